@@ -1,0 +1,20 @@
+"""minitorch_dist: how deep learning is trained at scale, small enough to read.
+
+    import minitorch_dist as mt
+    x = mt.tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward()
+    x.grad                          # tensor([2., 4.])
+"""
+
+from . import launch_env
+
+launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads the setting once
+
+from . import backend, ledger  # noqa: E402
+from .autodiff import *  # noqa: E402, F403
+from .autodiff import __all__ as _autodiff  # noqa: E402
+from .autodiff.ops import *  # noqa: E402, F403
+from .autodiff.ops import __all__ as _ops  # noqa: E402
+
+__version__ = "0.1.0"
+__all__ = [*_autodiff, *_ops, "backend", "ledger"]

@@ -1,0 +1,82 @@
+"""The two fast paths: ops of one and of two inputs on eager tensors.
+
+`record` in tensor.py can do all that these do; it costs twice as much per op.
+Each op gets a function made once, with its table entry unpacked into locals.
+Anything but eager tensors and plain numbers goes the general way, by `bind`.
+"""
+
+from ..backend import xp
+from .primitive import TRACED, Primitive, bind, state
+from .tensor import Node, Tensor
+
+# Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
+PLAIN = frozenset((float, int, bool, xp.ndarray, *(xp.dtype(c).type for c in "?bBhHiIlLqQefd")))
+
+
+def unary(name, forward, rule, doc):
+    """Enter an elementwise op of one input into the table; returns the function that users call."""
+    primitive = Primitive(name, forward, x=rule)
+    needs, = primitive.needs
+    keeps_ans, keeps_x = 0 in needs, 1 in needs
+
+    def op(x):
+        if x.__class__ is not Tensor:
+            return bind(primitive, (x,)) if x.__class__ in TRACED else forward(x)
+        a, parent = x.data, x.node
+        out = forward(a)
+        if parent is None or rule is None or state.off >= 0:
+            return Tensor(out)
+        saved = (out if keeps_ans else None, a if keeps_x else None)
+        return Tensor(out, Node(primitive, (parent,), saved, out.shape, out.dtype))
+
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = doc
+    return op
+
+
+def binary(name, forward, x_rule, y_rule, doc):
+    """Enter a broadcasting elementwise op of two inputs; returns the function that users call."""
+    primitive = Primitive(name, forward, "x y", broadcasts=True, x=x_rule, y=y_rule)
+    for_x, for_y = primitive.needs
+    for_both = for_x | for_y
+    x_ans, x_x, x_y = (i in for_x for i in range(3))
+    y_ans, y_x, y_y = (i in for_y for i in range(3))
+    b_ans, b_x, b_y = (i in for_both for i in range(3))
+    constant = x_rule is None and y_rule is None
+
+    def op(x, y):
+        if x.__class__ is Tensor:
+            a, p = x.data, x.node
+            if y.__class__ is Tensor:
+                b, q = y.data, y.node
+            elif y.__class__ in PLAIN:
+                b, q = y, None
+            else:
+                return bind(primitive, (x, operand(name, y)))
+        elif y.__class__ is Tensor and x.__class__ in PLAIN:
+            a, p, b, q = x, None, y.data, y.node
+        else:
+            return bind(primitive, (operand(name, x), operand(name, y)))
+        out = forward(a, b)
+        if (p is None and q is None) or constant or state.off >= 0:
+            return Tensor(out)
+        if q is None:
+            saved = (out if x_ans else None, a if x_x else None, b if x_y else None)
+        elif p is None:
+            saved = (out if y_ans else None, a if y_x else None, b if y_y else None)
+        else:
+            saved = (out if b_ans else None, a if b_x else None, b if b_y else None)
+        return Tensor(out, Node(primitive, (p, q), saved, out.shape, out.dtype))
+
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = doc
+    return op
+
+
+def operand(name, value):
+    """A binary op's operand: traced and plain values as they are, sequences as arrays."""
+    if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__"):
+        return value
+    if isinstance(value, (list, tuple)):
+        return xp.asarray(value)
+    raise TypeError(f"{name}: can't take a {type(value).__name__}; give a Tensor, an array or a number")

@@ -1,0 +1,65 @@
+"""Matrix products."""
+
+from ...backend import xp
+from ..primitive import LinearOp, Primitive, bind
+from .reduction import sum
+from .shape import reshape, swap_last
+
+matmul_by_right = LinearOp("matmul(·, y)", lambda t, y: matmul(t, y), lambda c, y: matmul(c, swap_last(y)))
+matmul_by_left = LinearOp("matmul(x, ·)", lambda t, x: matmul(x, t), lambda c, x: matmul(swap_last(x), c))
+
+_matmul = Primitive("matmul", xp.matmul, "x y", broadcasts=True,
+                    x=lambda y: (matmul_by_right, y), y=lambda x: (matmul_by_left, x))
+
+
+def matmul(x, y):
+    """x @ y in every rank that NumPy allows: (…, m, k) @ (…, k, n), leading axes broadcast; a
+    vector on the left is a row, on the right a column, and the axis it lent is dropped again."""
+    left, right = len(x.shape), len(y.shape)
+    if left > 1 and right > 1:
+        return bind(_matmul, (x, y))
+    if not left or not right:
+        raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
+    out = bind(_matmul, (reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y))
+    shape = out.shape
+    if right == 1:
+        shape = shape[:-1]
+    if left == 1:
+        shape = shape[:-1] if right == 1 else (*shape[:-2], shape[-1])
+    return reshape(out, shape)
+
+
+# ---------------------------------------------------------------- y = x Wᵀ + b, fused
+
+def _linear_forward(x, weight, bias):
+    if x.ndim == 0 or x.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
+        raise ValueError(f"linear: x {x.shape}, weight {weight.shape} (out, in) and bias {bias.shape} (out) don't fit: "
+                         f"the last axis of x must be {weight.shape[-1]}")
+    out = xp.matmul(x, weight.T)
+    out += bias
+    return out
+
+
+def _linear_pullback(ct, wanted, x, weight):
+    flat = ct.reshape(-1, ct.shape[-1])
+    return (xp.matmul(ct, weight) if wanted[0] else None,
+            xp.matmul(flat.T, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
+            flat.sum(axis=0) if wanted[2] else None)
+
+
+_linear = Primitive("linear", _linear_forward, "x weight bias",
+                    definition=lambda x, weight, bias: matmul(x, swap_last(weight)) + bias, pullback=_linear_pullback)
+
+
+def linear(x, weight, bias=None):
+    """x Wᵀ + b: x (…, in), weight (out, in), bias (out) or None -> (…, out), as in torch.
+
+    Fused: the bias is added in place, and backward makes the three gradients
+    together and none that nobody wants (a first layer's x).
+    """
+    return matmul(x, swap_last(weight)) if bias is None else bind(_linear, (x, weight, bias))
+
+
+def dot(x, y):
+    """Σ x·y over all elements of two arrays of one shape."""
+    return sum(x * y)

@@ -1,0 +1,304 @@
+"""Reverse mode: the backward pass.
+
+The whole idea on numbers, before arrays, dtypes and safety come in:
+
+    >>> class Value:
+    ...     def __init__(self, data, parents=(), slopes=()):
+    ...         self.data, self.parents, self.slopes, self.grad = data, parents, slopes, 0.0
+    ...     def __add__(self, other):
+    ...         return Value(self.data + other.data, (self, other), (1.0, 1.0))
+    ...     def __mul__(self, other):
+    ...         return Value(self.data * other.data, (self, other), (other.data, self.data))
+    >>> def backward(output):
+    ...     uses, stack = {output: 0}, [output]         # 1. how often is each value used?
+    ...     while stack:
+    ...         for parent in stack.pop().parents:
+    ...             if parent not in uses:
+    ...                 uses[parent] = 0
+    ...                 stack.append(parent)
+    ...             uses[parent] += 1
+    ...     output.grad, ready = 1.0, [output]          # 2. each value after all its users
+    ...     while ready:
+    ...         value = ready.pop()
+    ...         for parent, slope in zip(value.parents, value.slopes):
+    ...             parent.grad += slope * value.grad   #    the chain rule: sum over the paths
+    ...             uses[parent] -= 1
+    ...             if uses[parent] == 0:
+    ...                 ready.append(parent)
+    >>> x = Value(3.0); y = x * x + x
+    >>> backward(y); x.grad                             # d(x² + x)/dx = 2x + 1
+    7.0
+
+Why count uses? A value's gradient is complete only when every path through it
+has arrived. Passing it on earlier would pass on a part of the sum.
+
+`run` below is the same loop on arrays: the slope has become a LinearOp with a
+residual, multiplying by it the LinearOp's transpose.
+"""
+
+from ..backend import module_of, xp
+from .ops.elementwise import astype
+from .ops.reduction import unbroadcast
+from .primitive import TRACED, LinearOp, aux_of, lower, state
+from .tensor import Leaf, Lifted, Node, Tensor, outputs, wrap
+from .writes import log, wrote
+
+FREED = ("freed",)      # what a node's saved values become after backward has used them
+
+
+def backward_from(output, gradient, retain, create):
+    """Tensor.backward: check the cotangent, run the loop, leave gradients on the leaves."""
+    if output.node is None:
+        raise RuntimeError("backward on a tensor that no gradient reaches: no input had requires_grad, "
+                           "or it was made under no_grad()")
+    if gradient is None:
+        if output.size != 1:
+            raise RuntimeError(f"backward on a tensor of shape {output.shape}: only a one-element tensor has a "
+                               "gradient of its own; pass gradient=, or take .sum() first")
+        gradient = module_of(output.data).ones(output.shape, output.dtype)
+    elif not create:
+        gradient = lower(gradient)
+    check_cotangent(gradient, output.shape, output.dtype)
+
+    outer, state.callbacks = state.callbacks, []
+    try:
+        run([(output.node, gradient)], retain, create)
+        for callback in state.callbacks:
+            callback()
+    finally:
+        state.callbacks = outer
+
+
+def at_end_of_backward(callback):
+    """From a gradient hook: run callback() once, when the backward pass now under way is through."""
+    if state.callbacks is None:
+        raise RuntimeError("at_end_of_backward outside of a backward pass")
+    if callback not in state.callbacks:
+        state.callbacks.append(callback)
+
+
+def check_cotangent(ct, shape, dtype):
+    """Raise unless a cotangent has its value's shape and dtype."""
+    if getattr(ct, "shape", None) != shape or ct.dtype != dtype:
+        got = f"shape {ct.shape} and dtype {ct.dtype}" if hasattr(ct, "dtype") else f"a {type(ct).__name__}"
+        raise ValueError(f"the cotangent has {got}, the value has shape {shape} and dtype {dtype}: they must be equal")
+
+
+def run(seeds, retain=False, create=False, into=None):
+    """Walk the tape from `seeds` [(node, cotangent)], each node after all its users, without recursion.
+
+    retain  keep saved values for another pass
+    create  cotangents are recorded: saved arrays come back as tensors
+    into    {leaf: cotangent} to fill (functional transforms); None stores gradients on the leaves' tensors
+    """
+    uses = count_uses(seeds)
+    cts = {}
+    for node, ct in seeds:
+        cts[node] = cts[node] + ct if node in cts else ct
+    ready = []
+    own = set()     # leaves whose cotangent is a new array, so that it need not be copied to be kept
+    for node in list(cts):
+        if uses[node] == 0:
+            if node.primitive is None:
+                finish_leaf(node, cts.pop(node), False, create, into)
+            else:
+                ready.append(node)
+
+    while ready:
+        node = ready.pop()
+        ct = cts.pop(node, None)
+        saved, primitive = node.saved, node.primitive
+        if saved is FREED:
+            raise RuntimeError(f"backward through {primitive.name!r} a second time, but what it needs was freed "
+                               "after the first: pass retain_graph=True to the first")
+        if log.newest > node.date:
+            check_stale(node)
+        if ct is not None:
+            if create:
+                saved = revive(node)
+            rules = primitive.rules if primitive.pullback is None else fused_rules(node, saved, ct)
+        i = 0
+        for parent in node.parents:
+            if parent is not None:
+                if ct is not None:
+                    linear, residual = rules[i](saved)
+                    g = linear.transpose(ct, residual)
+                    if g is not None:
+                        if g.shape != parent.shape or g.dtype != parent.dtype:
+                            g = fit(g, parent)
+                        if parent in cts:
+                            cts[parent] = cts[parent] + g
+                            own.add(parent)
+                        else:
+                            cts[parent] = g
+                            if linear.fresh and parent.primitive is None:
+                                own.add(parent)
+                uses[parent] -= 1
+                if not uses[parent]:
+                    if parent.primitive is None:    # at once, so that a hook runs as soon as its gradient is complete
+                        if parent in cts:
+                            finish_leaf(parent, cts.pop(parent), parent in own, create, into)
+                    else:
+                        ready.append(parent)
+            i += 1
+        if not retain:
+            node.saved = FREED
+
+
+def count_uses(seeds):
+    """{node: how many of the nodes between it and the seeds use it}."""
+    uses, stack = {}, []
+    for node, _ in seeds:
+        if node not in uses:
+            uses[node] = 0
+            stack.append(node)
+    while stack:
+        for parent in stack.pop().parents:
+            if parent is not None:
+                if parent in uses:
+                    uses[parent] += 1
+                else:
+                    uses[parent] = 1
+                    stack.append(parent)
+    return uses
+
+
+def fit(ct, parent):
+    """The one place where broadcasting is undone and dtypes are cast back."""
+    if parent.shape is None:        # the node of a multi-output op takes a Bundle
+        return ct
+    if ct.shape != parent.shape:
+        ct = unbroadcast(ct, parent.shape)
+    return ct if ct.dtype == parent.dtype else astype(ct, parent.dtype)
+
+
+# ---------------------------------------------------------------- leaves
+
+def finish_leaf(leaf, ct, owned, create, into):
+    """A leaf's last contribution has arrived: keep the sum, then run the hooks."""
+    if into is not None:
+        into[leaf] = ct
+        return
+    tensor = leaf.tensor()
+    if tensor is None:              # nobody can see this gradient any more
+        return
+    if create:
+        tensor._grad = ct if tensor.grad is None else tensor.grad + ct
+    else:
+        accumulate(tensor, ct, owned)
+    for hook in leaf.hooks or ():
+        hook(tensor)
+
+
+def accumulate(tensor, ct, owned):
+    """tensor.grad += ct, in place; the first one goes into the leaf's grad_view where it has one."""
+    grad, view = tensor.grad, tensor.node.grad_view
+    if grad is not None:
+        target = grad.data
+        xp.add(target, ct, out=target)
+    elif view is not None:
+        target = view
+        target[...] = ct
+        tensor._grad = Tensor(view)
+    else:
+        # A gradient is an array of its own: what is shared, or a scalar that can't be written, is copied.
+        tensor._grad = Tensor(ct if owned and not isinstance(ct, xp.generic) else module_of(ct).array(ct))
+        return
+    wrote(target, "gradient accumulation")
+
+
+# ---------------------------------------------------------------- saved values
+
+def check_stale(node):
+    """Raise if one of the node's saved arrays was written after the node was made."""
+    for name, value in zip(node.primitive.layout, node.saved, strict=False):
+        value = lower(value)
+        if hasattr(value, "strides"):
+            write = log.since(value, node.date)
+            if write:
+                raise RuntimeError(
+                    f"the backward of {node.primitive.name!r} needs its {name!r} of shape {value.shape}, but "
+                    f"{write[1]} has overwritten it since: call backward() before the write, or give the op a copy")
+
+
+def revive(node):
+    """The saved values as tensors on the tape again, so that rules evaluated on them are recorded."""
+    saved = list(node.saved)
+    if saved[0] is not None:
+        if node.primitive.multi:
+            saved[0] = outputs(node, saved[0], 0)
+        else:
+            saved[0] = Tensor(saved[0], node)
+    for i, parent in enumerate(node.parents, 1):
+        if parent is not None and saved[i] is not None:
+            saved[i] = Tensor(saved[i], parent)
+    return saved
+
+
+# ---------------------------------------------------------------- fused ops
+
+GIVEN = LinearOp("given", None, lambda ct, g: g)     # a pullback has already worked out the cotangent
+
+
+def fused_rules(node, saved, ct):
+    """A fused op's cotangents, all at once: by its kernel on raw arrays, else by its definition."""
+    primitive = node.primitive
+    n = len(primitive.inputs)
+    inputs = saved[1:1 + n]
+    wanted = tuple(p is not None for p in node.parents)
+    if ct.__class__ in TRACED or any(x.__class__ in TRACED for x in inputs):
+        if primitive.definition is None:
+            raise RuntimeError(f"{primitive.name!r} has no definition in ordinary ops, so it can be "
+                               "differentiated once only")
+        params = saved[1 + n:-1] if primitive.aux else saved[1 + n:]
+        gs = pull_definition(primitive.definition, inputs, params, wanted, ct)
+    else:
+        gs = primitive.pullback(ct, wanted, saved)
+    return [(lambda _, g=g: (GIVEN, g)) for g in gs]
+
+
+def pull_definition(definition, inputs, params, wanted, ct):
+    """Cotangents of the inputs through a definition in ordinary ops, at a level of its own."""
+    with new_level() as level:
+        leaves = [Leaf(x.shape, x.dtype) if w else None for x, w in zip(inputs, wanted, strict=True)]
+        out = definition(*[x if leaf is None else Lifted(x, leaf, level)
+                           for x, leaf in zip(inputs, leaves, strict=True)], *params)
+    found = {}
+    run([(out.node, ct)], retain=True, into=found)
+    return [None if leaf is None else found.get(leaf) for leaf in leaves]
+
+
+class new_level:
+    """Enter a functional transform: values lifted to the new level are told apart from all outer ones."""
+
+    def __enter__(self):
+        state.level += 1
+        return state.level
+
+    def __exit__(self, *exc):
+        state.level -= 1
+
+
+class no_grad:
+    """Record nothing inside the block (also a decorator). A transform begun inside still differentiates."""
+
+    def __enter__(self):
+        self.outer, state.off = state.off, state.level
+
+    def __exit__(self, *exc):
+        state.off = self.outer
+
+    def __call__(self, function):
+        def wrapped(*args, **kwargs):
+            with no_grad():
+                return function(*args, **kwargs)
+        wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+        return wrapped
+
+
+def is_grad_enabled():
+    """Whether ops on tensors are being recorded here."""
+    return state.off < state.level
+
+
+__all__ = ["Node", "aux_of", "at_end_of_backward", "backward_from", "is_grad_enabled", "new_level", "no_grad", "wrap"]

@@ -1,0 +1,278 @@
+"""Tensor: an array, the tape's node that made it, and a gradient."""
+
+import weakref
+
+from ..backend import ARRAY_TYPES, module_of, xp
+from .primitive import TRACED, Traced, aux_of, bind, lower, state
+from .writes import tick, wrote
+
+FLOATING = "f"
+
+
+class Node:
+    """One recorded op: what was applied, to whom, and what its rules will want to know.
+
+    `saved` is laid out as primitive.layout: [ans, inputs …, params …, aux], None where no rule asks.
+    """
+
+    __slots__ = ("primitive", "parents", "saved", "shape", "dtype", "date", "__weakref__")
+
+    def __init__(self, primitive, parents, saved, shape, dtype):
+        self.primitive, self.parents, self.saved = primitive, parents, saved
+        self.shape, self.dtype, self.date = shape, dtype, tick()
+
+
+class Leaf:
+    """The tape's end: a tensor that wants a gradient.
+
+    It holds its tensor weakly, so that tensor → leaf is no cycle. `grad_view`,
+    where set, is the array that the gradient must live in (a slice of a flat
+    buffer), and `flat` the buffer that it is a slice of.
+    """
+
+    __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_view", "flat", "__weakref__")
+    primitive, parents = None, ()
+
+    def __init__(self, shape, dtype, tensor=None):
+        self.shape, self.dtype = shape, dtype
+        self.tensor = weakref.ref(tensor) if tensor is not None else None
+        self.hooks = self.grad_view = self.flat = None
+
+
+class Tensor(Traced):
+    """An array that can be differentiated.
+
+    data   the array (numpy or cupy); of a leaf it may be written under no_grad, never rebound
+    node   None where nothing is recorded, a Leaf, or the Node of the op that made it
+
+    Made by `tensor` (copies), `from_numpy` (aliases) or by ops. `y.backward()`
+    adds dy/dx to `x.grad` of every leaf x.
+    """
+
+    __slots__ = ("data", "node", "_grad", "__weakref__")
+
+    def __init__(self, data, node=None):
+        self.data = data
+        self.node = node
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+
+    def lowered(self):
+        return self.data
+
+    # ------------------------------------------------------------ gradients
+
+    @property
+    def requires_grad(self):
+        """Whether backward reaches this tensor."""
+        return self.node is not None
+
+    @property
+    def is_leaf(self):
+        """True for tensors that no recorded op made."""
+        return self.node is None or self.node.primitive is None
+
+    def requires_grad_(self, flag=True):
+        """Make this leaf want a gradient (or stop). Returns self. Only floating dtypes can."""
+        if not self.is_leaf:
+            raise RuntimeError(f"requires_grad_ on the result of {self.node.primitive.name!r}: use detach() first")
+        if flag and self.node is None:
+            if self.dtype.kind != FLOATING:
+                raise TypeError(f"a {self.dtype} tensor can't get a gradient: only floating dtypes can; "
+                                "cast it with .astype(np.float32)")
+            self.node = Leaf(self.shape, self.dtype, self)
+        elif not flag:
+            self.node = None
+        return self
+
+    @property
+    def grad(self):
+        """The accumulated gradient, a Tensor of the same shape and dtype, or None."""
+        try:
+            return self._grad
+        except AttributeError:      # the slot is filled on first use: interior tensors never pay for it
+            return None
+
+    @grad.setter
+    def grad(self, value):
+        if value is not None:
+            value = value if isinstance(value, Tensor) else Tensor(value)
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} for a tensor of shape "
+                                 f"{self.shape} and dtype {self.dtype}: they must be equal")
+        self._grad = value
+
+    def backward(self, gradient=None, retain_graph=False, create_graph=False):
+        """Add d(self)/d(leaf) to `.grad` of every leaf below.
+
+        gradient      cotangent of self's shape and dtype; may be left out for one-element tensors (1)
+        retain_graph  keep what backward needs, for a second call
+        create_graph  make the gradients differentiable themselves (implies retain_graph)
+        """
+        from .reverse import backward_from
+        backward_from(self, gradient, retain_graph or create_graph, create_graph)
+
+    def register_post_accumulate_grad_hook(self, hook):
+        """Call hook(self) whenever a backward pass has added its last contribution to self.grad.
+
+        This is how buckets learn that a gradient is ready. Returns a function that removes the hook.
+        """
+        if not self.is_leaf or self.node is None:
+            raise RuntimeError("only a leaf that requires grad can have a post-accumulate-grad hook")
+        self.node.hooks = (self.node.hooks or ()) + (hook,)
+
+        def remove(leaf=self.node):
+            leaf.hooks = tuple(h for h in leaf.hooks if h is not hook)
+        return remove
+
+    def detach(self):
+        """The same array, off the tape. Writes to one are seen in the other."""
+        return Tensor(self.data)
+
+    # ------------------------------------------------------------ values
+
+    def numpy(self):
+        """A read-only view of the values as a NumPy array (from a GPU: a copy)."""
+        data = self.data.get() if hasattr(self.data, "get") else self.data
+        view = xp.asarray(data).view()
+        view.flags.writeable = False
+        return view
+
+    def item(self):
+        """The value of a one-element tensor as a Python number."""
+        return self.data.item()
+
+    def tolist(self):
+        """The values as nested Python lists."""
+        return self.data.tolist()
+
+    def __setitem__(self, index, value):
+        """Write in place; only outside recording. While recording, x.at[i].set(v) gives a new tensor."""
+        if state.off < state.level and (self.node is not None or getattr(value, "node", None) is not None):
+            raise RuntimeError("in-place assignment to a tensor that is being differentiated: "
+                               "use x = x.at[index].set(value), or write under no_grad()")
+        if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
+            raise TypeError(f"{type(self.data).__name__} can't be written in place")
+        self.data[lower(index)] = lower(value)
+        wrote(self.data, "in-place assignment")
+
+    def __repr__(self):
+        values = xp.array2string(self.numpy(), separator=", ", prefix="tensor(", threshold=100)
+        kind = "" if self.dtype in (xp.float32, xp.int64, xp.bool_) else f", dtype={self.dtype}"
+        made = "" if self.node is None else ", requires_grad" if self.is_leaf else f", from {self.node.primitive.name}"
+        return f"tensor({values}{kind}{made})"
+
+    def __deepcopy__(self, memo):
+        if not self.is_leaf:
+            raise RuntimeError("only leaf tensors can be deep-copied: use detach() first")
+        twin = Tensor(self.data.copy())
+        if self.node is not None:
+            twin.requires_grad_()
+        if self.grad is not None:
+            twin.grad = Tensor(self.grad.data.copy())
+        memo[id(self)] = twin
+        return twin
+
+    def __reduce__(self):
+        return _restore, (self.numpy().copy(), self.requires_grad and self.is_leaf)
+
+    @staticmethod
+    def process(primitive, args, params, level):
+        return record(primitive, args, params, level)
+
+
+class Lifted(Tensor):
+    """A tape value of a functional transform; its data may be any value of a lower level."""
+
+    __slots__ = ("level",)
+
+    def __init__(self, data, node, level):
+        self.data, self.node, self.level = data, node, level
+
+    def numpy(self):
+        raise TypeError("a value inside a transform (grad, vjp, …) has no fixed numbers to hand out; "
+                        "return it from the function instead")
+
+    def __repr__(self):
+        return f"Lifted({self.data!r}, level={self.level})"
+
+
+def _restore(array, requires_grad):
+    return Tensor(array).requires_grad_() if requires_grad else Tensor(array)
+
+
+def tensor(values, dtype=None, requires_grad=False):
+    """A Tensor holding a COPY of `values` (nested lists, numbers, an array, a Tensor).
+
+    dtype: given, or the array's own; Python floats become float32, Python ints int64 (torch's defaults).
+    """
+    values = lower(values)
+    if dtype is None and not hasattr(values, "dtype"):
+        dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)
+    array = module_of(values).array(values, dtype=dtype) if hasattr(values, "dtype") else xp.array(values, dtype=dtype)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"tensor of dtype {array.dtype}: only floating, integer and bool arrays can be tensors")
+    return Tensor(array).requires_grad_() if requires_grad else Tensor(array)
+
+
+def from_numpy(array):
+    """A Tensor that SHARES memory with `array`. Writes made through NumPy are not seen by the
+    tape's staleness check: write through the Tensor, or use `tensor` for a copy."""
+    if not isinstance(array, xp.ndarray):
+        raise TypeError(f"from_numpy takes a NumPy array, got {type(array).__name__}")
+    return Tensor(array)
+
+
+# ---------------------------------------------------------------- recording
+
+def wrap(out, node, level):
+    """`out` as a tape value of `level`."""
+    return Tensor(out, node) if level == 0 else Lifted(out, node, level)
+
+
+def record(primitive, args, params, level):
+    """Apply a primitive to tape values of `level` and write it on the tape: the general path."""
+    raw, parents = [], []
+    live = state.off < level
+    for a in args:
+        traced_here = a.__class__ in TRACED and a.level == level
+        raw.append(a.data if traced_here else a)
+        parents.append(a.node if traced_here and live else None)
+    deeper = any(r.__class__ in TRACED for r in raw)
+    if deeper and primitive.definition:
+        return primitive.definition(*args, *params)
+
+    aux = None
+    if deeper:
+        out = bind(primitive, raw, params)
+        if primitive.aux:
+            aux = aux_of(primitive, raw, params)
+    else:
+        out = primitive.forward(*raw, *params)
+        if primitive.aux:
+            out, aux = out
+
+    need = frozenset()
+    for i, differentiable in enumerate(primitive.differentiable):
+        if not differentiable:
+            parents[i] = None
+        elif parents[i] is not None:
+            need |= primitive.needs[i]
+    if not any(primitive.differentiable) and level:
+        return out                      # piecewise constant: it belongs to the level below
+    if all(p is None for p in parents):
+        return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
+
+    everything = (out, *raw, *params) + ((aux,) if primitive.aux else ())
+    saved = tuple(v if i in need else None for i, v in enumerate(everything))
+    if primitive.multi:
+        return outputs(Node(primitive, parents, saved, None, None), out, level)
+    return wrap(out, Node(primitive, parents, saved, out.shape, out.dtype), level)
+
+
+def outputs(node, values, level):
+    """The tape values of a node with several outputs: each one picks its place out of the node."""
+    from .ops.shape import PICK
+    return tuple(wrap(v, Node(PICK, (node,), (None, None, k, len(values)), v.shape, v.dtype), level)
+                 for k, v in enumerate(values))

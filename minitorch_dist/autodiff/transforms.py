@@ -1,0 +1,128 @@
+"""Derivatives of functions: vjp, jvp, grad, value_and_grad.
+
+They take functions of arrays (or of nested tuples, lists and dicts of arrays),
+nest in any order to any depth, and leave no trace on the arrays.
+"""
+
+from ..backend import module_of, xp
+from .forward import Dual
+from .primitive import TRACED, lower
+from .reverse import check_cotangent, new_level, run
+from .tensor import Leaf, Lifted
+from .tree import flatten
+
+
+def _array(value, what):
+    """A differentiable input as a floating array or traced value; Python floats become float64 arrays."""
+    if value.__class__ not in TRACED and not hasattr(value, "dtype"):
+        value = xp.asarray(value)
+    if value.dtype.kind != "f":
+        raise TypeError(f"{what} has dtype {value.dtype}: only floating arrays can be differentiated; "
+                        "cast it, or leave it out with argnums")
+    return value
+
+
+def _zeros(value):
+    value = lower(value)
+    return module_of(value).zeros(value.shape, value.dtype)
+
+
+def _at_level(y, kind, level):
+    return y.__class__ is kind and y.level == level
+
+
+def vjp(f, *primals):
+    """(f(*primals), pull): pull(cotangents like the output) -> tuple of cotangents like the primals.
+
+    One reverse pass per call of pull, which may be called again. Raises
+    ValueError for a cotangent of another shape or dtype than the output's.
+    """
+    values, rebuild = flatten(primals)
+    values = [_array(v, f"input {i}") for i, v in enumerate(values)]
+    with new_level() as level:
+        leaves = [Leaf(v.shape, v.dtype) for v in values]
+        out = f(*rebuild([Lifted(v, leaf, level) for v, leaf in zip(values, leaves, strict=True)]))
+    outs, rebuild_out = flatten(out)
+    nodes = [y.node if _at_level(y, Lifted, level) else None for y in outs]
+    outs = [y.data if _at_level(y, Lifted, level) else y for y in outs]
+
+    def pull(cotangents):
+        cts, _ = flatten(cotangents)
+        if len(cts) != len(outs):
+            raise ValueError(f"the function has {len(outs)} outputs, got {len(cts)} cotangents")
+        for ct, y in zip(cts, outs, strict=True):
+            check_cotangent(ct, y.shape, y.dtype)
+        found = {}
+        run([(n, ct) for n, ct in zip(nodes, cts, strict=True) if n is not None], retain=True, into=found)
+        gs = [found.get(leaf) for leaf in leaves]
+        return rebuild([_zeros(v) if g is None else g for g, v in zip(gs, values, strict=True)])
+
+    return rebuild_out(outs), pull
+
+
+def jvp(f, primals, tangents):
+    """(f(*primals), its derivative along `tangents`): one forward pass, no tape. Both tuples of equal nesting.
+
+    Raises ValueError for a tangent of another shape or dtype than its primal's.
+    """
+    values, rebuild = flatten(tuple(primals))
+    directions, _ = flatten(tuple(tangents))
+    if len(values) != len(directions):
+        raise ValueError(f"{len(values)} primals, {len(directions)} tangents: there must be one for each")
+    values = [_array(v, f"primal {i}") for i, v in enumerate(values)]
+    directions = [_array(t, f"tangent {i}") for i, t in enumerate(directions)]
+    for t, v in zip(directions, values, strict=True):
+        if t.shape != v.shape or t.dtype != v.dtype:
+            raise ValueError(f"a tangent of shape {t.shape} and dtype {t.dtype} for a primal of shape {v.shape} and "
+                             f"dtype {v.dtype}: they must be equal")
+    with new_level() as level:
+        out = f(*rebuild([Dual(v, t, level) for v, t in zip(values, directions, strict=True)]))
+    outs, rebuild_out = flatten(out)
+    return (rebuild_out([y.primal if _at_level(y, Dual, level) else y for y in outs]),
+            rebuild_out([y.tangent if _at_level(y, Dual, level) else _zeros(y) for y in outs]))
+
+
+def value_and_grad(f, argnums=0, has_aux=False):
+    """A function that returns (f(…), gradient with respect to argument(s) argnums).
+
+    f must return one number (an array of one element); with has_aux, a pair
+    (number, anything), and the result is ((number, anything), gradient).
+    argnums: an int gives one gradient, a tuple of ints a tuple of gradients.
+    """
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def differentiated(*args, **kwargs):
+        extra = []
+
+        def of_chosen(*values):
+            full = list(args)
+            for i, v in zip(chosen, values, strict=True):
+                full[i] = v
+            out = f(*full, **kwargs)
+            if has_aux:
+                out, more = out
+                extra.append(more)
+            return out
+
+        y, pull = vjp(of_chosen, *[args[i] for i in chosen])
+        if getattr(y, "shape", None) is None or lower(y).size != 1:
+            raise TypeError(f"grad needs a function that returns one number, {getattr(f, '__name__', f)} returned "
+                            f"{'shape ' + str(y.shape) if hasattr(y, 'shape') else type(y).__name__}; use vjp or sum()")
+        grads = pull(module_of(lower(y)).ones(y.shape, y.dtype))
+        grads = grads[0] if isinstance(argnums, int) else grads
+        return ((y, extra[0]) if has_aux else y), grads
+
+    differentiated.__name__ = f"value_and_grad({getattr(f, '__name__', 'f')})"
+    return differentiated
+
+
+def grad(f, argnums=0, has_aux=False):
+    """A function that returns the gradient of f with respect to argument(s) argnums; see value_and_grad."""
+    both = value_and_grad(f, argnums, has_aux)
+
+    def differentiated(*args, **kwargs):
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    differentiated.__name__ = f"grad({getattr(f, '__name__', 'f')})"
+    return differentiated

@@ -1,0 +1,31 @@
+"""Nested tuples, lists and dicts of arrays: taken apart and put together again."""
+
+
+def flatten(tree):
+    """(leaves in order, rebuild): rebuild(leaves) gives the same nesting. Dicts go in key order; None has no leaves."""
+    if tree is None:
+        return [], lambda leaves: None
+    if isinstance(tree, dict):
+        keys, children = sorted(tree), [tree[k] for k in sorted(tree)]
+
+        def make(values):
+            return type(tree)(zip(keys, values, strict=True))
+    elif isinstance(tree, (tuple, list)):
+        children = list(tree)
+
+        def make(values):
+            return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    else:
+        return [tree], lambda leaves: leaves[0]
+
+    parts = [flatten(child) for child in children]
+    sizes = [len(leaves) for leaves, _ in parts]
+
+    def rebuild(leaves):
+        leaves, at, values = list(leaves), 0, []
+        for size, (_, build) in zip(sizes, parts, strict=True):
+            values.append(build(leaves[at:at + size]))
+            at += size
+        return make(values)
+
+    return [leaf for leaves, _ in parts for leaf in leaves], rebuild
