@@ -50,8 +50,7 @@ def push(primitive, args, params, level):
     tangent = None
     for a, dual, rule in zip(args, here, primitive.rules, strict=True):
         if dual and rule is not None:
-            linear, residual = rule(saved)
-            term = linear.apply(a.tangent, residual)
+            term = rule.linear.apply(a.tangent, rule.residual(saved))
             if primitive.multi:
                 tangent = term if tangent is None else tuple(t + s for t, s in zip(tangent, term, strict=True))
                 continue

@@ -3,19 +3,22 @@
 A Primitive names its forward on arrays and, for each input, a rule: which
 LinearOp, with which residual, is the derivative with respect to that input.
 
-    tanh = Primitive("tanh", np.tanh, x=lambda ans: (scale, 1 - ans * ans))
+    tanh = Primitive("tanh", np.tanh, x=(scale, lambda ans: 1 - ans * ans))
+    mul = Primitive("mul", np.multiply, "x y", x=(scale, "y"), y=(scale, "x"))
 
-reads "d tanh(x) = scale by 1 - ans²". Forward mode applies the LinearOp to a
-tangent; reverse mode applies its transpose to a cotangent. So a derivative is
-written once, and only the few LinearOps know how to be transposed.
+reads "d tanh(x) = scale by 1 - ans²", "d(x·y)/dx = scale by y". Forward mode
+applies the LinearOp to a tangent; reverse mode applies its transpose to a
+cotangent. So a derivative is written once, and only the few LinearOps know how
+to be transposed.
 
-The names of a rule's parameters say what must be kept for backward: inputs by
-their names, `ans` the output, `aux` the forward's side result, and the
-primitive's own constants (`params`). A rule that takes nothing is written as
-the pair itself, and an input without a rule has no derivative.
+A residual is a function, the name of a saved value ("shape axes": a tuple of
+two), or None. The names, and those of a function's parameters, say what must
+be kept for backward: inputs by their names, `ans` the output, `aux` the
+forward's side result, and the primitive's own constants (`params`). An input
+without a rule has no derivative.
 
-Rules use the same functions that users call. On raw arrays these run bare; on
-traced values they record: one rule gives first-order speed and any order.
+Residuals use the same functions that users call. On raw arrays these run bare;
+on traced values they record: one rule gives first-order speed and any order.
 """
 
 import inspect
@@ -54,6 +57,40 @@ class LinearOp:
         return f"<LinearOp {self.name}>"
 
 
+class Rule:
+    """The derivative with respect to one input: a LinearOp and how to work out its residual.
+
+    residual(saved)   from a node's saved values, or from all values in forward mode
+    pull(ct, saved)   the transpose applied to a cotangent; None stands for "pass it on as it is"
+    """
+
+    __slots__ = ("linear", "residual", "pull", "places")
+
+    def __init__(self, primitive, linear, residual):
+        self.linear, transpose = linear, linear.transpose
+        if residual is None or isinstance(residual, str):
+            names = (residual or "").split()
+        else:
+            names = list(inspect.signature(residual).parameters)
+        self.places = places = primitive.places(names)
+        # One Python call fewer per op in backward where the common shapes of a rule are composed here.
+        if residual is None:
+            self.residual = lambda saved: None
+            self.pull = None if linear.name == "same" else lambda ct, saved: transpose(ct, None)
+        elif len(places) == 1:
+            i, = places
+            if isinstance(residual, str):
+                self.residual = lambda saved: saved[i]
+                self.pull = lambda ct, saved: transpose(ct, saved[i])
+            else:
+                self.residual = lambda saved: residual(saved[i])
+                self.pull = lambda ct, saved: transpose(ct, residual(saved[i]))
+        else:
+            function = (lambda *values: values) if isinstance(residual, str) else residual
+            self.residual = lambda saved: function(*[saved[i] for i in places])
+            self.pull = lambda ct, saved: transpose(ct, function(*[saved[i] for i in places]))
+
+
 class Primitive:
     """One entry of the op table.
 
@@ -66,13 +103,13 @@ class Primitive:
                 the kernel cannot: in forward mode, and when backward is itself differentiated
     pullback    fused ops: (ct, wanted, …named values) -> one cotangent per input, None where
                 `wanted` is False
-    rules       per input: None, (LinearOp, residual) or a function that returns such a pair
+    rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
     A fused op has either rules or a pullback; without a definition it cannot be
     differentiated twice, and says so.
     """
 
-    __slots__ = ("name", "forward", "inputs", "rules", "needs", "aux", "multi",
+    __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
                  "definition", "pullback", "layout", "broadcasts")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
@@ -84,35 +121,21 @@ class Primitive:
         self.layout = ("ans", *self.inputs, *params.split()) + (("aux",) if aux else ())
         if unknown := set(rules) - set(self.inputs):
             raise TypeError(f"{name}: rules for {sorted(unknown)}, which are not among its inputs {self.inputs}")
-        chosen = [self._bind_rule(rules.get(i)) for i in self.inputs]
-        self.rules = tuple(rule for rule, _ in chosen)
-        self.needs = tuple(frozenset(places) for _, places in chosen)
+        self.rules = tuple(rules.get(i) and Rule(self, *rules[i]) for i in self.inputs)
+        self.needs = tuple(frozenset(rule.places) if rule else frozenset() for rule in self.rules)
+        self.pulls = tuple(rule and rule.pull for rule in self.rules)
+        self.fresh = tuple(rule is None or rule.linear.fresh for rule in self.rules)
         self.pullback = pullback and self._bind_pullback(pullback)
         OPS[name] = self
 
-    def _places(self, function, skip=0):
-        names = list(inspect.signature(function).parameters)[skip:]
+    def places(self, names):
+        """Where the named values stand in a node's list of saved values."""
         if unknown := [n for n in names if n not in self.layout]:
             raise TypeError(f"{self.name}: a rule asks for {unknown}; there is {', '.join(self.layout)}")
         return tuple(self.layout.index(n) for n in names)
 
-    def _bind_rule(self, rule):
-        """rule(named values) -> (f(saved), the places in `saved` that it reads)."""
-        if rule is None:
-            return None, ()
-        if isinstance(rule, tuple):
-            return (lambda saved: rule), ()
-        places = self._places(rule)
-        if len(places) == 1:
-            i, = places
-            return (lambda saved: rule(saved[i])), places
-        if len(places) == 2:
-            i, j = places
-            return (lambda saved: rule(saved[i], saved[j])), places
-        return (lambda saved: rule(*[saved[i] for i in places])), places
-
     def _bind_pullback(self, pullback):
-        places = self._places(pullback, skip=2)
+        places = self.places(list(inspect.signature(pullback).parameters)[2:])
         # The definition needs every input, should backward be differentiated.
         needed = frozenset(places) | frozenset(range(1, 1 + len(self.inputs)))
         self.needs = tuple(needed for _ in self.inputs)

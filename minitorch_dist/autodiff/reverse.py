@@ -39,8 +39,8 @@ residual, multiplying by it the LinearOp's transpose.
 from ..backend import module_of, xp
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
-from .primitive import TRACED, LinearOp, aux_of, lower, state
-from .tensor import Leaf, Lifted, Node, Tensor, outputs, wrap
+from .primitive import TRACED, lower, state
+from .tensor import Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
 
 FREED = ("freed",)      # what a node's saved values become after backward has used them
@@ -92,54 +92,48 @@ def run(seeds, retain=False, create=False, into=None):
     into    {leaf: cotangent} to fill (functional transforms); None stores gradients on the leaves' tensors
     """
     uses = count_uses(seeds)
-    cts = {}
+    partial = {}    # node -> the sum of the contributions that have arrived so far
     for node, ct in seeds:
-        cts[node] = cts[node] + ct if node in cts else ct
-    ready = []
-    own = set()     # leaves whose cotangent is a new array, so that it need not be copied to be kept
-    for node in list(cts):
-        if uses[node] == 0:
-            if node.primitive is None:
-                finish_leaf(node, cts.pop(node), False, create, into)
-            else:
-                ready.append(node)
+        partial[node] = partial[node] + ct if node in partial else ct
+    ready = []      # (node, complete cotangent; None where no gradient flows)
+    for node in [n for n in partial if not uses[n]]:
+        if node.primitive is None:
+            finish_leaf(node, partial.pop(node), False, create, into)
+        else:
+            ready.append((node, partial.pop(node)))
 
     while ready:
-        node = ready.pop()
-        ct = cts.pop(node, None)
+        node, ct = ready.pop()
         saved, primitive = node.saved, node.primitive
         if saved is FREED:
             raise RuntimeError(f"backward through {primitive.name!r} a second time, but what it needs was freed "
                                "after the first: pass retain_graph=True to the first")
         if log.newest > node.date:
             check_stale(node)
-        if ct is not None:
-            if create:
-                saved = revive(node)
-            rules = primitive.rules if primitive.pullback is None else fused_rules(node, saved, ct)
+        if create:
+            saved = revive(node)
+        pulls = primitive.pulls if primitive.pullback is None else fused_pulls(node, saved, ct)
         i = 0
         for parent in node.parents:
             if parent is not None:
+                g = None
                 if ct is not None:
-                    linear, residual = rules[i](saved)
-                    g = linear.transpose(ct, residual)
+                    pull = pulls[i]
+                    g = ct if pull is None else pull(ct, saved)
+                    if g is not None and (g.shape != parent.shape or g.dtype != parent.dtype):
+                        g = fit(g, parent)
+                summed = parent in partial
+                if summed:
+                    g = partial.pop(parent) if g is None else partial.pop(parent) + g
+                left = uses[parent] - 1
+                if left:
+                    uses[parent] = left
                     if g is not None:
-                        if g.shape != parent.shape or g.dtype != parent.dtype:
-                            g = fit(g, parent)
-                        if parent in cts:
-                            cts[parent] = cts[parent] + g
-                            own.add(parent)
-                        else:
-                            cts[parent] = g
-                            if linear.fresh and parent.primitive is None:
-                                own.add(parent)
-                uses[parent] -= 1
-                if not uses[parent]:
-                    if parent.primitive is None:    # at once, so that a hook runs as soon as its gradient is complete
-                        if parent in cts:
-                            finish_leaf(parent, cts.pop(parent), parent in own, create, into)
-                    else:
-                        ready.append(parent)
+                        partial[parent] = g
+                elif parent.primitive is not None:
+                    ready.append((parent, g))
+                elif g is not None:     # at once, so that a hook runs as soon as its gradient is complete
+                    finish_leaf(parent, g, summed or primitive.fresh[i], create, into)
             i += 1
         if not retain:
             node.saved = FREED
@@ -237,13 +231,12 @@ def revive(node):
 
 # ---------------------------------------------------------------- fused ops
 
-GIVEN = LinearOp("given", None, lambda ct, g: g)     # a pullback has already worked out the cotangent
-
-
-def fused_rules(node, saved, ct):
+def fused_pulls(node, saved, ct):
     """A fused op's cotangents, all at once: by its kernel on raw arrays, else by its definition."""
     primitive = node.primitive
     n = len(primitive.inputs)
+    if ct is None:
+        return (None,) * n
     inputs = saved[1:1 + n]
     wanted = tuple(p is not None for p in node.parents)
     if ct.__class__ in TRACED or any(x.__class__ in TRACED for x in inputs):
@@ -254,7 +247,7 @@ def fused_rules(node, saved, ct):
         gs = pull_definition(primitive.definition, inputs, params, wanted, ct)
     else:
         gs = primitive.pullback(ct, wanted, saved)
-    return [(lambda _, g=g: (GIVEN, g)) for g in gs]
+    return [(lambda ct, saved, g=g: g) for g in gs]     # what is left to pull is ready-made
 
 
 def pull_definition(definition, inputs, params, wanted, ct):
@@ -300,5 +293,3 @@ def is_grad_enabled():
     """Whether ops on tensors are being recorded here."""
     return state.off < state.level
 
-
-__all__ = ["Node", "aux_of", "at_end_of_backward", "backward_from", "is_grad_enabled", "new_level", "no_grad", "wrap"]

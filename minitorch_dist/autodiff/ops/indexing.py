@@ -25,11 +25,11 @@ def _scatter(x, index, shape):
 
 
 _gather = Primitive("getitem", lambda x, index, shape: x[index], params="index shape",
-                    x=lambda index, shape: (gathered, (index, shape)))
+                    x=(gathered, "index shape"))
 _scatter_add = Primitive("scatter_add", _scatter, params="index shape",
-                         x=lambda index, shape: (scattered, (index, shape)))
+                         x=(scattered, "index shape"))
 _along = Primitive("take_along_axis", lambda x, order, axis: xp.take_along_axis(x, order, axis), params="order axis",
-                   x=lambda order, axis: (ordered, (order, axis)))
+                   x=(ordered, "order axis"))
 
 
 def _sort_forward(x, axis):
@@ -37,7 +37,7 @@ def _sort_forward(x, axis):
     return xp.take_along_axis(x, order, axis), order
 
 
-_sort = Primitive("sort", _sort_forward, params="axis", aux=True, x=lambda aux, axis: (ordered, (aux, axis)))
+_sort = Primitive("sort", _sort_forward, params="axis", aux=True, x=(ordered, "aux axis"))
 
 
 def _plain(index):

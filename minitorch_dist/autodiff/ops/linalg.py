@@ -9,7 +9,7 @@ matmul_by_right = LinearOp("matmul(·, y)", lambda t, y: matmul(t, y), lambda c,
 matmul_by_left = LinearOp("matmul(x, ·)", lambda t, x: matmul(x, t), lambda c, x: matmul(swap_last(x), c))
 
 _matmul = Primitive("matmul", xp.matmul, "x y", broadcasts=True,
-                    x=lambda y: (matmul_by_right, y), y=lambda x: (matmul_by_left, x))
+                    x=(matmul_by_right, "y"), y=(matmul_by_left, "x"))
 
 
 def matmul(x, y):

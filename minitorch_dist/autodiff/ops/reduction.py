@@ -53,15 +53,15 @@ def _tie_weights(ans, x, axes):
 
 
 _sum = Primitive("sum", lambda x, shape, axes, keepdims: x.sum(axis=axes, keepdims=keepdims),
-                 params="shape axes keepdims", x=lambda shape, axes, keepdims: (summed, (shape, axes, keepdims)))
-_broadcast = Primitive("broadcast_to", _filled, params="old new", x=lambda old, new: (broadcasted, (old, new)))
+                 params="shape axes keepdims", x=(summed, "shape axes keepdims"))
+_broadcast = Primitive("broadcast_to", _filled, params="old new", x=(broadcasted, "old new"))
 
 
 def _extremum(name, method):
     return Primitive(
         name, lambda x, shape, axes, keepdims: getattr(x, method)(axis=axes, keepdims=keepdims),
         params="shape axes keepdims",
-        x=lambda ans, x, shape, axes, keepdims: (weighted, (_tie_weights(ans, x, axes), shape, axes, keepdims)))
+        x=(weighted, lambda ans, x, shape, axes, keepdims: (_tie_weights(ans, x, axes), shape, axes, keepdims)))
 
 
 _max = _extremum("max", "max")

@@ -57,8 +57,8 @@ def _among_zeros(t, r):
 # ---------------------------------------------------------------- primitives
 
 _reshape = Primitive("reshape", lambda x, old, new: x.reshape(new), params="old new",
-                     x=lambda old, new: (reshaped, (old, new)))
-_transpose = Primitive("transpose", lambda x, perm: x.transpose(perm), params="perm", x=lambda perm: (permuted, perm))
+                     x=(reshaped, "old new"))
+_transpose = Primitive("transpose", lambda x, perm: x.transpose(perm), params="perm", x=(permuted, "perm"))
 
 
 def _split_forward(x, sizes, axis, shape):
@@ -67,8 +67,8 @@ def _split_forward(x, sizes, axis, shape):
 
 
 _split = Primitive("split", _split_forward, params="sizes axis shape", multi=True,
-                   x=lambda sizes, axis, shape: (cut, (sizes, axis, shape)))
-PICK = Primitive("pick", None, params="k n", x=lambda k, n: (picked, (k, n)))
+                   x=(cut, "sizes axis shape"))
+PICK = Primitive("pick", None, params="k n", x=(picked, "k n"))
 
 
 class _Concatenate:
@@ -87,7 +87,7 @@ class _Concatenate:
 
     @staticmethod
     def rule(i):
-        return lambda sizes, axis: (placed, (i, sizes, axis))
+        return (placed, lambda sizes, axis: (i, sizes, axis))
 
 
 _concatenate = _Concatenate()
