@@ -10,11 +10,12 @@ from . import launch_env
 
 launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads the setting once
 
-from . import backend, ledger  # noqa: E402
+from . import backend, comm, data, ledger, nn, optim, parallel  # noqa: E402
 from .autodiff import *  # noqa: E402, F403
 from .autodiff import __all__ as _autodiff  # noqa: E402
 from .autodiff.ops import *  # noqa: E402, F403
 from .autodiff.ops import __all__ as _ops  # noqa: E402
+from .backend import manual_seed  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = [*_autodiff, *_ops, "backend", "ledger"]
+__all__ = [*_autodiff, *_ops, "backend", "comm", "data", "ledger", "manual_seed", "nn", "optim", "parallel"]

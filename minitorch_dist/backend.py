@@ -6,6 +6,9 @@ function that makes an array out of nothing must ask `module_of(x)` where.
 """
 
 import hashlib
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as xp
 
@@ -53,3 +56,77 @@ def stream(*key):
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     return xp.random.Generator(xp.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+class RandomState(threading.local):
+    """What the library's own draws are keyed by, besides the call: set by `manual_seed` and `random_scope`."""
+
+    seed = 0
+    draws = 0           # how many draws were made outside of any scope
+    scope = None        # the step now running
+    path = ()           # the module now running, kept by nn.Module
+
+
+random_state = RandomState()
+
+
+@dataclass
+class Scope:
+    """One step's random numbers: which rows of the global batch this process works on."""
+
+    seed: int
+    step: int
+    count: int          # samples in the global batch
+    rows: tuple         # (first, last+1) of them here
+    micro_shards: int
+    calls: dict         # module path -> draws so far
+
+
+def manual_seed(seed):
+    """Start the library's default stream of random numbers (initial values, dropout outside of a scope) anew."""
+    random_state.seed, random_state.draws = seed, 0
+
+
+def next_stream():
+    """The default stream's next generator. Same seed, same order of calls: same numbers."""
+    random_state.draws += 1
+    return stream("default", random_state.seed, random_state.draws)
+
+
+@contextmanager
+def random_scope(seed, step, count, rows, micro_shards=8):
+    """Key the random numbers of a training step by (seed, step, micro-shard, module path, call), never by rank.
+
+    The global batch of `count` samples is cut into `micro_shards` parts, each
+    with a stream of its own; this process works on `rows` = (first, last+1).
+    However many ranks share the batch, each sample meets the same numbers.
+    """
+    outer = random_state.scope
+    random_state.scope = Scope(seed, step, count, rows, micro_shards, {})
+    try:
+        yield
+    finally:
+        random_state.scope = outer
+
+
+def random_rows(shape):
+    """Uniform float32 in [0, 1) of the given shape, whose first axis runs over the samples here (or a multiple of
+    them: samples × positions). Inside a random_scope the numbers depend on the sample's place in the global batch."""
+    scope = random_state.scope
+    if scope is None:
+        return next_stream().random(shape, xp.float32)
+    call = scope.calls[random_state.path] = scope.calls.get(random_state.path, 0) + 1
+    first, last = scope.rows
+    key = (scope.seed, scope.step, *random_state.path, call)
+    if not shape or shape[0] % max(1, last - first) or last == first:
+        return stream("draw", "whole", *key).random(shape, xp.float32)
+    per_sample = shape[0] // (last - first)
+    out = xp.empty(shape, xp.float32)
+    for shard in range(scope.micro_shards):
+        begin, end = (scope.count * s // scope.micro_shards for s in (shard, shard + 1))
+        low, high = max(begin, first), min(end, last)
+        if low < high:      # drawn whole, then cut: the same numbers, whoever holds a part of the shard
+            drawn = stream("draw", shard, *key).random(((end - begin) * per_sample, *shape[1:]), xp.float32)
+            out[(low - first) * per_sample:(high - first) * per_sample] = \
+                drawn[(low - begin) * per_sample:(high - begin) * per_sample]
+    return out

@@ -1,0 +1,115 @@
+"""FlatBuffer: many tensors as views of one buffer.
+
+One object is gradient bucket, optimizer storage and shared window at once: what
+used to be a loop over parameters is one operation over one array.
+
+    params  |--- w1 ---|pad|- b1 -|pad|------ w2 ------|pad| … pad to 4,096
+    grads   |--- w1 ---|pad|- b1 -|pad|------ w2 ------|pad| …
+"""
+
+from dataclasses import dataclass
+
+from .autodiff.tensor import Tensor
+from .autodiff.writes import wrote
+from .backend import xp
+
+ALIGN = 16      # elements: each tensor starts on a cache line, and a GPU kernel may load 128 bits at a time
+BLOCK = 4096    # elements: norms are summed per block, and shards are cut between blocks
+
+
+def round_up(n, unit):
+    """The smallest multiple of unit that is at least n."""
+    return -(-n // unit) * unit
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where one tensor lives in a flat buffer: elements [start, stop), padded up to `end`."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+    end: int
+
+
+def layout(tensors):
+    """([Segment …], total): each tensor aligned to ALIGN elements, the total a multiple of BLOCK."""
+    segments, at = [], 0
+    for t in tensors:
+        size = t.data.size
+        segments.append(Segment(t, at, at + size, round_up(at + size, ALIGN)))
+        at = segments[-1].end
+    return segments, round_up(max(at, 1), BLOCK)
+
+
+class FlatBuffer:
+    """Move leaf tensors of one dtype into one array, and their gradients into another.
+
+    tensors  leaves that require grad; their values are kept, their storage is replaced by views
+    empty    empty(size, dtype) -> array for the gradients (e.g. Communicator.empty, which is collective)
+
+    Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
+    in the padding; each tensor's first gradient of a step is written into its
+    view of `grads`, later ones are added there.
+    """
+
+    def __init__(self, tensors, empty=xp.zeros):
+        tensors = list(tensors)
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1:
+            raise ValueError(f"a FlatBuffer holds tensors of one dtype, got {sorted(map(str, dtypes))}")
+        for t in tensors:
+            if not (t.is_leaf and t.requires_grad):
+                raise ValueError(f"a FlatBuffer holds leaves that require grad; one of shape {t.shape} is not")
+        self.dtype, = dtypes
+        self.segments, self.size = layout(tensors)
+        self.params = xp.zeros(self.size, self.dtype)
+        self.grads = empty(self.size, self.dtype)
+        self.grads[...] = 0
+        for s in self.segments:
+            self._adopt(s)
+
+    def _adopt(self, s):
+        tensor, grad = s.tensor, s.tensor.grad
+        view = self.params[s.start:s.stop].reshape(tensor.shape)
+        view[...] = tensor.data
+        tensor.data = view
+        tensor.node.grad_view = self.grads[s.start:s.stop].reshape(tensor.shape)
+        tensor.node.flat = self
+        if grad is not None:
+            tensor.node.grad_view[...] = grad.data
+            tensor.grad = Tensor(tensor.node.grad_view)
+
+    def collect(self, fill_missing):
+        """Make `grads` hold every tensor's gradient, those that users have replaced by hand too.
+
+        fill_missing  tensors without a gradient get one of zeros; otherwise only their stretch is zeroed
+        """
+        for s in self.segments:
+            grad, view = s.tensor.grad, s.tensor.node.grad_view
+            if grad is None:
+                view[...] = 0
+                wrote(view, "zeroing an unused gradient")
+                if fill_missing:
+                    s.tensor.grad = Tensor(view)
+            elif grad.data is not view:
+                view[...] = grad.data
+                wrote(view, "moving a gradient into its flat buffer")
+                s.tensor.grad = Tensor(view)
+
+    def zero_grad(self):
+        """Forget all gradients; the next backward overwrites them."""
+        for s in self.segments:
+            s.tensor.grad = None
+
+
+def flat_buffers(tensors):
+    """The FlatBuffers that hold the given leaves, in order of first use; those without one get new ones, one per dtype."""
+    tensors = list(tensors)
+    homeless = {}
+    for t in tensors:
+        if t.node.flat is None:
+            homeless.setdefault(t.dtype, []).append(t)
+    for group in homeless.values():
+        FlatBuffer(group)
+    return list({id(t.node.flat): t.node.flat for t in tensors}.values())

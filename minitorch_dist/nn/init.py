@@ -1,0 +1,52 @@
+"""Initial values. They come from the default random stream (backend.manual_seed), so every rank draws the same.
+
+Weights are (out, in, …); fan_in = in · receptive field, fan_out = out · receptive field.
+Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
+"""
+
+import math
+
+from ..backend import next_stream, xp
+
+
+def fans(shape):
+    """(fan_in, fan_out) of a weight of shape (out, in, *kernel)."""
+    if len(shape) < 2:
+        raise ValueError(f"a weight of shape {tuple(shape)} has no fan-in and fan-out: it needs two axes, (out, in, …)")
+    field = math.prod(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+def uniform(shape, bound, dtype=xp.float32):
+    """U(-bound, bound)."""
+    return next_stream().uniform(-bound, bound, shape).astype(dtype)
+
+
+def normal(shape, std, dtype=xp.float32):
+    """N(0, std²)."""
+    return (next_stream().standard_normal(shape) * std).astype(dtype)
+
+
+def he_normal(shape, dtype=xp.float32):
+    """N(0, 2/fan_in): keeps the variance of activations through ReLU layers."""
+    return normal(shape, math.sqrt(2 / fans(shape)[0]), dtype)
+
+
+def he_uniform(shape, dtype=xp.float32):
+    """U with variance 2/fan_in."""
+    return uniform(shape, math.sqrt(6 / fans(shape)[0]), dtype)
+
+
+def xavier_normal(shape, dtype=xp.float32):
+    """N(0, 2/(fan_in + fan_out)): keeps the variance both ways through linear or tanh layers."""
+    return normal(shape, math.sqrt(2 / sum(fans(shape))), dtype)
+
+
+def xavier_uniform(shape, dtype=xp.float32):
+    """U with variance 2/(fan_in + fan_out)."""
+    return uniform(shape, math.sqrt(6 / sum(fans(shape))), dtype)
+
+
+def torch_linear(shape, dtype=xp.float32):
+    """U(±1/√fan_in): what torch.nn.Linear starts from."""
+    return uniform(shape, 1 / math.sqrt(fans(shape)[0]), dtype)

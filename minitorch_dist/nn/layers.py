@@ -1,0 +1,107 @@
+"""Layers."""
+
+import math
+
+from .. import backend
+from ..autodiff import ops
+from ..backend import xp
+from . import init
+from .module import Module, Parameter
+
+
+class Linear(Module):
+    """y = x Wᵀ + b: (…, in_features) -> (…, out_features).
+
+    weight  (out_features, in_features), from `weight_init(shape, dtype)`; default torch's U(±1/√in)
+    bias    (out_features), U(±1/√in) as in torch; zeros where weight_init is given; None with bias=False
+    """
+
+    def __init__(self, in_features, out_features, bias=True, dtype=xp.float32, weight_init=None):
+        super().__init__()
+        shape = (out_features, in_features)
+        self.weight = Parameter((weight_init or init.torch_linear)(shape, dtype))
+        if bias:
+            self.bias = Parameter(xp.zeros(out_features, dtype) if weight_init
+                                  else init.uniform((out_features,), 1 / math.sqrt(in_features), dtype))
+        else:
+            self.bias = None
+
+    def forward(self, x):
+        return ops.linear(x, self.weight, self.bias)
+
+    def extra_repr(self):
+        out, inside = self.weight.shape
+        return f"{inside}, {out}" + ("" if self.bias is not None else ", bias=False")
+
+
+class ReLU(Module):
+    """max(x, 0)."""
+
+    def forward(self, x):
+        return ops.relu(x)
+
+
+class Tanh(Module):
+    """tanh x."""
+
+    def forward(self, x):
+        return ops.tanh(x)
+
+
+class Sigmoid(Module):
+    """1 / (1 + exp(-x))."""
+
+    def forward(self, x):
+        return ops.sigmoid(x)
+
+
+class LeakyReLU(Module):
+    """x where x > 0, else slope · x."""
+
+    def __init__(self, negative_slope=0.01):
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def forward(self, x):
+        return ops.relu(x) - self.negative_slope * ops.relu(-x)
+
+    def extra_repr(self):
+        return f"{self.negative_slope}"
+
+
+class GELU(Module):
+    """x · Φ(x) in the tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715 x³))). Source: Hendrycks & Gimpel 2016."""
+
+    def forward(self, x):
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (1.0 + ops.tanh(inner))
+
+
+class Flatten(Module):
+    """(n, …) -> (n, product of the rest)."""
+
+    def forward(self, x):
+        return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Dropout(Module):
+    """In training, zero each element with probability p and scale the rest by 1/(1-p); in evaluation, nothing.
+
+    Inside backend.random_scope the mask depends on the sample's place in the global batch, not on the rank.
+    Source: Srivastava et al. 2014.
+    """
+
+    def __init__(self, p=0.5):
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"Dropout: p is {p}; a probability to drop must be in [0, 1)")
+        self.p = p
+
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        keep = backend.random_rows(x.shape) >= self.p
+        return x * (keep / x.dtype.type(1 - self.p)).astype(x.dtype)
+
+    def extra_repr(self):
+        return f"p={self.p}"

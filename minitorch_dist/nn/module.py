@@ -1,0 +1,184 @@
+"""Module: a tree of layers with named parameters."""
+
+from .. import backend
+from ..autodiff.reverse import no_grad
+from ..autodiff.tensor import Tensor, tensor
+from ..autodiff.writes import wrote
+
+
+def Parameter(values, requires_grad=True):
+    """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters.
+
+    (In torch this is a class. Here any leaf that requires grad can be a parameter.)
+    """
+    return tensor(values, requires_grad=requires_grad)
+
+
+class Module:
+    """Base of all layers. Subclasses set parameters and sub-modules as attributes and write forward().
+
+    Names are attribute paths: "0.weight", "encoder.linear.bias". They are what
+    optimizers, checkpoints and sharding speak; the same tree gives the same
+    names in the same order on every rank.
+    """
+
+    def __init__(self):
+        for table in ("_parameters", "_buffers", "_modules"):
+            object.__setattr__(self, table, {})
+        object.__setattr__(self, "_name", "")
+        self.training = True
+
+    def __setattr__(self, name, value):
+        if "_modules" not in self.__dict__:
+            raise RuntimeError(f"{type(self).__name__}: call super().__init__() before setting attributes")
+        if isinstance(value, Module):
+            self.add_module(name, value)
+            return
+        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+            self._parameters[name] = value
+        elif name in self._parameters and value is not None:
+            raise TypeError(f"{type(self).__name__}.{name} is a parameter; to change its values write to it under "
+                            f"no_grad(), to replace it assign a leaf that requires grad, got {type(value).__name__}")
+        elif name in self._buffers:
+            self._buffers[name] = value
+        object.__setattr__(self, name, value)
+
+    def add_module(self, name, module):
+        """Register a sub-module. The name "" makes it transparent: its parameters keep their own names."""
+        self._modules[name] = module
+        object.__setattr__(module, "_name", name)
+        if name:
+            object.__setattr__(self, name, module)
+
+    def register_buffer(self, name, value):
+        """An array that belongs to the state but is not trained (running statistics, masks)."""
+        self._buffers[name] = value
+        object.__setattr__(self, name, value)
+
+    def forward(self, *inputs):
+        raise NotImplementedError(f"{type(self).__name__} has no forward()")
+
+    def __call__(self, *inputs, **options):
+        state = backend.random_state        # random numbers are keyed by the path of the module that draws them
+        outer = state.path
+        state.path = (*outer, self._name) if self._name else outer
+        try:
+            return self.forward(*inputs, **options)
+        finally:
+            state.path = outer
+
+    # ------------------------------------------------------------ the tree
+
+    def named_modules(self, prefix=""):
+        """(path, module) for this module and all below it, parents first."""
+        yield prefix, self
+        for name, module in self._modules.items():
+            yield from module.named_modules(_join(prefix, name))
+
+    def modules(self):
+        """All modules of the tree."""
+        return (module for _, module in self.named_modules())
+
+    def _named(self, table):
+        seen = set()
+        for prefix, module in self.named_modules():
+            for name, value in getattr(module, table).items():
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield _join(prefix, name), value
+
+    def named_parameters(self):
+        """(name, Tensor) of every parameter; one that is shared comes once, under its first name."""
+        return self._named("_parameters")
+
+    def parameters(self):
+        """Every parameter once."""
+        return (p for _, p in self.named_parameters())
+
+    def named_buffers(self):
+        """(name, array) of every buffer."""
+        return self._named("_buffers")
+
+    # ------------------------------------------------------------ state
+
+    def state_dict(self):
+        """{name: NumPy array} of all parameters and buffers, copied."""
+        state = {name: p.numpy().copy() for name, p in self.named_parameters()}
+        state.update((name, backend.xp.array(_array(b))) for name, b in self.named_buffers())
+        return state
+
+    def load_state_dict(self, state):
+        """Write {name: array} into the parameters and buffers; nothing is written unless everything fits.
+
+        Raises KeyError for missing or unknown names, ValueError for another shape or dtype.
+        """
+        targets = {name: p.data for name, p in self.named_parameters()}
+        targets.update((name, _array(b)) for name, b in self.named_buffers())
+        if missing := sorted(set(targets) - set(state)):
+            raise KeyError(f"load_state_dict: no values for {missing}")
+        if unknown := sorted(set(state) - set(targets)):
+            raise KeyError(f"load_state_dict: the model has no {unknown}; it has {sorted(targets)}")
+        values = {name: _array(state[name]) for name in targets}
+        for name, target in targets.items():
+            if values[name].shape != target.shape or values[name].dtype != target.dtype:
+                raise ValueError(f"load_state_dict: {name} has shape {target.shape} and dtype {target.dtype}, the values "
+                                 f"have shape {values[name].shape} and dtype {values[name].dtype}")
+        with no_grad():
+            for name, target in targets.items():
+                target[...] = values[name]
+                wrote(target, "load_state_dict")
+
+    def train(self, mode=True):
+        """Set training mode (dropout on) for the whole tree. Returns self."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self):
+        """Set evaluation mode for the whole tree. Returns self."""
+        return self.train(False)
+
+    def zero_grad(self):
+        """Forget all gradients."""
+        for p in self.parameters():
+            p.grad = None
+
+    def extra_repr(self):
+        """What the printed line says between the brackets."""
+        return ""
+
+    def __repr__(self):
+        head = f"{type(self).__name__}({self.extra_repr()}"
+        lines = [f"  ({name}): " + repr(module).replace("\n", "\n  ") for name, module in self._modules.items()]
+        return head + ("\n" + "\n".join(lines) + "\n)" if lines else ")")
+
+
+def _join(prefix, name):
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _array(value):
+    return value.data if isinstance(value, Tensor) else value
+
+
+class Sequential(Module):
+    """Modules one after another, named 0, 1, 2, …"""
+
+    def __init__(self, *layers):
+        super().__init__()
+        for i, layer in enumerate(layers):
+            self.add_module(str(i), layer)
+
+    def forward(self, x):
+        for layer in self._modules.values():
+            x = layer(x)
+        return x
+
+    def __iter__(self):
+        return iter(self._modules.values())
+
+    def __len__(self):
+        return len(self._modules)
+
+    def __getitem__(self, i):
+        return list(self._modules.values())[i]

@@ -1,0 +1,160 @@
+"""Optimizer: groups of parameters, run over flat storage in tiles that fit into the cache."""
+
+from dataclasses import dataclass
+
+from .. import ledger
+from ..autodiff.tensor import Tensor
+from ..autodiff.writes import wrote
+from ..backend import xp
+from ..flat import flat_buffers
+
+# Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
+# the second and later passes find them in the L2 cache. Measured on 16 M parameters: 134 ms whole, 61 ms tiled.
+TILE = 32_768
+
+
+@dataclass
+class Slot:
+    """One parameter's place: its segment of a flat buffer, its group, and how often it was updated."""
+
+    segment: object
+    group: dict
+    steps: int = 0
+
+
+class Optimizer:
+    """Base of SGD and Adam.
+
+    params    leaf tensors, or (name, tensor) pairs (named_parameters()), or a list of groups
+              {"params": …, "lr": …} whose other entries override the defaults
+    defaults  the settings of a group that doesn't say otherwise
+
+    The parameters move into FlatBuffers, unless they live in some already
+    (DistributedDataParallel puts them there); each state array is flat too.
+    A subclass names its state arrays and updates one tile.
+    """
+
+    state_names = ()
+
+    def __init__(self, params, defaults):
+        self.groups = [{**defaults, **group, "params": _tensors(group["params"])} for group in _groups(params)]
+        everything = [p for group in self.groups for p in group["params"]]
+        if not everything:
+            raise ValueError("an optimizer needs at least one parameter")
+        if len({id(p) for p in everything}) != len(everything):
+            raise ValueError("a parameter stands in two groups, or twice in one: each must be updated once")
+        for p in everything:
+            if not (p.is_leaf and p.requires_grad):
+                raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not")
+        self.flats = flat_buffers(everything)
+        self.state = [{name: xp.zeros(flat.size, flat.dtype) for name in self.state_names} for flat in self.flats]
+        group_of = {id(p): group for group in self.groups for p in group["params"]}
+        self.slots = [[Slot(s, group_of[id(s.tensor)]) for s in flat.segments if id(s.tensor) in group_of]
+                      for flat in self.flats]
+        self._scratch = {}
+
+    @property
+    def lr(self):
+        """The learning rate of the first group."""
+        return self.groups[0]["lr"]
+
+    def zero_grad(self):
+        """Forget all gradients."""
+        for group in self.groups:
+            for p in group["params"]:
+                p.grad = None
+
+    def step(self):
+        """Update every parameter that has a gradient, in place."""
+        for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+            for slot in slots:
+                if slot.segment.tensor.node.flat is not flat:
+                    raise RuntimeError("a parameter has moved to another flat buffer since this optimizer was made: "
+                                       "make the optimizer after wrapping the model (DistributedDataParallel)")
+            flat.collect(fill_missing=False)
+            for start, stop, group, steps in runs(slots):
+                for tile in range(start, stop, TILE):
+                    end = min(tile + TILE, stop)
+                    self.update(flat.params[tile:end], flat.grads[tile:end],
+                                {name: array[tile:end] for name, array in state.items()}, group, steps)
+                wrote(flat.params[start:stop], f"{type(self).__name__}.step")
+                ledger.launch(type(self).__name__.lower())
+
+    def update(self, p, g, state, group, step):
+        """Update one tile in place: p, g and the state arrays are 1-d and of equal length; step counts from 1.
+        g may be overwritten only by writing it back as it was: users read gradients after the step."""
+        raise NotImplementedError
+
+    def scratch(self, like, k=0):
+        """The k-th working array of a tile's length and dtype; its content is whatever was left there."""
+        key = (k, like.dtype)
+        if key not in self._scratch:
+            self._scratch[key] = xp.empty(TILE, like.dtype)
+        return self._scratch[key][:like.size]
+
+    def state_dict(self):
+        """{"groups": the settings, "steps": per parameter, "state": per parameter {name: array}}; arrays copied."""
+        places = {id(slot.segment.tensor): (slot, state)
+                  for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
+        order = [places[id(p)] for group in self.groups for p in group["params"]]
+        return {
+            "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
+            "steps": [slot.steps for slot, _ in order],
+            "state": [{name: a[slot.segment.start:slot.segment.stop].reshape(slot.segment.tensor.shape).copy()
+                       for name, a in state.items()} for slot, state in order],
+        }
+
+    def load_state_dict(self, saved):
+        """Restore what state_dict gave; ValueError where the parameters don't fit."""
+        places = {id(slot.segment.tensor): (slot, state)
+                  for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
+        order = [places[id(p)] for group in self.groups for p in group["params"]]
+        if len(saved["state"]) != len(order) or len(saved["groups"]) != len(self.groups):
+            raise ValueError(f"the saved state has {len(saved['groups'])} groups and {len(saved['state'])} parameters, "
+                             f"this optimizer {len(self.groups)} and {len(order)}")
+        for (slot, _), arrays in zip(order, saved["state"], strict=True):
+            for name in self.state_names:
+                if arrays[name].shape != slot.segment.tensor.shape:
+                    raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "
+                                     f"{slot.segment.tensor.shape}")
+        for group, settings in zip(self.groups, saved["groups"], strict=True):
+            group.update(settings)
+        for (slot, state), steps, arrays in zip(order, saved["steps"], saved["state"], strict=True):
+            slot.steps = steps
+            for name in self.state_names:
+                state[name][slot.segment.start:slot.segment.stop] = arrays[name].ravel()
+
+
+def runs(slots):
+    """Neighbouring parameters that are updated alike, as (start, stop, group, step): each is one update.
+
+    A run takes its parameters' padding along; the zeros there stay zeros. Each parameter's step is counted on.
+    """
+    joined = []
+    for slot in slots:
+        if slot.segment.tensor.grad is None:
+            continue
+        slot.steps += 1
+        s = slot.segment
+        if joined and joined[-1][1] == s.start and joined[-1][2] is slot.group and joined[-1][3] == slot.steps:
+            joined[-1][1] = s.end
+        else:
+            joined.append([s.start, s.end, slot.group, slot.steps])
+    return joined
+
+
+def _groups(params):
+    params = list(params.items()) if isinstance(params, dict) else list(params)
+    return params if params and isinstance(params[0], dict) else [{"params": params}]
+
+
+def _tensors(params):
+    params = [params] if isinstance(params, Tensor) else list(params)
+    return [p[1] if isinstance(p, tuple) else p for p in params]
+
+
+def check_settings(**rules):
+    """Raise ValueError for a setting outside of its range: check_settings(lr=(lr, lr >= 0, "at least 0"))."""
+    for name, (value, ok, wanted) in rules.items():
+        if not ok:
+            raise ValueError(f"{name} is {value}; it must be {wanted}")

@@ -1,0 +1,42 @@
+"""Learning-rate schedules: functions of the step (from 0) that give a factor, and the object that applies one."""
+
+import math
+
+
+def constant():
+    """Always 1."""
+    return lambda step: 1.0
+
+
+def cosine(total, warmup=0, final=0.0):
+    """Rise linearly over `warmup` steps, then fall along half a cosine from 1 to `final` at step `total`.
+
+    Source: Loshchilov & Hutter 2017, "SGDR".
+    """
+    if not 0 <= warmup < total:
+        raise ValueError(f"cosine: warmup is {warmup} of {total} steps; it must be at least 0 and less than the total")
+
+    def factor(step):
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / (total - warmup))
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+    return factor
+
+
+class LambdaLR:
+    """lr = initial lr · factor(step), for every group; step() after each optimizer.step()."""
+
+    def __init__(self, optimizer, factor):
+        self.optimizer, self.factor, self.steps = optimizer, factor, 0
+        self.initial = [group["lr"] for group in optimizer.groups]
+        self._apply()
+
+    def _apply(self):
+        for group, lr in zip(self.optimizer.groups, self.initial, strict=True):
+            group["lr"] = lr * self.factor(self.steps)
+
+    def step(self):
+        """Move on to the next step's rate."""
+        self.steps += 1
+        self._apply()
