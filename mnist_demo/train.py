@@ -138,6 +138,11 @@ def parameters_sha256(model):
     return digest.hexdigest()
 
 
+def peak_memory_bytes():
+    """The most memory that this process has had resident. (macOS counts in bytes, Linux in KiB.)"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def run(args, world):
     """Train, and return the summary; rank 0 writes the history as it goes."""
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
@@ -174,7 +179,8 @@ def run(args, world):
                     busy += time.perf_counter() - begin
                     step, samples = step + 1, samples + batch.count
                     if history:
-                        history.write(json.dumps({"step": step, "epoch": epoch, "loss": loss, "samples": samples}) + "\n")
+                        line = {"step": step, "epoch": epoch, "loss": loss, "samples": samples}
+                        history.write(json.dumps(line) + "\n")
                     progress.step(loss)
                 percent = accuracy(model, test_images, dataset.test_labels, world)
                 progress.epoch(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
@@ -192,7 +198,7 @@ def run(args, world):
         "ranks": world.size, "data": dataset.name, "test_accuracy": percent, "parameters_sha256": digest,
         "samples_per_second": samples / busy, "steps": step, "samples": samples, "final_loss": loss,
         "bytes_sent_per_rank": book.total_bytes_sent(),
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "peak_memory_bytes": peak_memory_bytes(),
         "optimizer": args.optimizer, "lr": args.lr or default_lr, "schedule": args.schedule, "hidden": args.widths,
         "batch_size": loader.sampler.batch_size, "dropout": args.dropout, "clip": args.clip, "dtype": args.dtype,
         "seed": args.seed, "exact": args.exact, "micro_shards": args.micro_shards, "epochs": epochs,

@@ -56,9 +56,11 @@ def backward_from(output, gradient, retain, create):
             raise RuntimeError(f"backward on a tensor of shape {output.shape}: only a one-element tensor has a "
                                "gradient of its own; pass gradient=, or take .sum() first")
         gradient = module_of(output.data).ones(output.shape, output.dtype)
-    elif not create:
-        gradient = lower(gradient)
     check_cotangent(gradient, output.shape, output.dtype)
+    if create:      # a tensor, so that all that follows is recorded
+        gradient = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
+    else:
+        gradient = lower(gradient)
 
     outer, state.callbacks = state.callbacks, []
     try:

@@ -1,0 +1,94 @@
+"""A rank's share of every global batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows [lo, hi) of the global batch, which is shard number `index` of it. May have no row at all."""
+
+    index: int
+    inputs: np.ndarray
+    labels: np.ndarray
+    rows: tuple
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a global batch.
+
+    inputs, labels   this rank's rows, C-contiguous copies; none if the batch is smaller than the number of ranks
+    count            number of samples of the GLOBAL batch: divide sums by this, and never mean a mean
+    rows             (lo, hi): which rows of the global batch these are
+    shards           the same rows again as a list of Shard, in order, as views
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    count: int
+    rows: tuple
+    shards: list
+
+
+def share(count, part, parts):
+    """(lo, hi): the rows of `count` that fall to `part` of `parts`. Disjoint, complete, even to one row."""
+    return count * part // parts, count * (part + 1) // parts
+
+
+class Loader:
+    """Cuts each global batch by rank, and each rank's part by micro-shard.
+
+        global batch, 13 rows      0  1  2  3  4  5  6  7  8  9 10 11 12
+        size=2                     rank 0 ─────────┤ rank 1 ──────────┤
+        micro_shards=4             0 ─────┤ 1 ─────┤ 2 ─────┤ 3 ──────┤     each cut rounded down
+
+    images, labels   arrays with one sample per first index, equally many
+    batch_size       samples per GLOBAL batch
+    rank, size       of this process among all that share a batch
+    micro_shards     1: a rank's rows are one shard, with the rank's number. V, a multiple of size: the global batch is
+                     cut into V shards, the same ones for every size, of which each rank has V/size (see exact mode)
+    seed, shuffle, drop_last   see Sampler
+    Raises ValueError where these don't fit together.
+    """
+
+    def __init__(self, images, labels, batch_size, seed=0, rank=0, size=1, micro_shards=1, shuffle=True,
+                 drop_last=False):
+        if len(images) != len(labels):
+            raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} is none of the ranks 0 to size−1 with size={size}.")
+        if micro_shards < 1 or (micro_shards > 1 and micro_shards % size):
+            raise ValueError(f"micro_shards={micro_shards} can't be dealt evenly to size={size} ranks: take 1 or a "
+                             f"multiple of {size}, or another number of ranks.")
+        self.sampler = Sampler(len(images), batch_size, seed, shuffle, drop_last)
+        if batch_size < size:
+            raise ValueError(f"batch_size={batch_size} counts the samples of all ranks together; with size={size} some "
+                             f"rank would never get one. Take a batch_size of at least {size}, or fewer ranks.")
+        self.images, self.labels = images, labels
+        self.rank, self.size = rank, size
+        shards_each, first = (1, rank) if micro_shards == 1 else (micro_shards // size, rank * micro_shards // size)
+        self.shard_indices, self.shards_total = range(first, first + shards_each), max(micro_shards, size)
+
+    def __len__(self):
+        """Global batches per epoch."""
+        return len(self.sampler)
+
+    def epoch(self, epoch, start=0):
+        """Iterate over the epoch's batches, from step `start` on: a resumed run gets what the first would have got."""
+        return map(self._batch, self.sampler.epoch(epoch, start))
+
+    def _batch(self, indices):
+        count = len(indices)
+        lo, hi = share(count, self.rank, self.size)
+        inputs, labels = self.images[indices[lo:hi]], self.labels[indices[lo:hi]]
+        shards = [self._shard(i, inputs, labels, lo, count) for i in self.shard_indices]
+        return Batch(inputs, labels, count, (lo, hi), shards)
+
+    def _shard(self, index, inputs, labels, offset, count):
+        lo, hi = share(count, index, self.shards_total)
+        here = slice(lo - offset, hi - offset)
+        return Shard(index, inputs[here], labels[here], (lo, hi))

@@ -1,0 +1,51 @@
+"""Which samples each step trains on: an order that depends on the seed and the epoch, on nothing else."""
+
+import operator
+
+import numpy as np
+
+from minitorch_dist import backend
+
+
+class Sampler:
+    """Cuts a shuffled order of 0 … n−1 into global batches.
+
+    Neither the number of ranks nor the calls made before have a say, so every rank works out the same order by itself
+    and a resumed run continues it.
+
+    n           number of samples, ≥ 1
+    batch_size  samples per global batch, ≥ 1; the last batch of an epoch has the n % batch_size that remain
+    shuffle     False: the order of the data set in every epoch
+    drop_last   leave out a last batch that is not full
+    Raises ValueError for sizes that leave no batch.
+    """
+
+    def __init__(self, n, batch_size, seed=0, shuffle=True, drop_last=False):
+        # A random stream's key is its numbers as text, and np.int64(3) reads otherwise than 3: hence index().
+        self.n, self.batch_size, self.seed = map(operator.index, (n, batch_size, seed))
+        self.shuffle, self.drop_last = shuffle, drop_last
+        if self.n < 1:
+            raise ValueError(f"A sampler needs at least 1 sample, got n={n}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size counts the samples of a global batch and must be at least 1, "
+                             f"got {batch_size}.")
+        if len(self) == 0:
+            raise ValueError(f"drop_last leaves no batch: batch_size={batch_size} is more than the {n} samples. "
+                             f"Take a smaller batch_size or drop_last=False.")
+
+    def __len__(self):
+        """Global batches per epoch."""
+        return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)
+
+    def order(self, epoch):
+        """int64 (n,): the indices of the whole epoch."""
+        if not self.shuffle:
+            return np.arange(self.n)
+        return backend.stream("shuffle", self.seed, operator.index(epoch)).permutation(self.n)
+
+    def epoch(self, epoch, start=0):
+        """Iterate over the epoch's global batches from number `start` on; each an int64 array of indices."""
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start={start} is no step of an epoch of {len(self)} batches: expected 0 to {len(self)}.")
+        order = self.order(epoch)
+        return (order[step * self.batch_size:(step + 1) * self.batch_size] for step in range(start, len(self)))

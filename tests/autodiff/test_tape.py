@@ -1,0 +1,358 @@
+"""The tape: accumulation, hooks, memory, staleness, errors."""
+
+import doctest
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist.autodiff import reverse
+from minitorch_dist.autodiff.writes import WriteLog
+
+
+def leaf(*shape, dtype=np.float64):
+    return mt.tensor(np.random.default_rng(0).standard_normal(shape), dtype=dtype, requires_grad=True)
+
+
+def test_the_scalar_version_in_the_docstring_runs():
+    assert doctest.testmod(reverse).attempted > 0
+    assert doctest.testmod(reverse).failed == 0
+
+
+# ---------------------------------------------------------------- gradients
+
+def test_gradients_accumulate_over_uses_and_over_passes():
+    x = leaf(3)
+    (x * x + x * 3.0).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * x.numpy() + 3)
+    (x * 5.0).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * x.numpy() + 8)
+
+
+def test_gradients_of_two_leaves_share_no_memory():
+    p, q = leaf(3), leaf(3)
+    (p + q).sum().backward()
+    assert not np.shares_memory(p.grad.numpy(), q.grad.numpy())
+    ct = np.ones(3)
+    p.grad = None
+    (p + 0.0).backward(mt.from_numpy(ct))
+    assert not np.shares_memory(p.grad.numpy(), ct)
+
+
+def test_a_gradient_of_a_0d_leaf_can_be_accumulated():
+    x = mt.tensor(3.0, requires_grad=True)
+    (x * x).backward()
+    (x * x).backward()
+    assert x.grad.item() == 12.0
+
+
+def test_retain_graph_and_second_backward():
+    x = leaf(3)
+    y = (mt.tanh(x) * x).sum()
+    y.backward(retain_graph=True)
+    once = x.grad.numpy().copy()
+    y.backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * once)     # interior gradients are not added up again
+    with pytest.raises(RuntimeError, match="backward through 'sum' a second time.*retain_graph=True"):
+        y.backward()
+
+
+@pytest.mark.parametrize("gradient, message", [
+    (np.ones((2, 3)), r"shape \(2, 3\).*shape \(3, 2\)"),
+    (np.ones((3, 2), np.float32), "dtype float32.*dtype float64"),
+    (1.0, "a float"),
+])
+def test_a_cotangent_that_does_not_fit_raises(gradient, message):
+    with pytest.raises(ValueError, match=message):
+        (leaf(3, 2) * 2.0).backward(gradient)
+
+
+def test_backward_from_more_than_one_element_needs_a_cotangent():
+    with pytest.raises(RuntimeError, match=r"shape \(3,\).*pass gradient="):
+        (leaf(3) * 2.0).backward()
+
+
+def test_backward_without_a_graph_raises():
+    with pytest.raises(RuntimeError, match="no gradient reaches"):
+        mt.tensor([1.0]).backward()
+
+
+def test_integers_get_no_gradient():
+    with pytest.raises(TypeError, match="int64 tensor can't get a gradient"):
+        mt.tensor([1, 2], requires_grad=True)
+    x = leaf(3)
+    assert not x.astype(np.int32).requires_grad
+    assert not (x > 0).requires_grad
+
+
+def test_no_grad_records_nothing_but_transforms_inside_do():
+    x = leaf(3)
+    with mt.no_grad():
+        assert not (x * 2.0).requires_grad
+        assert not mt.is_grad_enabled()
+        g = mt.grad(lambda z: mt.sum(z * x))(np.ones(3))
+        assert not getattr(g, "requires_grad", False)
+        np.testing.assert_allclose(g.numpy() if isinstance(g, mt.Tensor) else g, x.numpy())
+    assert mt.is_grad_enabled() and (x * 2.0).requires_grad
+
+
+def test_no_grad_inside_a_transform_cuts_there():
+    def f(z):
+        with mt.no_grad():
+            constant = mt.sum(z * z)
+        return mt.sum(z) * constant
+    z = np.array([1.0, 2.0])
+    np.testing.assert_allclose(mt.grad(f)(z), [5.0, 5.0])
+
+
+def test_grad_mode_is_per_thread():
+    seen = []
+    with mt.no_grad():
+        t = threading.Thread(target=lambda: seen.append((leaf(2) * 2.0).requires_grad))
+        t.start()
+        t.join()
+    assert seen == [True]
+
+
+# ---------------------------------------------------------------- hooks
+
+def test_a_hook_runs_once_when_the_last_contribution_has_arrived():
+    w, x = leaf(3), leaf(3)
+    seen = []
+    w.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.numpy().copy()))
+    (w * 2.0 + mt.tanh(x * w) + w * 3.0).sum().backward()
+    assert len(seen) == 1
+    np.testing.assert_array_equal(seen[0], w.grad.numpy())
+
+
+def test_hooks_run_while_backward_is_still_under_way_last_layer_first():
+    ws = [leaf(2, 2) for _ in range(4)]
+    order = []
+    for i, w in enumerate(ws):
+        w.register_post_accumulate_grad_hook(lambda t, i=i: order.append(
+            (i, [k for k, other in enumerate(ws) if other.grad is not None])))
+    h = np.ones((1, 2))
+    for w in ws:
+        h = mt.tanh(h @ w)
+    h.sum().backward()
+    assert order == [(3, [3]), (2, [2, 3]), (1, [1, 2, 3]), (0, [0, 1, 2, 3])]
+
+
+def test_a_removed_hook_is_silent_and_callbacks_run_at_the_end():
+    x = leaf(2)
+    events = []
+    remove = x.register_post_accumulate_grad_hook(lambda t: events.append("hook"))
+    x.register_post_accumulate_grad_hook(lambda t: mt.at_end_of_backward(end))
+
+    def end():
+        events.append("end")
+    (x * 1.0).sum().backward()
+    remove()
+    (x * 1.0).sum().backward()
+    assert events == ["hook", "end", "end"]
+    with pytest.raises(RuntimeError, match="outside of a backward"):
+        mt.at_end_of_backward(end)
+
+
+# ---------------------------------------------------------------- size and memory
+
+def test_10000_ops_deep_and_wide_neither_recurse_nor_slow_down():
+    def seconds(n):
+        x = leaf(2, 2)
+        begin = time.perf_counter()
+        y = x
+        for _ in range(n):
+            y = mt.tanh(y)
+        y.sum().backward()
+        assert np.isfinite(x.grad.numpy()).all()
+        return (time.perf_counter() - begin) / n
+
+    seconds(100)
+    assert min(seconds(10_000) for _ in range(3)) < 5 * min(seconds(500) for _ in range(5))
+    x = leaf(2)
+    parts = [x * float(i) for i in range(10_000)]
+    total = parts[0]
+    for p in parts[1:]:
+        total = total + p
+    total.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [49_995_000.0] * 2)
+
+
+@pytest.fixture
+def no_gc():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_the_graph_is_freed_by_reference_counting(no_gc):
+    x = leaf(3, 3)
+    hook_calls = []
+    x.register_post_accumulate_grad_hook(lambda t: hook_calls.append(1))
+
+    def build(n):
+        y = x
+        for _ in range(n):
+            y = mt.exp(-y @ x) * 0.5
+        return y.sum()
+
+    for use in (lambda y: None, lambda y: y.backward(), lambda y: y.backward(create_graph=True),
+                lambda y: mt.grad(lambda z: mt.sum(mt.tanh(z) * z))(x)):
+        y = build(50)
+        node = weakref.ref(y.node)
+        use(y)
+        x.grad = None
+        del y
+        assert node() is None, use
+    assert gc.collect() == 0
+
+
+def test_an_exception_in_backward_frees_and_leaves_the_engine_usable(no_gc):
+    x = leaf(3)
+    remove = x.register_post_accumulate_grad_hook(lambda t: 1 / 0)
+    y = (x * x).sum()
+    node = weakref.ref(y.node)
+    try:
+        y.backward()
+    except ZeroDivisionError as e:
+        e.__traceback__ = None
+    else:
+        pytest.fail("the hook's error was swallowed")
+    del y
+    assert node() is None
+    remove()
+    x.grad = None
+    (x * x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * x.numpy())
+
+
+def test_backward_frees_what_it_used():
+    x = leaf(100)
+    y = mt.exp(x)
+    middle = weakref.ref(y.data)
+    z = (y * 2.0).sum()
+    del y
+    z.backward()
+    assert middle() is None     # although z is still alive
+
+
+# ---------------------------------------------------------------- staleness
+
+def test_writing_what_backward_needs_raises_and_names_op_and_write():
+    x, u = leaf(4, 4), mt.tensor(np.ones((4, 4)))
+    y = (x * u).sum()
+    mt.Tensor(u.data.reshape(2, 8))[0] = 5.0      # through a view
+    with pytest.raises(RuntimeError, match=r"backward of 'mul' needs its 'y' of shape \(4, 4\).*in-place assignment"):
+        y.backward()
+
+
+def test_a_write_to_another_part_of_the_same_buffer_is_no_alarm():
+    buffer = mt.tensor(np.ones(100))
+    x, u = leaf(50), mt.Tensor(buffer.data[:50])
+    y = (x * u).sum()
+    buffer[50:] = 7.0 if False else np.ones(50)    # the write is noted for the array that was written
+    other = mt.Tensor(buffer.data[50:])
+    y2 = (x * u).sum()
+    other[...] = 3.0
+    y2.backward()
+    with pytest.raises(RuntimeError, match="overwritten"):
+        y.backward()
+
+
+def test_a_write_before_the_op_is_no_alarm():
+    x, u = leaf(3), mt.tensor(np.ones(3))
+    u[...] = 2.0
+    (x * u).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [2.0] * 3)
+
+
+def test_an_optimizer_step_between_forward_and_backward_raises():
+    w = leaf(3)
+    optimizer = mt.optim.SGD([w], lr=0.1)
+    (w * w).sum().backward()
+    late = (w * w).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="SGD.step has overwritten"):
+        late.backward()
+
+
+def test_in_place_assignment_while_recording_points_to_at():
+    x = leaf(3)
+    with pytest.raises(RuntimeError, match=r"x.at\[index\].set"):
+        x[0] = 1.0
+    with pytest.raises(RuntimeError, match=r"x.at\[index\].set"):
+        mt.tensor(np.zeros(3))[0] = x[0]
+    with mt.no_grad():
+        x[0] = 1.0
+    assert x.numpy()[0] == 1.0
+    y = x
+    y += 1.0
+    assert y is not x and x.numpy()[0] == 1.0     # += rebinds
+
+
+def test_write_log_against_a_plain_array_of_dates():
+    """The interval log, driven at random, against one date per byte."""
+    rng = np.random.default_rng(0)
+    memory = np.zeros(400, np.uint8)
+    log, dates = WriteLog(), np.zeros(400, int)
+    for _ in range(2000):
+        a, b = sorted(rng.integers(0, 401, 2))
+        log.add(memory[a:b], "test")
+        if a < b:
+            dates[a:b] = log.newest
+        c, d = sorted(rng.integers(0, 401, 2))
+        since = int(log.newest) - int(rng.integers(0, 20))
+        newest = dates[c:d].max(initial=0)
+        found = log.since(memory[c:d], since)
+        assert (found[0] if found else None) == (newest if newest > since else None)
+    assert len(log.starts) < 400
+
+
+# ---------------------------------------------------------------- values
+
+def test_tensor_copies_and_from_numpy_aliases_and_numpy_is_read_only():
+    a = np.zeros(3)
+    copied, shared = mt.tensor(a), mt.from_numpy(a)
+    a[0] = 1
+    assert copied.numpy()[0] == 0 and shared.numpy()[0] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        copied.numpy()[0] = 1
+
+
+def test_dtypes_of_new_tensors():
+    assert mt.tensor(1.5).dtype == np.float32 and mt.tensor([1, 2]).dtype == np.int64
+    assert mt.tensor(np.float64(1.5)).dtype == np.float64
+    with pytest.raises(TypeError, match="complex128"):
+        mt.tensor([1j])
+
+
+def test_python_numbers_are_weak_and_arrays_are_not():
+    x = leaf(2, dtype=np.float32)
+    assert (x * 2.5).dtype == np.float32 and (1 / x).dtype == np.float32
+    y = x * np.ones(2)
+    assert y.dtype == np.float64
+    y.sum().backward()
+    assert x.grad.dtype == np.float32       # cast back in the one place for it
+
+
+def test_numpy_cannot_swallow_a_tensor():
+    with pytest.raises(TypeError):
+        np.exp(leaf(2))
+    with pytest.raises(TypeError, match="lose its derivative"):
+        np.asarray(leaf(2))
+    assert isinstance(np.ones(2) * leaf(2), mt.Tensor)
+
+
+def test_unknown_operands_are_named():
+    with pytest.raises(TypeError, match="mul: can't take a str"):
+        leaf(2) * "two"
+
+
+def test_grad_must_fit():
+    with pytest.raises(ValueError, match=r"shape \(2,\).*shape \(3,\)"):
+        leaf(3).grad = np.ones(2)

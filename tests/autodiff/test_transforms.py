@@ -1,0 +1,108 @@
+"""Functional transforms: nesting, pytrees, errors."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+
+one = np.float64(1.0)
+
+
+def derivative(f, x):
+    return mt.jvp(f, (x,), (one,))[1]
+
+
+@pytest.mark.parametrize("d", [derivative, lambda f, x: mt.grad(f)(x)], ids=["forward", "reverse"])
+@pytest.mark.parametrize("inner", [derivative, lambda f, x: mt.grad(f)(x)], ids=["forward", "reverse"])
+def test_no_perturbation_confusion(d, inner):
+    """d/dx [x · d/dy (x + y)] = 1; confusing the two perturbations gives 2. Source: Siskind & Pearlmutter 2005."""
+    assert d(lambda x: x * inner(lambda y: x + y, one), one) == 1.0
+    # And where the inner function uses the outer variable nonlinearly: d/dx [x · (x³)' at y = x, times x] = …
+    assert d(lambda x: x * inner(lambda y: x * y * y, one), np.float64(3.0)) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("modes", [(a, b, c) for a in "fr" for b in "fr" for c in "fr"], ids="".join)
+def test_third_derivatives_in_every_order_of_modes(modes):
+    f = {"f": lambda g: lambda x: derivative(g, x), "r": mt.grad}
+    g = mt.sin
+    for mode in modes:
+        g = f[mode](g)
+    assert g(np.float64(0.3)) == pytest.approx(-np.cos(0.3), rel=1e-12)
+    h = lambda x: mt.exp(x * x)     # noqa: E731
+    for mode in modes:
+        h = f[mode](h)
+    assert h(np.float64(0.5)) == pytest.approx((12 * 0.5 + 8 * 0.125) * np.exp(0.25), rel=1e-12)
+
+
+def test_nested_trees_in_and_out():
+    def f(params, xs):
+        w, (b, c) = params["w"], params["rest"]
+        return {"y": mt.matmul(xs, w) + b, "z": [c * c]}
+
+    rng = np.random.default_rng(0)
+    params = {"w": rng.standard_normal((3, 2)), "rest": (rng.standard_normal(2), rng.standard_normal(()))}
+    xs = rng.standard_normal((4, 3))
+    out, pull = mt.vjp(lambda p: f(p, xs), params)
+    u = {"y": rng.standard_normal((4, 2)), "z": [rng.standard_normal(())]}
+    (g,) = pull(u)
+    np.testing.assert_allclose(g["w"], xs.T @ u["y"])
+    np.testing.assert_allclose(g["rest"][0], u["y"].sum(0))
+    np.testing.assert_allclose(g["rest"][1], 2 * params["rest"][1] * u["z"][0])
+    assert isinstance(g["rest"], tuple) and set(out) == {"y", "z"}
+
+
+def test_argnums_aux_and_values():
+    f = lambda a, b, k=1.0: mt.sum(a * b) * k   # noqa: E731
+    a, b = np.array([1.0, 2.0]), np.array([3.0, 5.0])
+    np.testing.assert_allclose(mt.grad(f, 1)(a, b), a)
+    ga, gb = mt.grad(f, (0, 1))(a, b, k=2.0)
+    np.testing.assert_allclose(ga, 2 * b)
+    np.testing.assert_allclose(gb, 2 * a)
+    (value, extra), g = mt.value_and_grad(lambda x: (mt.sum(x * x), "more"), has_aux=True)(a)
+    assert value == 5.0 and extra == "more"
+    np.testing.assert_allclose(g, 2 * a)
+
+
+def test_unused_inputs_and_constant_functions_get_zeros():
+    a = np.ones(3)
+    ga, gb = mt.grad(lambda x, y: mt.sum(x * 2.0), (0, 1))(a, np.ones((2, 2)))
+    np.testing.assert_array_equal(gb, np.zeros((2, 2)))
+    np.testing.assert_array_equal(mt.grad(lambda x: np.float64(3.0))(a), np.zeros(3))
+    y, t = mt.jvp(lambda x: np.float64(3.0), (a,), (a,))
+    assert (y, t) == (3.0, 0.0)
+
+
+def test_the_pullback_can_be_called_again():
+    _, pull = mt.vjp(lambda x: mt.exp(x), np.zeros(2))
+    np.testing.assert_array_equal(pull(np.array([1.0, 2.0]))[0], pull(np.array([1.0, 2.0]))[0])
+
+
+def test_tensors_go_in_and_stay_on_the_outer_tape():
+    x = mt.tensor(np.array([0.3, 0.7]), requires_grad=True)
+    g = mt.grad(lambda z: mt.sum(mt.sin(z)))(x)
+    np.testing.assert_allclose(g.numpy(), np.cos(x.numpy()))
+    g.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), -np.sin(x.numpy()))
+
+
+def test_control_flow_by_value_works():
+    def f(x):
+        y = x
+        while mt.sum(y) < 100:
+            y = y * 2.0
+        return mt.sum(y)
+    assert mt.grad(f)(np.array([1.0]))[0] == 128.0
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: mt.grad(lambda x: x * 2.0)(np.ones(3)), TypeError, r"one number.*shape \(3,\)"),
+    (lambda: mt.grad(mt.sum)(np.array([1, 2])), TypeError, "int64"),
+    (lambda: mt.jvp(mt.exp, (np.ones(3),), (np.ones(2),)), ValueError, r"\(2,\).*\(3,\)"),
+    (lambda: mt.jvp(mt.exp, (np.ones(3),), (np.ones(3, np.float32),)), ValueError, "float32"),
+    (lambda: mt.jvp(mt.mul, (one, one), (one,)), ValueError, "2 primals, 1 tangents"),
+    (lambda: mt.vjp(mt.exp, np.ones(3))[1](np.ones(2)), ValueError, r"\(2,\).*\(3,\)"),
+    (lambda: mt.vjp(lambda x: (x, x), one)[1]((one,)), ValueError, "2 outputs, got 1"),
+])
+def test_misuse_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,148 @@
+"""check_grads is itself checked: a wrong rule of each kind must be rejected, with a message that helps."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist.autodiff.ops.elementwise import negate, same, scale
+from minitorch_dist.autodiff.ops.reduction import spread
+from minitorch_dist.autodiff.ops.shape import transpose
+from minitorch_dist.autodiff.primitive import LINEAR, OPS, LinearOp, Primitive, bind
+
+rng = np.random.default_rng(11)
+A, B = rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+
+
+@pytest.fixture(autouse=True)
+def clean_tables():
+    """Wrong entries leave with the test that made them."""
+    before = dict(OPS), dict(LINEAR)
+    yield
+    for table, old in zip((OPS, LINEAR), before, strict=True):
+        table.clear()
+        table.update(old)
+
+
+def op(*args, constants=(), **spec):
+    primitive = Primitive("test_wrong", *args, **spec)
+    return lambda *xs: bind(primitive, xs, constants)
+
+
+def wrong_sign():
+    return op(np.sin, x=(scale, lambda x: -mt.cos(x))), (A,)
+
+
+def wrong_factor():
+    return op(np.square, x=(scale, "x")), (A,)
+
+
+def wrong_side_of_minus():
+    return op(np.subtract, "x y", broadcasts=True, x=(negate, None), y=(same, None)), (A, B)
+
+
+def residual_of_the_wrong_value():
+    return op(np.exp, x=(scale, "x")), (A,)
+
+
+def wrong_operand():
+    return op(np.multiply, "x y", broadcasts=True, x=(scale, "x"), y=(scale, "y")), (A, B)
+
+
+def ignored_cotangent():
+    ignoring = LinearOp("test_ignoring", lambda t, r: t * r, lambda c, r: r * 1.0)
+    return op(np.sin, x=(ignoring, lambda x: mt.cos(x))), (A,)
+
+
+def permutation_not_inverted():
+    wrong = LinearOp("test_permuted", lambda t, p: transpose(t, p), lambda c, p: transpose(c, p))
+    return op(lambda x, p: x.transpose(p), params="p", x=(wrong, "p"), constants=((1, 2, 0),)), (
+        rng.standard_normal((2, 2, 2)),)
+
+
+def spread_over_the_wrong_axis():
+    wrong = LinearOp("test_summed", lambda t, r: mt.sum(t, 0), lambda c, r: spread(c, (3, 3), 1))
+    return op(lambda x: x.sum(axis=0), x=(wrong, None)), (rng.standard_normal((3, 3)),)
+
+
+def gradient_cut_off():
+    return op(np.square), (A,)
+
+
+def repeated_index_overwrites():
+    def scatter(c, index):
+        out = np.zeros((3, 4))
+        out[index] = c
+        return out
+    wrong = LinearOp("test_gathered", lambda t, i: t[i], scatter)
+    return op(lambda x, index: x[index], params="index", x=(wrong, "index"), constants=(np.array([0, 0, 2]),)), (A,)
+
+
+def pullback_that_forgets_a_term():
+    return op(lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True), definition=lambda x: mt.softmax(x, 1),
+              pullback=lambda ct, wanted, ans: (ct * ans,)), (A,)
+
+
+def forward_mode_only_wrong():
+    wrong = LinearOp("test_doubled", lambda t, r: 2 * t * r, lambda c, r: c * r)
+    return op(np.sin, x=(wrong, lambda x: mt.cos(x))), (A,)
+
+
+def second_order_cut_off():
+    return op(np.sin, x=(scale, lambda x: np.cos(mt.autodiff.primitive.lower(x)))), (A,)
+
+
+WRONG = [wrong_sign, wrong_factor, wrong_side_of_minus, residual_of_the_wrong_value, wrong_operand, ignored_cotangent,
+         permutation_not_inverted, spread_over_the_wrong_axis, gradient_cut_off, repeated_index_overwrites,
+         pullback_that_forgets_a_term, forward_mode_only_wrong, second_order_cut_off]
+
+
+@pytest.mark.parametrize("make", WRONG, ids=lambda make: make.__name__)
+def test_a_wrong_rule_is_rejected(make):
+    f, args = make()
+    with pytest.raises(mt.GradientError):
+        mt.check_grads(f, args)
+
+
+def test_the_message_names_op_argument_index_got_and_expected():
+    f, args = wrong_operand()
+    with pytest.raises(mt.GradientError) as error:
+        mt.check_grads(f, args, name="mul")
+    got, expected = (A * OneCotangent(A))[0, 0], (B * OneCotangent(A))[0, 0]
+    text = str(error.value)
+    assert "mul: the reverse-mode derivative is wrong for argument 0, index (0, 0)" in text
+    assert f"got {got:.6g}"[:10] in text and f"expected {expected:.6g}"[:14] in text
+    assert "12 of 12 elements are off" in text
+
+
+def OneCotangent(a):
+    """The cotangent that check_grads draws first at order 2 and seed 0."""
+    return mt.backend.stream("check_grads", 0, 2).standard_normal(a.shape)
+
+
+def test_a_common_factor_is_named():
+    double = op(np.square, x=(scale, lambda x: 4 * x))
+    with pytest.raises(mt.GradientError, match="it is 2 times what it should be"):
+        mt.check_grads(double, (A,))
+
+
+def test_a_missing_unbroadcast_is_rejected(monkeypatch):
+    """The one place that undoes broadcasting, broken: it drops the copies instead of adding them up."""
+    from minitorch_dist.autodiff import reverse
+    monkeypatch.setattr(reverse, "unbroadcast", lambda c, shape: c[0].reshape(shape))
+    with pytest.raises(mt.GradientError, match="argument 1"):
+        mt.check_grads(mt.add, (A, B[0]))
+
+
+def test_nan_is_not_right():
+    nan = op(np.sin, x=(scale, lambda x: x * np.nan))
+    with pytest.raises(mt.GradientError, match="not finite"):
+        mt.check_grads(nan, (A,))
+
+
+def test_a_right_rule_passes():
+    mt.check_grads(op(np.square, x=(scale, lambda x: 2 * x)), (A,))
+
+
+def test_a_rule_that_asks_for_an_unknown_name_is_refused():
+    with pytest.raises(TypeError, match=r"asks for \['z'\]; there is ans, x"):
+        Primitive("test_unknown", np.sin, x=(scale, lambda z: z))
