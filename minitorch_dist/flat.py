@@ -104,7 +104,8 @@ class FlatBuffer:
 
 
 def flat_buffers(tensors):
-    """The FlatBuffers that hold the given leaves, in order of first use; those without one get new ones, one per dtype."""
+    """The FlatBuffers that hold the given leaves, in order of first use. Leaves without one move into new ones,
+    one per dtype."""
     tensors = list(tensors)
     homeless = {}
     for t in tensors:

@@ -82,8 +82,8 @@ class Progress:
         if self.speaks and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-                                TimeRemainingColumn(), console=Console(stderr=True))
+            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
+                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
             self.bar.start()
             self.task = self.bar.add_task("", total=total, note="")
 

@@ -121,8 +121,8 @@ class Module:
         values = {name: _array(state[name]) for name in targets}
         for name, target in targets.items():
             if values[name].shape != target.shape or values[name].dtype != target.dtype:
-                raise ValueError(f"load_state_dict: {name} has shape {target.shape} and dtype {target.dtype}, the values "
-                                 f"have shape {values[name].shape} and dtype {values[name].dtype}")
+                raise ValueError(f"load_state_dict: {name} has shape {target.shape} and dtype {target.dtype}, "
+                                 f"the values have shape {values[name].shape} and dtype {values[name].dtype}")
         with no_grad():
             for name, target in targets.items():
                 target[...] = values[name]

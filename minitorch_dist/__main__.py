@@ -1,0 +1,20 @@
+"""The command line: `python -m minitorch_dist COMMAND`, or `minitorch-dist COMMAND` where the package is installed."""
+
+import argparse
+import sys
+
+from . import __version__, doctor
+
+
+def main(argv=None):
+    """Run one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="minitorch-dist", description="Tools beside the framework.")
+    parser.add_argument("--version", action="version", version=f"minitorch_dist {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    doctor.add_command(commands)
+    args = parser.parse_args(argv)
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

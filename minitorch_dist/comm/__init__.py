@@ -1,0 +1,35 @@
+"""Ranks that talk to each other. `world()` is all of them; everything else is a method of Communicator."""
+
+import functools
+import os
+import sys
+
+from minitorch_dist.launch_env import launched_rank, launched_size
+
+from . import guard, mpi
+from .communicator import Communicator, world_of_one
+from .state import state
+from .work import Work
+
+__all__ = ["Communicator", "Work", "launched_size", "world"]
+
+
+@functools.cache
+def world():
+    """The Communicator of all ranks that the launcher started. The first call is collective.
+
+    One process, started without a launcher, is a world of one rank and never loads MPI. With several ranks the guard
+    is installed: from then on a rank that fails ends the job (comm/guard.py). RuntimeError where the launcher started
+    several ranks that can't find each other.
+    """
+    if "MINITORCH_RANK_STATE" in os.environ:
+        state.record_in(os.environ["MINITORCH_RANK_STATE"], launched_rank())
+    size = launched_size()
+    if size == 1 and "mpi4py.MPI" not in sys.modules:
+        return world_of_one()
+    MPI = mpi.load(size)
+    if MPI.COMM_WORLD.size == 1:
+        return world_of_one()
+    engine = mpi.MpiEngine(MPI, MPI.COMM_WORLD.Dup())   # messages of other users of mpi4py stay apart
+    guard.install(engine)
+    return Communicator(engine, "world")

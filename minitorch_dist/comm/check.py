@@ -1,0 +1,90 @@
+"""Arguments of the collectives, checked before anything is sent: the errors say which value broke which rule."""
+
+import numpy as np
+
+from .mpi import INTERNAL_TAG
+from .reduction import OPS, REDUCIBLE, is_power_of_two
+
+
+def array(call, name, x, written=False):
+    """x is a C-contiguous NumPy array of plain data, writable where the call writes to it."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{call}: {name} must be a NumPy array, got {type(x).__name__}")
+    if not x.flags.c_contiguous:
+        raise ValueError(f"{call}: {name} has shape {x.shape} and strides {x.strides}, which isn't C-contiguous; "
+                         f"pass np.ascontiguousarray({name}) and copy the result back where it is wanted")
+    if x.dtype.hasobject:
+        raise TypeError(f"{call}: {name} has dtype {x.dtype}, Python objects; use broadcast_object or gather_object")
+    if written and not x.flags.writeable:
+        raise ValueError(f"{call}: {name} is read-only, and the result is written to it; pass {name}.copy()")
+
+
+def reduction(call, x, op):
+    """`op` exists and can be done on x's dtype."""
+    if op not in OPS:
+        raise ValueError(f"{call}: unknown op {op!r}; one of {', '.join(OPS)}")
+    if x.dtype not in REDUCIBLE:
+        raise TypeError(f"{call}: dtype {x.dtype} can't be reduced; cast to one of float32, float64, "
+                        f"int8 to int64, uint8 to uint64 (native byte order)")
+    if op == "mean" and x.dtype.kind != "f":
+        raise TypeError(f"{call}: the mean of {x.dtype} isn't {x.dtype}; cast to float64, or take the sum")
+
+
+def exact(call, op, size):
+    """The balanced tree needs a power of two of ranks, and is a sum."""
+    if op != "sum":
+        raise ValueError(f"{call}: exact=True is for op='sum', got {op!r} (max and min are exact anyway; "
+                         f"for a mean divide the exact sum)")
+    if not is_power_of_two(size):
+        raise ValueError(f"{call}: exact=True adds along a balanced binary tree over the ranks, which needs 1, 2, 4, "
+                         f"8 … ranks; this communicator has {size}. Start a power of two, or drop exact")
+
+
+def rank(call, name, value, size, own=None):
+    """`value` is a rank of the communicator, and not the caller where `own` is given."""
+    if not isinstance(value, (int, np.integer)) or not 0 <= value < size:
+        raise ValueError(f"{call}: {name}={value!r} is no rank of this communicator; ranks are 0 to {size - 1}")
+    if value == own:
+        raise ValueError(f"{call}: {name}={value} is the calling rank itself; copy the array instead")
+
+
+def tag(call, value):
+    if not isinstance(value, (int, np.integer)) or not 0 <= value < INTERNAL_TAG:
+        raise ValueError(f"{call}: tag={value!r}; tags are 0 to {INTERNAL_TAG - 1}")
+
+
+def parts(call, whole_name, whole, part_name, part, size, own):
+    """`whole` has room for one `part` from each rank; the two may overlap only where `part` is the own share."""
+    if whole.dtype != part.dtype:
+        raise TypeError(f"{call}: {whole_name} is {whole.dtype} and {part_name} is {part.dtype}; they must be equal")
+    if whole.size != size * part.size:
+        raise ValueError(f"{call}: {whole_name} has {whole.size} elements (shape {whole.shape}), {part_name} has "
+                         f"{part.size} (shape {part.shape}); on {size} ranks {whole_name} must have "
+                         f"{size} × {part.size} = {size * part.size}")
+    if np.may_share_memory(whole, part) and whole.ctypes.data + own * part.nbytes != part.ctypes.data:
+        raise ValueError(f"{call}: {part_name} overlaps {whole_name}, but isn't this rank's part of it "
+                         f"({whole_name}.reshape({size}, -1)[{own}])")
+
+
+def exchange(out, x, send_counts, recv_counts, size):
+    """The row counts of an all_to_all, as two lists: as given, or equal parts."""
+    if out.dtype != x.dtype or out.shape[1:] != x.shape[1:] or x.ndim == 0 or out.ndim == 0:
+        raise ValueError(f"all_to_all: x is {x.dtype}{list(x.shape)} and out {out.dtype}{list(out.shape)}; "
+                         f"they must agree in dtype and in all axes but the first")
+    if np.may_share_memory(out, x):
+        raise ValueError("all_to_all: out and x overlap; give it an array of its own")
+    return (_row_counts("send_counts", send_counts, "x", x, size),
+            _row_counts("recv_counts", recv_counts, "out", out, size))
+
+
+def _row_counts(counts_name, counts, name, rows, size):
+    if counts is None:
+        if len(rows) % size:
+            raise ValueError(f"all_to_all: {name} has {len(rows)} rows, which {size} ranks can't share equally; "
+                             f"pass {counts_name}")
+        return [len(rows) // size] * size
+    counts = [int(count) for count in counts]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != len(rows):
+        raise ValueError(f"all_to_all: {counts_name}={counts} must be {size} numbers ≥ 0 with sum {len(rows)}, "
+                         f"the rows of {name}")
+    return counts

@@ -1,0 +1,220 @@
+"""The MPI engine: every collective through the MPI library that mpi4py finds. The only module that imports mpi4py."""
+
+import time
+
+import numpy as np
+
+from .reduction import OPS
+
+
+def load(launched):
+    """mpi4py's MPI module, initialised; `launched` is the number of ranks that the launcher says it started.
+
+    RuntimeError where no MPI library can be loaded, or where it knows nothing of the launcher: each rank would go on
+    alone, as N trainings of one rank.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:   # without a library mpi4py raises RuntimeError
+        raise RuntimeError(
+            f"the launcher started {launched} ranks, but mpi4py can't load an MPI library ({error}). Install the one "
+            f"that this mpirun belongs to, e.g. `pip install mpich` and its mpirun, or start one process without it"
+        ) from error
+    if launched > 1 and MPI.COMM_WORLD.size == 1:
+        library = MPI.Get_library_version().splitlines()[0].strip()
+        raise RuntimeError(
+            f"the launcher started {launched} ranks, but the MPI library that mpi4py loaded ({library}) sees only 1: "
+            f"the launcher belongs to another MPI. Use the mpirun of that library (of a wheel: the one beside this "
+            f"python), under Slurm `srun --mpi=pmi2` or `--mpi=pmix`; `python -m minitorch_dist doctor` shows both")
+    return MPI
+
+
+INTERNAL_TAG = 32767   # MPI promises tags up to this one; users have those below
+
+
+def as_bytes(x):
+    """The bytes of a contiguous array, as a view."""
+    return x.reshape(-1).view(np.uint8)
+
+
+class MpiEngine:
+    """Collectives of one MPI communicator. Calls with async_op return a Request, the others None.
+
+    Data that is only moved travels as bytes, so that every dtype can.
+    """
+
+    _fence_window = None
+
+    def __init__(self, MPI, comm):
+        self.MPI, self.comm = MPI, comm
+        self.rank, self.size = comm.rank, comm.size
+        self.outstanding = set()   # posted requests: MPI reads and writes their buffers, so they must not die
+        self._ops = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+        self.world_ranks = comm.group.Translate_ranks(list(range(self.size)), MPI.COMM_WORLD.group)
+        self.on_one_node = self._all_share_a_node()
+
+    def _all_share_a_node(self):
+        node = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED)
+        answer = np.array([node.size == self.size], np.int32)
+        node.Free()
+        self.all_reduce(answer, "min")
+        return bool(answer[0])
+
+    # ------------------------------------------------------------ collectives
+
+    def all_reduce(self, x, op, exact=False, async_op=False):
+        if exact:
+            exchange = Deferred(lambda: self._exchange_tree(x, op))
+            return exchange if async_op else exchange.run()
+        if async_op:
+            request = self.comm.Iallreduce(self.MPI.IN_PLACE, x, self._ops[op])
+            return Request(self, request, x, then=lambda: self._finish_mean(x, op))
+        self.comm.Allreduce(self.MPI.IN_PLACE, x, self._ops[op])
+        self._finish_mean(x, op)
+
+    def _finish_mean(self, x, op):
+        if op == "mean":
+            np.divide(x, self.size, out=x)
+
+    def _exchange_tree(self, x, op):
+        """Sum along the balanced binary tree: after the exchange with rank XOR d, groups of 2d ranks hold equal sums.
+
+        rank   0     1     2     3
+        d=1    0+1   1+0   2+3   3+2       a + b == b + a to the last bit, so both partners hold the same
+        d=2       (0+1)+(2+3)  on all
+        """
+        theirs, distance = np.empty_like(x), 1
+        while distance < self.size:
+            peer = self.rank ^ distance
+            self.comm.Sendrecv(as_bytes(x), peer, INTERNAL_TAG, as_bytes(theirs), peer, INTERNAL_TAG)
+            OPS[op](x, theirs, out=x)
+            distance *= 2
+
+    def reduce_scatter(self, out, x, op, async_op=False):
+        aliased = np.may_share_memory(out, x)   # out may be this rank's share of x, which MPI forbids
+        target = np.empty_like(out) if aliased else out
+
+        def finish():
+            if aliased:
+                np.copyto(out, target)
+            self._finish_mean(out, op)
+        if async_op:
+            request = self.comm.Ireduce_scatter_block(x, target, op=self._ops[op])
+            return Request(self, request, (target, x), then=finish)
+        self.comm.Reduce_scatter_block(x, target, op=self._ops[op])
+        finish()
+
+    def all_gather(self, out, x, async_op=False):
+        mine = self.MPI.IN_PLACE if np.may_share_memory(out, x) else as_bytes(x)
+        if async_op:
+            return Request(self, self.comm.Iallgather(mine, as_bytes(out)), (out, x))
+        self.comm.Allgather(mine, as_bytes(out))
+
+    def all_to_all(self, out, x, send_counts, recv_counts, async_op=False):
+        """The counts are rows, one per rank."""
+        send = [as_bytes(x), [rows * _row_bytes(x) for rows in send_counts]]
+        recv = [as_bytes(out), [rows * _row_bytes(out) for rows in recv_counts]]
+        if async_op:
+            return Request(self, self.comm.Ialltoallv(send, recv), (out, x))
+        self.comm.Alltoallv(send, recv)
+
+    def broadcast(self, x, src, async_op=False):
+        if async_op:
+            return Request(self, self.comm.Ibcast(as_bytes(x), src), x)
+        self.comm.Bcast(as_bytes(x), src)
+
+    def barrier(self):
+        self.comm.Barrier()
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, x, dst, tag, async_op=False):
+        if async_op:
+            return Request(self, self.comm.Isend(as_bytes(x), dst, tag), x)
+        self.comm.Send(as_bytes(x), dst, tag)
+
+    def recv(self, x, src, tag, async_op=False):
+        status = self.MPI.Status()
+
+        def check_size():
+            if status.Get_count(self.MPI.BYTE) != x.nbytes:
+                raise RuntimeError(
+                    f"recv from rank {src} with tag {tag} got {status.Get_count(self.MPI.BYTE)} bytes for an array of "
+                    f"{x.nbytes} ({x.dtype}{list(x.shape)}); send and recv must name arrays of one shape and dtype")
+        if async_op:
+            return Request(self, self.comm.Irecv(as_bytes(x), src, tag), x, then=check_size, status=status)
+        self.comm.Recv(as_bytes(x), src, tag, status)
+        check_size()
+
+    # ------------------------------------------------------------ the job
+
+    def split(self, color, key):
+        """The engine of the ranks with this color, ordered by key; None for color None."""
+        comm = self.comm.Split(self.MPI.UNDEFINED if color is None else color, key)
+        return None if color is None else MpiEngine(self.MPI, comm)
+
+    def make_progress(self):
+        """Let MPI hand out what it still holds of finished sends."""
+        self.comm.Iprobe()
+
+    def abort(self, code):
+        """End all ranks of the job."""
+        self.MPI.COMM_WORLD.Abort(code)
+
+    def fence(self):
+        """Order this rank's stores to shared memory, for processors that don't by themselves."""
+        if MpiEngine._fence_window is None:
+            MpiEngine._fence_window = self.MPI.Win.Create(None, comm=self.MPI.COMM_SELF)
+            MpiEngine._fence_window.Lock_all()
+        MpiEngine._fence_window.Sync()
+
+
+def _row_bytes(x):
+    return x.nbytes // len(x) if len(x) else 0
+
+
+class Request:
+    """A posted MPI operation; `then()` runs once, when it has completed."""
+
+    def __init__(self, engine, request, buffers, then=None, status=None):
+        self.engine, self.request, self.buffers, self.then, self.status = engine, request, buffers, then, status
+        engine.outstanding.add(self)
+
+    def test(self):
+        """True once finished; never waits."""
+        if not self.request.Test(self.status):
+            return False
+        self._finish()
+        return True
+
+    def wait(self, timeout=None):
+        """Finish it. False if that took more than `timeout` seconds."""
+        if timeout is None:
+            self.request.Wait(self.status)
+            self._finish()
+            return True
+        limit = time.monotonic() + timeout
+        while not self.test():
+            if time.monotonic() > limit:
+                return False
+            time.sleep(1e-4)
+        return True
+
+    def _finish(self):
+        self.engine.outstanding.discard(self)
+        if self.then is not None:
+            self.then()
+
+
+class Deferred:
+    """An operation of several messages, which MPI can't post as one: it runs when it is waited for or asked about."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def test(self):
+        return self.wait()
+
+    def wait(self, timeout=None):
+        self.run()
+        return True

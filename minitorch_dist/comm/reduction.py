@@ -1,0 +1,45 @@
+"""The arithmetic of a reduction, independent of the engine: operations, the tree, the slices, the bytes."""
+
+import numpy as np
+
+OPS = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}   # a mean is a sum, divided once at the end
+
+REDUCIBLE = frozenset(np.dtype(code) for code in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
+
+
+def tree_reduce(parts, combine, out):
+    """out = ((p0+p1)+(p2+p3))+…, the balanced binary tree in rank order; `out` may be parts[0].
+
+    An odd one out moves up a level unpaired, so that any number of parts has one fixed order: for three, (p0+p1)+p2.
+    """
+    while len(parts) > 2:
+        pairs = [combine(left, right) for left, right in zip(parts[0::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs):]
+    return combine(parts[0], parts[1], out=out)
+
+
+def is_power_of_two(n):
+    return n & (n - 1) == 0
+
+
+def cut(n, rank, size, grain=1):
+    """(first, last+1) of the rank's slice of n things; inner boundaries are multiples of `grain`."""
+    first = n * rank // size // grain * grain
+    last = n if rank + 1 == size else n * (rank + 1) // size // grain * grain
+    return first, last
+
+
+# Bytes that one rank puts on the wire. M: bytes of the whole vector (the larger of the two arrays), share: this
+# rank's N-th of it. Summed over the ranks, an all_reduce moves 2(N-1)M: what a ring moves, and what the window's
+# slices move (each rank reads its slice of N-1 others and writes N-1 copies of the result).
+WIRE_BYTES = {
+    "all_reduce": lambda M, share, N: 2 * (N - 1) * share,
+    "all_reduce exact": lambda M, share, N: (N.bit_length() - 1) * M,    # log2 N exchanges of everything
+    "reduce_scatter": lambda M, share, N: (N - 1) * share,
+    "all_gather": lambda M, share, N: (N - 1) * share,
+    "all_to_all": lambda M, share, N: M - share,                         # all but what stays here
+    "broadcast": lambda M, share, N: M if N > 1 else 0,                  # on the root, 0 elsewhere
+    "send": lambda M, share, N: M,
+    "recv": lambda M, share, N: 0,
+    "barrier": lambda M, share, N: 0,
+}

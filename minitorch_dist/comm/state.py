@@ -1,0 +1,75 @@
+"""Where this rank is: the call that it waits in. The watchdog reads it, and so does the launcher of tests."""
+
+import faulthandler
+import json
+import os
+import signal
+import threading
+from typing import NamedTuple
+
+RECORD_BYTES = 512   # the state file is one record, overwritten in place: one system call, never half a line to read
+
+
+class Call(NamedTuple):
+    """A blocking call that has begun and not yet returned."""
+
+    communicator: object
+    op: str
+    x: object        # the array, or None
+    peer: object     # rank within the communicator, or None for a collective
+    thread: int      # identifier of the thread that waits
+
+    def waits_for(self):
+        """World ranks without which this call can't return."""
+        ranks = self.communicator.world_ranks
+        if self.peer is not None and self.op in ("send", "recv", "isend", "irecv"):
+            return [ranks[self.peer]]
+        return [rank for i, rank in enumerate(ranks) if i != self.communicator.rank]
+
+    def __str__(self):
+        array = "" if self.x is None else f"{self.x.dtype}{list(self.x.shape)}"
+        peer = "" if self.peer is None else f", peer {self.peer}"
+        return f"{self.op}({array}{peer}) on {self.communicator.name!r}"
+
+
+class RankState:
+    """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun."""
+
+    def __init__(self):
+        self.call, self.calls = None, 0
+        self._file = None
+
+    def enter(self, communicator, op, x, peer):
+        """A blocking call begins."""
+        self.calls += 1
+        self.call = Call(communicator, op, x, peer, threading.get_ident())
+        if self._file is not None:
+            self._write()
+
+    def leave(self):
+        """The blocking call has returned, or raised."""
+        self.call = None
+        if self._file is not None:
+            self._write()
+
+    def record_in(self, folder, rank):
+        """From now on keep the state in `folder`/rank-R.state (JSON), and dump all stacks there upon SIGUSR1.
+
+        The signal's dump works wherever the rank hangs, inside C code too.
+        """
+        self._file = os.open(os.path.join(folder, f"rank-{rank}.state"), os.O_RDWR | os.O_CREAT)
+        self._stacks = open(os.path.join(folder, f"rank-{rank}.stack"), "w")   # faulthandler needs it open from now on
+        faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
+        self._write()
+
+    def _write(self):
+        call = self.call
+        record = {"pid": os.getpid(), "calls": self.calls, "waiting": call is not None}
+        if call is not None:
+            record |= {"axis": call.communicator.name, "op": call.op, "peer": call.peer}
+            if call.x is not None:
+                record |= {"shape": list(call.x.shape), "dtype": str(call.x.dtype)}
+        os.pwrite(self._file, json.dumps(record).encode().ljust(RECORD_BYTES), 0)
+
+
+state = RankState()   # a process has one

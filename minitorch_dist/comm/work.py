@@ -1,0 +1,42 @@
+"""Work: an operation that has been posted and will be waited for."""
+
+from .state import state
+
+
+class Work:
+    """Handle of a posted operation. It holds the buffers until they may be touched again.
+
+    All ranks wait for their works in the same order among their other calls, as they post them in the same order:
+    on the node's window a rank does its part of the reduction inside `wait` or `is_completed`.
+    """
+
+    def __init__(self, communicator, op, buffers, peer, request):
+        self.op, self.buffers, self.peer = op, buffers, peer
+        self._communicator, self._request, self._done = communicator, request, False
+        if request is None:   # nothing was left to wait for
+            self._finish()
+
+    def is_completed(self):
+        """True once the buffers hold the result. Never blocks; does this rank's part when all ranks have arrived."""
+        if not self._done and self._request.test():
+            self._finish()
+        return self._done
+
+    def wait(self, timeout=None):
+        """Return when the buffers hold the result. TimeoutError after `timeout` seconds (None: no limit)."""
+        if self._done:
+            return
+        state.enter(self._communicator, self.op, self.buffers[0], self.peer)
+        try:
+            completed = self._request.wait(timeout)
+        finally:
+            state.leave()
+        if not completed:
+            raise TimeoutError(f"{self.op} on {self._communicator.name!r} (peer {self.peer}) hasn't completed within "
+                               f"{timeout} s: another rank hasn't called it yet, or has called it in another order")
+        self._finish()
+
+    def _finish(self):
+        self._done = True
+        for hook in self._communicator.hooks:
+            hook.after(self.op, self.buffers[0], self.peer)

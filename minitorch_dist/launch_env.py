@@ -1,0 +1,61 @@
+"""What the launcher's environment says about this process. Standard library only.
+
+This module must be importable before NumPy (a BLAS reads its thread count once, when it is loaded) and without MPI
+(one process needs none).
+"""
+
+import os
+import sys
+
+# Each launcher tells its processes how many they are, and which one each is, in variables of its own.
+SIZE_VARIABLES = (
+    "PMI_SIZE",               # MPICH, Intel MPI, srun --mpi=pmi2
+    "OMPI_COMM_WORLD_SIZE",   # Open MPI
+    "MV2_COMM_WORLD_SIZE",    # MVAPICH2
+    "SLURM_STEP_NUM_TASKS",   # srun with any --mpi; a batch script before its first srun has SLURM_NTASKS but not this
+)
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+# A program that a rank starts is not itself a rank, and must not inherit these.
+_OF_ONE_RANK = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "MV2_COMM_WORLD_", "SLURM_STEP_",
+                "SLURM_PROCID")
+
+
+def _first_number(variables, default):
+    for name in variables:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return default
+
+
+def launched_size():
+    """Number of ranks that the launcher started, 1 without a launcher."""
+    return _first_number(SIZE_VARIABLES, 1)
+
+
+def launched_rank():
+    """Which of them this process is, 0 without a launcher."""
+    return _first_number(RANK_VARIABLES, 0)
+
+
+def without_launcher(environment):
+    """A copy of the environment in which a program is nobody's rank, so that it may start ranks of its own."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OF_ONE_RANK)}
+
+
+def default_blas_threads():
+    """Under a launcher of several ranks, one BLAS thread per rank unless the user has set a number.
+
+    Otherwise each rank's BLAS takes every core, and N ranks fight for them. A number in OMP_NUM_THREADS is the user's
+    wish for all libraries. Call this before the first import of NumPy; later it limits the libraries already loaded.
+    """
+    if launched_size() == 1:
+        return
+    chosen_by_user = any(name in os.environ for name in THREAD_VARIABLES)
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, os.environ.get("OMP_NUM_THREADS", "1"))
+    if "numpy" in sys.modules and not chosen_by_user:
+        import threadpoolctl
+        threadpoolctl.threadpool_limits(limits=1)

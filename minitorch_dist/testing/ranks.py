@@ -1,0 +1,224 @@
+"""The one launcher of N ranks: with a time limit, and for each rank its output, its last state and its stack.
+
+    run = ranks.launch(["train.py", "--steps", "3"], n=2, limit=60).check()
+    values = ranks.call("tests.comm.cases:sum_of_ranks", n=4)      # [value of rank 0, value of rank 1, …]
+
+A launch costs about 0.3 s and the imports. A run that takes longer than its limit is ended and has failed, whatever
+it has printed; the report then says where each rank waited.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from minitorch_dist.launch_env import without_launcher
+
+CHILD = Path(__file__).with_name("rank_child.py")
+TAIL_LINES = 40       # of each rank's output in a report
+STACK_SECONDS = 0.3   # for the ranks to dump their stacks
+END_SECONDS = 1       # for mpirun to end its ranks before they are killed
+GONE_SECONDS = 1      # for the killed to go
+
+# Each rank writes into files of its own; $0 is the folder. `exec` keeps the pid, so that the launcher knows it.
+PER_RANK = ('rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}; echo $$ > "$0/rank-$rank.pid"; '
+            'exec "$@" > "$0/rank-$rank.out" 2> "$0/rank-$rank.err"')
+
+
+@dataclass
+class Run:
+    """What came of a launch. Lists are indexed by rank.
+
+    returncode       of the launcher (of python itself for a plain run); None after a timeout
+    timed_out        True if the limit was reached
+    seconds          wall time
+    stdout, stderr   text
+    state            dict of the rank's last blocking call (comm/state.py), None if it never reached comm.world()
+    stack            after a timeout, the stacks of the rank's threads
+    launcher_stderr  what mpirun itself printed, on stdout too
+    """
+
+    command: list
+    returncode: int | None
+    timed_out: bool
+    seconds: float
+    stdout: list
+    stderr: list
+    state: list
+    stack: list
+    launcher_stderr: str
+
+    def check(self):
+        """self, if the run ended in time with status 0; else AssertionError with all that is known."""
+        if self.timed_out or self.returncode != 0:
+            raise AssertionError(self.report())
+        return self
+
+    def report(self):
+        """Everything a human needs to see what went wrong."""
+        ending = "reached its time limit" if self.timed_out else f"ended with status {self.returncode}"
+        lines = [f"{' '.join(map(str, self.command))}", f"{ending} after {self.seconds:.1f} s"]
+        for rank in range(len(self.stdout)):
+            lines += [f"---- rank {rank}: {self._where(rank)}"]
+            for title, text in (("stack", self.stack[rank]), ("stderr", self.stderr[rank]),
+                                ("stdout", self.stdout[rank])):
+                if text.strip():
+                    lines += [f"  {title}:"] + ["    " + line for line in text.rstrip().splitlines()[-TAIL_LINES:]]
+        if self.launcher_stderr.strip():
+            lines += ["---- launcher:"] + ["    " + line for line in self.launcher_stderr.splitlines()[-TAIL_LINES:]]
+        return "\n".join(lines)
+
+    def _where(self, rank):
+        state = self.state[rank]
+        if state is None:
+            return "never came to comm.world()"
+        if not state["waiting"]:
+            return f"between calls, after {state['calls']} of them"
+        detail = ", ".join(f"{key} {state[key]}" for key in ("dtype", "shape", "peer") if state.get(key) is not None)
+        return f"in call {state['calls']}, {state['op']} on {state['axis']!r}" + (f" ({detail})" if detail else "")
+
+
+def launch(arguments, n, limit=60, env=None, cwd=None, force=False):
+    """Run `mpirun -n N python *arguments`; a Run. One rank runs without mpirun, unless `force`.
+
+    limit: seconds. env: variables added to this process's own; those of a launcher above it are left out.
+    """
+    return _launch([str(argument) for argument in arguments], n, limit, env, cwd, force, lambda folder: None)[0]
+
+
+def call(target, n, args=(), limit=60, env=None, cwd=None):
+    """Call `module:function` with args on each of n ranks, after comm.world(); the list of their values, by rank.
+
+    Arguments and values are pickled. Modules are found where this process finds them. A function that raises, a rank
+    that ends early and a timeout are AssertionErrors with the traceback.
+    """
+    def write_call(folder):
+        with open(folder / "call.pickle", "wb") as file:
+            pickle.dump([os.path.abspath(path) for path in sys.path], file)
+            pickle.dump((target, tuple(args)), file)
+
+    def read_values(folder):
+        files = [folder / f"rank-{rank}.value" for rank in range(n)]
+        return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files], \
+            [rank for rank in range(n) if not files[rank].exists()]
+
+    run, (values, missing) = _launch([str(CHILD)], n, limit, env, cwd, False, write_call, read_values)
+    run.check()
+    if missing:
+        raise AssertionError(f"{target}: no value from ranks {missing}\n{run.report()}")
+    return values
+
+
+def find_mpirun():
+    """Path of mpirun: the one beside this python, else the first on PATH. RuntimeError if there is none."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if found is None:
+        raise RuntimeError("no mpirun beside this python nor on PATH: `pip install mpich`, or install your cluster's "
+                           "MPI and load its module")
+    return found
+
+
+@functools.cache
+def mpirun_command():
+    """mpirun with the options that let it start any number of ranks on this machine, as any user."""
+    mpirun = find_mpirun()
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version and "OpenRTE" not in version and "prte" not in version.lower():
+        return [mpirun]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpirun, "--oversubscribe", "--bind-to", "none", *root]
+
+
+# ---------------------------------------------------------------- inside
+
+def _launch(arguments, n, limit, env, cwd, force, prepare, collect=lambda folder: None):
+    folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    try:
+        prepare(folder)
+        run = _run(folder, arguments, n, limit, env, cwd, force)
+        return run, collect(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder, arguments, n, limit, env, cwd, force):
+    mpirun = [*mpirun_command(), "-n", str(n)] if n > 1 or force else []
+    python = [sys.executable, *arguments]
+    if CHILD.as_posix() in arguments:
+        python.append(str(folder))
+    environment = without_launcher(os.environ) | {
+        "MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (env or {})
+    start = time.monotonic()
+    with open(folder / "launcher.err", "w") as said:   # MPICH's mpirun names the signal that killed a rank on stdout
+        process = subprocess.Popen([*mpirun, "/bin/sh", "-c", PER_RANK, str(folder), *python], cwd=cwd,
+                                   env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                                   start_new_session=True)
+        try:
+            process.wait(limit)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _dump_stacks(folder, n)
+        finally:
+            _end(process, folder, n)
+    seconds = time.monotonic() - start
+
+    def texts(kind):
+        return [_read(folder / f"rank-{rank}.{kind}") for rank in range(n)]
+    states = [json.loads(text) if text.strip() else None for text in texts("state")]
+    return Run([*mpirun, *python], None if timed_out else process.returncode, timed_out, seconds, texts("out"),
+               texts("err"), states, texts("stack"), _read(folder / "launcher.err"))
+
+
+def _read(path):
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _pids(folder, n):
+    texts = [_read(folder / f"rank-{rank}.pid").strip() for rank in range(n)]
+    return [int(text) if text else None for text in texts]
+
+
+def _dump_stacks(folder, n):
+    """Have every rank that has armed it (it has a state file) write its stacks; see comm/state.py."""
+    for rank, pid in enumerate(_pids(folder, n)):
+        if pid is not None and (folder / f"rank-{rank}.state").exists():
+            _signal(pid, signal.SIGUSR1)
+    time.sleep(STACK_SECONDS)
+
+
+def _end(process, folder, n):
+    """End what is left of a run: mpirun ends its ranks when asked to, and whoever is left then is killed."""
+    if process.poll() is not None:
+        return
+    pids = _pids(folder, n)
+    _signal(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    limit = time.monotonic() + GONE_SECONDS
+    # mpirun starts each rank in a session of its own, so that killing its own group doesn't reach them.
+    while pids and time.monotonic() < limit:
+        pids = [pid for pid in pids if pid is not None and _signal(pid, signal.SIGKILL)]
+        time.sleep(0.01)
+
+
+def _signal(pid, number):
+    """Send a signal; False if there is no such process (any more)."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,340 @@
+"""What the ranks do in the tests of comm/. Each function runs on every rank; what must hold is checked by the parent.
+
+Data is keyed by (case, rank), so that the parent can work out what every rank held without asking it.
+"""
+
+import os
+
+import numpy as np
+
+from minitorch_dist import comm, ledger
+from minitorch_dist.comm.state import state
+
+SIZES = (1, 7, 4097, 100003)
+DTYPES = ("f4", "f8", "i8")
+
+
+def data_of(rank, size, dtype, salt=0):
+    """What `rank` holds: random floats of widely different magnitudes, or integers."""
+    random = np.random.default_rng([rank, size, salt])
+    if np.dtype(dtype).kind == "i":
+        return random.integers(-1000, 1000, size).astype(dtype)
+    return (random.standard_normal(size) * 10.0 ** random.integers(-3, 4, size)).astype(dtype)
+
+
+def placed(world, values, window):
+    """The values in the shared window, or in plain memory."""
+    x = world.empty(values.shape, values.dtype) if window else np.empty_like(values)
+    x[...] = values
+    assert world.in_window(x) == (window and world.size > 1)
+    return x
+
+
+def all_reduce_everything():
+    """{(size, dtype, op, in the window): the result}, on every rank."""
+    world = comm.world()
+    results = {}
+    for size in SIZES:
+        for dtype in DTYPES:
+            for op in ("sum", "max", "min") + (("mean",) if dtype != "i8" else ()):
+                for window in (True, False):
+                    x = placed(world, data_of(world.rank, size, dtype), window)
+                    assert world.all_reduce(x, op) is None
+                    results[size, dtype, op, window] = x.copy()
+    return results
+
+
+def exact_bits():
+    """{(size, dtype, in the window): the exact sum}."""
+    world = comm.world()
+    results = {}
+    for size in SIZES:
+        for dtype in ("f4", "f8"):
+            for window in (True, False):
+                x = placed(world, data_of(world.rank, size, dtype), window)
+                work = world.all_reduce(x, exact=True, async_op=dtype == "f8")
+                if work is not None:
+                    work.wait()
+                results[size, dtype, window] = x.copy()
+    return results
+
+
+def views():
+    """A reduction of one row of a window array: (whole array after it, was the view in the window?)."""
+    world = comm.world()
+    whole = world.empty((3, 1000), "f4")
+    whole[...] = data_of(world.rank, 3000, "f4").reshape(3, 1000)
+    row = whole[1]
+    in_window = world.in_window(row)
+    world.all_reduce(row)
+    return whole.copy(), in_window
+
+
+def outstanding():
+    """Five works posted, two of them outside the window, waited for in an order that isn't theirs; the results."""
+    world = comm.world()
+    arrays = [placed(world, data_of(world.rank, 5000 + i, "f8"), window=i % 2 == 0) for i in range(5)]
+    works = [world.all_reduce(x, async_op=True) for x in arrays]
+    posted = [x.copy() for x in arrays if world.in_window(x)]
+    untouched = all((x == data_of(world.rank, x.size, "f8")).all() for x in posted) if world.rank == 0 else None
+    world.barrier()
+    for i in (4, 0, 3, 1, 2):
+        works[i].wait()
+        assert works[i].is_completed()
+    return [x.copy() for x in arrays], untouched
+
+
+def polling():
+    """Works that nobody waits for, only asks: both engines must come to an end."""
+    world = comm.world()
+    arrays = [placed(world, data_of(world.rank, 3000, "f8"), window) for window in (True, False)]
+    works = [world.all_reduce(x, async_op=True) for x in arrays]
+    while not all(work.is_completed() for work in works):
+        pass
+    world.barrier()
+    return [x.copy() for x in arrays]
+
+
+def data_movers():
+    """One call of each of the others, in and out of the window where that matters; {name: result}."""
+    world = comm.world()
+    rank, size = world.rank, world.size
+    results = {}
+    for window in (True, False):
+        x = placed(world, data_of(rank, 100 * size, "f4"), window)
+        out = np.full(100, np.nan, "f4")
+        world.reduce_scatter(out, x)
+        results["reduce_scatter", window] = out
+        assert (x == data_of(rank, 100 * size, "f4")).all()
+        world.reduce_scatter(x.reshape(size, -1)[rank], x, "mean")   # into its own place
+        results["reduce_scatter into itself", window] = x.reshape(size, -1)[rank].copy()
+
+        out = placed(world, np.full((size, 100), np.nan, "f4"), window)
+        world.all_gather(out, data_of(rank, 100, "f4"))
+        results["all_gather", window] = out.copy()
+        out = placed(world, np.full((size, 100), np.nan, "f4"), window)
+        out[rank] = data_of(rank, 100, "f4")
+        world.all_gather(out, out[rank], async_op=True).wait()       # from its own place
+        results["all_gather from itself", window] = out.copy()
+
+    x, out = data_of(rank, 6 * size, "f8").reshape(2 * size, 3), np.full((2 * size, 3), np.nan)
+    world.all_to_all(out, x)
+    results["all_to_all"] = out
+    # rank i sends i+j rows to rank j
+    x = data_of(rank, 3 * sum(rank + j for j in range(size)), "f8").reshape(-1, 3)
+    out = np.full((sum(i + rank for i in range(size)), 3), np.nan)
+    counts = [rank + j for j in range(size)]
+    world.all_to_all(out, x, counts, counts, async_op=True).wait()
+    results["all_to_all with counts"] = out
+    for src in range(size):
+        x = data_of(rank, 9, "f2")   # a dtype that MPI has no name for
+        world.broadcast(x, src)
+        results["broadcast", src] = x
+    return results
+
+
+def messages():
+    """Round the ring twice: blocking, then posted with the tags crossed. What arrived."""
+    world = comm.world()
+    rank, after, before = world.rank, (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    first, second, third = np.empty(50), np.empty(60), np.empty(70)
+    if rank == 0:
+        world.send(data_of(rank, 50, "f8"), after)
+        world.recv(first, before)
+    else:
+        world.recv(first, before)
+        world.send(data_of(rank, 50, "f8"), after)
+    receives = [world.irecv(third, before, tag=3), world.irecv(second, before, tag=2)]
+    sends = [world.isend(data_of(rank, 60, "f8"), after, tag=2), world.isend(data_of(rank, 70, "f8"), after, tag=3)]
+    for work in receives + sends:
+        work.wait(timeout=20)
+    return first, second, third
+
+
+def objects():
+    world = comm.world()
+    mine = {"rank": world.rank, "text": "ü" * 1000 * world.rank}
+    last = world.size - 1
+    return (world.broadcast_object(mine, last), world.gather_object(mine, last), world.all_gather_object(mine),
+            world.all_gather_object(None))
+
+
+def groups():
+    """Two groups by parity with their order reversed, and a third that leaves rank 0 out."""
+    world = comm.world()
+    half = world.split(world.rank % 2, key=-world.rank, name="half")
+    x = half.empty(1000, "f8")
+    x[:] = 10.0 ** world.rank
+    half.all_reduce(x)
+    rest = world.split(None if world.rank == 0 else 7)
+    return (half.rank, half.size, half.name, half.world_ranks, half.all_gather_object(world.rank), x[0],
+            None if rest is None else (rest.name, rest.world_ranks))
+
+
+def counted():
+    """{call: (calls, bytes)} in the ledger of this rank, and the number of hook calls seen."""
+    world = comm.world()
+    size, rank = world.size, world.rank
+    n = 16 * size * 100
+    in_window, plain, part = world.empty(n, "f4"), np.zeros(n, "f4"), np.zeros(n // size, "f4")
+    odd_window, odd_plain = world.empty(100003, "f4"), np.zeros(100003, "f4")
+    calls = {
+        "all_reduce window": lambda: world.all_reduce(in_window),
+        "all_reduce plain": lambda: world.all_reduce(plain),
+        "all_reduce odd window": lambda: world.all_reduce(odd_window),
+        "all_reduce odd plain": lambda: world.all_reduce(odd_plain),
+        "all_reduce posted": lambda: world.all_reduce(plain, async_op=True).wait(),
+        "reduce_scatter": lambda: world.reduce_scatter(part, plain),
+        "all_gather": lambda: world.all_gather(in_window, part),
+        "all_to_all": lambda: world.all_to_all(odd_plain[:n], plain),
+        "broadcast": lambda: world.broadcast(plain, 1),
+        "send": lambda: world.send(plain, 1) if rank == 0 else world.recv(plain, 0) if rank == 1 else None,
+        "barrier": world.barrier,
+    }
+    if size in (2, 4):
+        calls["all_reduce exact plain"] = lambda: world.all_reduce(plain, exact=True)
+    counts = {}
+    for name, run in calls.items():
+        with ledger.record() as book:
+            run()
+        counts[name] = sum(book.calls.values()), book.total_bytes_sent(), sorted(book.calls)
+    return counts
+
+
+class Recorder:
+    """A hook that writes down what it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before(self, op, x, peer):
+        self.seen.append(("before", op, None if x is None else x.size, peer))
+
+    def after(self, op, x, peer):
+        self.seen.append(("after", op, None if x is None else x.size, peer))
+
+
+def hooked():
+    world = comm.world()
+    recorder = Recorder()
+    world.hooks.append(recorder)
+    x = world.empty(10, "f4")
+    world.all_reduce(x)
+    work = world.all_reduce(np.zeros(11), async_op=True)
+    world.broadcast(np.zeros(12), 1)
+    work.wait()
+    world.barrier()
+    child = world.split(0)
+    world.hooks.remove(recorder)
+    child.barrier()   # a copy of the hooks
+    return recorder.seen
+
+
+def memory():
+    """Alignment, order, zeros, and that a window array's memory goes with its last view: a list of facts."""
+    world = comm.world()
+    arrays = [world.empty(shape, dtype) for shape, dtype in (((3, 5), "f4"), (7, "f8"), ((), "i8"), ((0, 4), "f4"))]
+    facts = [(x.shape, x.dtype.str, x.ctypes.data % 64 if x.size else 0, x.flags.c_contiguous, not x.any())
+             for x in arrays]
+    many = [world.empty(10, "f4") for _ in range(300)]
+    view = many[7][2:5]
+    segments = len(world._window._segments)
+    del many
+    alive = len(world._window._segments)
+    view[:] = world.rank
+    world.all_reduce(view)
+    del view
+    mapped = sum("minitorch_" in line for line in open("/proc/self/maps"))
+    return facts, segments, alive, len(world._window._segments), mapped, arrays[0].any()
+
+
+def without_memory():
+    """The window's memory can't be had: rank 1's /dev/shm is full. Plain memory takes its place, on all ranks."""
+    world = comm.world()
+
+    def full(file, offset, length):
+        raise OSError(28, "No space left on device")
+    if world.rank == 1:
+        os.posix_fallocate = full
+    x = world.empty(1000, "f4")
+    x[:] = world.rank + 1
+    world.all_reduce(x)
+    return world.in_window(x), x[0]
+
+
+def timeout_is_error():
+    """Rank 0 waits for a reduction that rank 1 posts only later: what it gets told, then the result."""
+    world = comm.world()
+    messages = []
+    for window in (True, False):
+        x = placed(world, np.ones(10), window)
+        world.barrier()
+        if world.rank == 0:
+            work = world.all_reduce(x, async_op=True)
+            try:
+                work.wait(timeout=0.05)
+            except TimeoutError as error:
+                messages.append(str(error))
+            assert state.call is None   # or the watchdog would still take this rank for waiting
+            world.send(np.zeros(1), 1)
+        else:
+            world.recv(np.zeros(1), 0)
+            work = world.all_reduce(x, async_op=True)
+        work.wait(timeout=20)
+        assert (x == 2).all()
+    return messages
+
+
+def wrong_arguments():
+    """{what is wrong: (type, message)}; nothing may be sent, so the ranks need not agree."""
+    world = comm.world()
+    x, n = np.zeros(8), world.size
+    read_only = np.zeros(8)
+    read_only.flags.writeable = False
+    big = np.zeros((n, 4))
+    calls = {
+        "strided": lambda: world.all_reduce(np.zeros((4, 4))[:, 1]),
+        "list": lambda: world.all_reduce([1.0]),
+        "objects": lambda: world.broadcast(np.array([None])),
+        "read-only": lambda: world.all_reduce(read_only),
+        "op": lambda: world.all_reduce(x, "avg"),
+        "half": lambda: world.all_reduce(x.astype("f2")),
+        "byte order": lambda: world.all_reduce(x.astype(">f8")),
+        "integer mean": lambda: world.all_reduce(np.zeros(8, "i8"), "mean"),
+        "exact max": lambda: world.all_reduce(x, "max", exact=True),
+        "root": lambda: world.broadcast(x, n),
+        "negative": lambda: world.send(x, -1),
+        "self": lambda: world.send(x, world.rank),
+        "tag": lambda: world.recv(x, (world.rank + 1) % n, tag=32767),
+        "gather shape": lambda: world.all_gather(np.zeros(8 * n + 1), x),
+        "gather dtype": lambda: world.all_gather(np.zeros(8 * n, "f4"), x),
+        "scatter shape": lambda: world.reduce_scatter(np.zeros(3), x),
+        "overlap": lambda: world.all_gather(big, big[(world.rank + 1) % n]),
+        "row shape": lambda: world.all_to_all(np.zeros((n, 2)), np.zeros((n, 3))),
+        "exchange in place": lambda: world.all_to_all(big, big),
+        "rows": lambda: world.all_to_all(np.zeros(n + 1), np.zeros(n + 1)),
+        "counts": lambda: world.all_to_all(np.zeros(4), np.zeros(4), [1] * n, [1] * n),
+        "color": lambda: world.split(-1),
+    }
+    if n == 3:
+        calls["exact on 3"] = lambda: world.all_reduce(x, exact=True)
+    messages = {}
+    for name, run in calls.items():
+        try:
+            run()
+            messages[name] = None
+        except (TypeError, ValueError) as error:
+            messages[name] = type(error).__name__, str(error)
+    return messages
+
+
+def short_message():
+    """Rank 0 sends 5 numbers to a rank that expects 6."""
+    world = comm.world()
+    if world.rank == 0:
+        world.send(np.zeros(5), 1)
+        return None
+    try:
+        world.recv(np.zeros(6), 0)
+    except RuntimeError as error:
+        return str(error)

@@ -1,0 +1,82 @@
+"""Wrong arguments are errors that carry the values and say what to do."""
+
+import pytest
+
+from minitorch_dist.testing import ranks
+
+CASES = "tests.comm.cases:"
+
+EXPECTED = {   # what is wrong: (type, words of the message)
+    "strided": ("ValueError", "C-contiguous", "(32,)"),
+    "list": ("TypeError", "NumPy array", "list"),
+    "objects": ("TypeError", "broadcast_object"),
+    "read-only": ("ValueError", "read-only", ".copy()"),
+    "op": ("ValueError", "'avg'", "sum, mean, max, min"),
+    "half": ("TypeError", "float16", "cast"),
+    "byte order": ("TypeError", ">f8", "native"),
+    "integer mean": ("TypeError", "int64", "float64"),
+    "exact max": ("ValueError", "'max'", "sum"),
+    "root": ("ValueError", "src=3", "0 to 2"),
+    "negative": ("ValueError", "dst=-1", "0 to 2"),
+    "self": ("ValueError", "itself"),
+    "tag": ("ValueError", "32767", "32766"),
+    "gather shape": ("ValueError", "25 elements", "3 × 8 = 24"),
+    "gather dtype": ("TypeError", "float32", "float64"),
+    "scatter shape": ("ValueError", "8 elements", "3 × 3 = 9"),
+    "overlap": ("ValueError", "overlaps", "reshape(3, -1)"),
+    "row shape": ("ValueError", "float64[3, 3]", "all axes but the first"),
+    "exchange in place": ("ValueError", "overlap"),
+    "rows": ("ValueError", "4 rows", "send_counts"),
+    "counts": ("ValueError", "[1, 1, 1]", "sum 4"),
+    "color": ("ValueError", "color=-1"),
+    "exact on 3": ("ValueError", "has 3", "power of two"),
+}
+
+
+def test_wrong_arguments():
+    for messages in ranks.call(CASES + "wrong_arguments", 3):
+        assert set(messages) == set(EXPECTED)
+        for name, (kind, *words) in EXPECTED.items():
+            assert messages[name] is not None, f"{name}: accepted"
+            assert messages[name][0] == kind, (name, messages[name])
+            for word in words:
+                assert word in messages[name][1], (name, messages[name])
+
+
+def test_a_message_of_another_size():
+    _, message = ranks.call(CASES + "short_message", 2)
+    assert "40 bytes" in message and "48" in message and "float64[6]" in message
+
+
+def test_wait_with_a_limit():
+    on_rank_0, on_rank_1 = ranks.call(CASES + "timeout_is_error", 2)
+    assert len(on_rank_0) == 2 and on_rank_1 == []
+    assert all("all_reduce on 'world'" in message and "0.05 s" in message for message in on_rank_0)
+
+
+ALONE = """
+import sys
+from minitorch_dist import comm
+world = comm.world()
+assert (world.rank, world.size, world.name) == (0, 1, "world") and comm.world() is world
+print("mpi4py" in sys.modules)
+"""
+
+
+def test_one_process_never_loads_mpi(tmp_path):
+    (tmp_path / "alone.py").write_text(ALONE)
+    assert ranks.launch([tmp_path / "alone.py"], n=1).check().stdout == ["False\n"]
+    assert ranks.launch([tmp_path / "alone.py"], n=1, force=True).check().stdout == ["False\n"]
+
+
+@pytest.mark.parametrize("environment, words", [
+    ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
+     ("started 4 ranks", "sees only 1", "another MPI")),
+    ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+     ("started 2 ranks", "can't load", "pip install mpich")),
+])
+def test_ranks_that_cant_find_each_other_never_train_apart(tmp_path, environment, words):
+    (tmp_path / "alone.py").write_text(ALONE)
+    run = ranks.launch([tmp_path / "alone.py"], n=1, env=environment)
+    assert run.returncode == 1 and not run.timed_out
+    assert all(word in run.stderr[0] for word in ("RuntimeError", *words)), run.report()

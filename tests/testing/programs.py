@@ -1,0 +1,41 @@
+"""What the ranks do in the tests of testing/ranks.py."""
+
+import atexit
+import os
+import sys
+import time
+
+import numpy as np
+
+from minitorch_dist import comm
+
+
+def rank_and(*args):
+    print("out", comm.world().rank)
+    print("err", comm.world().rank, file=sys.stderr)
+    return comm.world().rank, args, os.environ.get("OPENBLAS_NUM_THREADS")
+
+
+def fails_on(rank):
+    if comm.world().rank == rank:
+        raise KeyError("this key")
+    comm.world().barrier()
+
+
+def never_comes():
+    """Rank 0 sleeps, rank 1 waits for its message, rank 2 for everybody."""
+    world = comm.world()
+    if world.rank == 0:
+        time.sleep(100)
+    elif world.rank == 1:
+        world.recv(np.zeros((2, 3), "f4"), 0, tag=5)
+    else:
+        world.all_reduce(np.zeros(7))
+
+
+def leaves_without_a_value():
+    sys.exit(0)
+
+
+def fails_at_the_exit():
+    atexit.register(os._exit, 5)

@@ -1,0 +1,115 @@
+"""The launcher of ranks: values, output per rank, time limits, and reports."""
+
+import os
+
+import numpy as np
+import pytest
+
+from minitorch_dist import launch_env
+from minitorch_dist.testing import ranks
+
+PROGRAMS = "tests.testing.programs:"
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")")[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_call_gives_each_ranks_value(n):
+    values = ranks.call(PROGRAMS + "rank_and", n, args=(np.arange(3), "x"))
+    assert [value[0] for value in values] == list(range(n))
+    assert all((args[0] == [0, 1, 2]).all() and args[1] == "x" for _, args, _ in values)
+
+
+def test_a_raise_is_an_assertion_with_the_traceback():
+    with pytest.raises(AssertionError, match="this key") as caught:
+        ranks.call(PROGRAMS + "fails_on", n=2, args=(1,))
+    assert "rank 1: between calls" in str(caught.value) and "fails_on" in str(caught.value)
+    with pytest.raises(AssertionError, match="this key"):
+        ranks.call(PROGRAMS + "fails_on", n=1, args=(0,))
+    with pytest.raises(AssertionError, match=r"no value from ranks \[0, 1\]"):
+        ranks.call(PROGRAMS + "leaves_without_a_value", n=2)
+    with pytest.raises(AssertionError, match="status 5"):
+        ranks.call(PROGRAMS + "fails_at_the_exit", n=1)
+
+
+def test_a_timeout_fails_and_says_where_each_rank_waits():
+    with pytest.raises(AssertionError) as caught:
+        ranks.call(PROGRAMS + "never_comes", n=3, limit=4)
+    report = str(caught.value)
+    for words in ("reached its time limit", "rank 0: between calls", "recv on 'world' (dtype float32, shape [2, 3], "
+                  "peer 0)", "all_reduce on 'world' (dtype float64, shape [7])", "programs.py"):
+        assert words in report, report
+
+
+def test_a_timeout_leaves_no_process_and_never_passes(tmp_path):
+    script = tmp_path / "stubborn.py"
+    script.write_text("import os, signal, time\n"
+                      "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                      "print(os.getpid(), flush=True)\n"
+                      "time.sleep(100)\n")
+    for n in (1, 2):
+        run = ranks.launch([script], n, limit=1)
+        assert run.timed_out and run.returncode is None and run.seconds < 6
+        assert run.state == [None] * n and "never came to comm.world()" in run.report()
+        pids = [int(text) for text in run.stdout]
+        assert not [pid for pid in pids if is_alive(pid)]
+        with pytest.raises(AssertionError, match="time limit"):
+            run.check()
+
+
+def test_launch_keeps_ranks_apart(tmp_path):
+    script = tmp_path / "talk.py"
+    script.write_text("import os, sys\nfrom minitorch_dist import comm\nw = comm.world()\n"
+                      "print('out', w.rank, sys.argv[1], os.environ['COLOUR'], os.getcwd())\n"
+                      "print('err', w.rank, file=sys.stderr)\n"
+                      "w.barrier()\n")
+    run = ranks.launch([script, "a b"], n=2, env={"COLOUR": "green"}, cwd=tmp_path).check()
+    assert run.stdout == [f"out {rank} a b green {tmp_path}\n" for rank in range(2)]
+    assert run.stderr == ["err 0\n", "err 1\n"]
+    assert [state["calls"] for state in run.state] == [1, 1]
+    assert run.seconds < 5 and run.launcher_stderr == ""
+
+
+def test_a_failing_status_is_reported(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; print('a word'); sys.exit(4)")
+    run = ranks.launch([script], n=1)
+    assert run.returncode == 4 and "status 4" in run.report() and "a word" in run.report()
+
+
+def test_no_mpirun_names_the_package(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="pip install mpich"):
+        ranks.find_mpirun()
+
+
+@pytest.mark.parametrize("environment, size, rank", [
+    ({}, 1, 0),
+    ({"PMI_SIZE": "4", "PMI_RANK": "3"}, 4, 3),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, 2, 1),
+    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 1, 0),                       # a batch script, before its srun
+    ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, 8, 5),
+])
+def test_launcher_environment(monkeypatch, environment, size, rank):
+    for name in launch_env.SIZE_VARIABLES + launch_env.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (launch_env.launched_size(), launch_env.launched_rank()) == (size, rank)
+    assert not [name for name in launch_env.without_launcher(os.environ) if name in launch_env.SIZE_VARIABLES]
+
+
+def test_one_blas_thread_per_rank_unless_chosen(monkeypatch):
+    without = {name: value for name, value in os.environ.items() if name not in launch_env.THREAD_VARIABLES}
+    for names, threads in (({}, {"1"}), ({"OMP_NUM_THREADS": "2"}, {"2"})):
+        monkeypatch.setattr(os, "environ", without | names)
+        assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=2)} == threads
+    assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=1)} == {None}   # alone: all cores
