@@ -63,13 +63,13 @@ demo: $(STAMP)  ## train on 1 rank, then on 2, and draw both learning curves int
 no-mpirun = install one (sudo apt install openmpi-bin) or load your cluster's module or take the wheel: make setup MPI=mpich
 
 test: $(STAMP)  ## run every test, those with several ranks included
-	python -m pytest -q $(TEST_FLAGS) tests
+	python -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
 lint: $(STAMP)  ## check the code with ruff
 	python -m ruff check .
 
 bench: $(STAMP)  ## run every benchmark; each prints a table
-	@failed=; for script in $$(grep -l __main__ benchmarks/[!_]*.py); do \
+	@failed=; for script in $$(grep -sl __main__ benchmarks/[!_]*.py); do \
 	  echo "python $$script"; python $$script || failed+=" $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 

@@ -6,6 +6,7 @@ function that makes an array out of nothing must ask `module_of(x)` where.
 """
 
 import hashlib
+import operator
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def stream(*key):
     about 30 µs. Source: Salmon et al. 2011, "Parallel random numbers: as easy
     as 1, 2, 3".
     """
+    # np.int64(3) reads otherwise than 3, and a float has no one way to be written: hence index(), which raises.
+    key = tuple(part if isinstance(part, str) else int(operator.index(part)) for part in key)
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     return xp.random.Generator(xp.random.Philox(key=int.from_bytes(digest, "little")))
 
@@ -101,12 +104,28 @@ def random_scope(seed, step, count, rows, micro_shards=8):
     with a stream of its own; this process works on `rows` = (first, last+1).
     However many ranks share the batch, each sample meets the same numbers.
     """
+    first, last = rows
+    if not 0 <= first <= last <= count:
+        raise ValueError(f"random_scope: rows {first} to {last} are no part of a global batch of {count}")
     outer = random_state.scope
     random_state.scope = Scope(seed, step, count, rows, micro_shards, {})
     try:
         yield
     finally:
         random_state.scope = outer
+
+
+def random_snapshot():
+    """Where the random streams stand, for random_restore: checkpointing draws the same numbers twice."""
+    scope = random_state.scope
+    return random_state.seed, random_state.draws, random_state.path, scope, dict(scope.calls) if scope else None
+
+
+def random_restore(snapshot):
+    """Go back to where the streams stood."""
+    random_state.seed, random_state.draws, random_state.path, random_state.scope, calls = snapshot
+    if random_state.scope:
+        random_state.scope.calls = dict(calls)
 
 
 def random_rows(shape):

@@ -34,6 +34,7 @@ START_AFRESH = f"pip uninstall -y {' '.join(WHEELS)}; pip install mpich"
 # Only Open MPI reads these. Without them it refuses root, and more ranks than it counts cores.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+ALLOW_ROOT = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 # MPI is loaded in a process of its own: a broken one may abort. Its version can be asked for before MPI_Init.
 ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -197,7 +198,15 @@ def two_ranks():
         alone = heard == {("0", "1", "1")}
         return Finding("2 ranks", "broken", "each rank sees itself alone" if alone else f"heard {sorted(heard)}",
                        START_AFRESH)
-    return Finding("2 ranks", "ok", f"found each other and added up, {seconds:.1f} s")
+    value = f"found each other and added up, {seconds:.1f} s"
+    if vendor(ask([path, "--version"]).stdout) == "Open MPI" and refuses_root():
+        return Finding("2 ranks", "warn", f"{value}; but Open MPI refuses root unless told otherwise", ALLOW_ROOT)
+    return Finding("2 ranks", "ok", value)
+
+
+def refuses_root():
+    """Whether Open MPI, started by hand here, would refuse: this is root and the environment doesn't allow it."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in os.environ
 
 
 def shared_memory():

@@ -61,6 +61,8 @@ class FlatBuffer:
         for t in tensors:
             if not (t.is_leaf and t.requires_grad):
                 raise ValueError(f"a FlatBuffer holds leaves that require grad; one of shape {t.shape} is not")
+        if len({id(t) for t in tensors}) != len(tensors):
+            raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
         self.dtype, = dtypes
         self.segments, self.size = layout(tensors)
         self.params = xp.zeros(self.size, self.dtype)
@@ -106,7 +108,7 @@ class FlatBuffer:
 def flat_buffers(tensors):
     """The FlatBuffers that hold the given leaves, in order of first use. Leaves without one move into new ones,
     one per dtype."""
-    tensors = list(tensors)
+    tensors = list({id(t): t for t in tensors}.values())
     homeless = {}
     for t in tensors:
         if t.node.flat is None:

@@ -114,6 +114,18 @@ def test_two_ranks_must_find_each_other(machine, hello, words):
     assert finding.status == "broken" and words in finding.value and finding.fix
 
 
+@pytest.mark.parametrize("version, user, allowed, status", [
+    (OPENMPI_MPIRUN, 0, False, "warn"), (OPENMPI_MPIRUN, 0, True, "ok"), (OPENMPI_MPIRUN, 1000, False, "ok"),
+    (MPICH_MPIRUN, 0, False, "ok")])
+def test_root_is_told_what_open_mpi_wants(machine, monkeypatch, version, user, allowed, status):
+    machine(version=said(version))
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: user, raising=False)
+    monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", raising=False)
+    if allowed:
+        monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    assert doctor.two_ranks().status == status
+
+
 def test_an_mpirun_that_the_shell_does_not_find_is_named(machine, monkeypatch):
     machine()
     monkeypatch.setattr(doctor, "mpirun", lambda: "/venv/bin/mpirun")
@@ -251,4 +263,4 @@ def test_this_machine():
     assert not [f for f in report.values() if f["status"] not in doctor.COLORS or "probe failed" in f["value"]]
     assert result.returncode == 0, result.stdout
     if report["MPI library"]["status"] == "ok" and doctor.mpirun():
-        assert report["2 ranks"]["status"] == "ok"
+        assert report["2 ranks"]["value"].startswith("found each other")

@@ -2,13 +2,21 @@
 
 from . import methods, ops
 from .check import GradientError, check_grads
+from .checkpointing import checkpoint
+from .custom import custom_jvp, custom_vjp, stop_gradient
 from .forward import Dual
+from .jacobian import hessian, hvp, jacfwd, jacrev
+from .linear import linear_transpose, linearize
+from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, saved_tensors_hooks
 from .primitive import LINEAR, OPS, LinearOp, Primitive
-from .reverse import at_end_of_backward, is_grad_enabled, no_grad
+from .reverse import at_end_of_backward
 from .tensor import Tensor, from_numpy, tensor
 from .transforms import grad, jvp, value_and_grad, vjp
 from .writes import wrote
 
-__all__ = ["LINEAR", "OPS", "Dual", "GradientError", "LinearOp", "Primitive", "Tensor", "at_end_of_backward",
-           "check_grads", "from_numpy", "grad", "is_grad_enabled", "jvp", "methods", "no_grad", "ops", "tensor",
-           "value_and_grad", "vjp", "wrote"]
+__all__ = [
+    "LINEAR", "OPS", "Dual", "GradientError", "LinearOp", "Primitive", "Tensor", "at_end_of_backward", "check_grads",
+    "checkpoint", "custom_jvp", "custom_vjp", "detect_anomaly", "enable_grad", "from_numpy", "grad", "hessian", "hvp",
+    "is_grad_enabled", "jacfwd", "jacrev", "jvp", "linear_transpose", "linearize", "methods", "no_grad", "ops",
+    "saved_tensors_hooks", "stop_gradient", "tensor", "value_and_grad", "vjp", "wrote",
+]

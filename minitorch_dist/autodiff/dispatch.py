@@ -7,7 +7,7 @@ Anything but eager tensors and plain numbers goes the general way, by `bind`.
 
 from ..backend import xp
 from .primitive import TRACED, Primitive, bind, state
-from .tensor import Node, Tensor
+from .tensor import Node, Tensor, attach
 
 # Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
 PLAIN = frozenset((float, int, bool, xp.ndarray, *(xp.dtype(c).type for c in "?bBhHiIlLqQefd")))
@@ -24,8 +24,10 @@ def unary(name, forward, rule, doc):
             return bind(primitive, (x,)) if x.__class__ in TRACED else forward(x)
         a, parent = x.data, x.node
         out = forward(a)
-        if parent is None or rule is None or state.off >= 0:
+        if parent is None or rule is None:
             return Tensor(out)
+        if state.special:
+            return attach(primitive, (parent,), (a,), (), out, None, 0)
         saved = (out if keeps_ans else None, a if keeps_x else None)
         return Tensor(out, Node(primitive, (parent,), saved, out.shape, out.dtype))
 
@@ -36,7 +38,9 @@ def unary(name, forward, rule, doc):
 
 def binary(name, forward, x_rule, y_rule, doc):
     """Enter a broadcasting elementwise op of two inputs; returns the function that users call."""
-    primitive = Primitive(name, forward, "x y", broadcasts=True, x=x_rule, y=y_rule)
+    if (x_rule is None) != (y_rule is None):
+        raise TypeError(f"{name}: a binary op has a derivative for both of its inputs or for neither")
+    primitive = Primitive(name, forward, "x y", broadcasts=True, **({"x": x_rule, "y": y_rule} if x_rule else {}))
     for_x, for_y = primitive.needs
     for_both = for_x | for_y
     x_ans, x_x, x_y = (i in for_x for i in range(3))
@@ -58,8 +62,10 @@ def binary(name, forward, x_rule, y_rule, doc):
         else:
             return bind(primitive, (operand(name, x), operand(name, y)))
         out = forward(a, b)
-        if (p is None and q is None) or constant or state.off >= 0:
+        if (p is None and q is None) or constant:
             return Tensor(out)
+        if state.special:
+            return attach(primitive, (p, q), (a, b), (), out, None, 0)
         if q is None:
             saved = (out if x_ans else None, a if x_x else None, b if x_y else None)
         elif p is None:

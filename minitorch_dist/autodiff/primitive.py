@@ -23,21 +23,48 @@ on traced values they record: one rule gives first-order speed and any order.
 
 import inspect
 import threading
+from contextlib import contextmanager
 
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
 
 
 class State(threading.local):
-    """Per-thread modes. `level`: how many functional transforms are running.
-    `off`: the highest level that does not record (no_grad sets it to the level it was called at)."""
+    """Per-thread modes; `mode` changes them for a while.
+
+    level      how many functional transforms are running
+    off        the highest level that does not record: no_grad sets it to the level it was called at
+    pack       None, or the (pack, unpack) pair of saved_tensors_hooks
+    anomaly    whether detect_anomaly is on
+    special    whether any of these needs the general path: what the fast paths look at
+    callbacks  what to run when the backward pass now under way is through
+    """
 
     level = 0
     off = -1
-    callbacks = None    # what to run when the backward pass now under way is through
+    pack = None
+    anomaly = False
+    special = False
+    callbacks = None
 
 
 state = State()
+
+
+@contextmanager
+def mode(**changes):
+    """Change entries of the state inside the block."""
+    old = {name: getattr(state, name) for name in changes}
+
+    def put(values):
+        for name, value in values.items():
+            setattr(state, name, value)
+        state.special = state.off >= 0 or state.pack is not None or state.anomaly
+    put(changes)
+    try:
+        yield
+    finally:
+        put(old)
 
 
 class LinearOp:
@@ -49,9 +76,10 @@ class LinearOp:
 
     __slots__ = ("name", "apply", "transpose", "fresh")
 
-    def __init__(self, name, apply, transpose, fresh=True):
+    def __init__(self, name, apply, transpose, fresh=True, listed=True):
         self.name, self.apply, self.transpose, self.fresh = name, apply, transpose, fresh
-        LINEAR[name] = self
+        if listed:
+            LINEAR[name] = self
 
     def __repr__(self):
         return f"<LinearOp {self.name}>"
@@ -123,7 +151,7 @@ class Primitive:
             raise TypeError(f"{name}: rules for {sorted(unknown)}, which are not among its inputs {self.inputs}")
         self.rules = tuple(rules.get(i) and Rule(self, *rules[i]) for i in self.inputs)
         self.needs = tuple(frozenset(rule.places) if rule else frozenset() for rule in self.rules)
-        self.pulls = tuple(rule and rule.pull for rule in self.rules)
+        self.pulls = None if pullback else tuple(rule and rule.pull for rule in self.rules)
         self.fresh = tuple(rule is None or rule.linear.fresh for rule in self.rules)
         self.pullback = pullback and self._bind_pullback(pullback)
         OPS[name] = self
@@ -140,6 +168,11 @@ class Primitive:
         needed = frozenset(places) | frozenset(range(1, 1 + len(self.inputs)))
         self.needs = tuple(needed for _ in self.inputs)
         return lambda ct, wanted, saved: pullback(ct, wanted, *[saved[i] for i in places])
+
+    def cotangents(self, node, saved, ct):
+        """What stands in for `pulls` in a fused op: its cotangents are made all at once."""
+        from .reverse import fused_cotangents
+        return fused_cotangents(node, saved, ct)
 
     @property
     def differentiable(self):

@@ -36,14 +36,16 @@ has arrived. Passing it on earlier would pass on a part of the sum.
 residual, multiplying by it the LinearOp's transpose.
 """
 
+import weakref
+
 from ..backend import module_of, xp
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
-from .primitive import TRACED, lower, state
-from .tensor import Leaf, Lifted, Tensor, outputs
+from .primitive import TRACED, Primitive, lower, state
+from .tensor import FREED, Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
 
-FREED = ("freed",)      # what a node's saved values become after backward has used them
+node_hooks = weakref.WeakKeyDictionary()    # node -> hooks on its gradient; empty in most programs
 
 
 def backward_from(output, gradient, retain, create):
@@ -86,20 +88,21 @@ def check_cotangent(ct, shape, dtype):
         raise ValueError(f"the cotangent has {got}, the value has shape {shape} and dtype {dtype}: they must be equal")
 
 
-def run(seeds, retain=False, create=False, into=None):
+def run(seeds, retain=False, create=False, into=None, stops=()):
     """Walk the tape from `seeds` [(node, cotangent)], each node after all its users, without recursion.
 
     retain  keep saved values for another pass
     create  cotangents are recorded: saved arrays come back as tensors
     into    {leaf: cotangent} to fill (functional transforms); None stores gradients on the leaves' tensors
+    stops   nodes to treat as leaves
     """
-    uses = count_uses(seeds)
+    uses = count_uses(seeds, stops)
     partial = {}    # node -> the sum of the contributions that have arrived so far
     for node, ct in seeds:
         partial[node] = partial[node] + ct if node in partial else ct
     ready = []      # (node, complete cotangent; None where no gradient flows)
     for node in [n for n in partial if not uses[n]]:
-        if node.primitive is None:
+        if node.primitive is None or node in stops:
             finish_leaf(node, partial.pop(node), False, create, into)
         else:
             ready.append((node, partial.pop(node)))
@@ -107,14 +110,15 @@ def run(seeds, retain=False, create=False, into=None):
     while ready:
         node, ct = ready.pop()
         saved, primitive = node.saved, node.primitive
-        if saved is FREED:
-            raise RuntimeError(f"backward through {primitive.name!r} a second time, but what it needs was freed "
-                               "after the first: pass retain_graph=True to the first")
+        if saved.__class__ is not tuple:
+            saved = saved.open(node)
         if log.newest > node.date:
-            check_stale(node)
+            check_stale(node, saved)
         if create:
-            saved = revive(node)
-        pulls = primitive.pulls if primitive.pullback is None else fused_pulls(node, saved, ct)
+            saved = revive(node, saved)
+        if node_hooks and ct is not None:
+            ct = run_hooks(node, ct)
+        pulls = primitive.pulls or primitive.cotangents(node, saved, ct)
         i = 0
         for parent in node.parents:
             if parent is not None:
@@ -122,6 +126,8 @@ def run(seeds, retain=False, create=False, into=None):
                 if ct is not None:
                     pull = pulls[i]
                     g = ct if pull is None else pull(ct, saved)
+                    if state.anomaly:
+                        check_backward(node, ct, g)
                     if g is not None and (g.shape != parent.shape or g.dtype != parent.dtype):
                         g = fit(g, parent)
                 summed = parent in partial
@@ -132,7 +138,7 @@ def run(seeds, retain=False, create=False, into=None):
                     uses[parent] = left
                     if g is not None:
                         partial[parent] = g
-                elif parent.primitive is not None:
+                elif parent.primitive is not None and (not stops or parent not in stops):
                     ready.append((parent, g))
                 elif g is not None:     # at once, so that a hook runs as soon as its gradient is complete
                     finish_leaf(parent, g, summed or primitive.fresh[i], create, into)
@@ -141,7 +147,7 @@ def run(seeds, retain=False, create=False, into=None):
             node.saved = FREED
 
 
-def count_uses(seeds):
+def count_uses(seeds, stops=()):
     """{node: how many of the nodes between it and the seeds use it}."""
     uses, stack = {}, []
     for node, _ in seeds:
@@ -149,7 +155,10 @@ def count_uses(seeds):
             uses[node] = 0
             stack.append(node)
     while stack:
-        for parent in stack.pop().parents:
+        node = stack.pop()
+        if stops and node in stops:
+            continue
+        for parent in node.parents:
             if parent is not None:
                 if parent in uses:
                     uses[parent] += 1
@@ -172,6 +181,8 @@ def fit(ct, parent):
 
 def finish_leaf(leaf, ct, owned, create, into):
     """A leaf's last contribution has arrived: keep the sum, then run the hooks."""
+    if node_hooks:
+        ct = run_hooks(leaf, ct)
     if into is not None:
         into[leaf] = ct
         return
@@ -203,11 +214,30 @@ def accumulate(tensor, ct, owned):
     wrote(target, "gradient accumulation")
 
 
+def run_hooks(node, ct):
+    """The cotangent after the hooks on this node's tensor have seen it, and may have replaced it."""
+    for hook in node_hooks.get(node, ()):
+        replaced = hook(ct if ct.__class__ in TRACED else Tensor(ct))
+        if replaced is not None:
+            check_cotangent(replaced, node.shape, node.dtype)
+            ct = replaced if ct.__class__ in TRACED else lower(replaced)
+    return ct
+
+
+def check_backward(node, ct, g):
+    """Under detect_anomaly: raise if the backward of this op has turned a finite cotangent into inf or NaN."""
+    if hasattr(g, "dtype") and not xp.isfinite(lower(g)).all() and xp.isfinite(lower(ct)).all():
+        what = "NaN" if xp.isnan(lower(g)).any() else "inf"
+        where = getattr(node, "where", "a line outside of detect_anomaly")
+        raise FloatingPointError(f"the backward of {node.primitive.name!r} made {what} out of a finite cotangent; "
+                                 f"the op was called at {where}")
+
+
 # ---------------------------------------------------------------- saved values
 
-def check_stale(node):
+def check_stale(node, saved):
     """Raise if one of the node's saved arrays was written after the node was made."""
-    for name, value in zip(node.primitive.layout, node.saved, strict=False):
+    for name, value in zip(node.primitive.layout, saved, strict=False):
         value = lower(value)
         if hasattr(value, "strides"):
             write = log.since(value, node.date)
@@ -217,9 +247,11 @@ def check_stale(node):
                     f"{write[1]} has overwritten it since: call backward() before the write, or give the op a copy")
 
 
-def revive(node):
+def revive(node, saved):
     """The saved values as tensors on the tape again, so that rules evaluated on them are recorded."""
-    saved = list(node.saved)
+    if not isinstance(node.primitive, Primitive):
+        return saved        # a checkpointed segment or a custom function looks after itself
+    saved = list(saved)
     if saved[0] is not None:
         if node.primitive.multi:
             saved[0] = outputs(node, saved[0], 0)
@@ -233,7 +265,7 @@ def revive(node):
 
 # ---------------------------------------------------------------- fused ops
 
-def fused_pulls(node, saved, ct):
+def fused_cotangents(node, saved, ct):
     """A fused op's cotangents, all at once: by its kernel on raw arrays, else by its definition."""
     primitive = node.primitive
     n = len(primitive.inputs)
@@ -249,7 +281,12 @@ def fused_pulls(node, saved, ct):
         gs = pull_definition(primitive.definition, inputs, params, wanted, ct)
     else:
         gs = primitive.pullback(ct, wanted, saved)
-    return [(lambda ct, saved, g=g: g) for g in gs]     # what is left to pull is ready-made
+    return ready_made(gs)
+
+
+def ready_made(gs):
+    """Pulls that give cotangents which are known already."""
+    return [(lambda ct, saved, g=g: g) for g in gs]
 
 
 def pull_definition(definition, inputs, params, wanted, ct):
@@ -272,26 +309,3 @@ class new_level:
 
     def __exit__(self, *exc):
         state.level -= 1
-
-
-class no_grad:
-    """Record nothing inside the block (also a decorator). A transform begun inside still differentiates."""
-
-    def __enter__(self):
-        self.outer, state.off = state.off, state.level
-
-    def __exit__(self, *exc):
-        state.off = self.outer
-
-    def __call__(self, function):
-        def wrapped(*args, **kwargs):
-            with no_grad():
-                return function(*args, **kwargs)
-        wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
-        return wrapped
-
-
-def is_grad_enabled():
-    """Whether ops on tensors are being recorded here."""
-    return state.off < state.level
-

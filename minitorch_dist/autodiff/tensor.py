@@ -1,5 +1,7 @@
 """Tensor: an array, the tape's node that made it, and a gradient."""
 
+import os
+import traceback
 import weakref
 
 from ..backend import ARRAY_TYPES, module_of, xp
@@ -12,10 +14,11 @@ FLOATING = "f"
 class Node:
     """One recorded op: what was applied, to whom, and what its rules will want to know.
 
-    `saved` is laid out as primitive.layout: [ans, inputs …, params …, aux], None where no rule asks.
+    `saved` is laid out as primitive.layout: (ans, inputs …, params …, aux), None where no rule asks; or Packed, or
+    FREED. `where` is the user's line, noted under detect_anomaly only.
     """
 
-    __slots__ = ("primitive", "parents", "saved", "shape", "dtype", "date", "__weakref__")
+    __slots__ = ("primitive", "parents", "saved", "shape", "dtype", "date", "where", "__weakref__")
 
     def __init__(self, primitive, parents, saved, shape, dtype):
         self.primitive, self.parents, self.saved = primitive, parents, saved
@@ -126,6 +129,30 @@ class Tensor(Traced):
             leaf.hooks = tuple(h for h in leaf.hooks if h is not hook)
         return remove
 
+    def register_hook(self, hook):
+        """Call hook(gradient) when the gradient of this tensor, leaf or not, is complete in a backward pass. What it
+        returns, a tensor of the same shape and dtype, takes the gradient's place; None leaves it.
+        Returns a function that removes the hook."""
+        from .reverse import node_hooks
+        if self.node is None:
+            raise RuntimeError("register_hook: no gradient reaches this tensor")
+        node_hooks[self.node] = (*node_hooks.get(self.node, ()), hook)
+
+        def remove(node=self.node):
+            node_hooks[node] = tuple(h for h in node_hooks[node] if h is not hook)
+        return remove
+
+    def retain_grad(self):
+        """Let .grad of this interior tensor be set by backward, as for a leaf. Returns self."""
+        target = weakref.ref(self)
+
+        def keep(gradient):
+            if (tensor := target()) is not None:
+                tensor._grad = gradient if tensor.grad is None else tensor.grad + gradient
+        if not self.is_leaf:
+            self.register_hook(keep)
+        return self
+
     def detach(self):
         """The same array, off the tape. Writes to one are seen in the other."""
         return Tensor(self.data)
@@ -149,7 +176,7 @@ class Tensor(Traced):
 
     def __setitem__(self, index, value):
         """Write in place; only outside recording. While recording, x.at[i].set(v) gives a new tensor."""
-        if state.off < state.level and (self.node is not None or getattr(value, "node", None) is not None):
+        if state.off < 0 and (self.node is not None or getattr(value, "node", None) is not None):
             raise RuntimeError("in-place assignment to a tensor that is being differentiated: "
                                "use x = x.at[index].set(value), or write under no_grad()")
         if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
@@ -233,18 +260,12 @@ def wrap(out, node, level):
 
 def record(primitive, args, params, level):
     """Apply a primitive to tape values of `level` and write it on the tape: the general path."""
-    raw, parents = [], []
-    live = state.off < level
-    for a in args:
-        traced_here = a.__class__ in TRACED and a.level == level
-        raw.append(a.data if traced_here else a)
-        parents.append(a.node if traced_here and live else None)
-    deeper = any(r.__class__ in TRACED for r in raw)
-    if deeper and primitive.definition:
-        return primitive.definition(*args, *params)
-
+    here = [a.__class__ in TRACED and a.level == level for a in args]
+    raw = [a.data if h else a for a, h in zip(args, here, strict=True)]
     aux = None
-    if deeper:
+    if any(r.__class__ in TRACED for r in raw):
+        if primitive.definition:
+            return primitive.definition(*args, *params)
         out = bind(primitive, raw, params)
         if primitive.aux:
             aux = aux_of(primitive, raw, params)
@@ -252,23 +273,78 @@ def record(primitive, args, params, level):
         out = primitive.forward(*raw, *params)
         if primitive.aux:
             out, aux = out
-
-    need = frozenset()
-    for i, differentiable in enumerate(primitive.differentiable):
-        if not differentiable:
-            parents[i] = None
-        elif parents[i] is not None:
-            need |= primitive.needs[i]
-    if not any(primitive.differentiable) and level:
+    if level and not any(primitive.differentiable):
         return out                      # piecewise constant: it belongs to the level below
+    parents = [a.node if h else None for a, h in zip(args, here, strict=True)]
+    return attach(primitive, parents, raw, params, out, aux, level)
+
+
+def attach(primitive, parents, raw, params, out, aux, level):
+    """An op's output as a tape value of `level`, with a node where a gradient can flow."""
+    if state.off >= level:
+        parents = ()
+    parents = [p if d else None for p, d in zip(parents, primitive.differentiable, strict=False)]
     if all(p is None for p in parents):
         return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
-
-    everything = (out, *raw, *params) + ((aux,) if primitive.aux else ())
+    need = frozenset().union(*(n for n, p in zip(primitive.needs, parents, strict=True) if p is not None))
+    everything = (out, *raw, *params, aux) if primitive.aux else (out, *raw, *params)
     saved = tuple(v if i in need else None for i, v in enumerate(everything))
-    if primitive.multi:
-        return outputs(Node(primitive, parents, saved, None, None), out, level)
-    return wrap(out, Node(primitive, parents, saved, out.shape, out.dtype), level)
+    if state.pack is not None:
+        saved = Packed(saved, *state.pack)
+    shape, dtype = (None, None) if primitive.multi else (out.shape, out.dtype)
+    node = Node(primitive, parents, saved, shape, dtype)
+    if state.anomaly:
+        node.where = check_forward(primitive, raw, out)
+    return outputs(node, out, level) if primitive.multi else wrap(out, node, level)
+
+
+class Packed:
+    """A node's saved values under saved_tensors_hooks: arrays of one element or more went through pack()."""
+
+    def __init__(self, saved, pack, unpack):
+        self.unpack = unpack
+        self.parts = [(True, pack(v)) if isinstance(v, xp.ndarray) and v.ndim else (False, v) for v in saved]
+
+    def open(self, node):
+        """The saved values again."""
+        return tuple(self.unpack(v) if packed else v for packed, v in self.parts)
+
+
+class Freed:
+    """What takes the place of a node's saved values when backward has used them."""
+
+    def open(self, node):
+        raise RuntimeError(f"backward through {node.primitive.name!r} a second time, but what it needs was freed "
+                           "after the first: pass retain_graph=True to the first")
+
+
+FREED = Freed()
+
+
+def check_forward(primitive, raw, out):
+    """Under detect_anomaly: raise if finite inputs have given inf or NaN; returns the user's line."""
+    where = user_line()
+    values = [lower(o) for o in (out if primitive.multi else (out,))]
+    if not all(_finite(v) for v in values) and all(_finite(lower(r)) for r in raw):
+        raise FloatingPointError(f"{primitive.name!r} made {_bad(values)} out of finite inputs, at {where}")
+    return where
+
+
+def _finite(value):
+    return not hasattr(value, "dtype") or value.dtype.kind != "f" or bool(xp.isfinite(value).all())
+
+
+def _bad(values):
+    return "NaN" if any(xp.isnan(v).any() for v in values) else "inf"
+
+
+def user_line():
+    """'file:line: source' of the innermost frame outside of this package."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(package):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return "unknown"
 
 
 def outputs(node, values, level):

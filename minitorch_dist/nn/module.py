@@ -1,7 +1,7 @@
 """Module: a tree of layers with named parameters."""
 
 from .. import backend
-from ..autodiff.reverse import no_grad
+from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
 
@@ -33,27 +33,39 @@ class Module:
             raise RuntimeError(f"{type(self).__name__}: call super().__init__() before setting attributes")
         if isinstance(value, Module):
             self.add_module(name, value)
-            return
-        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
-            self._parameters[name] = value
+        elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+            self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
             raise TypeError(f"{type(self).__name__}.{name} is a parameter; to change its values write to it under "
                             f"no_grad(), to replace it assign a leaf that requires grad, got {type(value).__name__}")
-        elif name in self._buffers:
-            self._buffers[name] = value
-        object.__setattr__(self, name, value)
+        elif name in self._modules and value is not None:
+            raise TypeError(f"{type(self).__name__}.{name} is a module; to replace it assign a Module, to remove it "
+                            f"None, got {type(value).__name__}")
+        else:
+            self._register(self._buffers if name in self._buffers else {}, name, value)
+
+    def __delattr__(self, name):
+        for table in (self._parameters, self._buffers, self._modules):
+            table.pop(name, None)
+        object.__delattr__(self, name)
+
+    def _register(self, table, name, value):
+        """Set an attribute that stands in this table and in no other: what was there under the name is gone."""
+        for other in (self._parameters, self._buffers, self._modules):
+            if other is not table:
+                other.pop(name, None)
+        table[name] = value
+        if name:
+            object.__setattr__(self, name, value)
 
     def add_module(self, name, module):
         """Register a sub-module. The name "" makes it transparent: its parameters keep their own names."""
-        self._modules[name] = module
+        self._register(self._modules, name, module)
         object.__setattr__(module, "_name", name)
-        if name:
-            object.__setattr__(self, name, module)
 
     def register_buffer(self, name, value):
         """An array that belongs to the state but is not trained (running statistics, masks)."""
-        self._buffers[name] = value
-        object.__setattr__(self, name, value)
+        self._register(self._buffers, name, value)
 
     def forward(self, *inputs):
         raise NotImplementedError(f"{type(self).__name__} has no forward()")

@@ -22,10 +22,12 @@ def tree_sum(values):
 def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
-    Gradients must be complete (after backward, all-reduced); parameters without one count as zero.
+    Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Raises ValueError for a norm that is not finite, and changes nothing then.
     """
-    params = list(params)
+    if not max_norm > 0:
+        raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be more than 0")
+    params = [p for p in params if p.requires_grad]
     chosen = {id(p) for p in params}
     parts = []      # per flat buffer: the segments to clip, and the gradients with zeros for all others
     for flat in flat_buffers(params):

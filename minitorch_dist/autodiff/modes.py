@@ -1,0 +1,43 @@
+"""Modes of recording: no_grad, enable_grad, saved_tensors_hooks, detect_anomaly.
+
+Each is a context manager for this thread, and a decorator.
+"""
+
+from contextlib import contextmanager
+
+from .primitive import mode, state
+
+
+@contextmanager
+def no_grad():
+    """Record nothing. A transform (grad, vjp, …) begun inside still differentiates."""
+    with mode(off=state.level):
+        yield
+
+
+@contextmanager
+def enable_grad():
+    """Record again, inside of no_grad."""
+    with mode(off=-1):
+        yield
+
+
+def is_grad_enabled():
+    """Whether ops on tensors are being recorded here."""
+    return state.off < state.level
+
+
+@contextmanager
+def saved_tensors_hooks(pack, unpack):
+    """Ops recorded inside keep pack(array) instead of each array that backward needs, and backward works on
+    unpack(packed): to compress, to offload to disk, or to count."""
+    with mode(pack=(pack, unpack)):
+        yield
+
+
+@contextmanager
+def detect_anomaly():
+    """Raise FloatingPointError where an op makes inf or NaN out of finite inputs, in forward (at once) or in
+    backward (of ops recorded inside), naming the op and the line that called it. Slow: for debugging."""
+    with mode(anomaly=True):
+        yield

@@ -1,0 +1,122 @@
+"""Losses against float64 closed forms; what doesn't fit raises."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import nn
+
+
+def closed(z, labels):
+    """Per-sample losses and their gradients, one sample at a time, in extended precision."""
+    losses, grads = [], []
+    for row, label in zip(z.astype(np.longdouble), labels, strict=True):
+        top = row.max()
+        total = np.exp(row - top).sum()
+        losses.append(top - row[label] + np.log(total))
+        grads.append(np.exp(row - top) / total - (np.arange(len(row)) == label))
+    return np.array(losses, np.float64), np.array(grads, np.float64).reshape(z.shape)
+
+
+def sample(n, classes, scale=1.0, dtype=np.float64, seed=0):
+    random = np.random.default_rng(seed)
+    return (random.standard_normal((n, classes)) * scale).astype(dtype), random.integers(0, classes, n)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(reduction, scale, dtype):
+    z, labels = sample(7, 5, scale, dtype)
+    z[0, labels[0]], z[1, labels[1]] = scale, -scale       # surely right and surely wrong
+    losses, grads = closed(z, labels)
+    logits = mt.tensor(z, requires_grad=True)
+    loss = nn.cross_entropy(logits, labels, reduction)
+    wanted = {"mean": losses.mean(), "sum": losses.sum(), "none": losses}[reduction]
+    eps = np.finfo(dtype).eps
+    assert loss.shape == wanted.shape and loss.dtype == dtype
+    np.testing.assert_allclose(loss.numpy(), wanted, rtol=20 * eps, atol=20 * eps * max(1, scale))
+    ct = np.random.default_rng(1).standard_normal(loss.shape).astype(dtype)
+    loss.backward(mt.tensor(ct))
+    weights = {"mean": ct / 7, "sum": ct, "none": ct[:, None] if ct.ndim else ct}[reduction]
+    np.testing.assert_allclose(logits.grad.numpy(), grads * weights, atol=200 * eps)
+
+
+def test_gradient_is_that_of_central_differences():
+    z, labels = sample(4, 3, seed=5)
+    logits = mt.tensor(z, requires_grad=True)
+    nn.cross_entropy(logits, mt.tensor(labels)).backward()
+    for i in np.ndindex(z.shape):
+        step = np.zeros_like(z)
+        step[i] = 1e-6
+        slope = (closed(z + step, labels)[0].mean() - closed(z - step, labels)[0].mean()) / 2e-6
+        assert abs(slope - logits.grad.numpy()[i]) < 1e-8
+
+
+def test_sums_over_uneven_shards_divided_by_the_global_count_are_the_mean():
+    z, labels = sample(13, 4)
+    for ranks in (2, 3, 4, 16):
+        edges = [13 * r // ranks for r in range(ranks + 1)]
+        logits = mt.tensor(z, requires_grad=True)
+        total = 0.0
+        for lo, hi in zip(edges, edges[1:], strict=False):
+            part = nn.cross_entropy(logits[lo:hi], labels[lo:hi], reduction="sum") / 13
+            part.backward()
+            total += part.item()
+        losses, grads = closed(z, labels)
+        assert abs(total - losses.mean()) < 1e-14
+        np.testing.assert_allclose(logits.grad.numpy(), grads / 13, atol=1e-15)
+
+
+def test_an_empty_batch_has_a_sum_but_no_mean():
+    logits = mt.tensor(np.zeros((0, 4)), requires_grad=True)
+    labels = np.zeros(0, np.int64)
+    total = nn.cross_entropy(logits, labels, reduction="sum")
+    assert total.item() == 0
+    total.backward()
+    assert logits.grad.shape == (0, 4)
+    with pytest.raises(ValueError, match="empty"):
+        nn.cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(("labels", "error", "says"), [
+    (np.zeros(6, np.int64), ValueError, r"\(7, 5\).*\(6,\)"),
+    (np.zeros((7, 1), np.int64), ValueError, r"\(7, 1\)"),
+    (np.full(7, 5), ValueError, "5 classes"),
+    (np.full(7, -1), ValueError, "-1"),
+    (np.zeros(7), TypeError, "float64"),
+])
+def test_cross_entropy_arguments_that_do_not_fit(labels, error, says):
+    z, _ = sample(7, 5)
+    with pytest.raises(error, match=says):
+        nn.cross_entropy(mt.tensor(z), labels)
+
+
+def test_an_unknown_reduction_raises():
+    z, labels = sample(7, 5)
+    with pytest.raises(ValueError, match="average"):
+        nn.cross_entropy(mt.tensor(z), labels, reduction="average")
+    with pytest.raises(ValueError, match="average"):
+        nn.mse_loss(mt.tensor(z), z, reduction="average")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_mse(reduction):
+    a, _ = sample(7, 3)
+    b, _ = sample(7, 3, seed=1)
+    p, t = mt.tensor(a, requires_grad=True), mt.tensor(b, requires_grad=True)
+    loss = nn.mse_loss(p, t, reduction)
+    ct = np.random.default_rng(2).standard_normal(loss.shape)
+    loss.backward(mt.tensor(ct))
+    wanted = {"mean": ((a - b) ** 2).sum() / 21, "sum": ((a - b) ** 2).sum(), "none": (a - b) ** 2}[reduction]
+    np.testing.assert_allclose(loss.numpy(), wanted, rtol=1e-14)
+    slope = 2 * (a - b) * ct / (21 if reduction == "mean" else 1)
+    np.testing.assert_allclose(p.grad.numpy(), slope, rtol=1e-13)
+    np.testing.assert_allclose(t.grad.numpy(), -slope, rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (1, 3), (3, 7), ()])
+def test_mse_never_broadcasts(shape):
+    a, _ = sample(7, 3)
+    with pytest.raises(ValueError, match=r"\(7, 3\)"):
+        nn.mse_loss(mt.tensor(a), np.zeros(shape))

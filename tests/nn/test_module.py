@@ -1,0 +1,197 @@
+"""The tree of modules: names, state, modes."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import nn
+from minitorch_dist.backend import random_state
+from minitorch_dist.flat import FlatBuffer
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.scale = nn.Parameter(np.ones(width, np.float32))
+        self.register_buffer("mean", np.zeros(width, np.float32))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x):
+        return self.down(mt.tanh(self.up(x))) * self.scale
+
+
+def net():
+    return nn.Sequential(nn.Linear(5, 3), nn.ReLU(), Block(3))
+
+
+NAMES = ["0.weight", "0.bias", "2.scale", "2.up.weight", "2.up.bias", "2.down.weight"]
+
+
+def test_names_are_paths_parents_first():
+    model = net()
+    assert [name for name, _ in model.named_parameters()] == NAMES
+    assert [name for name, _ in model.named_buffers()] == ["2.mean"]
+    assert [name for name, _ in model.named_modules()] == ["", "0", "1", "2", "2.up", "2.down"]
+    assert dict(model.named_parameters())["2.up.weight"] is model[2].up.weight
+    assert [p.shape for p in model.parameters()] == [(3, 5), (3,), (3,), (6, 3), (6,), (3, 6)]
+    assert len(model) == 3 and list(model)[1] is model[1]
+
+
+def test_the_empty_name_is_transparent():
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.add_module("", module)
+    assert [name for name, _ in Wrapper(Wrapper(net())).named_parameters()] == NAMES
+
+
+def test_a_shared_parameter_comes_once_under_its_first_name():
+    model = net()
+    model[2].down.weight = nn.Parameter(np.ones((3, 6), np.float32))
+    model[2].tied = model[2].down.weight
+    names = [name for name, _ in model.named_parameters()]
+    assert "2.tied" in names and "2.down.weight" not in names and len(names) == len(NAMES)
+    layer = nn.Linear(2, 2)
+    assert len(list(nn.Sequential(layer, nn.ReLU(), layer).parameters())) == 2
+
+
+def test_attributes_before_init_raise():
+    class Early(nn.Module):
+        def __init__(self):
+            self.layer = nn.Linear(1, 1)
+    with pytest.raises(RuntimeError, match="super"):
+        Early()
+
+
+def test_a_parameter_is_replaced_by_a_leaf_only():
+    layer = nn.Linear(2, 3)
+    for wrong in (np.zeros((3, 2), np.float32), layer.weight * 2.0, 3.0):
+        with pytest.raises(TypeError, match="weight"):
+            layer.weight = wrong
+    new = nn.Parameter(np.ones((3, 2), np.float32))
+    layer.weight = new
+    assert dict(layer.named_parameters())["weight"] is new
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]     # its place stays
+
+
+def test_what_is_set_to_none_is_gone():
+    layer = nn.Linear(2, 3)
+    layer.bias = None
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert layer(mt.tensor(np.ones((1, 2), np.float32))).shape == (1, 3)
+    layer.bias = nn.Parameter(np.ones(3, np.float32))       # and may come back
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    block = Block(3)
+    block.down = None
+    assert "down.weight" not in dict(block.named_parameters()) and block.down is None
+    block.mean = None
+    assert list(block.named_buffers()) == []
+
+
+def test_what_changes_its_kind_is_in_one_table():
+    block = Block(3)
+    block.scale = nn.Linear(3, 3)
+    assert "scale" not in dict(block.named_parameters()) and "scale.weight" in dict(block.named_parameters())
+    block.scale = nn.Parameter(np.ones(3, np.float32))
+    assert "scale" in dict(block.named_parameters()) and "scale.weight" not in dict(block.named_parameters())
+    del block.scale
+    assert "scale" not in dict(block.named_parameters()) and not hasattr(block, "scale")
+
+
+def test_state_round_trip():
+    mt.manual_seed(1)
+    source, target = net(), net()
+    source[2].mean = np.arange(3, dtype=np.float32)
+    state = source.state_dict()
+    assert list(state) == [*NAMES, "2.mean"]
+    target.load_state_dict(state)
+    for name, value in target.state_dict().items():
+        assert value.tobytes() == source.state_dict()[name].tobytes(), name
+    for value in state.values():        # a copy: nobody is changed by it
+        value[...] = 99
+    assert not any((value == 99).any() for value in (*source.state_dict().values(), *target.state_dict().values()))
+
+
+def test_state_that_does_not_fit_changes_nothing():
+    model = net()
+    before = model.state_dict()
+    good = {name: value + 1 for name, value in before.items()}
+    with pytest.raises(KeyError, match="2.mean"):
+        model.load_state_dict({name: v for name, v in good.items() if name != "2.mean"})
+    with pytest.raises(KeyError, match="stranger"):
+        model.load_state_dict({**good, "stranger": np.ones(1)})
+    with pytest.raises(ValueError, match=r"2\.down\.weight.*\(3, 6\).*\(6, 3\)"):
+        model.load_state_dict({**good, "2.down.weight": good["2.down.weight"].T})
+    with pytest.raises(ValueError, match="float64"):
+        model.load_state_dict({**good, "2.mean": good["2.mean"].astype(np.float64)})
+    assert all((value == before[name]).all() for name, value in model.state_dict().items())
+
+
+def test_loading_writes_in_place_and_tells_the_tape():
+    model = nn.Linear(3, 2)
+    flat = FlatBuffer(model.parameters())
+    y = model(mt.tensor(np.ones((4, 3), np.float32), requires_grad=True))
+    model.load_state_dict({"weight": np.full((2, 3), 5, np.float32), "bias": np.full(2, 6, np.float32)})
+    assert (flat.params[:6] == 5).all()
+    with pytest.raises(RuntimeError, match="load_state_dict"):
+        y.sum().backward()
+
+
+def test_modes_and_gradients_of_the_whole_tree():
+    model = net()
+    assert model.eval() is model and not any(m.training for m in model.modules())
+    assert model.train() is model and all(m.training for m in model.modules())
+    model(mt.tensor(np.ones((2, 5), np.float32))).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_copies_are_apart_and_whole():
+    model = net()
+    model[2].tied = model[2].up.weight
+    x = mt.tensor(np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32))
+    wanted = model(x).numpy().copy()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [n for n, _ in twin.named_parameters()] == [n for n, _ in model.named_parameters()]
+        assert twin[2].tied is twin[2].up.weight is dict(twin.named_parameters())["2.tied"]
+        for p in twin.parameters():
+            assert p.requires_grad
+            p.data[...] = 0
+        assert (model(x).numpy() == wanted).all() and (twin(x).numpy() == 0).all()
+
+
+def test_random_numbers_are_keyed_by_the_running_modules_path():
+    class Probe(nn.Module):
+        def forward(self, x):
+            seen.append(random_state.path)
+            return x
+
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+    seen = []
+    model = nn.Sequential(nn.Sequential(Probe(), Probe()), Probe(), Failing())
+    with pytest.raises(ZeroDivisionError):
+        model(1)
+    assert seen == [("0", "0"), ("0", "1"), ("1",)] and random_state.path == ()
+
+
+def test_printing_and_the_missing_forward():
+    assert repr(nn.Linear(5, 3, bias=False)) == "Linear(5, 3, bias=False)"
+    assert repr(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Dropout(0.25))) == (
+        "Sequential(\n  (0): Sequential(\n    (0): ReLU()\n  )\n  (1): Dropout(p=0.25)\n)")
+    with pytest.raises(NotImplementedError, match="Module"):
+        nn.Module()(1)
+
+
+def test_a_module_is_replaced_by_a_module_only():
+    block = Block(3)
+    with pytest.raises(TypeError, match="down"):
+        block.down = lambda x: x
+    block.down = nn.ReLU()
+    assert [name for name, _ in block.named_modules()] == ["", "up", "down"]

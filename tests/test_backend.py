@@ -1,0 +1,172 @@
+"""Random streams are functions of their key; a batch's random numbers don't depend on who holds which rows."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist import backend
+from minitorch_dist.backend import byte_range, random_rows, random_scope, random_state, stream
+
+KEYS = [("shuffle", 0, 1), ("shuffle", 1, 0), ("shuffle", 10), ("shuffle", "0", 1), ("shuffle",), ("shuffl", "e", 0, 1),
+        ("shuffle, 0", 1), (0, 1), (0, 1, 0), (-1,), (1,), (2 ** 70,), ("é", 3), ()]
+
+
+@pytest.fixture(autouse=True)
+def own_random_state():
+    before = random_state.seed, random_state.draws, random_state.scope, random_state.path
+    yield
+    random_state.seed, random_state.draws, random_state.scope, random_state.path = before
+
+
+# ---------------------------------------------------------------- streams
+
+def test_a_key_gives_the_same_numbers_in_another_process():
+    program = ("from minitorch_dist.backend import stream\n"
+               f"for key in {KEYS!r}: print(stream(*key).random(5).tobytes().hex())")
+    root = str(Path(backend.__file__).parents[1])
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root,
+                           env={**os.environ, "PYTHONHASHSEED": "12345"}).stdout.split()
+    assert there == [stream(*key).random(5).tobytes().hex() for key in KEYS]
+
+
+def test_different_keys_give_different_and_uncorrelated_numbers():
+    numbers = np.array([stream(*key).random(4000) for key in KEYS])
+    correlations = np.corrcoef(numbers)[np.triu_indices(len(KEYS), 1)]
+    assert np.abs(correlations).max() < 6 / np.sqrt(4000)      # six standard deviations
+
+
+def test_streams_do_not_depend_on_what_was_drawn_before():
+    first = stream("a", 1).random(7)
+    stream("b", 2).random(1000)
+    assert (stream("a", 1).random(7) == first).all()
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.int32(3), np.uint8(3)])
+def test_a_numpy_integer_is_the_same_key_as_the_integer(number):
+    assert (stream("x", number).random(4) == stream("x", 3).random(4)).all()
+
+
+@pytest.mark.parametrize("part", [0.5, None, (1, 2)])
+def test_what_has_no_one_way_to_be_written_is_no_key(part):
+    with pytest.raises(TypeError):
+        stream("x", part)
+
+
+def test_manual_seed_starts_the_default_stream_anew():
+    backend.manual_seed(5)
+    a, b = backend.next_stream().random(3), backend.next_stream().random(3)
+    backend.manual_seed(np.int64(5))
+    assert (backend.next_stream().random(3) == a).all() and (backend.next_stream().random(3) == b).all()
+    assert (a != b).all()
+    backend.manual_seed(6)
+    assert (backend.next_stream().random(3) != a).all()
+
+
+# ---------------------------------------------------------------- rows of a global batch
+
+def cuts(count, ranks):
+    """The same cut as the loader's, written down again."""
+    edges = [count * r // ranks for r in range(ranks + 1)]
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def draw(count, rows, shape, path=("net", "drop"), seed=3, step=11, micro_shards=8, calls=1):
+    random_state.path = path
+    with random_scope(seed, step, count, rows, micro_shards):
+        return [random_rows(shape) for _ in range(calls)][-1]
+
+
+@pytest.mark.parametrize("positions", [1, 5], ids=["one row a sample", "5 positions a sample"])
+@pytest.mark.parametrize("count", [13, 29, 3])
+@pytest.mark.parametrize("micro_shards", [1, 4, 8])
+def test_the_union_over_ranks_is_what_one_rank_draws(count, positions, micro_shards):
+    whole = draw(count, (0, count), (count * positions, 6), micro_shards=micro_shards)
+    assert whole.dtype == np.float32 and whole.min() >= 0 and whole.max() < 1
+    assert len(np.unique(whole)) > 0.99 * whole.size
+    for ranks in (1, 2, 3, 4):
+        parts = [draw(count, (lo, hi), ((hi - lo) * positions, 6), micro_shards=micro_shards)
+                 for lo, hi in cuts(count, ranks) if hi > lo]
+        assert (np.concatenate(parts) == whole).all(), ranks
+
+
+def test_micro_shards_one_at_a_time_are_what_one_rank_draws():
+    whole = draw(13, (0, 13), (13, 4, 2), calls=2)
+    assert (np.concatenate([draw(13, rows, (rows[1] - rows[0], 4, 2), calls=2) for rows in cuts(13, 8)]) == whole).all()
+
+
+def test_rows_differ_with_seed_step_path_and_call():
+    same = {"count": 13, "rows": (0, 13), "shape": (13, 7)}
+    draws = [draw(**same), draw(**same, seed=4), draw(**same, step=12), draw(**same, path=("net",)),
+             draw(**same, path=("net", "drop", "0")), draw(**same, calls=2), draw(**same, micro_shards=4)]
+    assert (draws[0] == draw(**same)).all()
+    for i, one in enumerate(draws):
+        for other in draws[i + 1:]:
+            assert (one != other).mean() > 0.5      # micro-shard 0 begins alike for 4 and 8 of them
+
+
+def test_numbers_that_are_numpy_integers_name_the_same_draw():
+    assert (draw(13, (0, 13), (13, 3), seed=np.int64(3), step=np.int64(11)) == draw(13, (0, 13), (13, 3))).all()
+
+
+def test_an_empty_shard_draws_nothing_and_disturbs_nobody():
+    for lo, hi in [(lo, hi) for lo, hi in cuts(3, 8) if lo == hi]:
+        assert draw(3, (lo, hi), (0, 6)).shape == (0, 6)
+    assert draw(0, (0, 0), (0,)).shape == (0,)
+
+
+def test_without_rows_every_rank_draws_the_same():
+    wide = draw(13, (0, 7), (4, 5)), draw(13, (7, 13), (4, 5))      # 4 is no multiple of 7 or 6: not one per sample
+    assert (wide[0] == wide[1]).all()
+    assert draw(13, (0, 7), ()) == draw(13, (7, 13), ())
+
+
+@pytest.mark.parametrize("rows", [(8, 14), (-1, 3), (5, 4)])
+def test_rows_outside_the_batch_raise(rows):
+    with pytest.raises(ValueError, match="13"):
+        draw(13, rows, (rows[1] - rows[0], 2))
+
+
+def test_scopes_nest_and_end_with_an_exception():
+    backend.manual_seed(1)
+    outside = random_rows((3,))
+    with random_scope(0, 0, 4, (0, 4)):
+        outer = random_state.scope
+        with pytest.raises(KeyError), random_scope(0, 1, 4, (0, 4)):
+            raise KeyError
+        assert random_state.scope is outer
+    backend.manual_seed(1)
+    assert (random_rows((3,)) == outside).all()
+
+
+# ---------------------------------------------------------------- addresses
+
+def every_address(a):
+    """The addresses of all elements, one by one."""
+    return [a.__array_interface__["data"][0] + int(np.dot(index, a.strides)) for index in np.ndindex(a.shape)]
+
+
+BASE = np.zeros((5, 7, 3), np.float32)
+
+
+@pytest.mark.parametrize("a", [BASE, BASE[1:4, ::2], BASE[::-1, :, 1], BASE.T[:, 2:5], BASE[2, 3], BASE[2, 3, 1:2],
+                               BASE[..., ::-2], np.broadcast_to(BASE[0], (4, 7, 3)), np.array(3.0)],
+                         ids=lambda a: f"{a.shape} {a.strides}")
+def test_byte_range_spans_every_element(a):
+    addresses = every_address(a)
+    assert byte_range(a) == (min(addresses), max(addresses) + a.itemsize)
+
+
+@pytest.mark.parametrize("nothing", [BASE[:0], np.float32(3), 2.0, 7, None], ids=repr)
+def test_scalars_and_empty_arrays_have_no_bytes(nothing):
+    assert byte_range(nothing) is None
+
+
+def test_zeros_like():
+    z = backend.zeros_like(BASE)
+    assert z.shape == BASE.shape and z.dtype == np.float32
+    assert backend.zeros_like(BASE, (2, 4), np.int64).dtype == np.int64
+    assert backend.zeros_like(BASE, ()).shape == ()

@@ -1,0 +1,164 @@
+"""FlatBuffer: values and gradients of many tensors as views of two arrays."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist.flat import ALIGN, BLOCK, FlatBuffer, flat_buffers, layout, round_up
+
+SHAPES = [(3, 5), (), (17,), (0, 4), (1,), (2, 3, 4), (61, 71)]
+
+
+def leaves(shapes=SHAPES, dtype=np.float32, seed=0):
+    random = np.random.default_rng(seed)
+    return [mt.tensor(random.standard_normal(shape).astype(dtype), requires_grad=True) for shape in shapes]
+
+
+def inside(view, whole):
+    """The first element's index in the 1-d array that `view` lives in."""
+    offset = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    assert offset % whole.itemsize == 0 and 0 <= offset <= whole.nbytes - view.nbytes
+    return offset // whole.itemsize
+
+
+@pytest.mark.parametrize(("n", "unit", "up"), [(0, 16, 0), (1, 16, 16), (16, 16, 16), (17, 16, 32)])
+def test_round_up(n, unit, up):
+    assert round_up(n, unit) == up
+
+
+def test_layout_is_aligned_disjoint_and_complete():
+    tensors = leaves()
+    segments, total = layout(tensors)
+    assert total % BLOCK == 0 and total - segments[-1].end < BLOCK
+    end = 0
+    for s, t in zip(segments, tensors, strict=True):
+        assert s.tensor is t and s.stop - s.start == t.data.size
+        assert s.start == end and s.start % ALIGN == 0 and s.end % ALIGN == 0 and 0 <= s.end - s.stop < ALIGN
+        end = s.end
+    assert layout([]) == ([], BLOCK)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_stay_and_live_in_one_array(dtype):
+    tensors = leaves(dtype=dtype)
+    before = [t.numpy().copy() for t in tensors]
+    flat = FlatBuffer(tensors)
+    assert flat.params.shape == flat.grads.shape == (flat.size,) and flat.params.dtype == dtype
+    covered = np.zeros(flat.size, bool)
+    for t, values, s in zip(tensors, before, flat.segments, strict=True):
+        assert t.shape == values.shape and t.dtype == dtype and (t.numpy() == values).all()
+        if t.data.size:
+            assert inside(t.data, flat.params) == s.start
+        covered[s.start:s.stop] = True
+    assert (flat.params[~covered] == 0).all() and (flat.grads == 0).all()
+    flat.params += 1        # views, not copies
+    assert all((t.numpy() == values + 1).all() for t, values in zip(tensors, before, strict=True))
+
+
+def test_first_gradient_is_written_into_the_view_and_later_ones_are_added_there():
+    random = np.random.default_rng(1)
+    tensors = leaves()
+    flat = FlatBuffer(tensors)
+    flat.grads[...] = np.nan        # what is left there from before must not be seen
+    total = [np.zeros(t.shape) for t in tensors]
+    for _ in range(3):
+        cts = [random.standard_normal(t.shape).astype(np.float32) for t in tensors]
+        sum((t * ct).sum() for t, ct in zip(tensors, cts, strict=True)).backward()
+        total = [a + ct for a, ct in zip(total, cts, strict=True)]
+    for t, want, s in zip(tensors, total, flat.segments, strict=True):
+        np.testing.assert_allclose(t.grad.numpy(), want, rtol=0, atol=1e-6)
+        assert (flat.grads[s.start:s.stop].reshape(t.shape) == t.grad.numpy()).all()
+
+
+def test_gradients_that_were_there_move_along():
+    a, b = leaves([(3, 5), (4,)])
+    ct = np.arange(15, dtype=np.float32).reshape(3, 5)
+    (a * ct).sum().backward()
+    flat = FlatBuffer([a, b])
+    assert (a.grad.numpy() == ct).all() and b.grad is None
+    assert inside(a.grad.data, flat.grads) == flat.segments[0].start
+    (a * ct).sum().backward()
+    assert (flat.grads[:15] == 2 * ct.ravel()).all()
+
+
+@pytest.mark.parametrize("fill_missing", [False, True])
+def test_collect(fill_missing):
+    a, b, c = leaves([(3, 5), (4,), (2, 2)])
+    flat = FlatBuffer([a, b, c])
+    flat.grads[...] = 7
+    a.grad = mt.tensor(np.full((3, 5), 2, np.float32))      # by hand: not the view
+    (c * 3.0).sum().backward()
+    flat.collect(fill_missing)
+    wanted = np.concatenate([np.full(15, 2), np.zeros(4), np.full(4, 3)])
+    assert (np.concatenate([flat.grads[s.start:s.stop] for s in flat.segments]) == wanted).all()
+    assert (b.grad is None) != fill_missing
+    flat.grads *= 10        # now each gradient is the view
+    assert (a.grad.numpy() == 20).all() and (c.grad.numpy() == 30).all()
+    if fill_missing:
+        assert (b.grad.numpy() == 0).all()
+
+
+def test_collect_tells_the_tape_what_it_overwrites():
+    a, b = leaves([(3,), (3,)])
+    FlatBuffer([a, b])
+    (a * 2.0).sum().backward()
+    y = a.grad * b      # saves a's gradient
+    a.grad = mt.tensor(np.ones(3, np.float32))
+    a.node.flat.collect(fill_missing=False)
+    with pytest.raises(RuntimeError, match="overwritten"):
+        y.sum().backward()
+
+
+def test_zero_grad_forgets():
+    tensors = leaves([(3, 5), (4,)])
+    flat = FlatBuffer(tensors)
+    for factor in (1.0, 5.0):
+        flat.zero_grad()
+        assert all(t.grad is None for t in tensors)
+        sum((t * factor).sum() for t in tensors).backward()
+        assert all((t.grad.numpy() == factor).all() for t in tensors)
+
+
+def test_the_tape_outlives_the_move():
+    a, = leaves([(4,)])
+    values = a.numpy().copy()
+    y = (a * a).sum()
+    FlatBuffer([a])
+    y.backward()
+    np.testing.assert_allclose(a.grad.numpy(), 2 * values, rtol=1e-6)
+
+
+def test_gradient_storage_comes_from_the_given_function():
+    made = []
+
+    def empty(size, dtype):
+        made.append(np.full(size, np.nan, dtype))
+        return made[-1]
+    flat = FlatBuffer(leaves(), empty=empty)
+    assert len(made) == 1 and flat.grads is made[0] and (flat.grads == 0).all()
+
+
+def test_what_does_not_belong_raises():
+    a, b = leaves([(3,), (3,)])
+    wide, = leaves([(3,)], np.float64)
+    with pytest.raises(ValueError, match="float32.*float64"):
+        FlatBuffer([a, wide])
+    with pytest.raises(ValueError, match="one dtype"):
+        FlatBuffer([])
+    with pytest.raises(ValueError, match=r"\(3,\)"):
+        FlatBuffer([a, a * b])
+    with pytest.raises(ValueError, match="require grad"):
+        FlatBuffer([mt.tensor([1.0, 2.0])])
+    with pytest.raises(ValueError, match="twice"):
+        FlatBuffer([a, b, a])
+
+
+def test_flat_buffers_finds_and_makes():
+    old, narrow, more = leaves([(3,), (4, 5), (2,)])
+    wide, wider = leaves([(3,), (4, 5)], np.float64)
+    home = FlatBuffer([old])
+    flats = flat_buffers([narrow, wide, old, wider, more])
+    assert [f.dtype for f in flats] == [np.float32, np.float64, np.float32]
+    assert flats[2] is home and narrow.node.flat is more.node.flat is flats[0] and wide.node.flat is wider.node.flat
+    again = flat_buffers([old, wider, more])        # a second look moves nothing
+    assert [again[0] is home, again[1] is flats[1], again[2] is flats[0]] == [True] * 3
