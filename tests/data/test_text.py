@@ -1,0 +1,62 @@
+"""Text, windows and addition problems."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist.data import Loader
+from minitorch_dist.data.text import IGNORED, Characters, Windows, addition, read_text
+
+
+def test_characters_go_there_and_back():
+    v = Characters("hello wörld")
+    np.testing.assert_array_equal(v.decode(v.encode("wölr d")), "wölr d")
+    assert v.symbols == sorted(set("hello wörld")) and v.encode("öl").dtype == np.int64
+    with pytest.raises(ValueError, match="'z' does not occur"):
+        v.encode("hez")
+
+
+def test_windows_are_rows_that_a_loader_shards():
+    tokens = np.arange(100) ** 2 % 17
+    w = Windows(tokens, 7)
+    assert len(w.inputs) == len(w.targets) == 93
+    np.testing.assert_array_equal(w.inputs[np.array([0, 92])], [tokens[:7], tokens[92:99]])
+    np.testing.assert_array_equal(w.targets[np.array([0, 92])], [tokens[1:8], tokens[93:100]])
+    loaders = [Loader(w.inputs, w.targets, 10, rank=r, size=2) for r in (0, 1)]
+    whole = next(iter(Loader(w.inputs, w.targets, 10).epoch(0)))
+    parts = [next(iter(loader.epoch(0))) for loader in loaders]
+    np.testing.assert_array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)
+    np.testing.assert_array_equal(whole.inputs[:, 1:], whole.targets[:, :-1])
+    with pytest.raises(ValueError, match="7 characters has no window of 7"):
+        Windows(tokens[:7], 7)
+
+
+def test_read_text_splits_without_overlap_and_names_bad_files(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("to be or not to be, " * 10, encoding="utf-8")
+    text = read_text(path)
+    assert len(text.train) == 180 and len(text.validation) == 20
+    assert text.vocabulary.decode(np.concatenate([text.train, text.validation])) == "to be or not to be, " * 10
+    path.write_bytes(b"abc\xff\xfe")
+    with pytest.raises(ValueError, match="a.txt is not UTF-8 text: byte 0xff at 3"):
+        read_text(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="holds 0 characters"):
+        read_text(path)
+
+
+def test_addition_lists_every_sum_once_and_right():
+    problems = addition(2)
+    rows = np.concatenate([problems.train, problems.test])
+    assert len(problems.test) == 1000 and len(np.unique(rows, axis=0)) == len(rows) == 10_000
+    for row in rows[::37]:
+        text = problems.vocabulary.decode(row)
+        question, answer = text.split("=")
+        a, b = question.split("+")
+        assert int(a) + int(b) == int(answer[::-1]) and len(question) + 1 == problems.question
+    inputs, targets = problems.windows(problems.test)
+    np.testing.assert_array_equal(targets[:, problems.question - 1:], problems.test[:, problems.question:])
+    assert (targets[:, :problems.question - 1] == IGNORED).all() and inputs.shape == targets.shape
+    np.testing.assert_array_equal(addition(2).train, problems.train)
+    assert not np.array_equal(addition(2, seed=1).train, problems.train)
+    with pytest.raises(ValueError, match="4 digits"):
+        addition(4)
