@@ -61,7 +61,7 @@ class Windows:
 
     def __init__(self, tokens, length):
         if length < 1 or len(tokens) < length + 1:
-            raise ValueError(f"a text of {len(tokens)} characters has no window of {length} with one that follows; take "
+            raise ValueError(f"a text of {len(tokens)} characters has no window of {length} and one more; take "
                              "a longer text or shorter windows")
         self.inputs, self.targets = _View(tokens, length, 0), _View(tokens, length, 1)
 

@@ -25,8 +25,8 @@ def test_windows_are_rows_that_a_loader_shards():
     whole = next(iter(Loader(w.inputs, w.targets, 10).epoch(0)))
     parts = [next(iter(loader.epoch(0))) for loader in loaders]
     np.testing.assert_array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)
-    np.testing.assert_array_equal(whole.inputs[:, 1:], whole.targets[:, :-1])
-    with pytest.raises(ValueError, match="7 characters has no window of 7"):
+    np.testing.assert_array_equal(whole.inputs[:, 1:], whole.labels[:, :-1])
+    with pytest.raises(ValueError, match="7 characters has no window of 7 and one more"):
         Windows(tokens[:7], 7)
 
 
