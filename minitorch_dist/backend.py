@@ -107,6 +107,8 @@ def random_scope(seed, step, count, rows, micro_shards=8):
     first, last = rows
     if not 0 <= first <= last <= count:
         raise ValueError(f"random_scope: rows {first} to {last} are no part of a global batch of {count}")
+    if micro_shards < 1:
+        raise ValueError(f"random_scope: micro_shards is {micro_shards}; it must be at least 1")
     outer = random_state.scope
     random_state.scope = Scope(seed, step, count, rows, micro_shards, {})
     try:

@@ -56,10 +56,13 @@ def parse(argv):
         args.widths = [int(w) for w in args.hidden.split(",") if w]
     except ValueError:
         p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
-    for name in ("epochs", "steps", "batch_size"):
+    for name in ("epochs", "steps", "batch_size", "micro_shards"):
         value = getattr(args, name)
         if value is not None and value < 1:
             p.error(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if min(args.widths, default=1) < 1:
+        p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
+    args.lr = OPTIMIZERS[args.optimizer][1] if args.lr is None else args.lr
     return args
 
 
@@ -109,7 +112,7 @@ def train_step(model, optimizer, batch, args, step, world):
             losses = nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
             (losses / batch.count).backward()
         total.add(xp.array([losses.item()]))
-    if args.clip:
+    if args.clip is not None:
         optim.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()
     loss = total.total()
@@ -152,12 +155,13 @@ def run(args, world):
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1)
     epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
     steps = min(args.steps or epochs * len(loader), epochs * len(loader))
+    epochs = -(-steps // len(loader))
 
     mt.manual_seed(args.seed)
     model = DistributedDataParallel(build_model(args.widths, args.dropout, dtype), world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
-    make, default_lr = OPTIMIZERS[args.optimizer]
-    optimizer = make(model.parameters(), args.lr or default_lr)
+    make, _ = OPTIMIZERS[args.optimizer]
+    optimizer = make(model.parameters(), args.lr)
     schedule = optim.LambdaLR(optimizer, optim.cosine(steps) if args.schedule == "cosine" else optim.constant())
     if world.rank == 0:
         print(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -199,7 +203,7 @@ def run(args, world):
         "samples_per_second": samples / busy, "steps": step, "samples": samples, "final_loss": loss,
         "bytes_sent_per_rank": book.total_bytes_sent(),
         "peak_memory_bytes": peak_memory_bytes(),
-        "optimizer": args.optimizer, "lr": args.lr or default_lr, "schedule": args.schedule, "hidden": args.widths,
+        "optimizer": args.optimizer, "lr": args.lr, "schedule": args.schedule, "hidden": args.widths,
         "batch_size": loader.sampler.batch_size, "dropout": args.dropout, "clip": args.clip, "dtype": args.dtype,
         "seed": args.seed, "exact": args.exact, "micro_shards": args.micro_shards, "epochs": epochs,
     }

@@ -25,8 +25,8 @@ def clip_grad_norm_(params, max_norm):
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Raises ValueError for a norm that is not finite, and changes nothing then.
     """
-    if not max_norm > 0:
-        raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be more than 0")
+    if not max_norm >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
     params = [p for p in params if p.requires_grad]
     chosen = {id(p) for p in params}
     parts = []      # per flat buffer: the segments to clip, and the gradients with zeros for all others

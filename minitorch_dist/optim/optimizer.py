@@ -113,6 +113,9 @@ class Optimizer:
             raise ValueError(f"the saved state has {len(saved['groups'])} groups and {len(saved['state'])} parameters, "
                              f"this optimizer {len(self.groups)} and {len(order)}")
         for (slot, _), arrays in zip(order, saved["state"], strict=True):
+            if set(arrays) != set(self.state_names):
+                raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "
+                                 f"{sorted(self.state_names)}: it comes from another optimizer")
             for name in self.state_names:
                 if arrays[name].shape != slot.segment.tensor.shape:
                     raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "

@@ -31,7 +31,7 @@ def buckets(parameters, first_bytes, cap_bytes):
     communication begins early. Source: Li et al. 2020, "PyTorch Distributed"."""
     lists, size = [], 0
     for p in reversed(list(parameters)):
-        cap = first_bytes if len(lists) == 1 else cap_bytes
+        cap = min(first_bytes, cap_bytes) if len(lists) == 1 else cap_bytes
         if not lists or size >= cap or lists[-1][0].dtype != p.dtype:
             lists.append([])
             size = 0
@@ -49,10 +49,26 @@ class Bucket:
         self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
         self.work = None
         self.counter = BinaryCounter()
+        self.summed = ()    # the gradients as they were handed out last: sums over all ranks
 
     def reset(self):
         self.missing = {id(s.tensor) for s in self.flat.segments}
+        if self.work is not None:
+            self.work.wait()
         self.work = None
+
+    def collect(self):
+        """Make the flat gradients hold this rank's own. RuntimeError where one holds the last sum: it would be
+        counted once per rank."""
+        if any(s.tensor.grad is summed for s, summed in zip(self.flat.segments, self.summed, strict=False)
+               if summed is not None):
+            raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
+                               "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
+                               "last inside no_sync()")
+        self.flat.collect(fill_missing=True)
+
+    def hand_out(self):
+        self.summed = [s.tensor.grad for s in self.flat.segments]
 
 
 class DistributedDataParallel(Module):
@@ -67,7 +83,8 @@ class DistributedDataParallel(Module):
     Each bucket is posted from the gradient hook that completes it, in order,
     and waited for at the end of backward. Parameters that took no part get a
     gradient of zeros, so that ranks never disagree on what to reduce. The
-    wrapper adds nothing to parameter names. Make the optimizer after it.
+    wrapper adds nothing to parameter names. Make the optimizer after it, and call
+    zero_grad() before each step: a second backward onto sums raises RuntimeError.
     """
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, exact=False, micro_shards=8):
@@ -113,7 +130,8 @@ class DistributedDataParallel(Module):
 
     def _gradient_ready(self, tensor):
         """A leaf's gradient is complete: strike it off, and post the buckets that it completes."""
-        at_end_of_backward(self._backward_done)
+        if at_end_of_backward(self._backward_done):
+            self._start_over()      # a pass that raised has left its marks
         bucket = self.bucket_of[id(tensor)]
         bucket.missing.discard(id(tensor))
         if self.sync and not self.exact:
@@ -126,7 +144,8 @@ class DistributedDataParallel(Module):
             self.posted += 1
 
     def _post(self, bucket):
-        bucket.flat.collect(fill_missing=True)
+        bucket.collect()
+        bucket.hand_out()
         if ledger.open_ledgers:
             ledger.event("post", f"bucket {bucket.index}")
         bucket.work = self.comm.all_reduce(bucket.flat.grads, async_op=True)
@@ -141,6 +160,9 @@ class DistributedDataParallel(Module):
             for bucket in self.buckets:
                 bucket.work.wait()
                 wrote(bucket.flat.grads, "the all-reduce of gradients")
+        self._start_over()
+
+    def _start_over(self):
         self.posted = 0
         for bucket in self.buckets:
             bucket.reset()
@@ -149,9 +171,10 @@ class DistributedDataParallel(Module):
         self.done += 1
         last = self.done == self.passes
         for bucket in self.buckets:
-            bucket.flat.collect(fill_missing=True)
+            bucket.collect()
             bucket.counter.add(bucket.flat.grads)
             if last:
+                bucket.hand_out()
                 bucket.flat.grads[...] = bucket.counter.total()
                 bucket.work = self.comm.all_reduce(bucket.flat.grads, async_op=True, exact=True)
             else:

@@ -1,0 +1,320 @@
+"""SGD, Adam and AdamW against their papers' formulas in plain NumPy float64 (and torch, where it is installed)."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import ledger, optim
+from minitorch_dist.optim.optimizer import TILE
+
+SHAPES = [(7, 11), (13,), (233, 331), (), (1,), (0, 3), (2, 3, 5)]
+assert 233 * 331 > 2 * TILE and 233 * 331 % TILE
+STEPS = 100
+
+SETTINGS = {    # name -> (kind, settings)
+    "sgd": ("sgd", {"lr": 0.01}),
+    "sgd decay": ("sgd", {"lr": 0.01, "weight_decay": 0.1}),
+    "momentum": ("sgd", {"lr": 0.003, "momentum": 0.9}),
+    "momentum decay": ("sgd", {"lr": 0.003, "momentum": 0.8, "weight_decay": 0.05}),
+    "nesterov": ("sgd", {"lr": 0.003, "momentum": 0.9, "nesterov": True}),
+    "nesterov decay": ("sgd", {"lr": 0.003, "momentum": 0.7, "nesterov": True, "weight_decay": 0.1}),
+    "adam": ("adam", {}),
+    "adam decay": ("adam", {"lr": 2e-3, "weight_decay": 0.1}),
+    "adam betas": ("adam", {"lr": 5e-4, "betas": (0.8, 0.95), "eps": 1e-3}),
+    "adamw": ("adamw", {}),
+    "adamw decay": ("adamw", {"lr": 2e-3, "weight_decay": 0.3, "betas": (0.85, 0.99), "eps": 1e-6}),
+}
+DEFAULTS = {    # torch's
+    "sgd": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+}
+CLASSES = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
+
+
+class Reference:
+    """One parameter's optimizer as the papers write it, in float64."""
+
+    def __init__(self, kind, **settings):
+        self.kind, self.s = kind, {**DEFAULTS[kind], **settings}
+        self.t, self.m, self.v = 0, 0.0, 0.0
+
+    def step(self, p, g):
+        s = self.s
+        self.t += 1
+        if self.kind == "sgd":
+            g = g + s["weight_decay"] * p
+            self.m = s["momentum"] * self.m + g
+            return p - s["lr"] * (g + s["momentum"] * self.m if s["nesterov"] else self.m)
+        if self.kind == "adamw":
+            p = p - s["lr"] * s["weight_decay"] * p
+        else:
+            g = g + s["weight_decay"] * p
+        beta1, beta2 = s["betas"]
+        self.m = beta1 * self.m + (1 - beta1) * g
+        self.v = beta2 * self.v + (1 - beta2) * g ** 2
+        m_hat, v_hat = self.m / (1 - beta1 ** self.t), self.v / (1 - beta2 ** self.t)
+        return p - s["lr"] * m_hat / (np.sqrt(v_hat) + s["eps"])
+
+
+def start(shapes=SHAPES, seed=0):
+    """Values of the size that layers have: a float32 near 0.1 is known to 4e-9, so that 1e-6 is a sharp tolerance."""
+    random = np.random.default_rng(seed)
+    return [0.1 * random.standard_normal(shape) for shape in shapes]
+
+
+def gradients(step, shapes=SHAPES, dtype=np.float32):
+    """The gradients of one step, exact in float32. (0, 3) has some too, of no element."""
+    random = np.random.default_rng([step, 99])
+    return [random.standard_normal(shape, np.float32).astype(dtype)[()] for shape in shapes]
+
+
+def leaves(values, dtype):
+    return [mt.tensor(np.asarray(v, dtype), requires_grad=True) for v in values]
+
+
+def through_backward(params, grads):
+    """Leave the given gradients on the parameters, the way training does."""
+    sum((p * g).sum() for p, g in zip(params, grads, strict=True)).backward()
+
+
+def close(params, wanted, tolerance, rtol=0.0):
+    for p, w in zip(params, wanted, strict=True):
+        assert p.numpy().shape == w.shape
+        np.testing.assert_allclose(p.numpy(), w, rtol=rtol, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_hundred_steps_are_the_papers(name, dtype):
+    kind, settings = SETTINGS[name]
+    wanted = [np.asarray(v, dtype).astype(np.float64) for v in start()]
+    references = [Reference(kind, **settings) for _ in wanted]
+    params = leaves(start(), dtype)
+    optimizer = CLASSES[kind](params, **settings)
+    for step in range(STEPS):
+        grads = gradients(step, dtype=dtype)
+        optimizer.zero_grad()
+        through_backward(params, grads)
+        optimizer.step()
+        wanted = [np.asarray(r.step(w, g.astype(np.float64)))
+                  for r, w, g in zip(references, wanted, grads, strict=True)]
+    assert max(np.abs(w - v).max(initial=0) for w, v in zip(wanted, start(), strict=True)) > 0.01   # they have moved
+    # AdamW's factor 1 - lr · weight_decay, rounded to the dtype, is off by up to eps/4, the same way in every step.
+    rounded = STEPS * np.finfo(dtype).eps / 4 if kind == "adamw" else 0.0
+    close(params, wanted, 1e-6 if dtype == np.float32 else 1e-13, rounded)
+    assert all(p.dtype == dtype for p in params)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_hundred_steps_are_torchs(name):
+    torch = pytest.importorskip("torch")
+    kind, settings = SETTINGS[name]
+    theirs = [torch.nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in start()]
+    reference = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](theirs, **settings)
+    params = leaves(start(), np.float32)
+    optimizer = CLASSES[kind](params, **settings)
+    for step in range(STEPS):
+        for ours, p, g in zip(params, theirs, gradients(step), strict=True):
+            ours.grad, p.grad = mt.tensor(g), torch.tensor(g)
+        optimizer.step()
+        reference.step()
+    close(params, [p.detach().numpy() for p in theirs], 1e-6)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("sgd", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}), ("adam", {}), ("adamw", {"weight_decay": 0.3})])
+def test_a_parameter_without_gradient_rests(kind, settings):
+    """Parameter k has a gradient in every (k+1)-th step only; in between it doesn't move, nor does its step count."""
+    wanted = start()
+    references = [Reference(kind, **settings) for _ in wanted]
+    params = leaves(start(), np.float64)
+    optimizer = CLASSES[kind](params, **settings)
+    for step in range(24):
+        optimizer.zero_grad()
+        for k, g in enumerate(gradients(step, dtype=np.float64)):
+            if step % (k + 1) == 0:
+                params[k].grad = mt.tensor(g)
+                wanted[k] = np.asarray(references[k].step(wanted[k], g))
+        before = [p.numpy().copy() for p in params]
+        optimizer.step()
+        for k, p in enumerate(params):
+            if step % (k + 1):
+                assert p.grad is None and (p.numpy() == before[k]).all()
+    close(params, wanted, 1e-13)
+    assert optimizer.state_dict()["steps"] == [len(range(0, 24, k + 1)) for k in range(len(params))]
+
+
+def test_groups_have_their_own_settings():
+    wanted = start()
+    a, b, c, *rest = params = leaves(start(), np.float64)
+    optimizer = optim.SGD([{"params": [c, a], "lr": 0.5, "momentum": 0.9}, {"params": b, "weight_decay": 0.1},
+                           {"params": iter(rest)}], lr=0.01)
+    settings = [{"lr": 0.5, "momentum": 0.9}, {"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.5, "momentum": 0.9},
+                *[{"lr": 0.01}] * len(rest)]
+    references = [Reference("sgd", **s) for s in settings]
+    for step in range(5):
+        optimizer.zero_grad()
+        grads = gradients(step, dtype=np.float64)
+        through_backward(params, grads)
+        optimizer.step()
+        wanted = [np.asarray(r.step(w, g)) for r, w, g in zip(references, wanted, grads, strict=True)]
+    close(params, wanted, 1e-13)
+    assert optimizer.lr == 0.5
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in params)
+
+
+def test_two_dtypes_live_side_by_side():
+    values = start([(5, 3), (7,)])
+    params = [*leaves(values[:1], np.float32), *leaves(values[1:], np.float64)]
+    optimizer = optim.Adam(params, lr=0.1)
+    wanted = [Reference("adam", lr=0.1).step(v, np.full(v.shape, 0.7)) for v in values]
+    for p in params:
+        p.grad = mt.tensor(np.full(p.shape, 0.7, p.dtype))
+    optimizer.step()
+    close(params[:1], wanted[:1], 1e-7)
+    close(params[1:], wanted[1:], 1e-15)
+
+
+def test_parameters_come_as_tensors_pairs_or_a_dict():
+    model = mt.nn.Sequential(mt.nn.Linear(3, 2), mt.nn.Linear(2, 1, bias=False))
+    wanted = list(model.parameters())
+    for given in (model.parameters(), model.named_parameters(), dict(model.named_parameters()),
+                  [{"params": model.named_parameters()}]):
+        optimizer = optim.SGD(given)
+        assert [p for group in optimizer.groups for p in group["params"]] == wanted
+        assert optimizer.groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_gradients_stay_as_they_are_and_padding_stays_zero(kind):
+    params = leaves(start(), np.float32)
+    optimizer = CLASSES[kind](params, lr=0.1, weight_decay=0.1)
+    grads = gradients(0)
+    through_backward(params, grads)
+    optimizer.step()
+    flat, = optimizer.flats
+    inside = np.zeros(flat.size, bool)
+    for p, g, s in zip(params, grads, flat.segments, strict=True):
+        assert (p.grad.numpy() == g).all()
+        inside[s.start:s.stop] = True
+    for array in (flat.params, flat.grads, *optimizer.state[0].values()):
+        assert (array[~inside] == 0).all()
+
+
+def test_neighbours_are_updated_in_one_go():
+    params = leaves(start(), np.float32)
+    optimizer = optim.Adam(params)
+    for resting, launches in ((None, 1), (0, 1), (1, 2)):
+        optimizer = optim.Adam(params)
+        through_backward(params, gradients(0))
+        if resting is not None:
+            params[resting].grad = None
+        with ledger.record() as book:
+            optimizer.step()
+        assert book.launches["adam"] == launches
+
+
+def test_backward_through_updated_parameters_raises():
+    p, = leaves([np.ones(3)], np.float32)
+    optimizer = optim.SGD([p], lr=0.1)
+    y = (p * p).sum()
+    p.grad = mt.tensor(np.ones(3, np.float32))
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="SGD.step"):
+        y.backward()
+
+
+def test_parameters_that_moved_away_raise():
+    from minitorch_dist.flat import FlatBuffer
+    params = leaves(start(), np.float32)
+    optimizer = optim.SGD(params, lr=0.1)
+    FlatBuffer(params)
+    through_backward(params, gradients(0))
+    with pytest.raises(RuntimeError, match="DistributedDataParallel"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda p: optim.SGD([]), "at least one"),
+    (lambda p: optim.SGD([p, p]), "twice"),
+    (lambda p: optim.SGD([{"params": [p]}, {"params": [p]}]), "two groups"),
+    (lambda p: optim.SGD([p * 2.0]), r"\(3,\)"),
+    (lambda p: optim.SGD([mt.tensor([1.0])]), "require grad"),
+    (lambda p: optim.SGD([p], lr=-1), "lr is -1"),
+    (lambda p: optim.SGD([p], momentum=-0.1), "momentum"),
+    (lambda p: optim.SGD([p], nesterov=True), "nesterov"),
+    (lambda p: optim.SGD([p], weight_decay=-1), "weight_decay"),
+    (lambda p: optim.Adam([p], lr=float("nan")), "lr is nan"),
+    (lambda p: optim.Adam([p], betas=(0.9, 1.0)), "betas"),
+    (lambda p: optim.AdamW([p], eps=-1e-8), "eps"),
+])
+def test_what_does_not_fit_raises(make, says):
+    p, = leaves([np.ones(3)], np.float32)
+    with pytest.raises(ValueError, match=says):
+        make(p)
+
+
+# ---------------------------------------------------------------- state
+
+def train(params, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        for k, (p, g) in enumerate(zip(params, gradients(step), strict=True)):
+            if k != 1 or step % 2:      # the second parameter rests now and then: its step count is its own
+                p.grad = mt.tensor(g)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["nesterov decay", "adam decay", "adamw"])
+def test_a_restored_run_continues_bit_for_bit(name):
+    kind, settings = SETTINGS[name]
+    params = leaves(start(), np.float32)
+    optimizer = CLASSES[kind](params, **settings)
+    train(params, optimizer, range(5))
+    saved, values = optimizer.state_dict(), [p.numpy().copy() for p in params]
+    train(params, optimizer, range(5, 10))
+
+    for layout in ("the same", "other storage"):
+        twins = leaves(values, np.float32)
+        if layout == "other storage":       # state is kept per parameter, not per buffer
+            from minitorch_dist.flat import FlatBuffer
+            FlatBuffer(twins[3:][::-1])
+        other = CLASSES[kind](twins, lr=123.0)
+        other.load_state_dict(saved)
+        train(twins, other, range(5, 10))
+        for p, twin in zip(params, twins, strict=True):
+            assert p.numpy().tobytes() == twin.numpy().tobytes(), layout
+
+
+def test_state_dict_is_a_copy_and_speaks_in_parameters():
+    params = leaves(start(), np.float32)
+    optimizer = optim.Adam([{"params": params[2:]}, {"params": params[:2], "lr": 0.5}])
+    train(params, optimizer, range(2))
+    state = optimizer.state_dict()
+    assert [a["exp_avg"].shape for a in state["state"]] == [*SHAPES[2:], *SHAPES[:2]]
+    assert state["steps"] == [2] * 6 + [1] and state["groups"][1]["lr"] == 0.5 and "params" not in state["groups"][0]
+    g0, g1 = (gradients(step)[0].astype(np.float64) for step in range(2))
+    np.testing.assert_allclose(state["state"][-2]["exp_avg"], 0.1 * (0.9 * g0 + g1), atol=1e-7)
+    state["state"][0]["exp_avg"][...] = 99
+    assert not (optimizer.state[0]["exp_avg"] == 99).any()
+
+
+def test_state_that_does_not_fit_changes_nothing():
+    params = leaves(start([(3, 2), (4,)]), np.float32)
+    optimizer = optim.Adam(params, lr=0.1)
+    for p in params:
+        p.grad = mt.tensor(np.ones(p.shape, np.float32))
+    optimizer.step()
+    before = optimizer.state_dict()
+
+    def of(shapes, make=optim.Adam):
+        return make(leaves(start(shapes), np.float32), lr=7.0).state_dict()
+    for wrong in (of([(3, 2)]), of([(2, 3), (4,)]), of([(3, 2), (5,)]), of([(3, 2), (4,)], optim.SGD)):
+        with pytest.raises(ValueError):
+            optimizer.load_state_dict(wrong)
+    after = optimizer.state_dict()
+    assert after["groups"] == before["groups"] and after["steps"] == before["steps"]
+    for a, b in zip(after["state"], before["state"], strict=True):
+        assert all((a[name] == b[name]).all() for name in b)

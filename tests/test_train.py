@@ -1,0 +1,158 @@
+"""The demo's train.py as users start it: its files, its errors, its accuracy, its exact mode."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist.testing import ranks
+
+TRAIN = Path(__file__).parents[1] / "mnist_demo" / "train.py"
+SMALL = ["--data", "digits", "--hidden", "33,17", "--batch-size", "13"]     # 1,437 = 110 · 13 + 7: uneven
+FIELDS = {      # what a summary must hold, and of which kind
+    "ranks": int, "data": str, "test_accuracy": float, "parameters_sha256": str, "samples_per_second": float,
+    "bytes_sent_per_rank": int, "peak_memory_bytes": int,
+}
+MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def start(n, *flags, limit=60, **options):
+    return ranks.launch([TRAIN, *flags], n=n, limit=limit, **options)
+
+
+def read(folder):
+    """(summary, history) of a run's folder."""
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
+
+
+def train(tmp_path, n, *flags, limit=60):
+    """A run that must end well; (summary, history, rank 0's stdout)."""
+    out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+    run = start(n, *flags, "--out", out, limit=limit).check()
+    assert not any(text.strip() for text in run.stdout[1:]), "only rank 0 speaks"
+    return *read(out), run.stdout[0]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_run_writes_its_files(tmp_path, n):
+    summary, history, said = train(tmp_path, n, *SMALL, "--epochs", "2", "--steps", "115")
+    assert {name: type(summary[name]) for name in FIELDS} == FIELDS
+    assert summary["ranks"] == n and summary["data"] == "digits" and summary["steps"] == 115
+    assert 0 <= summary["test_accuracy"] <= 100 and summary["samples_per_second"] > 0
+    assert len(summary["parameters_sha256"]) == 64 and int(summary["parameters_sha256"], 16) >= 0
+    assert 10e6 < summary["peak_memory_bytes"] < 10e9
+    assert [set(line) for line in history] == [{"step", "epoch", "loss", "samples"}] * 115
+    assert [line["step"] for line in history] == list(range(1, 116))
+    assert [line["epoch"] for line in history] == [0] * 111 + [1] * 4
+    assert [line["samples"] for line in history] == [*range(13, 111 * 13, 13), *range(1437, 1437 + 4 * 13 + 1, 13)]
+    assert history[-1]["loss"] == summary["final_loss"] < history[0]["loss"]
+    # 784·33 + 33 + 33·17 + 17 + 17·10 + 10 parameters, padded to 16 each and to 4,096 in all, travel in every step.
+    gradients = 115 * 4 * 28_672
+    assert 2 * (n - 1) / n * gradients <= summary["bytes_sent_per_rank"] < 2 * (n - 1) / n * gradients + 10_000
+    assert "digits" in said.lower() or "handwrit" in said.lower()
+    assert f"{summary['test_accuracy']:.2f} %" in said and "parameters" in said
+
+
+def test_two_ranks_draw_the_curve_of_one(tmp_path):
+    flags = [*SMALL, "--steps", "112", "--dropout", "0.2", "--clip", "1", "--dtype", "float64", "--optimizer", "adamw"]
+    (_, alone, _), (_, together, _) = train(tmp_path, 1, *flags), train(tmp_path, 2, *flags, "--bucket-mb", "0.01")
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(alone, together, strict=True)) < 1e-10
+
+
+def test_exact_runs_have_one_hash(tmp_path):
+    flags = [*SMALL, "--steps", "112", "--dropout", "0.2", "--exact"]   # the last batch has 7 rows
+    digests = {n: train(tmp_path, n, *flags)[0]["parameters_sha256"] for n in (1, 2, 4)}
+    assert len(set(digests.values())) == 1, digests
+    assert train(tmp_path, 1, *flags, "--seed", "1")[0]["parameters_sha256"] != digests[1]
+
+
+def test_the_shipped_digits_are_learned(tmp_path):
+    summary, history, _ = train(tmp_path, 1, "--data", "digits")
+    assert summary["test_accuracy"] >= 88
+    assert summary["epochs"] == 20 and summary["batch_size"] == 64 and summary["hidden"] == [512, 512]
+    assert summary["optimizer"] == "sgd" and summary["schedule"] == "cosine" and summary["dtype"] == "float32"
+    losses = [line["loss"] for line in history]
+    assert losses[0] > 1.5 and sum(losses[-20:]) / 20 < 0.1
+
+
+def test_mnist_is_learned(tmp_path):
+    folder = os.environ.get("MINITORCH_DATA")
+    if not folder or not all((Path(folder) / name).exists() or (Path(folder) / f"{name}.gz").exists()
+                             for name in MNIST_FILES):
+        pytest.skip("MINITORCH_DATA names no folder with MNIST's four files")
+    summary, history, said = train(tmp_path, 2, "--data", "mnist", "--steps", "200")
+    assert summary["data"] == "mnist" and "60,000" in said and len(history) == 200
+    assert summary["test_accuracy"] >= 92
+
+
+# ---------------------------------------------------------------- settings
+
+def test_zero_is_a_value(tmp_path):
+    """A rate of 0 is 0, not the default; clipped to 0, nothing moves either."""
+    moved, rate, clipped = (train(tmp_path, 1, *SMALL, "--steps", "3", *flags)
+                            for flags in ([], ["--lr", "0"], ["--clip", "0"]))
+    assert rate[0]["lr"] == 0.0 and clipped[0]["clip"] == 0.0
+    assert rate[0]["parameters_sha256"] == clipped[0]["parameters_sha256"] != moved[0]["parameters_sha256"]
+
+
+def test_epochs_that_no_step_is_left_for_are_not_reported(tmp_path):
+    summary, history, said = train(tmp_path, 1, *SMALL, "--steps", "3", "--epochs", "5")
+    assert summary["steps"] == len(history) == 3 and summary["epochs"] == 1 and said.count("epoch ") == 1
+
+
+@pytest.mark.parametrize("flags", [["--steps", "0"], ["--epochs", "-1"], ["--batch-size", "0"], ["--hidden", "12,x"],
+                                   ["--hidden", "0"], ["--micro-shards", "0"], ["--data", "letters"]],
+                         ids=" ".join)
+def test_a_command_line_that_does_not_fit(tmp_path, flags):
+    run = start(1, *flags, "--out", tmp_path / "run")
+    assert run.returncode == 2 and flags[0] in run.stderr[0] and "Traceback" not in run.stderr[0]
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- what fails
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_mnist_that_is_not_there_is_an_error_that_says_what_to_do(tmp_path, n):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text('{"from": "an earlier run"}')
+    run = start(n, "--data", "mnist", "--out", tmp_path / "run", limit=30,
+                env={"MINITORCH_DATA": str(tmp_path / "empty")})
+    assert not run.timed_out and run.returncode != 0
+    said = "\n".join(run.stderr)
+    assert "MINITORCH_DATA" in said and str(tmp_path / "empty") in said and MNIST_FILES[0] in said
+    assert "Traceback" not in said or n > 1
+    assert not (tmp_path / "run" / "summary.json").exists(), "a run that failed shows the summary of an earlier one"
+
+
+@pytest.mark.parametrize("flags", [["--exact"], ["--batch-size", "2"]], ids=" ".join)
+def test_three_ranks_that_do_not_fit(tmp_path, flags):
+    run = start(3, *SMALL, *flags, "--out", tmp_path / "run", limit=30)
+    assert not run.timed_out and run.returncode != 0 and "3" in "".join(run.stderr)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+RAISES_ON_RANK_1 = """
+import runpy, sys
+from minitorch_dist import comm, optim
+step = optim.SGD.step
+def failing_step(self):
+    failing_step.calls += 1
+    if comm.world().rank == 1 and failing_step.calls == 3:
+        raise ArithmeticError("out of luck in step 3")
+    step(self)
+failing_step.calls = 0
+optim.SGD.step = failing_step
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_rank_that_raises_ends_the_job(tmp_path):
+    (tmp_path / "program.py").write_text(RAISES_ON_RANK_1)
+    run = ranks.launch([tmp_path / "program.py", TRAIN, *SMALL, "--out", tmp_path / "run"], n=2, limit=30)
+    assert not run.timed_out and run.seconds < 10 and run.returncode != 0
+    assert "ArithmeticError: out of luck in step 3" in run.stderr[1] and "rank 1" in run.stderr[1]
+    assert not (tmp_path / "run" / "summary.json").exists()
