@@ -1,18 +1,24 @@
 """The ledger: counters that tests, plots and benchmarks read instead of claims.
 
-    with ledger.record() as book:
+    with ledger.record(memory=True) as book:
         train_one_step()
     book.calls["world", "all_reduce"]        # how many
     book.bytes_sent["world", "all_reduce"]   # bytes this rank put on the wire
     book.launches["adam"]                    # fused kernels started
+    book.peak["activation"]                  # the most bytes that the tape held for backward at any time
 
 Nothing is counted while no ledger is open, so that an idle ledger costs one
 truth test per call. Ledgers nest: each open one counts.
 """
 
+import weakref
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+
+from .backend import xp
+
+KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 
 
 @dataclass
@@ -23,30 +29,79 @@ class Ledger:
     bytes_sent  {(axis, op): bytes that this rank sent, by the algorithm's own count}
     launches    {name: number of fused kernels started}
     events      [(name, detail)] in program order, e.g. ("post", "bucket 0"); for proofs about order
+
+    With memory=True, in bytes, by kind (see keep):
+
+    live        what is held now; it goes on falling, as arrays die, after the block
+    peak        the most that was held at any time
+    course      [(kind, live bytes of it)] at each change, in order; a name of an event stands as (name, None)
     """
 
     calls: Counter = field(default_factory=Counter)
     bytes_sent: Counter = field(default_factory=Counter)
     launches: Counter = field(default_factory=Counter)
     events: list = field(default_factory=list)
+    memory: bool = False
+    live: dict = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    peak: dict = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    course: list = field(default_factory=list)
+    _held: dict = field(default_factory=dict, repr=False)      # id of a storage -> (kind, bytes)
 
     def total_bytes_sent(self):
         """Bytes sent by this rank, all axes and operations together."""
         return sum(self.bytes_sent.values())
 
+    def hold(self, storage, kind):
+        """Count an array that owns its memory as live until it dies; the first kind named for it stays."""
+        key = id(storage)
+        if key not in self._held:
+            self._held[key] = kind, storage.nbytes
+            weakref.finalize(storage, self._release, key).atexit = False
+            self._change(kind, storage.nbytes)
 
-open_ledgers = []   # every Ledger now recording; callers may test its truth before working out what to count
+    def _release(self, key):
+        kind, nbytes = self._held.pop(key)
+        self._change(kind, -nbytes)
+
+    def _change(self, kind, nbytes):
+        self.live[kind] += nbytes
+        self.peak[kind] = max(self.peak[kind], self.live[kind])
+        self.course.append((kind, self.live[kind]))
+
+
+open_ledgers = []           # every Ledger now recording; callers may test its truth before working out what to count
+watch_tape = nullcontext    # inside of it this thread's tape calls keep(); set by autodiff, which lies above
 
 
 @contextmanager
-def record():
-    """Count everything that happens inside the block into a new Ledger."""
-    book = Ledger()
+def record(memory=False):
+    """Count everything that happens inside the block into a new Ledger.
+
+    memory  count live and peak bytes too: what this thread's tape saves for backward ("activation"), the arrays that
+            are differentiated by ("parameter"), and the gradients of leaves. Recording is slower meanwhile.
+    """
+    book = Ledger(memory=memory)
     open_ledgers.append(book)
     try:
-        yield book
+        with ExitStack() as stack:
+            if memory:
+                stack.enter_context(watch_tape())
+            yield book
     finally:
         open_ledgers[:] = [other for other in open_ledgers if other is not book]
+
+
+def keep(array, kind):
+    """Count the memory that `array` keeps alive as bytes of `kind`, one of KINDS, until that memory is freed.
+
+    A view counts for all of the array that it looks into, and several views of one array count once.
+    """
+    if isinstance(array, xp.ndarray):       # a NumPy scalar is no array; CuPy has counters of its own
+        while isinstance(array.base, xp.ndarray):
+            array = array.base
+        for book in open_ledgers:
+            if book.memory:
+                book.hold(array, kind)
 
 
 def message(axis, op, sent):
@@ -66,3 +121,5 @@ def event(name, detail=""):
     """Append one event to the program order."""
     for book in open_ledgers:
         book.events.append((name, detail))
+        if book.memory:
+            book.course.append((name, None))

@@ -1,31 +1,40 @@
-"""Train a multi-layer perceptron on handwritten digits, on one rank or on several.
+"""Train a network on handwritten digits, on one rank or on several.
 
     python mnist_demo/train.py --out runs/one
     mpirun -n 2 python mnist_demo/train.py --out runs/two
     python mnist_demo/compare.py runs/one runs/two -o runs/curves.png
 
-Each run leaves history.jsonl (one line per optimizer step) and summary.json in
-its folder. The loss of a step is that of the GLOBAL batch, so that the curves
-of any two runs can be laid over each other.
+Each run leaves history.jsonl (one line per optimizer step), summary.json and
+parameters.npz in its folder. The loss of a step is that of the GLOBAL batch, so
+that the curves of any two runs can be laid over each other. Ctrl-C ends after
+the step under way, and saves what there is.
 """
 
 import argparse
-import hashlib
-import json
-import resource
 import sys
 import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, data, ledger, nn, optim
+from minitorch_dist import comm, data, nn, optim, training
 from minitorch_dist.backend import xp
-from minitorch_dist.parallel import BinaryCounter, DistributedDataParallel
+from minitorch_dist.data.augment import RandomShift
+from minitorch_dist.parallel import DistributedDataParallel
 
-OPTIMIZERS = {   # name -> (constructor, default learning rate)
-    "sgd": (lambda params, lr: optim.SGD(params, lr=lr, momentum=0.9), 0.05),
-    "adam": (lambda params, lr: optim.Adam(params, lr=lr), 1e-3),
-    "adamw": (lambda params, lr: optim.AdamW(params, lr=lr), 1e-3),
+MODELS = {      # name -> constructor from the arguments and a dtype
+    "mlp": lambda a, dtype: nn.mlp(a.widths, a.dropout, dtype),
+    "cnn": lambda a, dtype: nn.lenet(a.dropout, dtype),
+    "transformer": lambda a, dtype: nn.ImageTransformer(a.pieces, dropout=a.dropout, dtype=dtype),
+}
+DEFAULTS = {    # what trains each model well; the batch size of None is the data set's
+    "mlp": {"optimizer": "sgd", "batch_size": None, "warmup": 0},
+    "cnn": {"optimizer": "adamw", "batch_size": 32, "warmup": 100},
+    "transformer": {"optimizer": "adamw", "batch_size": None, "warmup": 100},
+}
+OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default learning rate)
+    "sgd": (lambda groups, lr: optim.SGD(groups, lr=lr, momentum=0.9), 0.05),
+    "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
+    "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 2e-3),
 }
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -36,14 +45,19 @@ def parse(argv):
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
+    p.add_argument("--augment", type=int, default=0, metavar="PIXELS", help="shift each image by up to so many pixels")
     p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
     p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
-    p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64)")
-    p.add_argument("--hidden", default="512,512", help="widths of the hidden layers, comma-separated")
-    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a hidden unit")
-    p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
-    p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam and adamw 0.001)")
+    p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64, cnn 32)")
+    p.add_argument("--model", choices=list(MODELS), default="mlp", help="cnn: LeNet-5")
+    p.add_argument("--hidden", default="512,512", help="mlp: widths of the hidden layers, comma-separated")
+    p.add_argument("--pieces", choices=["patches", "rows"], default="patches", help="transformer: how an image is cut")
+    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default: mlp sgd, the others adamw")
+    p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam and adamw 0.002)")
+    p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
     p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     p.add_argument("--seed", type=int, default=0)
@@ -62,62 +76,15 @@ def parse(argv):
             p.error(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if min(args.widths, default=1) < 1:
         p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
+    for name, value in DEFAULTS[args.model].items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     args.lr = OPTIMIZERS[args.optimizer][1] if args.lr is None else args.lr
     return args
 
 
-def build_model(widths, dropout, dtype):
-    """784 -> widths, each with ReLU (and dropout) -> 10 logits; He initialisation."""
-    layers, inside = [], 784
-    for width in widths:
-        layers += [nn.Linear(inside, width, dtype=dtype, weight_init=nn.init.he_normal), nn.ReLU()]
-        layers += [nn.Dropout(dropout)] if dropout else []
-        inside = width
-    return nn.Sequential(*layers, nn.Linear(inside, 10, dtype=dtype, weight_init=nn.init.he_normal))
-
-
-class Progress:
-    """Rank 0's progress bar on a terminal; elsewhere a line per epoch."""
-
-    def __init__(self, world, total):
-        self.bar = self.task = None
-        self.speaks = world.rank == 0
-        if self.speaks and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
-                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
-            self.bar.start()
-            self.task = self.bar.add_task("", total=total, note="")
-
-    def step(self, loss):
-        if self.bar:
-            self.bar.update(self.task, advance=1, note=f"loss {loss:.4f}")
-
-    def epoch(self, text):
-        if self.speaks:
-            (self.bar.console.print if self.bar else print)(text)
-
-    def close(self):
-        if self.bar:
-            self.bar.stop()
-
-
-def train_step(model, optimizer, batch, args, step, world):
-    """One optimizer step on a global batch; returns its loss, a float that is equal on all ranks."""
-    optimizer.zero_grad()
-    total = BinaryCounter()
-    for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
-        with backend.random_scope(args.seed, step, batch.count, shard.rows, args.micro_shards):
-            losses = nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
-            (losses / batch.count).backward()
-        total.add(xp.array([losses.item()]))
-    if args.clip is not None:
-        optim.clip_grad_norm_(model.parameters(), args.clip)
-    optimizer.step()
-    loss = total.total()
-    world.all_reduce(loss, exact=args.exact)
-    return float(loss[0]) / batch.count
+def loss_sum(model, shard):
+    """The sum of the shard's losses."""
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
 
 
 def accuracy(model, images, labels, world):
@@ -133,105 +100,73 @@ def accuracy(model, images, labels, world):
     return 100.0 * int(right[0]) / len(labels)
 
 
-def parameters_sha256(model):
-    """Digest of all parameters in name order: equal digests, equal bits."""
-    digest = hashlib.sha256()
-    for _, p in sorted(model.named_parameters()):
-        digest.update(p.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def peak_memory_bytes():
-    """The most memory that this process has had resident. (macOS counts in bytes, Linux in KiB.)"""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def run(args, world):
+def train(args, world):
     """Train, and return the summary; rank 0 writes the history as it goes."""
+    run, stop = training.Run(args.out, world), False
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     dtype = xp.dtype(args.dtype)
     images, test_images = (xp.asarray(a, dtype) for a in (dataset.train_images, dataset.test_images))
     loader = data.Loader(images, dataset.train_labels, args.batch_size or dataset.default_batch_size, seed=args.seed,
-                         rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1)
+                         rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
+                         augment=RandomShift(len(images), reach=args.augment, seed=args.seed) if args.augment else None)
     epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
     steps = min(args.steps or epochs * len(loader), epochs * len(loader))
     epochs = -(-steps // len(loader))
 
     mt.manual_seed(args.seed)
-    model = DistributedDataParallel(build_model(args.widths, args.dropout, dtype), world, bucket_cap_mb=args.bucket_mb,
+    model = DistributedDataParallel(MODELS[args.model](args, dtype), world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
-    make, _ = OPTIMIZERS[args.optimizer]
-    optimizer = make(model.parameters(), args.lr)
-    schedule = optim.LambdaLR(optimizer, optim.cosine(steps) if args.schedule == "cosine" else optim.constant())
-    if world.rank == 0:
-        print(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
-              f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
-              f"{', exact' * args.exact}", flush=True)
+    optimizer = OPTIMIZERS[args.optimizer][0](training.decay_groups(model, args.weight_decay), args.lr)
+    factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
+    schedule = optim.LambdaLR(optimizer, factor)
 
-    progress = Progress(world, steps)
-    history = (args.out / "history.jsonl").open("w") if world.rank == 0 else None
-    step, samples, busy = 0, 0, 0.0
-    try:
-        with ledger.record() as book:
-            for epoch in range(epochs):
-                for batch in loader.epoch(epoch):
-                    if step == steps:
-                        break
-                    begin = time.perf_counter()
-                    loss = train_step(model, optimizer, batch, args, step, world)
-                    schedule.step()
-                    busy += time.perf_counter() - begin
-                    step, samples = step + 1, samples + batch.count
-                    if history:
-                        line = {"step": step, "epoch": epoch, "loss": loss, "samples": samples}
-                        history.write(json.dumps(line) + "\n")
-                    progress.step(loss)
-                percent = accuracy(model, test_images, dataset.test_labels, world)
-                progress.epoch(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
-                               f"{samples / busy:,.0f} samples/s")
-    finally:
-        progress.close()
-        if history:
-            history.close()
-
-    digest = parameters_sha256(model)
-    digests = world.all_gather_object(digest)
-    if len(set(digests)) > 1:
-        raise RuntimeError(f"the ranks ended with different parameters: {dict(enumerate(digests))}")
-    return {
-        "ranks": world.size, "data": dataset.name, "test_accuracy": percent, "parameters_sha256": digest,
-        "samples_per_second": samples / busy, "steps": step, "samples": samples, "final_loss": loss,
-        "bytes_sent_per_rank": book.total_bytes_sent(),
-        "peak_memory_bytes": peak_memory_bytes(),
-        "optimizer": args.optimizer, "lr": args.lr, "schedule": args.schedule, "hidden": args.widths,
-        "batch_size": loader.sampler.batch_size, "dropout": args.dropout, "clip": args.clip, "dtype": args.dtype,
-        "seed": args.seed, "exact": args.exact, "micro_shards": args.micro_shards, "epochs": epochs,
-    }
+    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+        progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
+                     f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
+                     f"{', exact' * args.exact}")
+        for epoch in range(epochs):
+            for batch in loader.epoch(epoch):
+                begin = time.perf_counter()
+                loss, stop = training.train_step(
+                    model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step, clip=args.clip,
+                    micro_shards=args.micro_shards, stop=interrupt.wanted)
+                schedule.step()
+                run.log(loss, epoch, batch.count, begin)
+                progress.step(loss)
+                if stop or run.step == steps:
+                    break
+            percent = accuracy(model, test_images, dataset.test_labels, world)
+            progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
+                         f"{run.speed:,.0f} samples/s")
+            if stop:
+                progress.say(f"interrupted after step {run.step} of {steps}: saving what there is")
+                break
+    return run.finish(
+        model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,
+        optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
+        warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
+        clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
+        epochs=epochs, interrupted=stop)
 
 
 def main(argv=None):
-    """The program; returns the exit status."""
+    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
     args = parse(argv)
     world = comm.world()
-    if args.exact:      # a product split over threads adds up in another order
-        from threadpoolctl import threadpool_limits
-        threadpool_limits(1)
+    if args.exact:
+        training.one_blas_thread()
     args.out = args.out or Path("runs") / f"{world.size}-rank{'s' * (world.size > 1)}"
-    if world.rank == 0:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "summary.json").unlink(missing_ok=True)     # a run that breaks off leaves no summary behind
     try:
-        summary = run(args, world)
+        summary = train(args, world)
     except (data.DataNotFound, data.IdxError, ValueError) as error:
         if world.size > 1:
             raise
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     if world.rank == 0:
-        (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
               f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
-    return 0
+    return 130 if summary["interrupted"] else 0
 
 
 if __name__ == "__main__":

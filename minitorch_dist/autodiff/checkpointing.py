@@ -8,9 +8,9 @@ Source: Griewank & Walther 2000; Chen et al. 2016, "Training deep nets with subl
 """
 
 from .. import backend
-from .primitive import TRACED, mode, state
+from .primitive import TRACED, lower, mode, state
 from .reverse import ready_made, run
-from .tensor import Leaf, Node, Tensor, outputs
+from .tensor import Leaf, Node, Tensor, count_kept, outputs
 from .tree import flatten
 from .writes import tick
 
@@ -20,19 +20,28 @@ def checkpoint(f):
     the bit.
 
     f may close over parameters, return nested arrays, draw random numbers (the streams are set back for the second
-    run) and hold checkpoints itself; it must do the same in both runs. In forward mode, and where nothing is
-    recorded, f simply runs.
+    run) and hold checkpoints itself; it must do the same in both runs, and backward raises RuntimeError where it
+    hasn't. In forward mode, and where nothing is recorded, f simply runs.
     """
     def checkpointed(*args, **kwargs):
         random_before, start = backend.random_snapshot(), tick()
         out = f(*args, **kwargs)
         values, rebuild = flatten(out)
         level = max((v.level for v in values if v.__class__ in TRACED), default=-1)
-        if not all(isinstance(v, Tensor) and v.level == level and v.node is not None for v in values) or not values:
+        recorded = [k for k, v in enumerate(values)
+                    if isinstance(v, Tensor) and v.level == level and v.node is not None]
+        if not recorded:
             return out
-        frontier, arrays = outside(values, start)
-        segment = Segment(f, args, kwargs, random_before, level, len(arrays))
-        return rebuild(outputs(Node(segment, frontier, tuple(arrays), None, None), [v.data for v in values], level))
+        results = [values[k] for k in recorded]
+        frontier, leaves = outside(results, start)
+        given = [lower(a) for a in flatten((args, kwargs))[0] if hasattr(lower(a), "strides")]
+        segment = Segment(f, recorded, results, random_before, level, len(leaves) + len(given))
+        node = Node(segment, frontier, (*leaves, *given, args, kwargs), None, None)
+        if state.counting:
+            count_kept(given)
+        for k, v in zip(recorded, outputs(node, [v.data for v in results], level), strict=True):
+            values[k] = v
+        return rebuild(values)
 
     checkpointed.__name__, checkpointed.__doc__ = getattr(f, "__name__", "checkpointed"), f.__doc__
     return checkpointed
@@ -56,14 +65,24 @@ def outside(results, start):
     return frontier, [t.data for t in tensors if t is not None]
 
 
+def _fingerprint(results):
+    """Shapes, dtypes and sums: equal for equal arrays. It tells a second run that went another way."""
+    values = [lower(v) for v in results]
+    with backend.xp.errstate(all="ignore"):
+        return [(v.shape, str(v.dtype), repr(v.sum()) if isinstance(v, backend.ARRAY_TYPES) else None) for v in values]
+
+
 class Segment:
-    """A function to run again; it stands where a Node has its primitive."""
+    """A function to run again; it stands where a Node has its primitive. What it starts from is in node.saved, so
+    that it goes when backward has used it: the watched arrays, then f's arguments."""
 
-    name, pulls, multi = "checkpoint", None, True
+    pulls, multi = None, True
 
-    def __init__(self, f, args, kwargs, random_before, level, arrays):
-        self.f, self.args, self.kwargs = f, args, kwargs
-        self.random_before, self.level, self.depth = random_before, level, state.level
+    def __init__(self, f, recorded, results, random_before, level, arrays):
+        self.f, self.recorded, self.fingerprint = f, recorded, _fingerprint(results)
+        self.name = f"checkpoint({getattr(f, '__name__', type(f).__name__)})"
+        # Levels below this one record again only if they did the first time.
+        self.random_before, self.level, self.depth, self.off = random_before, level, state.level, state.off
         self.layout = ("input",) * arrays
 
     def cotangents(self, node, saved, ct):
@@ -71,16 +90,27 @@ class Segment:
         self.fresh = (False,) * len(node.parents)
         if ct is None:
             return ready_made([None] * len(node.parents))
-        random_now = backend.random_snapshot()
-        backend.random_restore(self.random_before)
-        try:
-            # At least as deep as the first time, so that transforms inside get levels above its values' own.
-            with mode(off=-1, level=max(state.level, self.depth)):
-                again, _ = flatten(self.f(*self.args, **self.kwargs))
-        finally:
-            backend.random_restore(random_now)
+        again = self.run_again(*saved[-2:])
         seeds = [(v.node, c) for v, c in zip(again, ct.parts, strict=True) if c is not None]
+        del again       # the results themselves are needed no more
         create = self.level == 0 and any(c.__class__ in TRACED for _, c in seeds)
         found = {}
         run(seeds, create=create, retain=create, into=found, stops=set(node.parents))
         return ready_made([found.get(p) for p in node.parents])
+
+    def run_again(self, args, kwargs):
+        """The recorded results of f, with the random streams as they stood then."""
+        random_now = backend.random_snapshot()
+        backend.random_restore(self.random_before)
+        try:
+            # At least as deep as the first time, so that transforms inside get levels above its values' own.
+            with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth)):
+                values, _ = flatten(self.f(*args, **kwargs))
+        finally:
+            backend.random_restore(random_now)
+        results = [values[k] for k in self.recorded if k < len(values)]
+        if any(getattr(v, "node", None) is None for v in results) or _fingerprint(results) != self.fingerprint:
+            raise RuntimeError(f"{self.name}: the second run gave other values than the first. Either something that "
+                               "it reads was changed in between, or it draws numbers from a generator of its own: pass "
+                               "what changes as an argument, and draw from the library's streams")
+        return results

@@ -1,12 +1,13 @@
 """Derivatives given by hand: custom_vjp, custom_jvp, stop_gradient. The names and signatures are JAX's."""
 
-from ..backend import xp
+from ..backend import xp, zeros_like
 from .forward import Dual
 from .linear import LinVar
-from .primitive import TRACED, mode, state
+from .primitive import TRACED, lower, mode, state
 from .reverse import check_cotangent, new_level, ready_made, run
-from .tensor import Leaf, Node, Tensor, outputs, wrap
+from .tensor import Leaf, Node, Tensor, count_kept, outputs, user_line, wrap
 from .tree import flatten
+from .writes import log
 
 
 def stop_gradient(x):
@@ -49,43 +50,82 @@ class Custom:
             raise TypeError(f"{self.__name__!r} has a derivative given by hand, so it is not linear")
         if kind is Dual:
             return self.push(values, rebuild, level)
-        return self.record(values, rebuild, level)
+        return self.record(args, values, rebuild, level)
 
-    def record(self, values, rebuild, level):
+    def record(self, args, values, rebuild, level):
         """Run on the level below, and put one node on the tape for all of it."""
-        raw = peel(values, level)
-        out, extra = self.forward(raw, rebuild)
+        out, extra = self.forward(peel(values, level), rebuild)
         outs, rebuild_out = flatten(out)
+        outs = [self.closed(o, level) for o in outs]
         parents = [v.node if isinstance(v, Tensor) and v.level == level and state.off < level else None for v in values]
         if all(p is None for p in parents):
             return rebuild_out([wrap(o, None, level) for o in outs])
-        call = Call(self, values, rebuild, rebuild_out, outs, extra, level)
-        arrays = tuple(r if p is not None else None for r, p in zip(raw, parents, strict=True))
-        call.layout = tuple(f"input {i}" for i in range(len(arrays)))
-        return rebuild_out(outputs(Node(call, parents, arrays, None, None), outs, level))
+        watched = [lower(r) for r in self.residuals(extra)]
+        call = Call(self, rebuild, rebuild_out, outs, level, len(watched))
+        node = Node(call, parents, (*watched, args, extra), None, None)
+        if state.counting:
+            count_kept(watched)
+        if state.anomaly:
+            node.where = user_line()
+        return rebuild_out(outputs(node, outs, level))
+
+    def closed(self, value, level):
+        """An output of the forward rule as a value below `level`. Raises where it follows something that was no
+        argument: that derivative would be lost."""
+        while value.__class__ in TRACED and value.level >= level:
+            if value.__class__ is LinVar or value.__class__ is Dual or value.node is not None:
+                raise TypeError(f"{self.__name__!r} reads a value from around it that is being differentiated, and its "
+                                "rule knows nothing of that: pass it as an argument")
+            value = value.lowered()
+        return value if hasattr(value, "dtype") else xp.asarray(value)
 
 
 class Call:
-    """One recorded call of a Custom function; it stands where a Node has its primitive."""
+    """One recorded call of a Custom function; it stands where a Node has its primitive. The node has saved the
+    residuals' arrays, which are watched for writes, the arguments, and what the rule asked to keep."""
 
     pulls, multi = None, True
 
-    def __init__(self, custom, values, rebuild, rebuild_out, outs, extra, level):
-        self.name, self.custom, self.values, self.rebuild = custom.__name__, custom, values, rebuild
-        self.rebuild_out, self.outs, self.extra = rebuild_out, [(o.shape, o.dtype) for o in outs], extra
-        self.level, self.depth = level, state.level
-        self.fresh = (False,) * len(values)
+    def __init__(self, custom, rebuild, rebuild_out, outs, level, watched):
+        self.name, self.custom, self.rebuild, self.rebuild_out = custom.__name__, custom, rebuild, rebuild_out
+        self.outs = [(o.shape, o.dtype) for o in outs]
+        self.level, self.depth, self.layout = level, state.level, ("residual",) * watched
 
     def cotangents(self, node, saved, ct):
+        self.fresh = (False,) * len(node.parents)
         if ct is None:
             return ready_made([None] * len(node.parents))
+        *_, args, extra = saved
         parts = [xp.zeros(*like) if c is None else c for c, like in zip(ct.parts, self.outs, strict=True)]
-        extra = self.extra
-        if self.level == 0 and any(c.__class__ in TRACED for c in parts):
-            # To be differentiated again: what the derivative is made of must hang on the inputs.
+        again = self.level == 0 and any(c.__class__ in TRACED for c in parts)
+        if again:   # to be differentiated again: what the derivative is made of must hang on the inputs
+            check_rerun(node, args)
             with mode(off=-1, level=max(state.level, self.depth)):
-                _, extra = self.custom.forward(self.values, self.rebuild)
-        return ready_made(self.custom.pull(extra, parts, self.rebuild_out, node.parents))
+                _, extra = self.custom.forward(flatten(args)[0], self.rebuild)
+        gs = self.custom.pull(extra, parts, self.rebuild_out, args, node.parents)
+        if self.level == 0 and not again:
+            gs = [g if g is None else lower(g) for g in gs]
+        return ready_made(gs)
+
+
+def check_rerun(node, args):
+    """Raise if an argument was overwritten since the first run."""
+    for value in map(lower, flatten(args)[0]):
+        write = log.since(value, node.date) if hasattr(value, "strides") else None
+        if write:
+            raise RuntimeError(f"the second derivative of {node.primitive.name!r} needs its argument of shape "
+                               f"{value.shape}, but {write[1]} has overwritten it since")
+
+
+def leaves_like(cotangent, argument):
+    """The cotangents for an argument's leaves in order. None, for a leaf or for any part of the tree, means none."""
+    if cotangent is None:
+        return [None] * len(flatten(argument)[0])
+    if isinstance(argument, dict):
+        return [leaf for k in sorted(argument) for leaf in leaves_like(cotangent[k], argument[k])]
+    if isinstance(argument, (tuple, list)):
+        return [leaf for c, a in zip(cotangent, argument, strict=True) for leaf in leaves_like(c, a)]
+    return [] if argument is None else [cotangent]
 
 
 class custom_vjp(Custom):
@@ -99,27 +139,42 @@ class custom_vjp(Custom):
     argument, None for arguments that get none. Forward mode raises: give a rule for it with custom_jvp.
     """
 
+    _forward = None
+
     def defvjp(self, forward, backward):
         """Set the rule."""
         self._forward, self._backward = forward, backward
         return self
 
     def forward(self, values, rebuild):
-        return self._forward(*rebuild(values))
+        if self._forward is None:
+            raise TypeError(f"{self.__name__!r} has no rule yet: call {self.__name__}.defvjp(forward, backward)")
+        result = self._forward(*rebuild(values))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"the forward of {self.__name__!r} must return a pair (output, residuals)")
+        return result
 
-    def pull(self, residuals, parts, rebuild_out, parents):
+    def residuals(self, extra):
+        return flatten(extra)[0]
+
+    def pull(self, residuals, parts, rebuild_out, args, parents):
         gs = self._backward(residuals, rebuild_out(parts))
         if not isinstance(gs, tuple):
             raise TypeError(f"the backward of {self.__name__!r} must return a tuple with one cotangent per argument, "
                             f"got {type(gs).__name__}")
-        gs = [leaf for g in gs for leaf in ([None] if g is None else flatten(g)[0])]
-        if len(gs) != len(parents):
-            raise ValueError(f"the backward of {self.__name__!r} returned {len(gs)} cotangents for "
-                             f"{len(parents)} arguments")
-        for g, p in zip(gs, parents, strict=True):
+        if len(gs) != len(args):
+            raise ValueError(f"the backward of {self.__name__!r} returned {len(gs)} cotangents for {len(args)} "
+                             "arguments")
+        try:
+            gs = [(i, leaf) for i, (g, a) in enumerate(zip(gs, args, strict=True)) for leaf in leaves_like(g, a)]
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"the backward of {self.__name__!r} returned a cotangent that is nested unlike its "
+                             "argument") from error
+        for (i, g), p in zip(gs, parents, strict=True):
             if g is not None and p is not None:
-                check_cotangent(g, p.shape, p.dtype)
-        return gs
+                check_cotangent(g, p.shape, p.dtype, f"cotangent of argument {i} from the backward of "
+                                                     f"{self.__name__!r}")
+        return [g for _, g in gs]
 
     def push(self, values, rebuild, level):
         raise TypeError(f"{self.__name__!r} has a reverse rule only (custom_vjp): it can't be differentiated in "
@@ -134,33 +189,68 @@ class custom_jvp(Custom):
         def f(x): …
         f.defjvp(rule)
 
-    rule(primals, tangents) -> (f(*primals), tangent of the output), linear in the tangents; both tuples.
+    rule(primals, tangents) -> (f(*primals), tangent of the output), linear in the tangents; both tuples. Arguments
+    that are not being differentiated, integers among them, come with a tangent of zeros.
     """
+
+    _rule = None
 
     def defjvp(self, rule):
         """Set the rule."""
         self._rule = rule
         return self
 
+    def apply_rule(self, values, tangents, rebuild):
+        """(outputs, their tangents), both flat, and the outputs' nesting."""
+        if self._rule is None:
+            raise TypeError(f"{self.__name__!r} has no rule yet: call {self.__name__}.defjvp(rule)")
+        result = self._rule(rebuild(values), rebuild(tangents))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"the rule of {self.__name__!r} must return a pair (output, tangent)")
+        (outs, rebuild_out), (ts, _) = map(flatten, result)
+        if len(outs) != len(ts):
+            raise ValueError(f"the rule of {self.__name__!r} returned {len(outs)} outputs and {len(ts)} tangents")
+        for o, t in zip(outs, ts, strict=True):
+            check_cotangent(t, o.shape, o.dtype, f"tangent from the rule of {self.__name__!r}")
+        return outs, ts, rebuild_out
+
     def push(self, values, rebuild, level):
         dual = [v.__class__ is Dual and v.level == level for v in values]
-        primals = peel(values, level)
-        tangents = [v.tangent if d else xp.zeros(v.shape, v.dtype) for v, d in zip(values, dual, strict=True)]
-        out, tangent = self._rule(rebuild(primals), rebuild(tangents))
-        outs, rebuild_out = flatten(out)
-        return rebuild_out([Dual(o, t, level) for o, t in zip(outs, flatten(tangent)[0], strict=True)])
+        tangents = [v.tangent if d else _no_tangent(v) for v, d in zip(values, dual, strict=True)]
+        outs, ts, rebuild_out = self.apply_rule(peel(values, level), tangents, rebuild)
+        return rebuild_out([Dual(o, t, level) for o, t in zip(outs, ts, strict=True)])
 
     def forward(self, values, rebuild):
         with new_level() as level:
-            leaves = [Leaf(v.shape, v.dtype) for v in values]
-            out, tangent = self._rule(rebuild(values), rebuild([LinVar(leaf, level) for leaf in leaves]))
-        nodes = [t.node if t.__class__ is LinVar else None for t in flatten(tangent)[0]]
-        return out, (leaves, nodes)
+            floating = [getattr(getattr(v, "dtype", None), "kind", None) == "f" for v in values]
+            leaves = [Leaf(v.shape, v.dtype) if d else None for v, d in zip(values, floating, strict=True)]
+            tangents = [_no_tangent(v) if leaf is None else LinVar(leaf, level)
+                        for v, leaf in zip(values, leaves, strict=True)]
+            outs, ts, rebuild_out = self.apply_rule(values, tangents, rebuild)
+        for t in ts:
+            if t.__class__ is not LinVar and xp.any(lower(t)):
+                raise TypeError(f"the rule of {self.__name__!r} returned a tangent that doesn't depend on the tangents "
+                                "it was given: it must be linear in them")
+        return rebuild_out(outs), (leaves, [t.node if t.__class__ is LinVar else None for t in ts])
 
-    def pull(self, program, parts, rebuild_out, parents):
-        leaves, nodes = program
+    def residuals(self, extra):
+        seen, stack, found = set(), [n for n in extra[1] if n is not None], []
+        while stack:
+            node = stack.pop()
+            if node not in seen and node.primitive is not None:
+                seen.add(node)
+                found.extend(node.saved)
+                stack.extend(node.parents)
+        return found
+
+    def pull(self, extra, parts, rebuild_out, args, parents):
+        leaves, nodes = extra
         found = {}
         run([(n, ct) for n, ct in zip(nodes, parts, strict=True) if n is not None], retain=True, into=found)
-        return [found.get(leaf) for leaf in leaves]
+        return [None if leaf is None else found.get(leaf) for leaf in leaves]
 
 
+def _no_tangent(value):
+    """The tangent of a constant."""
+    value = lower(value)
+    return zeros_like(value if hasattr(value, "dtype") else xp.asarray(value))

@@ -10,7 +10,8 @@ of the past.
 
 from .ops.elementwise import astype
 from .ops.reduction import broadcast_to
-from .primitive import Traced, aux_of, bind
+from .primitive import Traced, aux_of, bind, state
+from .tensor import check_forward, count_kept
 
 
 class Dual(Traced):
@@ -59,8 +60,13 @@ def push(primitive, args, params, level):
             if term.dtype != out.dtype:
                 term = astype(term, out.dtype)
             tangent = term if tangent is None else tangent + term
+    if state.anomaly:
+        check_forward(primitive, [*primals, *(a.tangent for a, dual in zip(args, here, strict=True) if dual)],
+                      (out, tangent) if not primitive.multi else (*out, *(tangent or ())), several=True)
     if tangent is None:
         return out          # piecewise constant: it belongs to the level below
+    if state.counting:      # nothing is saved in forward mode: what there is, is the dual numbers alive just now
+        count_kept((out, tangent))
     if primitive.multi:
         return tuple(Dual(o, t, level) for o, t in zip(out, tangent, strict=True))
     return Dual(out, tangent, level)

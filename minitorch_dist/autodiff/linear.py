@@ -8,27 +8,40 @@ work is done there and then; of the tangents' journey a linear program is left:
     >>> print(program)
     linear program of 1 input
       a : float64[3]
-      b = scale(a; float64[3])
-      c = scale(b; 2.0)
-      d = sum(c; float64[])
-      return d : float64[]
+      b : float64[3] = scale(a; float64[3])
+      c : float64[3] = scale(b; 2.0)
+      d : float64[]  = sum(c)
+      return d
 
-Read downwards it is forward mode, for any tangent. Read upwards, each line by
-its transpose, it is reverse mode: there is no third way to differentiate.
+Behind a semicolon stands what the nonlinear run has left: here cos x. Read
+downwards the program is forward mode, for any tangent. Read upwards, each line
+by its transpose, it is reverse mode: there is no third way to differentiate.
+
+    >>> print(program.T)
+    linear program of 1 input
+      a : float64[]
+      b : float64[3] = broadcast(a)
+      c : float64[3] = scale(b; 2.0)
+      d : float64[3] = scale(c; float64[3])
+      return d
+
 Source: Radul et al. 2023, "You only linearize once"; the JAX "autodidax".
 """
 
 import itertools
+import re
+from collections import Counter
 
 from ..backend import xp
 from .forward import Dual
+from .ops.elementwise import astype
 from .ops.reduction import broadcast_to
 from .ops.shape import Bundle
 from .primitive import LinearOp, Traced, lower
-from .reverse import check_cotangent, new_level, run
+from .reverse import check_cotangent, check_stale, new_level, run
 from .tensor import Leaf
 from .tree import flatten
-from .writes import tick
+from .writes import log, tick
 
 
 class Equation:
@@ -38,25 +51,28 @@ class Equation:
     its own primitive, so that transposing a program is the one loop in reverse.run.
     """
 
-    saved = ()
-    name = "equation of a linear program"
-    layout = ()
-
     def __init__(self, terms, shape, dtype):
         self.terms, self.shape, self.dtype, self.date = terms, shape, dtype, tick()
         self.parents = [parent for _, parent, _ in terms]
+        self.name = " + ".join(linear.name for linear, _, _ in terms)
+        # What check_stale looks at: a residual may be an array of the user's, and be overwritten.
+        self.saved = tuple(flatten([residual for _, _, residual in terms])[0])
+        self.layout = ("residual",) * len(self.saved)
         self.pulls = tuple(lambda ct, saved, linear=linear, residual=residual: linear.transpose(ct, residual)
                            for linear, _, residual in terms)
         self.fresh = (False,) * len(terms)
-        self.primitive = self
+
+    primitive = property(lambda self: self)     # set as an attribute it would be a cycle
 
     def apply(self, values):
         """This line's value, given {parent: value}."""
+        if log.newest > self.date:
+            check_stale(self, self.saved, "linear program's")
         parts = [linear.apply(values[parent], residual) for linear, parent, residual in self.terms]
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        return broadcast_to(total, self.shape)
+        return astype(broadcast_to(total, self.shape), self.dtype)
 
 
 class LinVar(Traced):
@@ -96,7 +112,7 @@ def extend(primitive, args, params, level):
                 raise TypeError(f"{primitive.name!r} is not linear in its input {i}: only linear functions can be "
                                 "transposed; differentiate it first, with linearize")
             terms.append((rule.linear, a.node, rule.residual(saved)))
-        elif rule is not None and not depends & set(rule.places) and xp.any(lower(a)):
+        elif rule is not None and a is not None and not depends & set(rule.places) and xp.any(lower(a)):
             raise TypeError(f"{primitive.name!r} adds a constant to a tangent: that is affine, not linear")
     # The shape of the result, by running the forward on zeros that take no memory.
     example = primitive.forward(*[lower(a) for a in args], *params)
@@ -122,7 +138,8 @@ class LinearProgram:
     """
 
     def __init__(self, inputs, outputs, examples, rebuild_in, rebuild_out):
-        self.inputs, self.outputs, self.examples = inputs, outputs, examples
+        self.inputs, self.outputs = inputs, outputs
+        self.examples = [Leaf(e.shape, e.dtype) for e in examples]      # the outputs' shapes and dtypes
         self._rebuild_in, self._rebuild_out = rebuild_in, rebuild_out
 
     @property
@@ -139,34 +156,45 @@ class LinearProgram:
     def __call__(self, *tangents):
         """The outputs for these tangents (nested like the inputs)."""
         values, _ = flatten(tangents)
-        for t, leaf in zip(values, self.inputs, strict=True):
-            check_cotangent(t, leaf.shape, leaf.dtype)
-        known = dict(zip(self.inputs, values, strict=True))
-        for equation in self.equations:
+        _check(values, self.inputs, "inputs", "tangents")
+        known, equations = dict(zip(self.inputs, values, strict=True)), self.equations
+        left = Counter(parent for equation in equations for parent in equation.parents)
+        left.update(n for n in self.outputs if n is not None)
+        for equation in equations:
             known[equation] = equation.apply(known)
+            for parent in equation.parents:     # forward mode's memory doesn't grow with the program's length
+                left[parent] -= 1
+                if not left[parent]:
+                    del known[parent]
         return self._rebuild_out([_zeros(e) if n is None else known[n]
                                   for n, e in zip(self.outputs, self.examples, strict=True)])
 
     def transpose(self, *cotangents):
         """The inputs' cotangents (a tuple nested like the inputs) for these cotangents of the outputs."""
         cts, _ = flatten(cotangents)
-        for ct, e in zip(cts, self.examples, strict=True):
-            check_cotangent(ct, e.shape, e.dtype)
+        _check(cts, self.examples, "outputs", "cotangents")
         found = {}
         run([(n, ct) for n, ct in zip(self.outputs, cts, strict=True) if n is not None], retain=True, into=found)
         return self._rebuild_in([found[leaf] if leaf in found else _zeros(leaf) for leaf in self.inputs])
 
+    @property
+    def T(self):
+        """The transposed program, one input for each output of this one."""
+        return trace_linear(self.transpose, *self.examples)
+
     def __str__(self):
         names = dict(zip(self.inputs, _letters(), strict=False))
         letters = itertools.islice(_letters(), len(self.inputs), None)
+        equations = self.equations
+        names.update(zip(equations, letters, strict=False))
+        width = max((len(_type(n)) for n in equations), default=0)
         lines = [f"linear program of {len(self.inputs)} input{'s' * (len(self.inputs) != 1)}"]
         lines += [f"  {names[leaf]} : {_type(leaf)}" for leaf in self.inputs]
-        for equation in self.equations:
-            names[equation] = next(letters)
-            terms = [names[parent] if linear.name == "same" else f"{linear.name}({names[parent]}{_residual(residual)})"
-                     for linear, parent, residual in equation.terms]
-            lines.append(f"  {names[equation]} = {' + '.join(terms)}")
-        outputs = [f"{names[n]} : {_type(n)}" if n is not None else f"0 : {_type(e)}"
+        for n in equations:
+            terms = [_term(linear, names[parent], residual, {parent.shape, n.shape})
+                     for linear, parent, residual in n.terms]
+            lines.append(f"  {names[n]} : {_type(n):{width}} = {' + '.join(terms)}")
+        outputs = [names[n] if n is not None else f"0 : {_type(e)}"
                    for n, e in zip(self.outputs, self.examples, strict=True)]
         return "\n".join([*lines, f"  return {', '.join(outputs)}"])
 
@@ -181,15 +209,33 @@ def _type(value):
     return f"{value.dtype}{list(value.shape)}".replace(" ", "")
 
 
-def _residual(residual):
-    if residual is None:
-        return ""
-    if hasattr(residual, "dtype"):
-        return f"; {_type(residual)}"
-    if isinstance(residual, tuple):
-        return "; " + ", ".join(_type(r) if hasattr(r, "dtype") and getattr(r, "ndim", 0) else str(r).replace(" ", "")
-                                for r in residual)
-    return f"; {residual}"
+def _term(linear, name, residual, shapes):
+    """One LinearOp as text: scale(a; float64[3]), matmul(a, float64[3,2])."""
+    if linear.name == "same":
+        return name
+    if "·" in linear.name:      # its name says where the input stands
+        return re.sub(r"\b[a-z]\b", _word(residual), linear.name).replace("·", name)
+    parts = residual if isinstance(residual, tuple) else (residual,)
+    # The shapes on both sides are plain from the lines themselves.
+    words = [_word(p) for p in parts if p is not None and p is not False and not (p.__class__ is tuple and p in shapes)]
+    return f"{linear.name}({name}{'; ' * bool(words)}{', '.join(words)})"
+
+
+def _word(part):
+    if hasattr(part, "shape"):
+        return _type(part)
+    if isinstance(part, tuple):
+        return f"({','.join(map(_word, part))}{',' * (len(part) == 1)})"
+    if isinstance(part, slice):
+        return ":".join("" if p is None else str(p) for p in (part.start, part.stop, part.step)).removesuffix(":")
+    return str(part)
+
+
+def _check(values, likes, what, name):
+    if len(values) != len(likes):
+        raise ValueError(f"the linear program has {len(likes)} {what}, got {len(values)} {name}")
+    for value, like in zip(values, likes, strict=True):
+        check_cotangent(value, like.shape, like.dtype, name.removesuffix("s"))
 
 
 def _zeros(like):
@@ -213,7 +259,7 @@ def linearize(f, *primals):
     nodes = [y.tangent.node if alive and y.tangent.__class__ is LinVar else None
              for y, alive in zip(outs, live, strict=True)]
     ys = [y.primal if alive else y for y, alive in zip(outs, live, strict=True)]
-    return rebuild_out(ys), LinearProgram(leaves, nodes, ys, rebuild, rebuild_out)
+    return rebuild_out(ys), LinearProgram(leaves, nodes, list(map(_shaped, ys)), rebuild, rebuild_out)
 
 
 def linear_transpose(f, *examples):
@@ -222,11 +268,23 @@ def linear_transpose(f, *examples):
 
     Raises TypeError, naming the op, where f is not linear.
     """
+    return trace_linear(f, *examples).transpose
+
+
+def trace_linear(f, *examples):
+    """A linear function f as a LinearProgram, by running it on unknown tangents shaped like the examples."""
     values, rebuild = flatten(examples)
     with new_level() as level:
         leaves = [Leaf(v.shape, v.dtype) for v in values]
         out = f(*rebuild([LinVar(leaf, level) for leaf in leaves]))
     outs, rebuild_out = flatten(out)
     nodes = [y.node if y.__class__ is LinVar and y.level == level else None for y in outs]
-    program = LinearProgram(leaves, nodes, outs, rebuild, rebuild_out)
-    return program.transpose
+    for y, node in zip(outs, nodes, strict=True):
+        if node is None and xp.any(lower(y)):
+            raise TypeError("the function returns a constant that is not 0: that is affine, not linear")
+    return LinearProgram(leaves, nodes, list(map(_shaped, outs)), rebuild, rebuild_out)
+
+
+def _shaped(y):
+    """An output with a shape and a dtype: plain numbers become arrays."""
+    return y if hasattr(y, "dtype") else xp.asarray(y)

@@ -1,14 +1,93 @@
-"""The operators and methods of traced values: one table, set once on their common base."""
+"""The operators and methods of traced values: one table, set once on their common base.
 
+Functions are NumPy's; methods are torch's where the two differ. `dim` and
+`keepdim` may also be called `axis` and `keepdims`. On purpose otherwise than in
+torch: x.max(dim), x.min(dim) and x.sort(dim) give the values alone (the places
+are x.argmax(dim), x.argmin(dim), x.argsort(dim)); x.size and x.T are NumPy's.
+"""
+
+from ..backend import xp
 from . import ops
 from .ops.indexing import At
+from .ops.shape import split_by_size
 from .primitive import Traced
+
+NUMPY_NAMES = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}
 
 
 def _swapped(op):
     def reflected(x, y):
         return op(y, x)
     return reflected
+
+
+def _with_dims(function):
+    """The function as a method that knows torch's names of its arguments, too."""
+    def method(x, *args, **named):
+        if named:
+            named = {NUMPY_NAMES.get(name, name): value for name, value in named.items()}
+        return function(x, *args, **named)
+    method.__name__, method.__doc__ = function.__name__, function.__doc__
+    return method
+
+
+def _several(x):
+    """f(1, 2) and f((1, 2)) mean the same."""
+    return tuple(x[0]) if len(x) == 1 and isinstance(x[0], (tuple, list)) else x
+
+
+def transpose(x, *axes):
+    """Two ints: these axes exchanged, as in torch. None, or a tuple of all: their new order, as in NumPy."""
+    return ops.swapaxes(x, *axes) if len(axes) == 2 else ops.transpose(x, *axes)
+
+
+def permute(x, *dims):
+    """x with its axes in the order `dims`."""
+    return ops.transpose(x, _several(dims))
+
+
+def expand(x, *sizes):
+    """x copied along new and size-1 axes; -1 leaves an axis as it is."""
+    sizes = _several(sizes)
+    old = (1,) * (len(sizes) - len(x.shape)) + x.shape
+    return ops.broadcast_to(x, tuple(o if s == -1 else s for s, o in zip(sizes, old, strict=True)))
+
+
+def repeat(x, *repeats):
+    """torch's repeat, NumPy's tile: x as a whole, repeats[i] times along axis i."""
+    return ops.tile(x, _several(repeats))
+
+
+def var(x, axis=None, correction=1, keepdims=False):
+    """As the function var, but divided by count - 1 unless told otherwise: torch's default."""
+    return ops.var(x, axis, keepdims, correction)
+
+
+def std(x, axis=None, correction=1, keepdims=False):
+    """As the function std, but with torch's default correction of 1."""
+    return ops.std(x, axis, keepdims, correction)
+
+
+def gather(x, dim, index):
+    """out[i, j, …] = x[index[i, j, …], j, …] for dim 0, and so on; elsewhere index may be shorter than x."""
+    dim = dim % len(x.shape)
+    cut = tuple(slice(None) if i == dim else slice(0, n) for i, n in enumerate(index.shape))
+    return ops.take_along_axis(x[cut], index, dim)
+
+
+def masked_fill(x, mask, value):
+    """x with `value` where mask is True."""
+    return ops.where(mask, value, x)
+
+
+def logical(op):
+    """&, | and ^ on bools; on integers they would be bitwise, which there is no op for."""
+    def method(x, y):
+        kinds = [v.dtype.kind if hasattr(v, "dtype") else xp.asarray(v).dtype.kind for v in (x, y)]
+        if kinds != ["b", "b"]:
+            raise TypeError(f"{op.__name__}: &, | and ^ take bools, got dtypes of kinds {kinds}")
+        return op(x, y)
+    return method
 
 
 METHODS = {
@@ -21,12 +100,27 @@ METHODS = {
     "__neg__": ops.neg, "__abs__": ops.absolute, "__getitem__": ops.getitem,
     "__gt__": ops.greater, "__ge__": ops.greater_equal, "__lt__": ops.less, "__le__": ops.less_equal,
     "__eq__": ops.equal, "__ne__": ops.not_equal, "__hash__": object.__hash__,
-    "at": property(At),
+    "__mod__": ops.mod, "__rmod__": _swapped(ops.mod),
+    "__floordiv__": ops.floor_divide, "__rfloordiv__": _swapped(ops.floor_divide),
+    "__and__": logical(ops.logical_and), "__or__": logical(ops.logical_or), "__xor__": logical(ops.logical_xor),
+    "__invert__": ops.logical_not, "at": property(At),
     **{name: getattr(ops, name) for name in (
-        "argmax", "astype", "broadcast_to", "cos", "dot", "exp", "expm1", "floor", "log", "log1p", "log_softmax",
-        "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "relu", "reshape", "sigmoid", "sign", "sin",
-        "softmax", "sort", "split", "sqrt", "std", "sum", "tanh", "transpose", "var")},
-    "abs": ops.absolute, "pow": ops.power,
+        "add", "astype", "broadcast_to", "ceil", "chunk", "clip", "cos", "div", "dot", "erf", "exp", "expm1", "flatten",
+        "floor", "isfinite", "isnan", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor",
+        "matmul", "maximum", "minimum", "moveaxis", "mul", "neg", "ravel", "reciprocal", "relu", "reshape", "rsqrt",
+        "sigmoid", "sign", "sin", "sqrt", "square", "sub", "swapaxes", "take", "tanh", "tile", "topk")},
+    **{name: _with_dims(getattr(ops, name)) for name in (
+        "all", "any", "argmax", "argmin", "argsort", "cumsum", "flip", "log_softmax", "logsumexp", "max", "mean", "min",
+        "prod", "softmax", "sort", "squeeze", "sum")},
+    **{f.__name__: f for f in (expand, gather, masked_fill, permute, repeat, transpose)},
+    "var": _with_dims(var), "std": _with_dims(std), "split": split_by_size, "abs": ops.absolute, "pow": ops.power,
+    "amax": _with_dims(ops.max), "amin": _with_dims(ops.min),
+    "clamp": lambda x, min=None, max=None: ops.clip(x, min, max),
+    "view": ops.reshape, "unsqueeze": lambda x, dim: ops.expand_dims(x, dim), "remainder": ops.mod,
+    "repeat_interleave": lambda x, repeats, dim=None: ops.repeat(x, repeats, dim),
+    "index_select": lambda x, dim, index: ops.take(x, index, dim),
+    "eq": ops.equal, "ne": ops.not_equal, "gt": ops.greater, "ge": ops.greater_equal, "lt": ops.less,
+    "le": ops.less_equal, "mm": ops.matmul, "bmm": ops.matmul,
 }
 
 for _name, _function in METHODS.items():

@@ -5,6 +5,7 @@ Each is a context manager for this thread, and a decorator.
 
 from contextlib import contextmanager
 
+from .. import ledger
 from .primitive import mode, state
 
 
@@ -41,3 +42,13 @@ def detect_anomaly():
     backward (of ops recorded inside), naming the op and the line that called it. Slow: for debugging."""
     with mode(anomaly=True):
         yield
+
+
+@contextmanager
+def count_kept_bytes():
+    """Tell the ledger of every array that differentiation keeps: what ledger.record(memory=True) turns on."""
+    with mode(counting=True):
+        yield
+
+
+ledger.watch_tape = count_kept_bytes     # the ledger lies below, and can't ask for it

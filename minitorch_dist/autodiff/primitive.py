@@ -12,7 +12,7 @@ cotangent. So a derivative is written once, and only the few LinearOps know how
 to be transposed.
 
 A residual is a function, the name of a saved value ("shape axes": a tuple of
-two), or None. The names, and those of a function's parameters, say what must
+two), a pair (names, function of their values), or None. The names, and those of a function's parameters, say what must
 be kept for backward: inputs by their names, `ans` the output, `aux` the
 forward's side result, and the primitive's own constants (`params`). An input
 without a rule has no derivative.
@@ -36,6 +36,7 @@ class State(threading.local):
     off        the highest level that does not record: no_grad sets it to the level it was called at
     pack       None, or the (pack, unpack) pair of saved_tensors_hooks
     anomaly    whether detect_anomaly is on
+    counting   whether the ledger counts the bytes that are kept
     special    whether any of these needs the general path: what the fast paths look at
     callbacks  what to run when the backward pass now under way is through
     """
@@ -44,6 +45,7 @@ class State(threading.local):
     off = -1
     pack = None
     anomaly = False
+    counting = False
     special = False
     callbacks = None
 
@@ -59,7 +61,7 @@ def mode(**changes):
     def put(values):
         for name, value in values.items():
             setattr(state, name, value)
-        state.special = state.off >= 0 or state.pack is not None or state.anomaly
+        state.special = state.off >= 0 or state.pack is not None or state.anomaly or state.counting
     put(changes)
     try:
         yield
@@ -98,6 +100,8 @@ class Rule:
         self.linear, transpose = linear, linear.transpose
         if residual is None or isinstance(residual, str):
             names = (residual or "").split()
+        elif isinstance(residual, tuple):
+            names, residual = residual[0].split(), residual[1]
         else:
             names = list(inspect.signature(residual).parameters)
         self.places = places = primitive.places(names)
@@ -134,14 +138,14 @@ class Primitive:
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
     A fused op has either rules or a pullback; without a definition it cannot be
-    differentiated twice, and says so.
+    differentiated twice, and says so. An input of a fused op may be left out by giving None.
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
-                 "definition", "pullback", "layout", "broadcasts")
+                 "definition", "pullback", "layout", "broadcasts", "differentiable", "kept")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
-                 definition=None, pullback=None, **rules):
+                 definition=None, pullback=None, listed=True, **rules):
         self.name, self.forward, self.inputs = name, forward, tuple(inputs.split())
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
         self.definition = definition
@@ -154,7 +158,10 @@ class Primitive:
         self.pulls = None if pullback else tuple(rule and rule.pull for rule in self.rules)
         self.fresh = tuple(rule is None or rule.linear.fresh for rule in self.rules)
         self.pullback = pullback and self._bind_pullback(pullback)
-        OPS[name] = self
+        self.differentiable = tuple(bool(rule or pullback) for rule in self.rules)   # per input: is there a derivative?
+        self.kept = {}      # what `keeps` has worked out already
+        if listed:
+            OPS[name] = self
 
     def places(self, names):
         """Where the named values stand in a node's list of saved values."""
@@ -162,10 +169,17 @@ class Primitive:
             raise TypeError(f"{self.name}: a rule asks for {unknown}; there is {', '.join(self.layout)}")
         return tuple(self.layout.index(n) for n in names)
 
+    def keeps(self, wanted):
+        """Per place of `layout`: whether backward needs it, where `wanted` says per input if a gradient flows to it."""
+        if wanted not in self.kept:
+            need = frozenset().union(*(n for n, w in zip(self.needs, wanted, strict=True) if w))
+            self.kept[wanted] = tuple(i in need for i in range(len(self.layout)))
+        return self.kept[wanted]
+
     def _bind_pullback(self, pullback):
         places = self.places(list(inspect.signature(pullback).parameters)[2:])
-        # The definition needs every input, should backward be differentiated.
-        needed = frozenset(places) | frozenset(range(1, 1 + len(self.inputs)))
+        # The definition needs every input and parameter, should backward be differentiated.
+        needed = frozenset(places) | frozenset(range(1, len(self.layout) - self.aux))
         self.needs = tuple(needed for _ in self.inputs)
         return lambda ct, wanted, saved: pullback(ct, wanted, *[saved[i] for i in places])
 
@@ -174,15 +188,34 @@ class Primitive:
         from .reverse import fused_cotangents
         return fused_cotangents(node, saved, ct)
 
-    @property
-    def differentiable(self):
-        """Per input: whether a derivative exists."""
-        if self.pullback:
-            return (True,) * len(self.inputs)
-        return tuple(rule is not None for rule in self.rules)
-
     def __repr__(self):
         return f"<Primitive {self.name}>"
+
+
+class Variadic:
+    """A table entry for any number of inputs: `of(n)` is its Primitive for n of them, made when first asked for.
+
+    forward  (inputs as one tuple, *params) -> array
+    rule     (i, n) -> the rule of input i out of n, which are called x0, x1, …
+    """
+
+    inputs = ("*xs",)
+
+    def __init__(self, name, forward, params, rule):
+        self.name, self.forward, self.params, self.rule, self.by_count = name, forward, params, rule, {}
+        OPS[name] = self
+
+    def of(self, n):
+        """The Primitive for n inputs."""
+        if n not in self.by_count:
+            names = [f"x{i}" for i in range(n)]
+            self.by_count[n] = Primitive(self.name, lambda *args: self.forward(args[:n], *args[n:]), " ".join(names),
+                                         self.params, listed=False,
+                                         **{name: self.rule(i, n) for i, name in enumerate(names)})
+        return self.by_count[n]
+
+    def __repr__(self):
+        return f"<Variadic {self.name}>"
 
 
 class Traced:

@@ -36,20 +36,23 @@ has arrived. Passing it on earlier would pass on a part of the sum.
 residual, multiplying by it the LinearOp's transpose.
 """
 
-import weakref
+from contextlib import nullcontext
 
 from ..backend import module_of, xp
+from ..ledger import keep
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
-from .primitive import TRACED, Primitive, lower, state
+from .primitive import TRACED, Primitive, lower, mode, state
 from .tensor import FREED, Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
 
-node_hooks = weakref.WeakKeyDictionary()    # node -> hooks on its gradient; empty in most programs
+hooked = False      # whether any tensor ever had a hook on its gradient: most programs never look further
 
 
 def backward_from(output, gradient, retain, create):
     """Tensor.backward: check the cotangent, run the loop, leave gradients on the leaves."""
+    if output.level:
+        raise RuntimeError("backward() on a value inside a transform (grad, vjp, …): use grad or vjp there too")
     if output.node is None:
         raise RuntimeError("backward on a tensor that no gradient reaches: no input had requires_grad, "
                            "or it was made under no_grad()")
@@ -66,7 +69,8 @@ def backward_from(output, gradient, retain, create):
 
     outer, state.callbacks = state.callbacks, []
     try:
-        run([(output.node, gradient)], retain, create)
+        with mode(off=-1) if create else nullcontext():     # create_graph records, under no_grad too
+            run([(output.node, gradient)], retain, create)
         for callback in state.callbacks:
             callback()
     finally:
@@ -74,18 +78,23 @@ def backward_from(output, gradient, retain, create):
 
 
 def at_end_of_backward(callback):
-    """From a gradient hook: run callback() once, when the backward pass now under way is through."""
+    """From a gradient hook: run callback() once, when the backward pass now under way is through.
+
+    Returns True if this pass has not heard of it before. A pass that raises runs no callbacks.
+    """
     if state.callbacks is None:
         raise RuntimeError("at_end_of_backward outside of a backward pass")
-    if callback not in state.callbacks:
+    new = callback not in state.callbacks
+    if new:
         state.callbacks.append(callback)
+    return new
 
 
-def check_cotangent(ct, shape, dtype):
+def check_cotangent(ct, shape, dtype, name="cotangent"):
     """Raise unless a cotangent has its value's shape and dtype."""
     if getattr(ct, "shape", None) != shape or ct.dtype != dtype:
         got = f"shape {ct.shape} and dtype {ct.dtype}" if hasattr(ct, "dtype") else f"a {type(ct).__name__}"
-        raise ValueError(f"the cotangent has {got}, the value has shape {shape} and dtype {dtype}: they must be equal")
+        raise ValueError(f"the {name} has {got}, the value has shape {shape} and dtype {dtype}: they must be equal")
 
 
 def run(seeds, retain=False, create=False, into=None, stops=()):
@@ -103,7 +112,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
     ready = []      # (node, complete cotangent; None where no gradient flows)
     for node in [n for n in partial if not uses[n]]:
         if node.primitive is None or node in stops:
-            finish_leaf(node, partial.pop(node), False, create, into)
+            finish_leaf(node, partial.pop(node), False, create, into, stops)
         else:
             ready.append((node, partial.pop(node)))
 
@@ -116,7 +125,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
             check_stale(node, saved)
         if create:
             saved = revive(node, saved)
-        if node_hooks and ct is not None:
+        if hooked and ct is not None:
             ct = run_hooks(node, ct)
         pulls = primitive.pulls or primitive.cotangents(node, saved, ct)
         i = 0
@@ -141,7 +150,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
                 elif parent.primitive is not None and (not stops or parent not in stops):
                     ready.append((parent, g))
                 elif g is not None:     # at once, so that a hook runs as soon as its gradient is complete
-                    finish_leaf(parent, g, summed or primitive.fresh[i], create, into)
+                    finish_leaf(parent, g, summed or primitive.fresh[i], create, into, stops)
             i += 1
         if not retain:
             node.saved = FREED
@@ -179,10 +188,11 @@ def fit(ct, parent):
 
 # ---------------------------------------------------------------- leaves
 
-def finish_leaf(leaf, ct, owned, create, into):
+def finish_leaf(leaf, ct, owned, create, into, stops):
     """A leaf's last contribution has arrived: keep the sum, then run the hooks."""
-    if node_hooks:
+    if hooked and leaf not in stops:    # at a stop it is a part of the sum only: the outer pass has all of it
         ct = run_hooks(leaf, ct)
+        owned = owned and not getattr(leaf, "grad_hooks", ())       # a hook may have kept the array
     if into is not None:
         into[leaf] = ct
         return
@@ -193,6 +203,8 @@ def finish_leaf(leaf, ct, owned, create, into):
         tensor._grad = ct if tensor.grad is None else tensor.grad + ct
     else:
         accumulate(tensor, ct, owned)
+    if state.counting:
+        keep(tensor.grad.data, "gradient")
     for hook in leaf.hooks or ():
         hook(tensor)
 
@@ -214,9 +226,20 @@ def accumulate(tensor, ct, owned):
     wrote(target, "gradient accumulation")
 
 
+def add_hook(node, hook):
+    """Put a hook on the gradient of a node's tensor; returns a function that removes it."""
+    global hooked
+    hooked = True
+    node.grad_hooks = (*getattr(node, "grad_hooks", ()), hook)
+
+    def remove():
+        node.grad_hooks = tuple(h for h in node.grad_hooks if h is not hook)
+    return remove
+
+
 def run_hooks(node, ct):
     """The cotangent after the hooks on this node's tensor have seen it, and may have replaced it."""
-    for hook in node_hooks.get(node, ()):
+    for hook in getattr(node, "grad_hooks", ()):
         replaced = hook(ct if ct.__class__ in TRACED else Tensor(ct))
         if replaced is not None:
             check_cotangent(replaced, node.shape, node.dtype)
@@ -226,8 +249,12 @@ def run_hooks(node, ct):
 
 def check_backward(node, ct, g):
     """Under detect_anomaly: raise if the backward of this op has turned a finite cotangent into inf or NaN."""
-    if hasattr(g, "dtype") and not xp.isfinite(lower(g)).all() and xp.isfinite(lower(ct)).all():
-        what = "NaN" if xp.isnan(lower(g)).any() else "inf"
+    def finite(value):      # a Bundle by its parts
+        return all(xp.isfinite(lower(c)).all() for c in getattr(value, "parts", (value,)) if c is not None)
+
+    if hasattr(g, "dtype") and not finite(g) and finite(ct):
+        g = lower(next(c for c in getattr(g, "parts", (g,)) if c is not None and not finite(c)))
+        what = "NaN" if xp.isnan(g).any() else "inf"
         where = getattr(node, "where", "a line outside of detect_anomaly")
         raise FloatingPointError(f"the backward of {node.primitive.name!r} made {what} out of a finite cotangent; "
                                  f"the op was called at {where}")
@@ -235,7 +262,7 @@ def check_backward(node, ct, g):
 
 # ---------------------------------------------------------------- saved values
 
-def check_stale(node, saved):
+def check_stale(node, saved, user="backward of"):
     """Raise if one of the node's saved arrays was written after the node was made."""
     for name, value in zip(node.primitive.layout, saved, strict=False):
         value = lower(value)
@@ -243,7 +270,7 @@ def check_stale(node, saved):
             write = log.since(value, node.date)
             if write:
                 raise RuntimeError(
-                    f"the backward of {node.primitive.name!r} needs its {name!r} of shape {value.shape}, but "
+                    f"the {user} {node.primitive.name!r} needs its {name!r} of shape {value.shape}, but "
                     f"{write[1]} has overwritten it since: call backward() before the write, or give the op a copy")
 
 
@@ -273,12 +300,13 @@ def fused_cotangents(node, saved, ct):
         return (None,) * n
     inputs = saved[1:1 + n]
     wanted = tuple(p is not None for p in node.parents)
-    if ct.__class__ in TRACED or any(x.__class__ in TRACED for x in inputs):
+    parts = ct.parts if primitive.multi else (ct,)
+    if any(x.__class__ in TRACED for x in (*parts, *inputs)):
         if primitive.definition is None:
             raise RuntimeError(f"{primitive.name!r} has no definition in ordinary ops, so it can be "
                                "differentiated once only")
         params = saved[1 + n:-1] if primitive.aux else saved[1 + n:]
-        gs = pull_definition(primitive.definition, inputs, params, wanted, ct)
+        gs = pull_definition(primitive.definition, inputs, params, wanted, parts)
     else:
         gs = primitive.pullback(ct, wanted, saved)
     return ready_made(gs)
@@ -289,14 +317,16 @@ def ready_made(gs):
     return [(lambda ct, saved, g=g: g) for g in gs]
 
 
-def pull_definition(definition, inputs, params, wanted, ct):
-    """Cotangents of the inputs through a definition in ordinary ops, at a level of its own."""
+def pull_definition(definition, inputs, params, wanted, cts):
+    """Cotangents of the inputs through a definition in ordinary ops, at a level of its own; `cts` has one per output,
+    None where none has arrived."""
     with new_level() as level:
         leaves = [Leaf(x.shape, x.dtype) if w else None for x, w in zip(inputs, wanted, strict=True)]
         out = definition(*[x if leaf is None else Lifted(x, leaf, level)
                            for x, leaf in zip(inputs, leaves, strict=True)], *params)
     found = {}
-    run([(out.node, ct)], retain=True, into=found)
+    outs = out if isinstance(out, tuple) else (out,)
+    run([(o.node, ct) for o, ct in zip(outs, cts, strict=True) if ct is not None], retain=True, into=found)
     return [None if leaf is None else found.get(leaf) for leaf in leaves]
 
 

@@ -5,6 +5,7 @@ import traceback
 import weakref
 
 from ..backend import ARRAY_TYPES, module_of, xp
+from ..ledger import keep
 from .primitive import TRACED, Traced, aux_of, bind, lower, state
 from .writes import tick, wrote
 
@@ -15,10 +16,10 @@ class Node:
     """One recorded op: what was applied, to whom, and what its rules will want to know.
 
     `saved` is laid out as primitive.layout: (ans, inputs …, params …, aux), None where no rule asks; or Packed, or
-    FREED. `where` is the user's line, noted under detect_anomaly only.
+    FREED. `where` is the user's line, noted under detect_anomaly only; `grad_hooks` see the gradient pass.
     """
 
-    __slots__ = ("primitive", "parents", "saved", "shape", "dtype", "date", "where", "__weakref__")
+    __slots__ = ("primitive", "parents", "saved", "shape", "dtype", "date", "where", "grad_hooks", "__weakref__")
 
     def __init__(self, primitive, parents, saved, shape, dtype):
         self.primitive, self.parents, self.saved = primitive, parents, saved
@@ -33,7 +34,7 @@ class Leaf:
     buffer), and `flat` the buffer that it is a slice of.
     """
 
-    __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_view", "flat", "__weakref__")
+    __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
@@ -133,14 +134,10 @@ class Tensor(Traced):
         """Call hook(gradient) when the gradient of this tensor, leaf or not, is complete in a backward pass. What it
         returns, a tensor of the same shape and dtype, takes the gradient's place; None leaves it.
         Returns a function that removes the hook."""
-        from .reverse import node_hooks
+        from .reverse import add_hook
         if self.node is None:
             raise RuntimeError("register_hook: no gradient reaches this tensor")
-        node_hooks[self.node] = (*node_hooks.get(self.node, ()), hook)
-
-        def remove(node=self.node):
-            node_hooks[node] = tuple(h for h in node_hooks[node] if h is not hook)
-        return remove
+        return add_hook(self.node, hook)
 
     def retain_grad(self):
         """Let .grad of this interior tensor be set by backward, as for a leaf. Returns self."""
@@ -260,10 +257,13 @@ def wrap(out, node, level):
 
 def record(primitive, args, params, level):
     """Apply a primitive to tape values of `level` and write it on the tape: the general path."""
-    here = [a.__class__ in TRACED and a.level == level for a in args]
-    raw = [a.data if h else a for a, h in zip(args, here, strict=True)]
+    raw, parents = [], []
+    for a in args:
+        here = a.__class__ in TRACED and a.level == level
+        raw.append(a.data if here else a)
+        parents.append(a.node if here else None)
     aux = None
-    if any(r.__class__ in TRACED for r in raw):
+    if level and any(r.__class__ in TRACED for r in raw):
         if primitive.definition:
             return primitive.definition(*args, *params)
         out = bind(primitive, raw, params)
@@ -275,31 +275,48 @@ def record(primitive, args, params, level):
             out, aux = out
     if level and not any(primitive.differentiable):
         return out                      # piecewise constant: it belongs to the level below
-    parents = [a.node if h else None for a, h in zip(args, here, strict=True)]
     return attach(primitive, parents, raw, params, out, aux, level)
 
 
 def attach(primitive, parents, raw, params, out, aux, level):
     """An op's output as a tape value of `level`, with a node where a gradient can flow."""
-    if state.off >= level:
-        parents = ()
-    parents = [p if d else None for p, d in zip(parents, primitive.differentiable, strict=False)]
-    if all(p is None for p in parents):
+    wanted = ()     # per input: whether a gradient flows to it
+    if state.off < level:
+        parents = [p if d else None for p, d in zip(parents, primitive.differentiable, strict=True)]
+        wanted = tuple([p is not None for p in parents])
+    if True not in wanted:
         return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
-    need = frozenset().union(*(n for n, p in zip(primitive.needs, parents, strict=True) if p is not None))
     everything = (out, *raw, *params, aux) if primitive.aux else (out, *raw, *params)
-    saved = tuple(v if i in need else None for i, v in enumerate(everything))
+    saved = tuple([v if k else None for v, k in zip(everything, primitive.keeps(wanted), strict=True)])
     if state.pack is not None:
         saved = Packed(saved, *state.pack)
     shape, dtype = (None, None) if primitive.multi else (out.shape, out.dtype)
     node = Node(primitive, parents, saved, shape, dtype)
+    if state.counting:
+        for p, r in zip(parents, raw, strict=True):
+            if isinstance(p, Leaf):
+                keep(lower(r), "parameter")
+        count_kept(saved)
     if state.anomaly:
         node.where = check_forward(primitive, raw, out)
     return outputs(node, out, level) if primitive.multi else wrap(out, node, level)
 
 
+def count_kept(values):
+    """Tell the ledger of all arrays among what a node has saved, through tuples and levels."""
+    stack = [values]
+    while stack:
+        value = lower(stack.pop())
+        if isinstance(value, (tuple, list)):
+            stack.extend(value)
+        elif isinstance(value, Packed):
+            stack.extend(part for _, part in value.parts)
+        else:
+            keep(value, "activation")
+
+
 class Packed:
-    """A node's saved values under saved_tensors_hooks: arrays of one element or more went through pack()."""
+    """A node's saved values under saved_tensors_hooks: arrays of one axis or more went through pack()."""
 
     def __init__(self, saved, pack, unpack):
         self.unpack = unpack
@@ -321,10 +338,10 @@ class Freed:
 FREED = Freed()
 
 
-def check_forward(primitive, raw, out):
+def check_forward(primitive, raw, out, several=False):
     """Under detect_anomaly: raise if finite inputs have given inf or NaN; returns the user's line."""
     where = user_line()
-    values = [lower(o) for o in (out if primitive.multi else (out,))]
+    values = [lower(o) for o in (out if several or primitive.multi else (out,))]
     if not all(_finite(v) for v in values) and all(_finite(lower(r)) for r in raw):
         raise FloatingPointError(f"{primitive.name!r} made {_bad(values)} out of finite inputs, at {where}")
     return where
@@ -335,12 +352,12 @@ def _finite(value):
 
 
 def _bad(values):
-    return "NaN" if any(xp.isnan(v).any() for v in values) else "inf"
+    return "NaN" if any(xp.isnan(v).any() for v in values if not _finite(v)) else "inf"
 
 
 def user_line():
     """'file:line: source' of the innermost frame outside of this package."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(package):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"

@@ -24,6 +24,7 @@ def _array(value, what):
 
 def _zeros(value):
     value = lower(value)
+    value = value if hasattr(value, "dtype") else xp.asarray(value)
     return module_of(value).zeros(value.shape, value.dtype)
 
 

@@ -8,10 +8,11 @@ from minitorch_dist.launch_env import launched_rank, launched_size
 
 from . import guard, mpi
 from .communicator import Communicator, world_of_one
+from .mismatch import MismatchError
 from .state import state
 from .work import Work
 
-__all__ = ["Communicator", "Work", "launched_size", "world"]
+__all__ = ["Communicator", "MismatchError", "Work", "launched_size", "world"]
 
 
 @functools.cache
@@ -21,15 +22,19 @@ def world():
     One process, started without a launcher, is a world of one rank and never loads MPI. With several ranks the guard
     is installed: from then on a rank that fails ends the job (comm/guard.py). RuntimeError where the launcher started
     several ranks that can't find each other.
+
+    MINITORCH_COMM chooses who reduces (Communicator.algorithm), MINITORCH_CHECK=0 switches off the check that all ranks
+    call the same collectives, and MINITORCH_STALL_SECONDS says after how long a wait is given up (comm/guard.py).
     """
     if "MINITORCH_RANK_STATE" in os.environ:
         state.record_in(os.environ["MINITORCH_RANK_STATE"], launched_rank())
     size = launched_size()
+    algorithm = os.environ.get("MINITORCH_COMM", "auto")
     if size == 1 and "mpi4py.MPI" not in sys.modules:
-        return world_of_one()
+        return world_of_one(algorithm)
     MPI = mpi.load(size)
     if MPI.COMM_WORLD.size == 1:
-        return world_of_one()
+        return world_of_one(algorithm)
     engine = mpi.MpiEngine(MPI, MPI.COMM_WORLD.Dup())   # messages of other users of mpi4py stay apart
     guard.install(engine)
-    return Communicator(engine, "world")
+    return Communicator(engine, "world", algorithm=algorithm)

@@ -40,6 +40,12 @@ def exact(call, op, size):
                          f"8 … ranks; this communicator has {size}. Start a power of two, or drop exact")
 
 
+def algorithm(name, names):
+    """`name` is one of the engines and algorithms."""
+    if name not in names:
+        raise ValueError(f"algorithm={name!r} is unknown; one of {', '.join(names)} (MINITORCH_COMM sets the default)")
+
+
 def rank(call, name, value, size, own=None):
     """`value` is a rank of the communicator, and not the caller where `own` is given."""
     if not isinstance(value, (int, np.integer)) or not 0 <= value < size:

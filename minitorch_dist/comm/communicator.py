@@ -1,25 +1,30 @@
 """Communicator: a group of ranks and everything they can say to each other. The only gateway to other ranks.
 
-Every call has the same four parts: check the arguments, run the hooks and the ledger, choose the engine by where the
-array lives, and do it now or hand back a Work.
+Every collective has the same five parts: check the arguments, run the hooks and the ledger, choose the engine by where
+the array lives, make sure that all ranks mean the same (comm/mismatch.py), and do it now or hand back a Work.
 """
 
-import pickle
+import weakref
 
 import numpy as np
 
 from minitorch_dist import ledger
 
-from . import check
+from . import check, mismatch
+from .algorithms import ALGORITHMS, Wire
 from .local import LocalEngine, aligned_zeros
-from .mpi import INTERNAL_TAG
-from .reduction import WIRE_BYTES, cut
-from .shared import GRAIN, Window
-from .state import state
+from .mpi import INTERNAL_TAG, Deferred
+from .objects import Objects
+from .reduction import OPS, WIRE_BYTES, cut
+from .shared import GRAIN, Repeated, Request, Window
+from .state import Call, Like, state
+from .where import caller
 from .work import Work
 
+ENGINES = ("auto", "mpi", "shared")
 
-class Communicator:
+
+class Communicator(Objects):
     """`size` ranks, of which this process is `rank`.
 
     rank, size    as in MPI: ranks count from 0
@@ -27,56 +32,126 @@ class Communicator:
     world_ranks   the members' ranks in the world
     hooks         objects with before(op, x, peer) and after(op, x, peer), called around every operation, for
                   counting, checking, a simulated link or an injected fault. op: the method's name; x: the array that
-                  holds the input or receives the data (None for a barrier); peer: the other rank, or the root of a
-                  broadcast, else None. Of a posted operation, `after` comes when it has completed.
+                  holds the input or receives the data (None for a barrier); peer: the other rank, or the root, else
+                  None. Of a posted operation, `after` comes when it has completed.
+    algorithm     who reduces: "auto" (the shared window where the array lives in it, else MPI), "mpi", "shared" (as
+                  auto, but RuntimeError where the ranks share no memory), or a name of comm/algorithms.ALGORITHMS
 
-    Collectives are called by all ranks in the same order, with arrays of the same shape and dtype. Arrays are NumPy's,
-    C-contiguous. An array made by `empty` is in the node's shared window, where reductions are several times faster
-    than MPI's own; all ranks must then pass the same piece of it. Calls come from one thread at a time. With
-    async_op=True a call returns a Work at once, and the arrays may not be touched until it has been waited for.
+    Collectives are called by all ranks in the same order, with arrays of the same shape and dtype; otherwise they
+    raise a MismatchError on all ranks. Arrays are NumPy's, C-contiguous. An array made by `empty` is in the node's
+    shared window, where reductions are several times faster than MPI's own; all ranks must then pass the same piece
+    of it. Calls come from one thread at a time. With async_op=True a call returns a Work at once, and the arrays may
+    not be touched until it has been waited for.
     """
 
-    def __init__(self, engine, name, hooks=()):
+    def __init__(self, engine, name, hooks=(), algorithm="auto"):
         self.rank, self.size, self.world_ranks = engine.rank, engine.size, engine.world_ranks
         self.name = name
         self.hooks = list(hooks)
         self._engine = engine
-        self._window = Window.open(engine) if engine.size > 1 else None
+        self._window = Window.open(engine, name) if engine.size > 1 else None
+        self._check = self._window   # who checks what the window doesn't run
+        if engine.size == 1 or not mismatch.wanted():
+            self._check = None
+        elif self._window is None:
+            self._check = mismatch.AcrossNodes(engine, name)
+        self._repeated = {}          # (id of an array, op): its reduction, worked out
+        self.algorithm = algorithm
 
     def __repr__(self):
         return f"Communicator({self.name!r}, rank {self.rank} of {self.size})"
 
+    @property
+    def algorithm(self):
+        """Who reduces; to be set alike on all ranks."""
+        return self._algorithm
+
+    @algorithm.setter
+    def algorithm(self, name):
+        check.algorithm(name, (*ENGINES, *ALGORITHMS))
+        if name == "shared" and self._window is None and self.size > 1:
+            raise RuntimeError(f"algorithm='shared': the ranks of {self.name!r} share no memory (several nodes, or a "
+                               f"/dev/shm of their own each); choose 'auto' or 'mpi'")
+        self._algorithm = name
+        self._repeated.clear()
+
     def empty(self, shape, dtype):
         """A zeroed array, C-contiguous, 64-byte aligned, in the node's shared window where there is one. Collective."""
         x = None
-        if self._window is not None and np.prod(shape, dtype=np.int64):
+        if self._window is not None and self._algorithm in ("auto", "shared") and np.prod(shape, dtype=np.int64):
+            self._agree("empty", np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
             x = self._window.empty(shape, dtype)
         return aligned_zeros(shape, dtype) if x is None else x
 
     def in_window(self, x):
         """True if the array lives in the shared window of this communicator."""
-        return self._place(x) is not None
+        return self._window is not None and self._window.find(x) is not None
 
-    # ------------------------------------------------------------ collectives
+    # ------------------------------------------------------------ reductions
 
-    def all_reduce(self, x, op="sum", async_op=False, exact=False):
+    def all_reduce(self, x, op="sum", async_op=False, exact=False, algorithm=None):
         """x becomes the sum, mean, max or min of all ranks' x, in place and with the same bits on all ranks.
 
         exact=True (sum only): ((x0+x1)+(x2+x3))+…, the balanced tree in rank order, to the last bit, whatever the
-        engine; the size must be a power of two. (Outside the window a posted exact reduction runs inside its `wait`.)
+        engine; the size must be a power of two. algorithm: who reduces, for this call; see the class. (A posted exact
+        reduction outside the window, and those of comm/algorithms.py, run inside their `wait`.)
         """
+        known = self._repeated.get((id(x), op))
+        if known is not None and known.fits(x) and not (async_op or exact or algorithm or self.hooks
+                                                        or ledger.open_ledgers):
+            return known.run()
         check.array("all_reduce", "x", x, written=True)
         check.reduction("all_reduce", x, op)
         if exact:
             check.exact("all_reduce", op, self.size)
-        place = self._place(x)
-        self._begin("all_reduce", x, None)
+        algorithm = self._algorithm if algorithm is None else algorithm
+        check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
+        call = Call(self, "all_reduce", x, None)
+        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {algorithm}")
+        key = "all_reduce", x.dtype, x.shape, detail
+        self._begin(call)
+        place = self._place(x) if algorithm in ("auto", "shared") else None
         if place is not None:
             first, last = cut(x.size, self.rank, self.size, GRAIN)
             self._count("all_reduce", x.nbytes, (last - first) * x.itemsize)
-            return self._in_window(self._window.all_reduce(x, place, op), async_op, "all_reduce", (x,))
+            if algorithm == "auto" and Repeated.worth(x):
+                self._remember(x, op, place, call, key)
+            return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op))
+        if algorithm in ALGORITHMS and not exact:
+            self._count("all_reduce", 0)     # its messages are counted one by one
+            return self._run(call, key, (x,), async_op, start=lambda: self._by_hand(x, op, algorithm, async_op))
         self._count("all_reduce", x.nbytes, formula="all_reduce exact" if exact else "all_reduce")
-        return self._do(lambda: self._engine.all_reduce(x, op, exact, async_op), async_op, "all_reduce", (x,))
+        return self._run(call, key, (x,), async_op, start=lambda: self._engine.all_reduce(x, op, exact, async_op))
+
+    def _remember(self, x, op, place, call, key):
+        """Keep what was worked out for this array as long as it lives."""
+        name, known = (id(x), op), self._repeated
+        known[name] = Repeated(self._window, x, place, op, call._replace(x=Like(x.dtype, x.shape)), key)
+        known[name].reference = weakref.ref(x, lambda _: known.pop(name, None))
+
+    def _by_hand(self, x, op, algorithm, async_op):
+        """All-reduce by one of comm/algorithms.py."""
+        if async_op:
+            return Deferred(lambda: self._by_hand(x, op, algorithm, False))
+        if self.size > 1:
+            wire = Wire(self, lambda x, to, post: self._send_unchecked("send", x, to, INTERNAL_TAG, post),
+                        lambda x, source, post: self._recv_unchecked("recv", x, source, INTERNAL_TAG, post))
+            ALGORITHMS[algorithm].function(wire, x.reshape(-1), OPS[op])
+            if op == "mean":
+                np.divide(x, self.size, out=x)
+        return None
+
+    def reduce(self, x, dst=0, op="sum", async_op=False):
+        """Rank dst's x becomes the reduction of all ranks' x, in place; the others' x stay as they are."""
+        check.array("reduce", "x", x, written=self.rank == dst)
+        check.rank("reduce", "dst", dst, self.size)
+        check.reduction("reduce", x, op)
+        call, key = Call(self, "reduce", x, dst), ("reduce", x.dtype, x.shape, f"{op}, dst={dst}")
+        self._begin(call)
+        self._count("reduce", 0 if self.rank == dst else x.nbytes)
+        if (place := self._place(x)) is not None:
+            return self._run(call, key, (x,), async_op, work=self._window.reduce(x, place, dst, op))
+        return self._run(call, key, (x,), async_op, start=lambda: self._engine.reduce(x, dst, op, async_op))
 
     def reduce_scatter(self, out, x, op="sum", async_op=False):
         """out becomes this rank's N-th of the reduction of all ranks' x; x.size = N · out.size.
@@ -87,26 +162,52 @@ class Communicator:
         check.array("reduce_scatter", "x", x)
         check.reduction("reduce_scatter", x, op)
         check.parts("reduce_scatter", "x", x, "out", out, self.size, self.rank)
-        place = self._place(x)
-        self._begin("reduce_scatter", x, None)
+        call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, op)
+        self._begin(call)
         self._count("reduce_scatter", x.nbytes, out.nbytes)
-        if place is not None:
-            request = self._window.reduce_scatter(out, x, place, op)
-            return self._in_window(request, async_op, "reduce_scatter", (x, out))
-        return self._do(lambda: self._engine.reduce_scatter(out, x, op, async_op),
-                        async_op, "reduce_scatter", (x, out))
+        if (place := self._place(x)) is not None:
+            work = self._window.reduce_scatter(out, x, place, op)
+            return self._run(call, key, (x, out), async_op, work=work)
+        return self._run(call, key, (x, out), async_op,
+                         start=lambda: self._engine.reduce_scatter(out, x, op, async_op))
+
+    # ------------------------------------------------------------ moves
 
     def all_gather(self, out, x, async_op=False):
         """out becomes all ranks' x, one after the other; out.size = N · x.size. x may be this rank's part of out."""
         check.array("all_gather", "out", out, written=True)
         check.array("all_gather", "x", x)
         check.parts("all_gather", "out", out, "x", x, self.size, self.rank)
-        place = self._place(out)
-        self._begin("all_gather", x, None)
+        call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, None)
+        self._begin(call)
         self._count("all_gather", out.nbytes, x.nbytes)
-        if place is not None:
-            return self._in_window(self._window.all_gather(out, place, x), async_op, "all_gather", (x, out))
-        return self._do(lambda: self._engine.all_gather(out, x, async_op), async_op, "all_gather", (x, out))
+        if (place := self._place(out)) is not None:
+            return self._run(call, key, (x, out), async_op, work=self._window.all_gather(out, place, x))
+        return self._run(call, key, (x, out), async_op, start=lambda: self._engine.all_gather(out, x, async_op))
+
+    def gather(self, out, x, dst=0, async_op=False):
+        """Rank dst's out becomes all ranks' x, one after the other; out.size = N · x.size. The others pass None."""
+        check.array("gather", "x", x)
+        check.rank("gather", "dst", dst, self.size)
+        if self.rank == dst:
+            check.array("gather", "out", out, written=True)
+            check.parts("gather", "out", out, "x", x, self.size, self.rank)
+        call, key = Call(self, "gather", x, dst), ("gather", x.dtype, x.shape, f"dst={dst}")
+        self._begin(call)
+        self._count("gather", 0 if self.rank == dst else x.nbytes)
+        return self._run(call, key, (x, out), async_op, start=lambda: self._engine.gather(out, x, dst, async_op))
+
+    def scatter(self, out, x, src=0, async_op=False):
+        """out becomes this rank's N-th of rank src's x; x.size = N · out.size. The others pass None for x."""
+        check.array("scatter", "out", out, written=True)
+        check.rank("scatter", "src", src, self.size)
+        if self.rank == src:
+            check.array("scatter", "x", x)
+            check.parts("scatter", "x", x, "out", out, self.size, self.rank)
+        call, key = Call(self, "scatter", out, src), ("scatter", out.dtype, out.shape, f"src={src}")
+        self._begin(call)
+        self._count("scatter", x.nbytes if self.rank == src else 0, out.nbytes if self.rank == src else 0)
+        return self._run(call, key, (out, x), async_op, start=lambda: self._engine.scatter(out, x, src, async_op))
 
     def all_to_all(self, out, x, send_counts=None, recv_counts=None, async_op=False):
         """Rank i's j-th part of x becomes rank j's i-th part of out.
@@ -116,26 +217,34 @@ class Communicator:
         """
         check.array("all_to_all", "out", out, written=True)
         check.array("all_to_all", "x", x)
+        equal = send_counts is None and recv_counts is None
         send_counts, recv_counts = check.exchange(out, x, send_counts, recv_counts, self.size)
-        self._begin("all_to_all", x, None)
+        call = Call(self, "all_to_all", x, None)
+        key = "all_to_all", x.dtype, x.shape if equal else ("rows", *x.shape[1:]), None if equal else "counts"
+        self._begin(call)
         self._count("all_to_all", x.nbytes, x.nbytes * send_counts[self.rank] // max(len(x), 1))
-        return self._do(lambda: self._engine.all_to_all(out, x, send_counts, recv_counts, async_op),
-                        async_op, "all_to_all", (x, out))
+        return self._run(call, key, (x, out), async_op,
+                         start=lambda: self._engine.all_to_all(out, x, send_counts, recv_counts, async_op))
 
     def broadcast(self, x, src=0, async_op=False):
         """x becomes rank src's x, in place."""
         check.array("broadcast", "x", x, written=self.rank != src)
         check.rank("broadcast", "src", src, self.size)
-        self._begin("broadcast", x, src)
+        call, key = Call(self, "broadcast", x, src), ("broadcast", x.dtype, x.shape, f"src={src}")
+        self._begin(call)
         self._count("broadcast", x.nbytes if self.rank == src else 0)
-        return self._do(lambda: self._engine.broadcast(x, src, async_op), async_op, "broadcast", (x,), src)
+        return self._run(call, key, (x,), async_op, start=lambda: self._engine.broadcast(x, src, async_op))
 
     def barrier(self):
         """Return when all ranks have come here."""
-        self._begin("barrier", None, None)
+        call = Call(self, "barrier", None, None)
+        self._begin(call)
         self._count("barrier", 0)
-        engine = self._engine if self._window is None else self._window
-        self._do(engine.barrier, False, "barrier", (None,))
+        key = "barrier", None, None, None
+        if self._window is None:
+            self._run(call, key, (None,), False, start=self._engine.barrier)
+        else:
+            self._do(call, (None,), False, lambda: self._window.meet(self._window.post(key)))
 
     # ------------------------------------------------------------ messages
 
@@ -162,9 +271,10 @@ class Communicator:
         return self._send_unchecked(call, x, dst, tag, async_op)
 
     def _send_unchecked(self, call, x, dst, tag, async_op):
-        self._begin(call, x, dst)
+        call = Call(self, call, x, dst)
+        self._begin(call)
         self._count("send", x.nbytes)
-        return self._do(lambda: self._engine.send(x, dst, tag, async_op), async_op, call, (x,), dst)
+        return self._do(call, (x,), async_op, lambda: self._engine.send(x, dst, tag, async_op))
 
     def _recv(self, call, x, src, tag, async_op):
         check.array(call, "x", x, written=True)
@@ -173,53 +283,10 @@ class Communicator:
         return self._recv_unchecked(call, x, src, tag, async_op)
 
     def _recv_unchecked(self, call, x, src, tag, async_op):
-        self._begin(call, x, src)
+        call = Call(self, call, x, src)
+        self._begin(call)
         self._count("recv", x.nbytes)
-        return self._do(lambda: self._engine.recv(x, src, tag, async_op), async_op, call, (x,), src)
-
-    # ------------------------------------------------------------ Python objects, as pickled bytes over the calls above
-
-    def broadcast_object(self, obj, src=0):
-        """Rank src's object, on all ranks; what the others pass is ignored."""
-        check.rank("broadcast_object", "src", src, self.size)
-        data = _pickled(obj) if self.rank == src else None
-        length = np.array([0 if data is None else data.size])
-        self.broadcast(length, src)
-        if data is None:
-            data = np.empty(length[0], np.uint8)
-        self.broadcast(data, src)
-        return obj if self.rank == src else pickle.loads(data)
-
-    def gather_object(self, obj, dst=0):
-        """The list of all ranks' objects, in rank order, on rank dst; None on the others."""
-        check.rank("gather_object", "dst", dst, self.size)
-        data = _pickled(obj)
-        lengths = self._all_lengths(data)
-        if self.rank != dst:
-            self._send_unchecked("send", data, dst, INTERNAL_TAG, False)
-            return None
-        objects = []
-        for rank, length in enumerate(lengths):
-            theirs = data if rank == dst else np.empty(length, np.uint8)
-            if rank != dst:
-                self._recv_unchecked("recv", theirs, rank, INTERNAL_TAG, False)
-            objects.append(pickle.loads(theirs))
-        return objects
-
-    def all_gather_object(self, obj):
-        """The list of all ranks' objects, in rank order, on all ranks."""
-        data = _pickled(obj)
-        lengths = self._all_lengths(data)
-        padded = np.zeros(max(lengths), np.uint8)
-        padded[:data.size] = data
-        everything = np.empty((self.size, padded.size), np.uint8)
-        self.all_gather(everything, padded)
-        return [pickle.loads(row[:length]) for row, length in zip(everything, lengths, strict=True)]
-
-    def _all_lengths(self, data):
-        lengths = np.empty(self.size, np.int64)
-        self.all_gather(lengths, np.array([data.size], np.int64))
-        return [int(length) for length in lengths]
+        return self._do(call, (x,), async_op, lambda: self._engine.recv(x, src, tag, async_op))
 
     # ------------------------------------------------------------ groups
 
@@ -227,23 +294,27 @@ class Communicator:
         """The communicator of all ranks that pass the same color, ordered by key (default: as here). Collective.
 
         color: an integer ≥ 0, or None for a rank that joins none and gets None. The default name is `NAME/COLOR`.
-        The hooks of this communicator are copied.
+        The hooks and the algorithm of this communicator are copied.
         """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise ValueError(f"split: color={color!r} must be an integer ≥ 0, or None to join no group")
+        self._agree("split")
         engine = self._engine.split(color, self.rank if key is None else key)
         if engine is None:
             return None
-        return Communicator(engine, f"{self.name}/{color}" if name is None else name, self.hooks)
+        return Communicator(engine, f"{self.name}/{color}" if name is None else name, self.hooks,
+                            self._algorithm)
 
     # ------------------------------------------------------------ the parts of every call
 
     def _place(self, x):
-        return None if self._window is None else self._window.find(x)
+        if self._window is None or self._algorithm not in ("auto", "shared"):
+            return None
+        return self._window.find(x)
 
-    def _begin(self, op, x, peer):
+    def _begin(self, call):
         for hook in self.hooks:
-            hook.before(op, x, peer)
+            hook.before(call.op, call.x, call.peer)
 
     def _count(self, op, nbytes, share=None, formula=None):
         if ledger.open_ledgers:
@@ -252,28 +323,46 @@ class Communicator:
                 share = last - first
             ledger.message(self.name, op, WIRE_BYTES[formula or op](nbytes, share, self.size))
 
-    def _do(self, start, async_op, op, buffers, peer=None):
-        """Run or post an operation of the engine."""
+    def _agree(self, op, dtype=None, shape=None):
+        """Make sure that all ranks are in the same call, of those that aren't operations on an array."""
+        if self._check is not None:
+            state.enter(Call(self, op, None, None))
+            try:
+                self._check.meet(self._check.post((op, dtype, shape, None)))
+            finally:
+                state.leave()
+
+    def _run(self, call, key, buffers, async_op, start=None, work=None):
+        """Check and run, or post, a collective: `start()` of the engine, or this rank's `work()` in the window."""
+        if work is not None:
+            def start():
+                return Request(self._window, self._window.post(key, caller() if async_op else None), work)
+            return self._do(call, buffers, async_op, start if async_op else lambda: start().wait())
+        if self._check is None:
+            return self._do(call, buffers, async_op, start)
         if async_op:
-            return Work(self, op, buffers, peer, start())
-        state.enter(self, op, buffers[0], peer)
+            number = self._check.post(key, caller())
+            return self._do(call, buffers, True, lambda: mismatch.Checked(self._check, number, start()))
+
+        def checked():
+            self._check.meet(self._check.post(key))
+            start()
+        return self._do(call, buffers, False, checked)
+
+    def _do(self, call, buffers, async_op, start):
+        """Run or post an operation."""
+        if async_op:
+            return Work(self, call.op, buffers, call.peer, start())
+        state.enter(call)
         try:
             start()
         finally:
             state.leave()
         for hook in self.hooks:
-            hook.after(op, buffers[0], peer)
+            hook.after(call.op, call.x, call.peer)
         return None
 
-    def _in_window(self, request, async_op, op, buffers):
-        """Hand out, or finish, a request already posted in the window."""
-        return self._do((lambda: request) if async_op else request.wait, async_op, op, buffers)
 
-
-def world_of_one():
+def world_of_one(algorithm="auto"):
     """The communicator of a process that is alone."""
-    return Communicator(LocalEngine(), "world")
-
-
-def _pickled(obj):
-    return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8)
+    return Communicator(LocalEngine(), "world", algorithm=algorithm)

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 
-from .shared import map_together
+from .memory import map_together
 from .state import state
 
 LOOK_EVERY = 0.1    # seconds between two looks of the watchdog
@@ -132,7 +132,7 @@ class Guard:
 
     def describe(self, call):
         gone = " and ".join(f"rank {rank}" for rank in self.gone_among(call))
-        frame = sys._current_frames().get(call.thread)
+        frame = sys._current_frames().get(state.thread)
         return f"waits in {call} for {gone}, which has left the program. It waits here:\n{_stack(frame)}"
 
 

@@ -123,6 +123,34 @@ class MpiEngine:
             return Request(self, self.comm.Ibcast(as_bytes(x), src), x)
         self.comm.Bcast(as_bytes(x), src)
 
+    def reduce(self, x, dst, op, async_op=False):
+        """The result is written to rank dst's x; the others' stay as they are."""
+        buffers = (self.MPI.IN_PLACE, x) if self.rank == dst else (x, None)
+
+        def finish():
+            if self.rank == dst:
+                self._finish_mean(x, op)
+        if async_op:
+            return Request(self, self.comm.Ireduce(*buffers, self._ops[op], dst), x, then=finish)
+        self.comm.Reduce(*buffers, self._ops[op], dst)
+        finish()
+
+    def scatter(self, out, x, src, async_op=False):
+        """x counts on rank src only."""
+        whole = as_bytes(x) if self.rank == src else None
+        part = self.MPI.IN_PLACE if self.rank == src and np.may_share_memory(out, x) else as_bytes(out)
+        if async_op:
+            return Request(self, self.comm.Iscatter(whole, part, src), (out, x))
+        self.comm.Scatter(whole, part, src)
+
+    def gather(self, out, x, dst, async_op=False):
+        """out counts on rank dst only."""
+        whole = as_bytes(out) if self.rank == dst else None
+        part = self.MPI.IN_PLACE if self.rank == dst and np.may_share_memory(out, x) else as_bytes(x)
+        if async_op:
+            return Request(self, self.comm.Igather(part, whole, dst), (out, x))
+        self.comm.Gather(part, whole, dst)
+
     def barrier(self):
         self.comm.Barrier()
 

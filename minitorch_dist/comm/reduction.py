@@ -39,6 +39,9 @@ WIRE_BYTES = {
     "all_gather": lambda M, share, N: (N - 1) * share,
     "all_to_all": lambda M, share, N: M - share,                         # all but what stays here
     "broadcast": lambda M, share, N: M if N > 1 else 0,                  # on the root, 0 elsewhere
+    "scatter": lambda M, share, N: (N - 1) * share,                      # on the root
+    "reduce": lambda M, share, N: M if N > 1 else 0,                     # on all but the root: a tree's
+    "gather": lambda M, share, N: M,                                     # on all but the root
     "send": lambda M, share, N: M,
     "recv": lambda M, share, N: 0,
     "barrier": lambda M, share, N: 0,

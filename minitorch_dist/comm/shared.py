@@ -1,42 +1,46 @@
 """The node's shared window: arrays that all ranks of a node can read and write, and the collectives on them.
 
-Memory. `empty` maps one file of tmpfs into every rank; it holds one part per rank. The name is removed as soon as all
-have mapped it, so nothing can be left behind; each rank unmaps its own mapping when its last array of it dies.
+Each rank has a line of words that only it writes:
 
-Meeting. Each rank has a line of two words that only it writes:
+    POSTED    number of the last collective that it has reached: its input is ready, its output may be written
+    FINISHED  number of the last collective of which it has done its part
+    slots     the fingerprints of its last 64 collectives (comm/mismatch.py)
+    TOLD      number of the collective that its text is about: what it has called there, and from where
 
-    POSTED    number of the last operation that it has reached: its input is ready, its output may be written
-    FINISHED  number of the last operation of which it has done its part
-
-All ranks run the same operations in the same order, so a number means the same operation everywhere:
+All ranks call the same collectives in the same order, so a number means the same one everywhere:
 
     rank 0   POSTED=7 ...... all POSTED >= 7?  reduce my slice, write it to all   FINISHED=7   all FINISHED >= 7?
     rank 1        POSTED=7 . all POSTED >= 7?  reduce my slice, write it to all      FINISHED=7   all FINISHED >= 7?
 
-Posting is one store, so an operation can be posted from a gradient hook and done later.
+Posting is a store or two, so a collective can be posted from a gradient hook and done later. Those that MPI runs are
+numbered and checked here too: they differ from those of the window in that nobody waits for FINISHED.
 """
 
 import bisect
 import collections
-import mmap
 import os
 import platform
-import tempfile
 import time
 import weakref
 
 import numpy as np
 
+from . import mismatch
+from .memory import Segment, address, map_together
 from .reduction import OPS, cut, tree_reduce
+from .state import state
+from .where import caller
 
-POSTED, FINISHED = 0, 1
-LINE_BYTES = 128          # two cache lines, which processors fetch in pairs: no two ranks write to the same pair
+POSTED, FINISHED, TOLD = 0, 1, 2
+SLOTS, FIRST_SLOT = 64, 16
+TEXT = 1024               # the byte at which the text begins
+LINE_BYTES = TEXT + mismatch.TEXT_BYTES
+TELL_SECONDS = 2          # for the others to say what they have called
+
 GRAIN = 16                # slices begin on multiples of 16 elements: whole cache lines from 4-byte elements up
 BLOCK_BYTES = 128 << 10   # a slice is reduced in blocks that stay in the cache between being summed and being copied
 SPINS = 200               # looks at the others' flags before the core is offered to somebody else
-NAME_BYTES = 512
 
-FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")   # a store becomes visible after those before it
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -46,80 +50,25 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def map_together(engine, nbytes):
-    """Zeroed memory that every rank of the engine has mapped, `nbytes` for each: a list of uint8 views, by rank.
-
-    Collective. None on all ranks where one of them can't map it, for want of memory (/dev/shm is 64 MB in a default
-    container) or because it sees another /dev/shm. The mapping goes when the last of the views has gone.
-    """
-    stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    name, file, memory = np.zeros(NAME_BYTES, np.uint8), None, None
-    try:
-        if engine.rank == 0:
-            file, path = tempfile.mkstemp(prefix="minitorch_", dir=FOLDER)
-            os.ftruncate(file, stride * engine.size)
-            name[:len(path)] = np.frombuffer(path.encode(), np.uint8)
-    except OSError:
-        pass   # the name stays empty, the others can't open it, and all agree below
-    engine.broadcast(name, 0)
-    path = name.tobytes().rstrip(b"\0").decode()
-    try:
-        if engine.rank != 0:
-            file = os.open(path, os.O_RDWR)
-        if hasattr(os, "posix_fallocate"):   # else a full tmpfs shows as SIGBUS at the first touch
-            os.posix_fallocate(file, engine.rank * stride, stride)
-        memory = mmap.mmap(file, stride * engine.size)
-    except (OSError, ValueError, TypeError):
-        pass
-    mapped = np.array([memory is not None], np.int32)
-    engine.all_reduce(mapped, "min")
-    if engine.rank == 0 and path:
-        os.unlink(path)
-    if file is not None:
-        os.close(file)
-    if not mapped[0]:
-        return None
-    return [memoryview(memory)[rank * stride:rank * stride + nbytes] for rank in range(engine.size)]
-
-
-def _address(x):
-    return x.__array_interface__["data"][0]   # twice as fast as x.ctypes.data
-
-
-class Segment:
-    """The parts of all ranks of one mapping, and where this rank's own part lies in its address space."""
-
-    def __init__(self, parts, mine):
-        self.first, self.last = _address(mine), _address(mine) + mine.nbytes
-        self.parts = [np.frombuffer(part, np.uint8) for part in parts]
-        self._views = {}
-
-    def views(self, offset, count, dtype):
-        """The `count` elements that begin `offset` bytes into the part, in each rank's part."""
-        key = offset, count, dtype
-        if key not in self._views:
-            if len(self._views) > 1000:   # a program with ever new shapes
-                self._views.clear()
-            last = offset + count * dtype.itemsize
-            self._views[key] = [part[offset:last].view(dtype) for part in self.parts]
-        return self._views[key]
-
-
 class Window:
     """The shared window of a communicator whose ranks all run on one node; `engine` is its MPI engine."""
 
     @classmethod
-    def open(cls, engine):
+    def open(cls, engine, name):
         """The window, or None (on all ranks) where the ranks share no memory. Collective."""
         lines = map_together(engine, LINE_BYTES) if engine.on_one_node else None
-        return None if lines is None else cls(engine, lines)
+        return None if lines is None else cls(engine, name, lines)
 
-    def __init__(self, engine, lines):
-        self.engine, self.rank, self.size = engine, engine.rank, engine.size
+    def __init__(self, engine, name, lines):
+        self.engine, self.rank, self.size, self.name = engine, engine.rank, engine.size, name
+        self.checked = mismatch.wanted()
+        self._lines = lines
         words = [line.cast("Q") for line in lines]
         self._mine, self._others = words[self.rank], [line for i, line in enumerate(words) if i != self.rank]
-        self._posted = 0                       # operations posted by this rank
-        self._pending = collections.deque()    # those it hasn't finished, oldest first
+        self._posted = self._verified = 0      # collectives posted by this rank, and found to be the same on all
+        self._keys = [None] * SLOTS            # (key, place) of the last ones posted
+        self._error = None
+        self.pending = collections.deque()    # requests that it hasn't finished, oldest first
         self._spins = SPINS if self.size <= cores() else 0
         self._firsts, self._segments = [], []  # sorted by address
 
@@ -149,46 +98,47 @@ class Window:
 
     def find(self, x):
         """(segment, offset in bytes) where the contiguous array x lies in the window, else None."""
-        address = _address(x)
-        at = bisect.bisect(self._firsts, address) - 1
-        if at < 0 or address + x.nbytes > self._segments[at].last or not x.nbytes:
+        first = address(x)
+        at = bisect.bisect(self._firsts, first) - 1
+        if at < 0 or first + x.nbytes > self._segments[at].last or not x.nbytes:
             return None
-        return self._segments[at], address - self._segments[at].first
+        return self._segments[at], first - self._segments[at].first
 
-    # ------------------------------------------------------------ collectives; `place` is what find() has returned
+    # ------------------------------------------------------------ collectives; `place` is what find() has returned.
+    # Each returns what this rank has to do once all have posted.
 
     def all_reduce(self, x, place, op):
-        """Each rank reduces its slice of x over all ranks, in tree order, and writes the result to all. A Request."""
+        """Each rank reduces its slice of x over all ranks, in tree order, and writes the result to all."""
+        slices = self.own_slices(x, place)
+        return lambda: self._reduce_blocks(slices, slices, op)
+
+    def reduce(self, x, place, dst, op):
+        """Each rank reduces its slice of x over all ranks, in tree order, and writes the result to rank dst's x."""
+        slices = self.own_slices(x, place)
+        return lambda: self._reduce_blocks(slices, [slices[dst]], op)
+
+    def own_slices(self, x, place):
         segment, offset = place
         first, last = cut(x.size, self.rank, self.size, GRAIN)
-        slices = segment.views(offset + first * x.itemsize, last - first, x.dtype)
-        return Request(self, lambda: self._reduce_blocks(slices, slices, op))
+        return segment.views(offset + first * x.itemsize, last - first, x.dtype)
 
     def reduce_scatter(self, out, x, place, op):
-        """Each rank reduces its N-th of x over all ranks into its out; x lies in the window. A Request."""
+        """Each rank reduces its N-th of x over all ranks into its out; x lies in the window."""
         segment, offset = place
         slices = segment.views(offset + self.rank * out.nbytes, out.size, x.dtype)
-        return Request(self, lambda: self._reduce_blocks(slices, [out.reshape(-1)], op))
+        return lambda: self._reduce_blocks(slices, [out.reshape(-1)], op)
 
     def all_gather(self, out, place, x):
-        """Each rank writes x to its N-th of every rank's out; out lies in the window. A Request."""
+        """Each rank writes x to its N-th of every rank's out; out lies in the window."""
         segment, offset = place
         slots = segment.views(offset + self.rank * x.nbytes, x.size, x.dtype)
-        if _address(x) == _address(slots[self.rank]):
+        if address(x) == address(slots[self.rank]):
             slots = slots[:self.rank] + slots[self.rank + 1:]   # x is its own slot already
 
         def write():
             for slot in slots:
                 np.copyto(slot, x.reshape(-1))
-        return Request(self, write)
-
-    def barrier(self):
-        """Return when all ranks have come here."""
-        number = self.post()
-        spins = 0
-        while not self._all(POSTED, number):
-            spins = self._pause(spins)
-        self._fence()
+        return write
 
     def _reduce_blocks(self, sources, outs, op):
         combine, count = OPS[op], outs[0].size
@@ -204,39 +154,100 @@ class Window:
 
     # ------------------------------------------------------------ meeting
 
-    def post(self):
-        """Make visible that this rank has reached its next operation; the operation's number."""
-        self._posted += 1
+    def post(self, key, place=None):
+        """Make visible that this rank has come to its next collective; its number.
+
+        key: what it means by it (comm/mismatch.py). place: the user's line, for a call that isn't waited for now.
+        """
+        if self._error is not None:
+            raise self._error
+        self._posted = number = self._posted + 1
+        if self.checked:
+            slot = number % SLOTS
+            self._keys[slot] = key, place
+            self._mine[FIRST_SLOT + slot] = (number & 0xFFFF) << mismatch.FINGERPRINT_BITS | mismatch.fingerprint(key)
         self._fence()
-        self._mine[POSTED] = self._posted
-        return self._posted
+        self._mine[POSTED] = number
+        return number
+
+    def arrived(self, number):
+        """True once all ranks have come to collective `number`. MismatchError if they mean different ones."""
+        for line in self._others:
+            if line[POSTED] < number:
+                return False
+        self._fence()
+        if self._verified < number:
+            self._verify(number)
+        return True
+
+    def meet(self, number):
+        """Return when all ranks have come to collective `number`. MismatchError if they mean different ones."""
+        spins = 0
+        while not self.arrived(number):
+            spins = self.pause(spins)
+
+    def _verify(self, number):
+        """Compare the fingerprints of all collectives up to `number` that haven't been compared yet.
+
+        A rank may be ahead, and post into the slot what comes 64 calls later. That is no mismatch: the upper bits of
+        the word, which hold the call's number, tell it.
+        """
+        numbers = range(max(self._verified, self._posted - SLOTS) + 1, number + 1) if self.checked else ()
+        for n in numbers:
+            slot = FIRST_SLOT + n % SLOTS
+            mine = self._mine[slot]
+            for line in self._others:
+                theirs = line[slot]
+                if theirs != mine and (theirs ^ mine) >> mismatch.FINGERPRINT_BITS == 0:
+                    self._error = self._mismatch(n)
+                    raise self._error
+        self._verified = number
+
+    def _mismatch(self, number):
+        """Say what this rank has called, hear what the others have, and make the error of it all."""
+        key, place = self._keys[number % SLOTS]
+        text = mismatch.describe(key, place or caller()).encode()[:mismatch.TEXT_BYTES]
+        self._lines[self.rank][TEXT:TEXT + len(text)] = text
+        self._fence()
+        self._mine[TOLD] = number
+        limit = time.monotonic() + TELL_SECONDS
+        while any(line[TOLD] != number for line in self._others) and time.monotonic() < limit:
+            give_way()
+        self._fence()
+        told = [bytes(line[TEXT:]).rstrip(b"\0").decode(errors="replace") if line.cast("Q")[TOLD] == number else None
+                for line in self._lines]
+        return mismatch.error(self.name, number, told)
 
     def progress(self, number):
         """Do what can be done without waiting; True once operation `number` and all before it are finished."""
-        pending = self._pending
+        pending = self.pending
         while pending and pending[0].number <= number:
             oldest = pending[0]
             if oldest.work is not None:
-                if not self._all(POSTED, oldest.number):
+                if not self.arrived(oldest.number):
                     return False
-                self._fence()
                 oldest.work()
                 oldest.work = None
-                self._fence()
-                self._mine[FINISHED] = oldest.number
-            if not self._all(FINISHED, oldest.number):
+                self.finish(oldest.number)
+            if not self.finished(oldest.number):
                 return False
-            self._fence()
             pending.popleft()
         return True
 
-    def _all(self, word, number):
+    def finish(self, number):
+        """Make visible that this rank has done its part of collective `number`."""
+        self._fence()
+        self._mine[FINISHED] = number
+
+    def finished(self, number):
+        """True once all ranks have done their parts."""
         for line in self._others:
-            if line[word] < number:
+            if line[FINISHED] < number:
                 return False
+        self._fence()
         return True
 
-    def _pause(self, spins):
+    def pause(self, spins):
         if spins >= self._spins:
             give_way()
         return spins + 1
@@ -246,13 +257,58 @@ class Window:
             self.engine.fence()
 
 
-class Request:
-    """An operation posted in the window; `work()` is this rank's part of it, run when all ranks have posted."""
+class Repeated:
+    """The all-reduce of one small array, worked out once: what is left is to post, to wait, to add and to wait.
 
-    def __init__(self, window, work):
-        self.window, self.work = window, work
-        self.number = window.post()
-        window._pending.append(self)
+    Of 4 KiB on two ranks the addition takes a tenth of the time, and finding out what to add to what a third.
+    """
+
+    __slots__ = ("window", "dtype", "shape", "slices", "combine", "mean", "call", "key", "reference")
+
+    def __init__(self, window, x, place, op, call, key):
+        self.window, self.dtype, self.shape, self.call, self.key = window, x.dtype, x.shape, call, key
+        self.slices = window.own_slices(x, place)
+        self.combine, self.mean = OPS[op], op == "mean"
+
+    @staticmethod
+    def worth(x):
+        """Whether an array is so small."""
+        return x.nbytes <= BLOCK_BYTES
+
+    def fits(self, x):
+        """Whether the array is still what it was, and nothing posted has to be finished first."""
+        return (x.shape == self.shape and x.dtype is self.dtype and x.flags.writeable
+                and not self.window.pending)
+
+    def run(self):
+        """Do it."""
+        window, spins = self.window, 0
+        state.enter(self.call)
+        try:
+            number = window.post(self.key)
+            while not window.arrived(number):
+                spins = window.pause(spins)
+            slices = self.slices
+            result = slices[0]
+            if result.size:
+                tree_reduce(slices, self.combine, out=result)
+                if self.mean:
+                    np.divide(result, window.size, out=result)
+                for out in slices[1:]:
+                    out[...] = result
+            window.finish(number)
+            while not window.finished(number):
+                spins = window.pause(spins)
+        finally:
+            state.leave()
+
+
+class Request:
+    """A collective posted in the window; `work()` is this rank's part of it, run when all ranks have posted."""
+
+    def __init__(self, window, number, work):
+        self.window, self.number, self.work = window, number, work
+        window.pending.append(self)
 
     def test(self):
         """True once finished; never waits."""
@@ -263,7 +319,7 @@ class Request:
         window, spins = self.window, 0
         limit = None if timeout is None else time.monotonic() + timeout
         while not window.progress(self.number):
-            spins = window._pause(spins)
+            spins = window.pause(spins)
             if limit is not None and time.monotonic() > limit:
                 return False
         return True

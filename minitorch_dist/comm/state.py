@@ -10,14 +10,20 @@ from typing import NamedTuple
 RECORD_BYTES = 512   # the state file is one record, overwritten in place: one system call, never half a line to read
 
 
+class Like(NamedTuple):
+    """What is worth knowing of an array, without holding it."""
+
+    dtype: object
+    shape: tuple
+
+
 class Call(NamedTuple):
     """A blocking call that has begun and not yet returned."""
 
     communicator: object
     op: str
-    x: object        # the array, or None
+    x: object        # the array, or a Like, or None
     peer: object     # rank within the communicator, or None for a collective
-    thread: int      # identifier of the thread that waits
 
     def waits_for(self):
         """World ranks without which this call can't return."""
@@ -33,16 +39,18 @@ class Call(NamedTuple):
 
 
 class RankState:
-    """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun."""
+    """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun, `thread`
+    the identifier of the thread that has begun the last one."""
 
     def __init__(self):
-        self.call, self.calls = None, 0
+        self.call, self.calls, self.thread = None, 0, None
         self._file = None
 
-    def enter(self, communicator, op, x, peer):
+    def enter(self, call):
         """A blocking call begins."""
         self.calls += 1
-        self.call = Call(communicator, op, x, peer, threading.get_ident())
+        self.thread = threading.get_ident()
+        self.call = call
         if self._file is not None:
             self._write()
 

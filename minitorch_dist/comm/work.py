@@ -1,6 +1,6 @@
 """Work: an operation that has been posted and will be waited for."""
 
-from .state import state
+from .state import Call, state
 
 
 class Work:
@@ -26,7 +26,7 @@ class Work:
         """Return when the buffers hold the result. TimeoutError after `timeout` seconds (None: no limit)."""
         if self._done:
             return
-        state.enter(self._communicator, self.op, self.buffers[0], self.peer)
+        state.enter(Call(self._communicator, self.op, self.buffers[0], self.peer))
         try:
             completed = self._request.wait(timeout)
         finally:

@@ -52,11 +52,12 @@ class Loader:
     micro_shards     1: a rank's rows are one shard, with the rank's number. V, a multiple of size: the global batch is
                      cut into V shards, the same ones for every size, of which each rank has V/size (see exact mode)
     seed, shuffle, drop_last   see Sampler
+    augment          None, or augment(images, indices in the data set, epoch) -> images (see augment.py)
     Raises ValueError where these don't fit together.
     """
 
     def __init__(self, images, labels, batch_size, seed=0, rank=0, size=1, micro_shards=1, shuffle=True,
-                 drop_last=False):
+                 drop_last=False, augment=None):
         if len(images) != len(labels):
             raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
         if not 0 <= rank < size:
@@ -68,7 +69,7 @@ class Loader:
         if batch_size < size:
             raise ValueError(f"batch_size={batch_size} counts the samples of all ranks together; with size={size} some "
                              f"rank would never get one. Take a batch_size of at least {size}, or fewer ranks.")
-        self.images, self.labels = images, labels
+        self.images, self.labels, self.augment = images, labels, augment
         self.rank, self.size = rank, size
         shards_each, first = (1, rank) if micro_shards == 1 else (micro_shards // size, rank * micro_shards // size)
         self.shard_indices, self.shards_total = range(first, first + shards_each), max(micro_shards, size)
@@ -79,12 +80,14 @@ class Loader:
 
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's batches, from step `start` on: a resumed run gets what the first would have got."""
-        return map(self._batch, self.sampler.epoch(epoch, start))
+        return (self._batch(indices, epoch) for indices in self.sampler.epoch(epoch, start))
 
-    def _batch(self, indices):
+    def _batch(self, indices, epoch):
         count = len(indices)
         lo, hi = share(count, self.rank, self.size)
         inputs, labels = self.images[indices[lo:hi]], self.labels[indices[lo:hi]]
+        if self.augment is not None:
+            inputs = self.augment(inputs, indices[lo:hi], epoch)
         shards = [self._shard(i, inputs, labels, lo, count) for i in self.shard_indices]
         return Batch(inputs, labels, count, (lo, hi), shards)
 

@@ -1,9 +1,17 @@
-"""Layers, losses and initial values."""
+"""Layers, losses, models and initial values."""
 
 from . import init
+from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from .loss import cross_entropy, mse_loss
+from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, Parameter, Sequential
+from .norm import BatchNorm, LayerNorm, RMSNorm
+from .transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 
-__all__ = ["GELU", "Dropout", "Flatten", "LeakyReLU", "Linear", "Module", "Parameter", "ReLU", "Sequential", "Sigmoid",
-           "Tanh", "cross_entropy", "init", "mse_loss"]
+__all__ = [
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "ImageTransformer",
+    "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "Module", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU",
+    "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet",
+    "mlp", "mse_loss",
+]

@@ -70,11 +70,17 @@ class LeakyReLU(Module):
 
 
 class GELU(Module):
-    """x · Φ(x) in the tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715 x³))). Source: Hendrycks & Gimpel 2016."""
+    """x·Φ(x); approximate="tanh" is several times faster. See mt.gelu."""
+
+    def __init__(self, approximate="none"):
+        super().__init__()
+        self.approximate = approximate
 
     def forward(self, x):
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1.0 + ops.tanh(inner))
+        return ops.gelu(x, self.approximate)
+
+    def extra_repr(self):
+        return "" if self.approximate == "none" else f"approximate={self.approximate!r}"
 
 
 class Flatten(Module):

@@ -147,7 +147,7 @@ def test_linear_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.matmul(np.ones(()), np.ones((2, 2))), "0-d operands"),
     (lambda: mt.reshape(np.ones(6), (4, -1)), r"\(6,\) into \(4, -1\)"),
     (lambda: mt.transpose(np.ones((2, 3)), (0, 0)), "not an order"),
-    (lambda: mt.split(np.ones(6), (2, 3)), "add up to 5, axis 0 .* has 6"),
+    (lambda: mt.tensor(np.ones(6)).split((2, 3)), "add up to 5, axis 0 .* has 6"),
     (lambda: mt.sum(np.ones(3), (0, 0)), "twice"),
     (lambda: mt.sum(np.ones(3), 1), "out of range"),
     (lambda: mt.ops.indexing.At(np.ones(3))[np.array([0, 0])].set(1.0), "more than once"),

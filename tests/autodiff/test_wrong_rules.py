@@ -91,7 +91,64 @@ def second_order_cut_off():
     return op(np.sin, x=(scale, lambda x: np.cos(mt.autodiff.primitive.lower(x)))), (A,)
 
 
-WRONG = [wrong_sign, wrong_factor, wrong_side_of_minus, residual_of_the_wrong_value, wrong_operand, ignored_cotangent,
+def stride_ignored():
+    """Convolution whose backward reads the windows one after another."""
+    from minitorch_dist.autodiff.ops.windows import view, windows
+    wrong = LinearOp("test_windows", lambda t, r: windows(t, (2,), (2,), (1,)),
+                     lambda c, r: sum(mt.pad(c[:, i, k:k + 1], ((0, 0), (i + k, 4 - i - k))) for i in range(2)
+                                      for k in range(2)))
+    return op(lambda x: view(x, (2,), (2,), (1,)).copy(), x=(wrong, None)), (rng.standard_normal((3, 5)),)
+
+
+def gather_takes_the_last_of_a_repeated_index():
+    def scatter(c, index):
+        out = np.zeros((3, 4))
+        np.put_along_axis(out, index, c, 1)
+        return out
+    wrong = LinearOp("test_along", lambda t, i: mt.take_along_axis(t, i, 1), scatter)
+    return op(lambda x, i: np.take_along_axis(x, i, 1), params="i", x=(wrong, "i"),
+              constants=(np.array([[0, 0], [1, 3], [2, 2]]),)), (A,)
+
+
+def cumsum_not_reversed():
+    wrong = LinearOp("test_cumsum", lambda t, r: mt.cumsum(t, 1), lambda c, r: mt.cumsum(c, 1))
+    return op(lambda x: x.cumsum(1), x=(wrong, None)), (A,)
+
+
+def prod_divides_by_zero():
+    wrong = op(lambda x: x.prod(axis=1), definition=lambda x: mt.prod(x, 1),
+               pullback=lambda ct, wanted, ans, x: (np.where(x, (ct * ans)[:, None] / np.where(x, x, 1), 0),))
+    return wrong, (np.where(np.eye(3, 4), 0.0, A),)
+
+
+def pooling_gives_everyone_the_gradient():
+    return op(lambda x: mt.max_pool1d(x, 2), definition=lambda x: mt.max_pool1d(x, 2),
+              pullback=lambda ct, wanted: (np.repeat(ct, 2, 2),)), (A[None],)
+
+
+def layer_norm_forgets_the_mean():
+    def pullback(ct, wanted, ans, x):
+        r = 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        return (r * (ct - ans * (ct * ans).mean(1, keepdims=True)),)
+    return op(lambda x: mt.layer_norm(x, 4), definition=lambda x: mt.layer_norm(x, 4), pullback=pullback), (A,)
+
+
+def attention_forgets_the_mask():
+    """The backward of a causal softmax(x xᵀ), unmasked."""
+    def pullback(ct, wanted, x):
+        scores = np.exp(x @ x.T)
+        p = scores / scores.sum(1, keepdims=True)
+        g = p * (ct - (ct * p).sum(1, keepdims=True))
+        return (g @ x + g.T @ x,)
+
+    def definition(x):
+        return mt.softmax(mt.where(np.tri(3, dtype=bool), x @ mt.transpose(x), -1e300))
+    return op(definition, definition=definition, pullback=pullback), (A,)
+
+
+WRONG = [stride_ignored, gather_takes_the_last_of_a_repeated_index, cumsum_not_reversed, prod_divides_by_zero,
+         pooling_gives_everyone_the_gradient, layer_norm_forgets_the_mean, attention_forgets_the_mask,
+         wrong_sign, wrong_factor, wrong_side_of_minus, residual_of_the_wrong_value, wrong_operand, ignored_cotangent,
          permutation_not_inverted, spread_over_the_wrong_axis, gradient_cut_off, repeated_index_overwrites,
          pullback_that_forgets_a_term, forward_mode_only_wrong, second_order_cut_off]
 

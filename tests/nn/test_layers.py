@@ -15,7 +15,7 @@ LAYERS = {      # layer -> closed form, on inputs away from the kink at 0
     "sigmoid": (nn.Sigmoid(), lambda x: 0.5 * (1 + np.tanh(x / 2))),
     "leaky": (nn.LeakyReLU(), lambda x: np.where(x > 0, x, 0.01 * x)),
     "leaky 0.3": (nn.LeakyReLU(0.3), lambda x: np.where(x > 0, x, 0.3 * x)),
-    "gelu": (nn.GELU(), lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))),
+    "gelu": (nn.GELU("tanh"), lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))),
 }
 
 

@@ -1,10 +1,11 @@
 """Elementwise ops. Binary ones broadcast; the tape undoes that in one place (reverse.fit)."""
 
+import math
 import operator
 
 from ...backend import xp
 from ..dispatch import binary, unary
-from ..primitive import LinearOp, Primitive, bind, lower
+from ..primitive import TRACED, LinearOp, Primitive, bind, lower
 
 # ---------------------------------------------------------------- linear maps
 
@@ -32,6 +33,11 @@ power = binary(
     "x to the y. The derivative with respect to y is taken as 0 where x ≤ 0.")
 
 
+# The residual names x to say that mod is linear in pieces only.
+mod = binary("mod", xp.remainder, (same, lambda x: None), (scale, lambda x, y: -floor(x / y)),
+             "x - y·floor(x / y), of y's sign; the jumps are passed over")
+
+
 def _tie(x, y, wins):
     """1 where x wins, ½ where both are equal, 0 where y wins; of the operands' common dtype."""
     x, y = lower(x), lower(y)
@@ -53,12 +59,17 @@ expm1 = unary("expm1", xp.expm1, (scale, lambda ans: ans + 1), "exp(x) - 1, exac
 log = unary("log", xp.log, (divide, "x"), "The natural logarithm")
 log1p = unary("log1p", xp.log1p, (divide, lambda x: x + 1), "log(1 + x), exact near 0")
 sqrt = unary("sqrt", xp.sqrt, (divide, lambda ans: 2 * ans), "The square root")
+rsqrt = unary("rsqrt", lambda x: 1 / xp.sqrt(x), (scale, lambda ans, x: -0.5 * ans / x), "1 / sqrt(x)")
+square = unary("square", xp.square, (scale, lambda x: 2 * x), "x²")
 sin = unary("sin", xp.sin, (scale, lambda x: cos(x)), "The sine")
 cos = unary("cos", xp.cos, (scale, lambda x: -sin(x)), "The cosine")
 tanh = unary("tanh", xp.tanh, (damp, lambda ans: ans * ans), "The hyperbolic tangent")
 absolute = unary("abs", xp.absolute, (scale, lambda x: sign(x)), "|x|; the derivative at 0 is taken as 0")
 sign = unary("sign", xp.sign, None, "-1, 0 or 1")
 floor = unary("floor", xp.floor, None, "The largest integer ≤ x")
+ceil = unary("ceil", xp.ceil, None, "The smallest integer ≥ x")
+isnan = unary("isnan", xp.isnan, None, "Whether x is not a number")
+isfinite = unary("isfinite", xp.isfinite, None, "Whether x is neither infinite nor NaN")
 
 
 def _sigmoid(x):
@@ -71,7 +82,50 @@ sigmoid = unary("sigmoid", _sigmoid, (scale, lambda ans: ans - ans * ans), "1 / 
 relu = unary("relu", lambda x: xp.maximum(x, 0), (scale, lambda ans: ans > 0),
              "max(x, 0); the derivative at 0 is taken as 0")
 
-# ---------------------------------------------------------------- comparisons: they have no derivative
+# Below 0.46875 erf = x·A(x²)/B(x²), above it 1 - exp(-x²)·C(|x|)/D(|x|): within 5e-16 of erf, relatively, in float64,
+# and within 3e-7 in float32. Source: Cody 1969, "Rational Chebyshev approximations for the error function".
+_ERF_A = (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2,
+          3.20937758913846947e3)
+_ERF_B = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3)
+_ERF_C = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1,
+          2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3,
+          1.23033935479799725e3)
+_ERF_D = (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+          3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3)
+
+
+def _polynomial(coefficients, x):
+    total = x * coefficients[0] + coefficients[1]
+    for c in coefficients[2:]:
+        total *= x
+        total += c
+    return total
+
+
+def _erf(x):
+    y = xp.minimum(xp.absolute(x), 6.0)     # beyond 6 erf is 1 to the last bit
+    z = y * y
+    small = y * _polynomial(_ERF_A, z) / _polynomial(_ERF_B, z)
+    large = 1 - xp.exp(-z) * _polynomial(_ERF_C, y) / _polynomial(_ERF_D, y)
+    return xp.copysign(xp.where(y < 0.46875, small, large), x)
+
+
+erf = unary("erf", _erf, (scale, lambda x: 2 / math.sqrt(math.pi) * exp(-(x * x))),
+            "The error function 2/√π ∫₀ˣ exp(-t²) dt; relative error below 5e-16 in float64, 3e-7 in float32")
+
+
+def clip(x, a_min=None, a_max=None):
+    """x moved into [a_min, a_max] (None: no bound); exactly on a bound x gets half of the gradient."""
+    x = x if a_min is None else maximum(x, a_min)
+    return x if a_max is None else minimum(x, a_max)
+
+
+def reciprocal(x):
+    """1 / x."""
+    return 1.0 / x
+
+
+# ---------------------------------------------------------------- comparisons and logic: they have no derivative
 
 greater = binary("greater", xp.greater, None, None, "x > y")
 greater_equal = binary("greater_equal", xp.greater_equal, None, None, "x ≥ y")
@@ -79,6 +133,11 @@ less = binary("less", xp.less, None, None, "x < y")
 less_equal = binary("less_equal", xp.less_equal, None, None, "x ≤ y")
 equal = binary("equal", xp.equal, None, None, "x = y, elementwise")
 not_equal = binary("not_equal", xp.not_equal, None, None, "x ≠ y, elementwise")
+logical_and = binary("logical_and", xp.logical_and, None, None, "Whether both are true")
+logical_or = binary("logical_or", xp.logical_or, None, None, "Whether one or both are true")
+logical_xor = binary("logical_xor", xp.logical_xor, None, None, "Whether exactly one is true")
+logical_not = unary("logical_not", xp.logical_not, None, "Whether it is false")
+floor_divide = binary("floor_divide", xp.floor_divide, None, None, "floor(x / y)")
 
 # ---------------------------------------------------------------- selection and casts
 
@@ -100,12 +159,11 @@ def astype(x, dtype):
     if x.dtype == dtype:
         return x
     if dtype.kind != "f":
-        x = lower(x)
-        return wrap_constant(x.astype(dtype))
+        return constant(lower(x).astype(dtype), x)
     return bind(_cast, (x,), (x.dtype, dtype))
 
 
-def wrap_constant(array):
-    """A raw result of a non-differentiable op on a tensor, as a tensor."""
+def constant(array, like):
+    """A raw result of a non-differentiable op: as a tensor where what it was made of was traced."""
     from ..tensor import Tensor
-    return Tensor(array)
+    return Tensor(array) if like.__class__ in TRACED else array

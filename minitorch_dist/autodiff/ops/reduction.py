@@ -1,14 +1,17 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
 from ...backend import xp
+from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower
-from .elementwise import astype, sqrt
-from .shape import reshape
+from .elementwise import sqrt
+from .indexing import getitem
+from .shape import concatenate, inverse, reshape, transpose
 
 # ---------------------------------------------------------------- linear maps
 
 summed = LinearOp("sum", lambda t, r: sum(t, r[1], r[2]), lambda c, r: spread(c, r[0], r[1]))
 broadcasted = LinearOp("broadcast", lambda t, r: broadcast_to(t, r[1]), lambda c, r: unbroadcast(c, r[0]))
+cumulated = LinearOp("cumsum", lambda t, r: _cumulate(t, *r), lambda c, r: _cumulate(c, r[0], not r[1]))
 weighted = LinearOp("weighted sum", lambda t, r: sum(t * r[0], r[2], r[3]), lambda c, r: spread(c, r[1], r[2]) * r[0])
 
 
@@ -55,6 +58,7 @@ def _tie_weights(ans, x, axes):
 _sum = Primitive("sum", lambda x, shape, axes, keepdims: x.sum(axis=axes, keepdims=keepdims),
                  params="shape axes keepdims", x=(summed, "shape axes keepdims"))
 _broadcast = Primitive("broadcast_to", _filled, params="old new", x=(broadcasted, "old new"))
+_summing, _broadcasting = with_params(_sum), with_params(_broadcast)
 
 
 def _extremum(name, method):
@@ -66,7 +70,60 @@ def _extremum(name, method):
 
 _max = _extremum("max", "max")
 _min = _extremum("min", "min")
-_argmax = Primitive("argmax", lambda x, axis: x.argmax(axis=axis), params="axis")
+_argmax = Primitive("argmax", lambda x, axis, keepdims: x.argmax(axis=axis, keepdims=keepdims), params="axis keepdims")
+_argmin = Primitive("argmin", lambda x, axis, keepdims: x.argmin(axis=axis, keepdims=keepdims), params="axis keepdims")
+_any = Primitive("any", lambda x, axes, keepdims: x.any(axis=axes, keepdims=keepdims), params="axes keepdims")
+_all = Primitive("all", lambda x, axes, keepdims: x.all(axis=axes, keepdims=keepdims), params="axes keepdims")
+
+
+def _cumsum_forward(x, axis, backwards):
+    if not backwards:
+        return x.cumsum(axis, x.dtype)
+    return xp.flip(xp.flip(x, axis).cumsum(axis, x.dtype), axis)
+
+
+_cumsum = Primitive("cumsum", _cumsum_forward, params="axis backwards", x=(cumulated, "axis backwards"))
+
+
+def _cumulate(x, axis, backwards):
+    return bind(_cumsum, (x,), (axis, backwards))
+
+
+# ---------------------------------------------------------------- prod: right with zeros, at any order
+
+def _lines_first(x, axes):
+    """x with the reduced axes flattened into the first one."""
+    n = len(x.shape)
+    gone = tuple(range(n)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    rest = tuple(i for i in range(n) if i not in gone)
+    return reshape(transpose(x, gone + rest) if n else x, (count(x.shape, axes), *(x.shape[i] for i in rest)))
+
+
+def _prod_definition(x, axes, keepdims):
+    # Halving: multiplication has no trouble with zeros, and each element meets only log2 n others.
+    lines = _lines_first(x, axes)
+    while (n := lines.shape[0]) > 1:
+        pairs = getitem(lines, slice(0, n - 1, 2)) * getitem(lines, slice(1, n, 2))
+        lines = concatenate([pairs, getitem(lines, slice(n - 1, n))]) if n % 2 else pairs
+    out = sum(lines, 0) if lines.shape[0] else sum(lines, 0) + 1
+    return reshape(out, kept(x.shape, axes)) if keepdims else out
+
+
+def _prod_pullback(ct, wanted, x, axes):
+    # Of each element: the product of those before it times the product of those after it; nothing is divided.
+    lines = _lines_first(x, axes)
+    before, after = xp.ones_like(lines), xp.ones_like(lines)
+    xp.cumprod(lines[:-1], 0, out=before[1:])
+    xp.cumprod(lines[:0:-1], 0, out=after[-2::-1])
+    others = before * after * ct.reshape(lines.shape[1:])
+    n = len(x.shape)
+    gone = tuple(range(n)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    perm = gone + tuple(i for i in range(n) if i not in gone)
+    return (others.reshape(tuple(x.shape[i] for i in perm)).transpose(inverse(perm)),)
+
+
+_prod = Primitive("prod", lambda x, axes, keepdims: x.prod(axis=axes, keepdims=keepdims), params="axes keepdims",
+                  definition=_prod_definition, pullback=_prod_pullback)
 
 
 def normal_axes(axis, ndim):
@@ -74,7 +131,7 @@ def normal_axes(axis, ndim):
     if axis is None or (axis.__class__ is int and 0 <= axis < ndim):
         return axis
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if any(not -ndim <= a < ndim for a in axes):
+    if not {*axes} <= {*range(-ndim, ndim)}:
         raise ValueError(f"axis {axis} is out of range for {ndim} axes")
     axes = tuple(sorted(a % ndim for a in axes))
     if len(set(axes)) != len(axes):
@@ -87,7 +144,7 @@ def normal_axes(axis, ndim):
 def sum(x, axis=None, keepdims=False):
     """The sum over `axis` (None: all; an int; a tuple), of x's dtype."""
     shape = x.shape
-    return bind(_sum, (x,), (shape, normal_axes(axis, len(shape)), keepdims))
+    return _summing(x, (shape, normal_axes(axis, len(shape)), keepdims))
 
 
 def count(shape, axes):
@@ -125,15 +182,43 @@ def min(x, axis=None, keepdims=False):
     return bind(_min, (x,), (x.shape, normal_axes(axis, len(x.shape)), keepdims))
 
 
-def argmax(x, axis=None):
-    """The index (int64) of the first largest element; it has no derivative."""
-    return bind(_argmax, (x,), (normal_axes(axis, len(x.shape)),))
+def argmax(x, axis=None, keepdims=False):
+    """The index (int64) of the first largest element along one axis (None: in the flattened x); no derivative."""
+    return bind(_argmax, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+
+
+def argmin(x, axis=None, keepdims=False):
+    """The index (int64) of the first smallest element along one axis (None: in the flattened x); no derivative."""
+    return bind(_argmin, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+
+
+def any(x, axis=None, keepdims=False):
+    """Whether any element over `axis` is true; no derivative."""
+    return bind(_any, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+
+
+def all(x, axis=None, keepdims=False):
+    """Whether all elements over `axis` are true; no derivative."""
+    return bind(_all, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+
+
+def prod(x, axis=None, keepdims=False):
+    """The product over `axis`; its derivatives are right where elements are 0."""
+    return bind(_prod, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+
+
+def cumsum(x, axis=None):
+    """The running sum along `axis` (None: of the flattened x), of x's dtype."""
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
+    axis = normal_axes(axis, len(x.shape))
+    return _cumulate(x, axis, False)
 
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
     shape = tuple(shape)
-    return x if x.shape == shape else bind(_broadcast, (x,), (x.shape, shape))
+    return x if x.shape == shape else _broadcasting(x, (x.shape, shape))
 
 
 def logsumexp(x, axis=None, keepdims=False):
@@ -146,6 +231,3 @@ def logsumexp(x, axis=None, keepdims=False):
     axes = normal_axes(axis, len(x.shape))
     gone = range(len(x.shape)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return reshape(total, tuple(e for i, e in enumerate(x.shape) if i not in gone))
-
-
-__all__ = ["argmax", "astype", "broadcast_to", "logsumexp", "max", "mean", "min", "std", "sum", "unbroadcast", "var"]

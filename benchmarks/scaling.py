@@ -1,0 +1,152 @@
+"""What a second rank brings, at the same global batch: ours over MPI, beside torch DDP over gloo, and the ceiling.
+
+    python benchmarks/scaling.py [middle] [wide]        # starts `mpirun -n 2` itself
+
+The ceiling is what two ranks could reach at best on this machine: each does the work of its half batch and says
+nothing to the other, both at once. Everything is measured in turns in one job, each rank on one BLAS thread; the time
+of a turn is that of the slowest rank. While rank 0 works alone, rank 1 sleeps.
+"""
+
+import os
+import sys
+
+from _harness import Report, installed, one_thread
+
+one_thread()
+
+import gc  # noqa: E402
+import statistics  # noqa: E402
+import time  # noqa: E402
+
+import _mlp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from minitorch_dist import comm  # noqa: E402
+from minitorch_dist.parallel import DistributedDataParallel  # noqa: E402
+from minitorch_dist.testing import ranks  # noqa: E402
+
+RANKS = 2
+CEILING_AIM = 0.85
+DDP_AIMS = {"middle": 1.3}      # times torch DDP on as many ranks
+ROUNDS = {"middle": 120, "wide": 15}
+STEPS = {"middle": 4, "wide": 1}       # of one turn
+LIMIT = 900
+
+
+def programs(name, world, skipped):
+    """{what: (step, whether all ranks take part)}."""
+    widths, batch = _mlp.MODELS[name]
+    x, labels = _mlp.batch_of(name)
+    part = slice(batch * world.rank // world.size, batch * (world.rank + 1) // world.size)
+    model = _mlp.our_model(widths)
+    steps = {
+        "ours, 1 rank": (_mlp.ours(_mlp.our_model(widths), x, labels), False),
+        f"ours, {world.size} ranks": (
+            _mlp.ours(DistributedDataParallel(model, world), x[part], labels[part], count=batch), True),
+        "ours, ceiling": (_mlp.ours(_mlp.our_model(widths), x[part], labels[part], count=batch), True),
+    }
+    if not installed(skipped, "torch"):
+        return steps
+    from torch.nn.parallel import DistributedDataParallel as TorchDDP
+    for what, fused in (("torch", None), ("torch, fused Adam", True)):
+        steps[f"{what}, 1 rank"] = (_mlp.torch_step(_mlp.torch_model(widths), x, labels, fused), False)
+        steps[f"{what}, {world.size} ranks"] = (
+            _mlp.torch_step(TorchDDP(_mlp.torch_model(widths)), x[part], labels[part], fused), True)
+    return steps
+
+
+def join_gloo(world):
+    """torch's own process group beside ours, over the loopback interface."""
+    import socket
+
+    import torch.distributed as dist
+    port = None
+    if world.rank == 0:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+    port = world.broadcast_object(port)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size)
+
+
+def turn(step, together, count, world):
+    """Seconds per step of the slowest rank, over `count` of them after one that isn't counted."""
+    taken = np.zeros(1)
+    world.barrier()
+    if together or world.rank == 0:
+        step()
+        if together:
+            world.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        taken[0] = (time.perf_counter() - start) / count
+    if not together:    # a rank that waits in a barrier spins, and would take memory bandwidth and clock from rank 0
+        token = np.zeros(1)
+        if world.rank == 0:
+            for peer in range(1, world.size):
+                world.send(token, peer)
+        else:
+            arrived = world.irecv(token, 0)
+            while not arrived.is_completed():
+                time.sleep(0.002)
+            arrived.wait()
+    world.all_reduce(taken, "max")
+    return float(taken[0])
+
+
+def measure(name, world, skipped):
+    """{what: (best, median) seconds per step}, on all ranks."""
+    steps = programs(name, world, skipped)
+    gc.collect()
+    gc.freeze()
+    turns = {what: [] for what in steps}
+    for round_ in range(ROUNDS[name] + 1):
+        for what, (step, together) in steps.items():
+            taken = turn(step, together, STEPS[name], world)
+            if round_:      # the first is for warming up
+                turns[what].append(taken)
+    gc.unfreeze()
+    return {what: (min(times), statistics.median(times)) for what, times in turns.items()}
+
+
+def report_on(name, report, seconds, size):
+    """Print one model's table and note its aims."""
+    batch = _mlp.MODELS[name][1]
+    best = {what: s[0] for what, s in seconds.items()}
+    rows = []
+    for what, (fastest, median) in seconds.items():
+        alone = best[what.split(",")[0] + (", fused Adam" if "fused" in what else "") + ", 1 rank"]
+        rows.append({"": what, "samples/s": f"{batch / fastest:,.0f}", "median": f"{batch / median:,.0f}",
+                     "ms per step": f"{1e3 * fastest:.2f}", "speed-up": f"{alone / fastest:.2f}"})
+    report.table(_mlp.title(name), rows)
+    two, ceiling = best[f"ours, {size} ranks"], best["ours, ceiling"]
+    report.aim(f"{name}: {size} ranks against the ceiling", f"≥ {CEILING_AIM:.0%}", f"{ceiling / two:.0%}",
+               ceiling / two >= CEILING_AIM)
+    rival = min((best[what] for what in best if what.startswith("torch") and "ranks" in what), default=None)
+    if rival and name in DDP_AIMS:
+        report.aim(f"{name}: {size} ranks against torch DDP (the faster Adam)", f"≥ {DDP_AIMS[name]} ×",
+                   f"{rival / two:.2f} ×", rival / two >= DDP_AIMS[name])
+
+
+def main(names):
+    world = comm.world()
+    if world.size == 1:
+        run = ranks.launch([__file__, *names], n=RANKS, limit=LIMIT).check()
+        print(run.stdout[0], end="")
+        return
+    report = Report("scaling", f"One training step on 1 and on {world.size} ranks (`scaling.py`)")
+    if world.rank:
+        sys.stdout = open(os.devnull, "w")
+    if installed(report.skipped, "torch"):
+        join_gloo(world)
+    for name in names:
+        seconds = measure(name, world, report.skipped)
+        report_on(name, report, seconds, world.size)
+    if world.rank == 0:
+        report.save()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(ROUNDS))

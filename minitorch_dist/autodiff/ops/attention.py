@@ -1,0 +1,94 @@
+"""Scaled dot-product attention, fused. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023."""
+
+import math
+
+from ...backend import module_of, xp
+from ..primitive import Primitive, bind, lower
+from .elementwise import where
+from .fused import softmax
+from .linalg import matmul
+from .shape import reshape, swap_last
+
+
+def _definition(q, k, v, mask, scale):
+    batch, heads, times, size = q.shape
+    groups = k.shape[1]
+    share = (batch, groups, heads // groups)
+    k, v = (reshape(x, (batch, groups, 1, *x.shape[2:])) for x in (k, v))
+    scores = matmul(reshape(q, (*share, times, size)), swap_last(k)) * scale
+    scores = reshape(scores, (batch, heads, *scores.shape[3:]))
+    if mask is not None:
+        scores = where(mask, scores, float(xp.finfo(scores.dtype).min) / 2)
+    p = softmax(scores)
+    if mask is not None:
+        p = where(mask, p, 0.0)         # a row that may see nothing gives 0
+    return reshape(matmul(reshape(p, (*share, *p.shape[2:])), v), (batch, heads, times, v.shape[-1]))
+
+
+def _grouped(x, groups):
+    """The heads that share keys and values as more rows of one matrix."""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
+
+
+def _forward(q, k, v, mask, scale):
+    groups = k.shape[1]
+    p = xp.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
+    p *= scale
+    if mask is not None:
+        xp.copyto(p, -xp.inf, where=xp.logical_not(mask))
+    # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
+    p -= xp.maximum(p.max(axis=-1, keepdims=True, initial=-xp.inf), xp.finfo(p.dtype).min)
+    xp.exp(p, out=p)
+    p /= xp.maximum(p.sum(axis=-1, keepdims=True), 1)
+    return xp.matmul(_grouped(p, groups), v).reshape(*q.shape[:3], v.shape[-1]), p
+
+
+def _pullback(ct, wanted, q, k, v, scale, aux):
+    # A masked place has p = 0, so that its score gets no cotangent: the mask itself isn't needed.
+    groups = k.shape[1]
+    g, p = _grouped(ct, groups), _grouped(aux, groups)
+    gq = gk = None
+    if wanted[0] or wanted[1]:
+        scores = xp.matmul(g, v.swapaxes(2, 3))
+        scores -= (scores * p).sum(axis=-1, keepdims=True)
+        scores *= p
+        scores *= scale
+        gq = xp.matmul(scores, k).reshape(q.shape) if wanted[0] else None
+        gk = xp.matmul(scores.swapaxes(2, 3), _grouped(q, groups)) if wanted[1] else None
+    return gq, gk, xp.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
+
+
+_attention = Primitive("attention", _forward, "q k v", "mask scale", aux=True,
+                       definition=_definition, pullback=_pullback)
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """softmax(query keyᵀ · scale) value, head by head.
+
+    query      (batch, heads, time, size)
+    key        (batch, kv_heads, sources, size); kv_heads divides heads: head h reads key h // (heads / kv_heads)
+    value      (batch, kv_heads, sources, out) -> (batch, heads, time, out)
+    attn_mask  bool, broadcasting to (batch, heads, time, sources): True where a position may look
+    is_causal  position t may look at sources 0 … t; with attn_mask, both must allow it
+    scale      default 1 / sqrt(size)
+
+    A position that may look at nothing gives 0. torch asks for enable_gqa=True before it groups heads; here the shapes
+    say it. Backward keeps the (batch, heads, time, sources) weights.
+    """
+    q, k, v = query.shape, key.shape, value.shape
+    if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
+            or not k[1] or q[1] % k[1]:
+        raise ValueError(f"attention: query {q}, key {k}, value {v} must be (batch, heads, time, size), (batch, "
+                         "kv_heads, sources, size) and (batch, kv_heads, sources, out), kv_heads a divisor of heads")
+    mask = None if attn_mask is None else lower(attn_mask)
+    if mask is not None and mask.dtype != bool:
+        raise TypeError(f"attention: attn_mask of dtype {mask.dtype}; it must be bool, True where a position may look")
+    if is_causal:
+        causal = module_of(lower(query)).tri(q[2], k[2], dtype=bool)
+        mask = causal if mask is None else mask & causal
+    if mask is not None:
+        try:
+            xp.broadcast_shapes(mask.shape, (q[0], q[1], q[2], k[2]))
+        except ValueError:
+            raise ValueError(f"attention: attn_mask {mask.shape} doesn't broadcast to {(*q[:3], k[2])}") from None
+    return bind(_attention, (query, key, value), (mask, 1 / math.sqrt(q[3]) if scale is None else scale))

@@ -1,0 +1,166 @@
+"""einsum, tensordot, outer: products summed over named axes.
+
+einsum is linear in each operand, and its transpose is einsum again, with the
+cotangent in the operand's place:
+
+    c = einsum("ij,jk->ik", a, b)        ā = einsum("ik,jk->ij", c̄, b)
+
+That holds where each name occurs once per operand, and each name of an operand
+in another operand or in the output. `einsum` brings any call into that form
+first, by ops that have transposes of their own: a repeated name is a diagonal
+(getitem), a name that only one operand knows is summed there (sum), and an
+extent of 1 that broadcasts is dropped (reshape).
+"""
+
+import math
+import string
+
+from ...backend import module_of, xp
+from ..primitive import LinearOp, Variadic, bind, lower
+from .indexing import getitem
+from .linalg import matmul
+from .reduction import sum
+from .shape import reshape, transpose
+
+# Below this many multiplications NumPy's own loop is faster than planning for BLAS.
+SMALL = 10_000
+
+
+def _forward(xs, subscripts, work):
+    return xp.einsum(subscripts, *xs, optimize=work > SMALL and len(xs) > 1)
+
+
+def _apply(t, r):
+    i, others, subscripts, work = r
+    return _bind([*others[:i], t, *others[i:]], subscripts, work)
+
+
+def _transpose(c, r):
+    i, others, subscripts, work = r
+    names, output = subscripts.split("->")
+    names = names.split(",")
+    wanted, names[i] = names[i], output
+    return _bind([*others[:i], c, *others[i:]], f"{','.join(names)}->{wanted}", work)
+
+
+contracted = LinearOp("einsum", _apply, _transpose)
+
+
+def _rule(i, n):
+    others = " ".join(f"x{k}" for k in range(n) if k != i)
+    return contracted, (f"{others} subscripts work", lambda *values: (i, list(values[:-2]), *values[-2:]))
+
+
+_einsum = Variadic("einsum", _forward, "subscripts work", _rule)
+
+
+def _bind(xs, subscripts, work):
+    return bind(_einsum.of(len(xs)), xs, (subscripts, work))
+
+
+def einsum(subscripts, *operands):
+    """Σ of products over named axes: einsum("bij,bjk->bik", x, y), as np.einsum.
+
+    Without "->" the output has the names that occur once, in alphabetical order. "..." stands for any further axes,
+    which broadcast; "ii->i" is a diagonal, "ii" its sum. Raises ValueError where names, axes or extents don't fit.
+    """
+    names, output = _parse(subscripts, [x.shape for x in operands])
+    extents = _extents(subscripts, names, operands)
+    for name in output:
+        if name not in extents or output.count(name) > 1:
+            raise ValueError(f"einsum {subscripts!r}: the output's {name!r} must occur in an operand, and once only "
+                             "in the output")
+    xs = []
+    for x, own in zip(operands, names, strict=True):
+        x, own = _diagonals(x, own)
+        x, own = _without_ones(x, own, extents)
+        xs.append((x, own))
+    for i, (x, own) in enumerate(xs):
+        rest = "".join(other for k, (_, other) in enumerate(xs) if k != i) + output
+        if private := tuple(axis for axis, name in enumerate(own) if name not in rest):
+            xs[i] = sum(x, private), "".join(n for n in own if n in rest)
+    xs, names = zip(*xs, strict=True)
+    return _bind(xs, f"{','.join(names)}->{output}", math.prod(extents.values()))
+
+
+def _parse(subscripts, shapes):
+    """(names per operand, output names) without ellipsis or blanks."""
+    text = subscripts.replace(" ", "")
+    inputs, arrow, output = text.partition("->")
+    parts = inputs.split(",")
+    if len(parts) != len(shapes):
+        raise ValueError(f"einsum {subscripts!r}: subscripts for {len(parts)} operands, got {len(shapes)}")
+    if wrong := set(text.replace("...", "").replace("->", "").replace(",", "")) - set(string.ascii_letters):
+        raise ValueError(f"einsum {subscripts!r}: {sorted(wrong)} are no names of axes; use letters")
+    free = [letter for letter in string.ascii_letters if letter not in text]
+    hidden = [len(shape) - len(part.replace("...", "")) for part, shape in zip(parts, shapes, strict=True)]
+    for part, shape, more in zip(parts, shapes, hidden, strict=True):
+        if more < 0 or (more and "..." not in part):
+            raise ValueError(f"einsum {subscripts!r}: {part!r} doesn't name the axes of shape {shape}")
+    width = max((h for h, part in zip(hidden, parts, strict=True) if "..." in part), default=0)
+    wide = "".join(free[:width])        # the names of the ellipsis' axes; they align on the right
+    names = [part.replace("...", wide[width - more:]) for part, more in zip(parts, hidden, strict=True)]
+    if not arrow:
+        seen = inputs.replace("...", "").replace(",", "")
+        output = "..." + "".join(sorted(n for n in set(seen) if seen.count(n) == 1))
+    elif wide and "..." not in output:
+        raise ValueError(f"einsum {subscripts!r}: the ellipsis' axes must appear in the output; add '...' to it")
+    return names, output.replace("...", wide)
+
+
+def _extents(subscripts, names, operands):
+    """{name: extent}; extents of 1 broadcast."""
+    extents = {}
+    for x, own in zip(operands, names, strict=True):
+        for name, extent in zip(own, x.shape, strict=True):
+            known = extents.get(name, 1)
+            if 1 not in (known, extent) and known != extent:
+                raise ValueError(f"einsum {subscripts!r}: {name!r} is {known} in one place and {extent} in another, "
+                                 f"shapes {[o.shape for o in operands]}")
+            extents[name] = extent if known == 1 else known
+    return extents
+
+
+def _diagonals(x, own):
+    """Each repeated name's axes made one, by their diagonal."""
+    for name in dict.fromkeys(own):
+        if own.count(name) > 1:
+            axes = [i for i, n in enumerate(own) if n == name]
+            rest = [i for i in range(len(own)) if i not in axes]
+            if len({x.shape[i] for i in axes}) > 1:
+                raise ValueError(f"einsum: the axes of {name!r} in {own!r} have different extents, shape {x.shape}")
+            steps = module_of(lower(x)).arange(x.shape[axes[0]])
+            x = getitem(transpose(x, (*axes, *rest)), (steps,) * len(axes))
+            own = name + "".join(own[i] for i in rest)
+    return x, own
+
+
+def _without_ones(x, own, extents):
+    """x without the axes of extent 1 that broadcast against a larger extent."""
+    kept = [i for i, name in enumerate(own) if x.shape[i] == extents[name]]
+    if len(kept) == len(own):
+        return x, own
+    return reshape(x, tuple(x.shape[i] for i in kept)), "".join(own[i] for i in kept)
+
+
+def tensordot(x, y, axes=2):
+    """Σ of products over x's last `axes` axes and y's first, or over axes=(x's, y's), as np.tensordot."""
+    n, m = len(x.shape), len(y.shape)
+    if isinstance(axes, int):
+        left, right = tuple(range(n - axes, n)), tuple(range(axes))
+    else:
+        left, right = ((a,) if isinstance(a, int) else tuple(a) for a in axes)
+    left, right = tuple(a % n for a in left), tuple(a % m for a in right)
+    if tuple(x.shape[a] for a in left) != tuple(y.shape[a] for a in right):
+        raise ValueError(f"tensordot: axes {axes} of shapes {x.shape} and {y.shape} have different extents")
+    free_x, free_y = [a for a in range(n) if a not in left], [a for a in range(m) if a not in right]
+    rows, inner = [math.prod(x.shape[a] for a in group) for group in (free_x, left)]
+    columns = math.prod(y.shape[a] for a in free_y)
+    x = reshape(transpose(x, (*free_x, *left)) if n else x, (rows, inner)), [x.shape[a] for a in free_x]
+    y = reshape(transpose(y, (*right, *free_y)) if m else y, (inner, columns)), [y.shape[a] for a in free_y]
+    return reshape(matmul(x[0], y[0]), (*x[1], *y[1]))
+
+
+def outer(x, y):
+    """x_i·y_j of the flattened x and y."""
+    return reshape(x, (math.prod(x.shape), 1)) * reshape(y, (1, math.prod(y.shape)))

@@ -1,0 +1,45 @@
+"""The user's line: which code outside this framework has called it."""
+
+import linecache
+import os
+import sys
+import traceback
+
+COMM = os.path.dirname(__file__)
+FRAMEWORK = os.path.dirname(COMM)
+
+
+def caller():
+    """(file, line number, function) of the user's code that is calling the framework now.
+
+    The innermost frame outside the framework; where all are inside, the outermost.
+    """
+    return _place(sys._getframe(1))
+
+
+def place_of_thread(thread):
+    """The same for a thread, by its identifier; None if it has ended."""
+    frame = sys._current_frames().get(thread)
+    return None if frame is None else _place(frame)
+
+
+def _place(frame):
+    while frame.f_code.co_filename.startswith(FRAMEWORK) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def line(place):
+    """A place as people read it, with the line itself."""
+    if place is None:
+        return "?"
+    file, number, function = place
+    text = linecache.getline(file, number).strip()
+    return f"{file}:{number} in {function}" + (f": {text}" if text else "")
+
+
+def stack(frame):
+    """The stack that led to a frame, without the frames of comm/: the last line is the call of a collective."""
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) == COMM:
+        frame = frame.f_back
+    return "".join(traceback.format_stack(frame))

@@ -1,0 +1,159 @@
+"""Attention, transformer blocks and GPT. Sequences are (batch, time, dim)."""
+
+import math
+
+from .. import backend
+from ..autodiff import ops
+from ..autodiff.modes import no_grad
+from ..autodiff.primitive import lower
+from ..backend import xp
+from . import init
+from .layers import GELU, Dropout, Linear
+from .module import Module, Parameter, Sequential
+from .norm import LayerNorm, RMSNorm
+
+
+class Embedding(Module):
+    """Row i of the weight for the integer i: (…) -> (…, embedding_dim). weight (num_embeddings, embedding_dim)."""
+
+    def __init__(self, num_embeddings, embedding_dim, dtype=xp.float32, std=1.0):
+        super().__init__()
+        self.weight = Parameter(init.normal((num_embeddings, embedding_dim), std, dtype))
+
+    def forward(self, indices):
+        return ops.embedding(indices, self.weight)
+
+    def extra_repr(self):
+        return ", ".join(map(str, self.weight.shape))
+
+
+def rotary(x, base=10_000.0):
+    """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle time · base^(-2j/size):
+    products of queries and keys then depend on their distance only. Source: Su et al. 2021, "RoFormer"."""
+    *_, time, size = x.shape
+    if size % 2:
+        raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
+    angles = xp.arange(time)[:, None] * base ** (-xp.arange(size // 2) * 2.0 / size)
+    cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
+    left, right = x[..., :size // 2], x[..., size // 2:]
+    return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
+
+
+class MultiHeadAttention(Module):
+    """Self-attention: (batch, time, dim) -> (batch, time, dim).
+
+    heads       number of query heads, which divide dim
+    kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
+    causal      no position sees a later one
+    rotary      turn queries and keys by their positions
+    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
+    """
+
+    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02):
+        super().__init__()
+        kv_heads = kv_heads or heads
+        if dim % heads or heads % kv_heads:
+            raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
+        self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
+        self.causal, self.rotary = causal, rotary
+
+        def weights(shape, dtype):
+            return init.normal(shape, std, dtype)
+        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, dtype=dtype, weight_init=weights)
+        self.out = Linear(dim, dim, dtype=dtype, weight_init=weights)
+
+    def forward(self, x):
+        batch, time, dim = x.shape
+        h = ops.reshape(self.qkv(x), (batch, time, self.heads + 2 * self.kv_heads, self.size))
+        q, k, v = ops.transpose(h, (0, 2, 1, 3)).split((self.heads, self.kv_heads, self.kv_heads), 1)
+        if self.rotary:
+            q, k = rotary(q), rotary(k)
+        y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (batch, time, dim)))
+
+    def extra_repr(self):
+        return f"{self.heads * self.size}, heads={self.heads}" + \
+            (f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else "") + (", causal" if self.causal else "")
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+class TransformerBlock(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm, GELU, 4 × dim inside."""
+
+    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
+                 dtype=xp.float32, std=0.02):
+        super().__init__()
+
+        def weights(shape, dtype):
+            return init.normal(shape, std, dtype)
+        self.norm1 = NORMS[norm](dim, dtype=dtype)
+        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std)
+        self.norm2 = NORMS[norm](dim, dtype=dtype)
+        self.mlp = Sequential(Linear(dim, 4 * dim, dtype=dtype, weight_init=weights), GELU("tanh"),
+                              Linear(4 * dim, dim, dtype=dtype, weight_init=weights))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(Module):
+    """A decoder-only language model: integers (batch, time ≤ length) -> logits (batch, time, vocabulary).
+
+    positions   "learned" (a table of `length` rows) or "rotary"
+    tied        the output layer is the embedding's weight
+    Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Source: Radford et al. 2019, "GPT-2".
+    """
+
+    def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
+                 norm="layer", tied=True, dtype=xp.float32):
+        super().__init__()
+        if positions not in ("learned", "rotary"):
+            raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
+        self.length, self.positions = length, positions
+        self.embed = Embedding(vocabulary, dim, dtype, std=0.02)
+        if positions == "learned":
+            self.position = Embedding(length, dim, dtype, std=0.02)
+        self.dropout = Dropout(dropout)
+        self.blocks = Sequential(*(
+            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype)
+            for _ in range(layers)))
+        self.norm = NORMS[norm](dim, dtype=dtype)
+        self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
+                                             weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
+        for block in self.blocks:
+            for last in (block.attention.out, block.mlp[2]):
+                last.weight.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
+
+    def forward(self, tokens):
+        time = tokens.shape[1]
+        if time > self.length:
+            raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
+        x = self.embed(tokens)
+        if self.positions == "learned":
+            x = x + self.position(xp.arange(time))
+        x = self.norm(self.blocks(self.dropout(x)))
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return ops.linear(x, weight)
+
+    def generate(self, tokens, count, temperature=1.0, stream=None):
+        """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count). temperature 0 takes the
+        likeliest; `stream` is a np.random.Generator (default: the library's)."""
+        tokens = xp.asarray(lower(tokens))
+        stream = stream or backend.next_stream()
+        training = self.training
+        self.eval()
+        with no_grad():
+            for _ in range(count):
+                logits = lower(self(tokens[:, -self.length:]))[:, -1]
+                if temperature == 0:
+                    new = logits.argmax(1)
+                else:
+                    # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
+                    new = (logits / temperature + stream.gumbel(size=logits.shape)).argmax(1)
+                tokens = xp.concatenate([tokens, new[:, None]], 1)
+        self.train(training)
+        return tokens

@@ -1,0 +1,208 @@
+"""What training programs share: a step, a run's files, progress for people, and a clean stop.
+
+The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), where one wants to read it.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+from . import backend, ledger, optim
+from .backend import xp
+from .parallel import BinaryCounter
+
+
+def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8, stop=False):
+    """One optimizer step on a global batch.
+
+    model      a DistributedDataParallel
+    loss_sum   loss_sum(model, shard) -> the SUM of the shard's losses, a one-element Tensor
+    units      losses per sample (1 for images, tokens for text): the sum is divided by batch.count · units
+    stop       this rank wants to end; as soon as one does, all learn of it in the same step
+
+    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
+    """
+    optimizer.zero_grad()
+    total = BinaryCounter()
+    scale = 1 / (batch.count * units)
+    for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
+        with backend.random_scope(seed, step, batch.count, shard.rows, micro_shards):
+            losses = loss_sum(model, shard)
+            (losses * scale).backward()
+        total.add(xp.array([losses.item(), float(stop)]))
+    if clip is not None:
+        optim.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    sums = total.total()
+    world.all_reduce(sums, exact=model.exact)
+    return float(sums[0]) * scale, bool(sums[1])
+
+
+def decay_groups(model, weight_decay):
+    """Two groups for an optimizer: weight decay for matrices, none for vectors (biases, norms)."""
+    params = list(model.parameters())
+    return [{"params": [p for p in params if p.ndim > 1], "weight_decay": weight_decay},
+            {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
+
+
+class Interrupt:
+    """Ctrl-C as a wish: `wanted` becomes True, so that the step under way is finished and the run saved. A second
+    Ctrl-C ends the program at once."""
+
+    def __init__(self):
+        self.wanted = False
+
+    def __enter__(self):
+        self.outer = signal.signal(signal.SIGINT, self._wish)
+        return self
+
+    def __exit__(self, *exc):
+        signal.signal(signal.SIGINT, self.outer)
+
+    def _wish(self, number, frame):
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+class Progress:
+    """Rank 0's progress bar on a terminal; elsewhere the lines given to `say` only."""
+
+    def __init__(self, world, total):
+        self.bar = self.task = None
+        self.speaks = world.rank == 0
+        if self.speaks and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
+                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
+            self.task = self.bar.add_task("", total=total, note="")
+
+    def __enter__(self):
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc):
+        if self.bar:
+            self.bar.stop()
+
+    def step(self, loss):
+        """One step further."""
+        if self.bar:
+            self.bar.update(self.task, advance=1, note=f"loss {loss:.4f}")
+
+    def say(self, text):
+        """A line for people, from rank 0."""
+        if self.bar:
+            self.bar.console.print(text, highlight=False)
+        elif self.speaks:
+            print(text, flush=True)
+
+
+class Run:
+    """A run's folder: history.jsonl grows by a line per step; summary.json and parameters.npz come at the end.
+
+    Rank 0 writes. A run that breaks off leaves no summary behind. Inside `with`, the ledger counts.
+    """
+
+    def __init__(self, folder, world):
+        self.folder, self.world = Path(folder), world
+        if world.rank == 0:
+            for name in ("summary.json", "parameters.npz"):
+                (self.folder / name).unlink(missing_ok=True)
+        self.step = self.samples = 0
+        self.busy = 0.0         # seconds spent in steps
+        self.history = None
+
+    def __enter__(self):
+        if self.world.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.history = (self.folder / "history.jsonl").open("w", encoding="utf-8")
+        self._ledger = ledger.record()
+        self.book = self._ledger.__enter__()
+        return self
+
+    def __exit__(self, *exc):
+        self._ledger.__exit__(*exc)
+        if self.history:
+            self.history.close()
+
+    def log(self, loss, epoch, count, begin):
+        """A step is done: `count` samples, started at time.perf_counter() == begin."""
+        self.busy += time.perf_counter() - begin
+        self.step, self.samples = self.step + 1, self.samples + count
+        self.loss = loss
+        if self.history:
+            line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples}
+            self.history.write(json.dumps(line) + "\n")
+
+    @property
+    def speed(self):
+        """Samples per second, evaluation not counted."""
+        return self.samples / self.busy if self.busy else 0.0
+
+    def finish(self, network, **facts):
+        """Write summary and parameters; returns the summary. RuntimeError unless all ranks hold the same bits."""
+        summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
+                   "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
+                   "final_loss": self.loss, "bytes_sent_per_rank": self.book.total_bytes_sent(),
+                   "peak_memory_bytes": peak_memory_bytes()}
+        if self.world.rank == 0:
+            save_parameters(self.folder / "parameters.npz", network)
+            _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
+        return summary
+
+
+def parameters_sha256(model):
+    """Digest of all parameters in name order: equal digests, equal bits."""
+    digest = hashlib.sha256()
+    for _, p in sorted(model.named_parameters()):
+        digest.update(p.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_replicas(model, world):
+    """parameters_sha256, after making sure that it is the same on all ranks. RuntimeError otherwise."""
+    digest = parameters_sha256(model)
+    digests = world.all_gather_object(digest)
+    if len(set(digests)) > 1:
+        raise RuntimeError(f"the ranks hold different parameters: {dict(enumerate(digests))}")
+    return digest
+
+
+def save_parameters(path, model):
+    """state_dict as an .npz file; the old file stays until the new one is complete."""
+    _replace(Path(path), lambda f: xp.savez(f, **model.state_dict()))
+
+
+def load_parameters(path, model):
+    """Load what save_parameters wrote. KeyError or ValueError where it doesn't fit the model."""
+    with xp.load(path, allow_pickle=False) as file:
+        model.load_state_dict(dict(file))
+
+
+def _replace(path, write):
+    """Write a file beside `path` and rename it: a reader sees the old one or the new one, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def peak_memory_bytes():
+    """The most memory that this process has had resident. (macOS counts in bytes, Linux in KiB.)"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def one_blas_thread():
+    """Exact mode's condition: a product that is split over threads adds up in another order."""
+    from threadpoolctl import threadpool_limits
+    threadpool_limits(1)

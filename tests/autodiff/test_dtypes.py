@@ -1,0 +1,201 @@
+"""The rules at the top of ops/__init__.py, a test for each sentence."""
+
+import math
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+
+rng = np.random.default_rng(9)
+
+
+def leaf(*values, dtype=np.float64):
+    return mt.tensor(np.array(values, dtype), requires_grad=True)
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: x * 2.0, lambda x: 1 / x, lambda x: x ** 2, lambda x: 2.0 ** x, lambda x: x - 1, lambda x: x % 3,
+    lambda x: mt.clip(x, 0.1, 5), lambda x: mt.pad(x, 1, constant_values=2.5), lambda x: mt.maximum(x, 0),
+    lambda x: mt.where(x > 1, x, 0.0), lambda x: mt.dropout(x, 0.5), lambda x: mt.mean(x), lambda x: mt.var(x)])
+def test_python_scalars_are_weak(f):
+    x = leaf(0.5, 1.5, 2.5, dtype=np.float32)
+    y = f(x)
+    assert y.dtype == np.float32
+    y.sum().backward()
+    assert x.grad.dtype == np.float32
+
+
+def test_mixed_dtypes_promote_and_each_gradient_keeps_its_own():
+    x, y = leaf(1.0, 2.0, dtype=np.float32), leaf(3.0, 4.0)
+    z = mt.concatenate([x, y]) * mt.stack([x, y])[:, :1].sum() + mt.einsum("i,i->", x, y)
+    assert z.dtype == np.float64
+    z.sum().backward()
+    assert x.grad.dtype == np.float32 and y.grad.dtype == np.float64
+
+
+def test_bool_and_int_get_no_gradient():
+    with pytest.raises(TypeError, match="only floating"):
+        mt.tensor([1, 2], requires_grad=True)
+    with pytest.raises(TypeError, match="only floating"):
+        mt.grad(mt.sum)(np.array([True]))
+    x = leaf(1.0, 2.0)
+    for constant in (x > 1, x.argmax(), x.floor(), mt.sign(x), mt.isnan(x), x.any(), ~(x > 1), (x > 1) & (x < 3),
+                     x.astype(np.int64), mt.argsort(x), x.topk(1)[1], mt.one_hot(mt.tensor([0, 1]), 2), x // 1):
+        assert isinstance(constant, mt.Tensor) and not constant.requires_grad
+    with pytest.raises(TypeError, match="bools"):
+        x & x
+
+
+def test_ties_share_evenly_and_places_take_the_first():
+    a = np.array([1.0, 3.0, 3.0])
+    for f in (mt.max, lambda x: mt.max_pool1d(x[None, None], 3).sum(), lambda x: -mt.min(-x)):
+        np.testing.assert_array_equal(mt.grad(f)(a), [0, 0.5, 0.5])
+    np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.clip(x, 1.0, 2.0)))(a), [0.5, 0, 0])
+    assert mt.argmax(a) == 1 and list(mt.topk(a, 1)[1]) == [1] and list(mt.topk(-a, 1, largest=False)[1]) == [1]
+    np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.topk(x, 1)[0]))(a), [0, 1, 0])
+
+
+def test_kinks():
+    zero = np.zeros(1)
+    for f in (mt.relu, mt.absolute, mt.floor, mt.sign):
+        assert mt.grad(lambda x, f=f: mt.sum(f(x) + 0 * x))(zero)[0] == 0
+    assert mt.grad(lambda x: mt.sum(x % 1.0))(np.array([2.0]))[0] == 1
+
+
+def test_prod_with_zeros():
+    x = np.array([[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, 5.0, 0.0]])
+    np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.prod(x, 1)))(x), [[12, 8, 6], [0, 8, 0], [0, 0, 0]])
+    hessian = mt.hessian(lambda x: mt.prod(x))(x[2])
+    np.testing.assert_array_equal(hessian, [[0, 0, 5], [0, 0, 0], [5, 0, 0]])
+    np.testing.assert_array_equal(mt.grad(lambda x: mt.prod(x))(np.array([1e-200, 1e-200, 1e300])),
+                                  [1e-200 * 1e300, 1e-200 * 1e300, 1e-200 * 1e-200])
+
+
+def test_empty_arrays():
+    x = leaf().reshape(0, 3)
+    assert mt.sum(x).item() == 0 and mt.prod(x).item() == 1 and mt.cumsum(x, 0).shape == (0, 3)
+    assert mt.any(x).item() is False and mt.all(x).item() is True
+    assert mt.einsum("ij,kj->ik", x, np.ones((2, 3))).shape == (0, 2)
+    assert mt.softmax(x).shape == mt.layer_norm(x, 3).shape == mt.gelu(x).shape == mt.flip(x).shape == (0, 3)
+    assert mt.max(x, 1).shape == (0,) and mt.stack([x, x]).shape == (2, 0, 3)
+    assert mt.max_pool2d(np.ones((0, 2, 4, 4)), 2).shape == (0, 2, 2, 2)
+    q = np.ones((0, 2, 3, 4))
+    assert mt.vjp(mt.scaled_dot_product_attention, q, q, q)[1](q)[0].shape == q.shape
+    for f in (mt.max, mt.argmax, mt.argmin):
+        with pytest.raises(ValueError):
+            f(x, 0)
+    y = leaf()
+    (mt.sum(mt.exp(y)) + mt.prod(y)).backward()
+    assert y.grad.shape == (0,)
+
+
+def test_scalars_and_axes_of_one():
+    x = leaf(2.0).reshape(())
+    for f in (mt.sum, mt.prod, mt.max, mt.cumsum, mt.ravel, mt.erf, mt.gelu, lambda x: mt.stack([x, x]),
+              lambda x: mt.einsum("->", x), lambda x: mt.expand_dims(x, 0), lambda x: mt.pad(x, 1)):
+        assert mt.grad(lambda z, f=f: mt.sum(f(z) * 2.0))(x.numpy()) != 0
+    one = rng.standard_normal((1, 3, 1))
+    for f in (lambda x: mt.softmax(x, 1), lambda x: mt.prod(x, 2), lambda x: mt.layer_norm(x, (3, 1)),
+              lambda x: mt.conv1d(x, np.ones((2, 3, 1))), mt.squeeze, lambda x: mt.tile(x, (2, 1, 2))):
+        mt.check_grads(f, (one,))
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float64, 5e-16), (np.float32, 3e-7)])
+def test_erf_is_as_exact_as_stated(dtype, bound):
+    x = np.concatenate([np.linspace(-7, 7, 20001), np.logspace(-30, 0, 500), [np.inf, -np.inf]]).astype(dtype)
+    exact = np.array([math.erf(v) for v in x])
+    error = np.abs(mt.erf(x) - exact)
+    assert (error <= bound * np.abs(exact)).all(), (error / np.abs(exact)).max()
+    assert mt.erf(x).dtype == dtype and np.isnan(mt.erf(np.array([np.nan])))[0]
+
+
+def test_random_numbers_follow_their_stream():
+    draw = lambda: mt.random.normal(mt.backend.stream("test", 1), (1000,), mean=3.0)    # noqa: E731
+    np.testing.assert_array_equal(draw().numpy(), draw().numpy())
+    assert draw().dtype == np.float32 and abs(draw().numpy().mean() - 3) < 0.2 and not draw().requires_grad
+    u = mt.random.uniform(mt.backend.stream("u"), (1000,), -1, 1, np.float64).numpy()
+    assert u.dtype == np.float64 and -1 <= u.min() < -0.9 and 0.9 < u.max() < 1
+    assert abs(mt.random.bernoulli(mt.backend.stream("b"), (1000,), 0.2).numpy().mean() - 0.2) < 0.05
+    x = leaf(*[1.0] * 1000)
+    y = mt.dropout(x, 0.25, mt.backend.stream("d"))
+    y.sum().backward()
+    np.testing.assert_array_equal(y.numpy(), x.grad.numpy())
+    assert set(y.numpy()) == {0.0, 1 / 0.75} and abs(y.numpy().mean() - 1) < 0.1
+
+
+def test_methods_are_torchs():
+    a = rng.standard_normal((2, 3, 4))
+    x = mt.tensor(a)
+    same = lambda got, expected: np.testing.assert_allclose(got.numpy(), expected)      # noqa: E731
+    same(x.transpose(0, 2), a.transpose(2, 1, 0))
+    same(mt.tensor(a[0]).transpose(0, 1), a[0].T)
+    same(x.permute(1, 2, 0), a.transpose(1, 2, 0))
+    same(x.sum(dim=(0, 2), keepdim=True), a.sum((0, 2), keepdims=True))
+    same(x.var(1), a.var(1, ddof=1))
+    same(x.std(dim=-1), a.std(-1, ddof=1))
+    same(x.unsqueeze(-1), a[..., None])
+    same(x[:1].expand(5, -1, 4), np.broadcast_to(a[:1], (5, 3, 4)))
+    same(x.repeat(2, 1, 3), np.tile(a, (2, 1, 3)))
+    same(x.repeat_interleave(2, dim=1), np.repeat(a, 2, 1))
+    same(x.clamp(max=0.5), np.minimum(a, 0.5))
+    same(x.flatten(1), a.reshape(2, 12))
+    same(x.masked_fill(x > 0, 9.0), np.where(a > 0, 9.0, a))
+    index = np.array([[[2, 0, 1, 1]]])
+    same(x.gather(1, index), np.take_along_axis(a[:1], index, 1))
+    same(x.index_select(2, [3, 3]), a[:, :, [3, 3]])
+    assert [p.shape[2] for p in x.split(3, -1)] == [3, 1] and [p.shape[1] for p in x.chunk(2, 1)] == [2, 1]
+    assert [p.shape[1] for p in x.split([1, 2], 1)] == [1, 2] and len(mt.split(x, 2, axis=2)) == 2
+    for got, expected in zip(mt.split(a, [1, -1], 2), np.split(a, [1, -1], 2), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    values, places = x.topk(2, dim=1)
+    same(values, -np.sort(-a, 1)[:, :2])
+    same(places, np.argsort(-a, 1)[:, :2])
+
+
+def test_attention_masks_and_empty_rows():
+    q, k, v = (rng.standard_normal((2, 4, 3, 5)) for _ in range(3))
+    mask = np.array([[True, False, False], [False, False, False], [True, True, True]])
+    y = mt.scaled_dot_product_attention(q, k[:, :2], v[:, :2], attn_mask=mask)
+    np.testing.assert_allclose(y[:, 0, 0], v[:, 0, 0])
+    assert (y[:, :, 1] == 0).all()
+    causal = mt.scaled_dot_product_attention(q, k, v, is_causal=True)
+    s = np.where(np.tri(3, dtype=bool), q @ k.swapaxes(2, 3) / np.sqrt(5), -np.inf)
+    p = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    np.testing.assert_allclose(causal, p @ v)
+    mt.check_grads(lambda q, v: mt.scaled_dot_product_attention(q, k[:1], v, mask), (q[:1], v[:1]))
+
+
+def test_batch_norm_returns_the_batchs_mean_and_biased_variance():
+    x = rng.standard_normal((4, 3, 5))
+    y, m, v = mt.batch_norm(x)
+    np.testing.assert_allclose(m, x.mean((0, 2)))
+    np.testing.assert_allclose(v, x.var((0, 2)))
+    np.testing.assert_allclose(y.var((0, 2)), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("name, args", [
+    ("flip", ((0, 2),)), ("flip", ()), ("tile", ((2, 1),)), ("tile", ((2, 1, 1, 3),)), ("repeat", (3,)),
+    ("repeat", (2, -1)), ("moveaxis", (0, -1)), ("moveaxis", ((0, 1), (2, 0))), ("swapaxes", (0, 2)),
+    ("expand_dims", ((0, -1),)), ("squeeze", ()), ("squeeze", (1,)), ("ravel", ()), ("take", ([1, -1], 2)),
+    ("take", ([[0, 7]],)), ("take_along_axis", (np.array([[[3, 0]], [[-1, -1]]]), 2)), ("cumsum", ()), ("clip", (0, 1)),
+    ("argsort", (0,)), ("outer", (np.arange(3.0),)), ("tensordot", (rng.standard_normal((4, 1, 2)), 2)),
+    ("mod", (0.7,)), ("floor_divide", (0.7,)), ("square", ()), ("reciprocal", ()), ("ceil", ()), ("isnan", ()),
+    ("logical_and", (True,)), ("logical_xor", (True,)), ("logical_not", ()), ("isfinite", ())])
+def test_values_are_numpys(name, args):
+    x = rng.standard_normal((2, 1, 4)).swapaxes(0, 0)[:, :, ::-1]
+    if name == "tensordot":
+        x = rng.standard_normal((2, 4, 1))
+    np.testing.assert_allclose(getattr(mt, name)(mt.tensor(x), *args).numpy(), getattr(np, name)(x, *args))
+
+
+@pytest.mark.parametrize("index", [rng.integers(-20, 20, 90), (rng.integers(-20, 20, 300), rng.integers(-4, 4, 300)),
+                                   (rng.integers(0, 20, (90, 1)), rng.integers(0, 4, 4))],
+                         ids=["rows", "pairs", "grid"])
+def test_many_scattered_additions_equal_numpys(index):
+    values = rng.standard_normal(np.empty((20, 4))[index].shape)
+    expected = np.zeros((20, 4))
+    np.add.at(expected, index, values)
+    np.testing.assert_allclose(mt.scatter_add(values, index, (20, 4)), expected)
+    with pytest.raises(IndexError):
+        mt.scatter_add(np.ones((300, 4)), np.full(300, -21), (20, 4))
