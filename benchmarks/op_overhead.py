@@ -122,11 +122,14 @@ def start():
     return np.tile(np.array([0.5, -0.5, 0.25, -0.25], np.float32), (4, 1)), np.full((4, 4), 0.25, np.float32)
 
 
-def measure(libraries, program, n, rounds):
-    """{(library, pass): µs per op}, best of many, all in turns."""
-    passes = {(name, kind): run for name, library in libraries.items()
-              for kind, run in library.passes(program, n).items()}
-    return {key: 1e6 * s.best / n for key, s in compare(passes, rounds, turn=0.01).items()}
+def measure(libraries, n, rounds):
+    """{program: {(library, pass): µs per op}}, best of many, everything in turns."""
+    runs = {(name, library, kind): run for name, program in PROGRAMS.items() for library, made in libraries.items()
+            for kind, run in made.passes(program, n).items()}
+    table = {name: {} for name in PROGRAMS}
+    for (name, library, kind), seconds in compare(runs, rounds, turn=0.01).items():
+        table[name][library, kind] = 1e6 * seconds.best / n
+    return table
 
 
 def main():
@@ -134,8 +137,7 @@ def main():
     libraries = {"ours": Ours, "numpy": Numpy}
     if installed(report.skipped, "torch"):
         libraries["torch"] = torch_eager()
-    short = {name: measure(libraries, program, SHORT, 40) for name, program in PROGRAMS.items()}
-    long = {name: measure({"ours": Ours}, program, LONG, 10) for name, program in PROGRAMS.items()}
+    short, long = measure(libraries, SHORT, 80), measure({"ours": Ours}, LONG, 20)
 
     columns = [(library, kind) for kind in AIMS for library in libraries if (library, kind) in short["tanh"]]
     report.table(f"µs per op, chains of {SHORT}", [

@@ -15,6 +15,7 @@ one_core()
 import _mlp  # noqa: E402
 
 AIMS = {"small": 0.95, "middle": 1.1, "wide": 1.1}      # of NumPy by hand
+ROUNDS = {"small": 80, "middle": 80, "wide": 12}
 STEPS_COMPARED = 5
 
 
@@ -58,7 +59,7 @@ def agree(steps, report):
 def main(names):
     report = Report("train_mlp", "One training step on one core (`train_mlp.py`)")
     for name in names:
-        seconds = compare(alternatives(name, report), rounds=12 if name == "wide" else 25, turn=0.1)
+        seconds = compare(alternatives(name, report), rounds=ROUNDS[name], turn=0.03)
         batch = _mlp.MODELS[name][1]
         hand = seconds["numpy by hand"].best
         report.table(_mlp.title(name), [

@@ -4,34 +4,49 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
 
     the rank                              what the guard does
     raises, in any thread                 prints the traceback, ends the job
-    calls sys.exit(3)                     ends the job with status 3 (sys.exit() and sys.exit(0): see "leaves")
+    ends by SystemExit(3), sys.exit(3)    prints where, ends the job with status 3 (status 0: see "leaves")
     calls os._exit                        prints where, ends the job, with a status other than 0
     leaves in the usual way               waits at the exit until all have left; a rank that waits for one that has
                                           left prints its own place and ends the job
-    is interrupted from the keyboard      ends the job quietly with status 130
-    is killed by a signal                 (the launcher ends the job)
+    is interrupted from the keyboard      ends the job quietly with status 130, also from inside a call of MPI
+    is killed by a signal                 (the launcher ends the job; a rank that notices first says whom it misses)
+    waits too long                        all ranks print where they are, and the job ends
 
-Every message is one write to stderr, each line prefixed by `[rank R of N]`. That a rank has left is one word in
-memory shared by the node's ranks; across nodes only the first three rows hold.
+How long is too long: MINITORCH_STALL_SECONDS, 600 unless set, 0 for ever. Every message is one write to stderr, each
+line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks;
+across nodes a rank that waits for one that has left ends by the stall limit. docs/faults.md shows all of it.
 """
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import re
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
 
-from .memory import map_together
-from .state import state
+import numpy as np
 
-LOOK_EVERY = 0.1    # seconds between two looks of the watchdog
-GRACE = 0.5         # seconds that a call may still take after its peer has left: the data may be on its way
-ABORT_LIMIT = 5     # seconds for MPI_Abort, then the process ends itself by SIGALRM
-PACKAGE = os.path.dirname(__file__)
+from .exits import when_main_ends
+from .memory import map_together
+from .mismatch import MismatchError
+from .state import state
+from .where import outside, stack
+
+LOOK_EVERY = 0.1      # seconds between two looks of the watchdog
+GRACE = 0.5           # seconds that a call may still take after its peer has left: the data may be on its way
+SPEAK_SECONDS = 1     # for all ranks to say what they have to say, before the job ends
+ABORT_LIMIT = 5       # seconds for MPI_Abort, then the process ends itself by SIGALRM
+STALL_SECONDS = 600   # unless the environment says something else
+
+# Words of a rank's line, which only it writes: it has left; its process and the table of processes that it stands in;
+# it has waited too long; it has said its part.
+GONE, PROCESS, TABLE, STALLED, SPOKEN = range(5)
+LINE_BYTES = 128
 
 
 def install(engine):
@@ -39,49 +54,97 @@ def install(engine):
     Guard(engine).start()
 
 
+def stall_seconds():
+    """The stall limit that the environment sets; None for no limit."""
+    text = os.environ.get("MINITORCH_STALL_SECONDS", str(STALL_SECONDS))
+    try:
+        return float(text) or None
+    except ValueError:
+        raise ValueError(f"MINITORCH_STALL_SECONDS={text!r} must be a number of seconds (0: wait for ever)") from None
+
+
 class Guard:
     """Hooks into every way in which a Python process ends."""
 
     def __init__(self, engine):
-        self.engine, self.pid, self.exit_ends_job = engine, os.getpid(), None
-        words = map_together(engine, 8) if engine.on_one_node else None
-        self.gone = None if words is None else [word.cast("Q") for word in words]   # gone[r][0] = 1: rank r has left
-        self.end_process, self.raise_exit = os._exit, sys.exit
+        self.engine, self.rank, self.size = engine, engine.rank, engine.size
+        self.pid, self.exit_ends_job, self.limit = os.getpid(), None, stall_seconds()
+        lines = map_together(engine, LINE_BYTES) if engine.on_one_node else None
+        self.lines = None if lines is None else [line.cast("Q") for line in lines]
+        self.end_process = os._exit
+        self.wakeup = None
 
     def start(self):
-        self.engine.barrier()
+        if self.lines is not None:
+            self.mine = self.lines[self.rank]
+            self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
+        self.meet_everybody()
         remove_segment_names()
         sys.excepthook = self.on_exception
         threading.excepthook = self.on_thread_exception
         os._exit, sys.exit = self.on_end_process, self.on_exit
+        when_main_ends(self.on_main_end)
         atexit.register(self.at_exit)
-        if self.gone is not None:
-            threading.Thread(target=self.watch, name="minitorch-guard", daemon=True).start()
+        with contextlib.suppress(Exception):   # a stderr without a file
+            if not faulthandler.is_enabled():
+                faulthandler.enable()          # a segmentation fault shows its line
+        if threading.current_thread() is threading.main_thread():
+            self.wakeup, signalled = os.pipe()
+            os.set_blocking(signalled, False)
+            signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        threading.Thread(target=self.watch, name="minitorch-guard", daemon=True).start()
+
+    def meet_everybody(self):
+        """A message between every two ranks: then MPI has mapped all the shared memory that it will."""
+        self.engine.all_to_all(np.zeros(self.size, np.uint8), np.zeros(self.size, np.uint8),
+                               [1] * self.size, [1] * self.size)
+        self.engine.barrier()
 
     def is_rank(self):
         """False in a process forked by a rank, which ends as it likes."""
         return os.getpid() == self.pid
 
-    def end_job(self, status, message):
-        """Print the message, with this rank's prefix, and end all ranks."""
-        signal.alarm(ABORT_LIMIT)
+    def say(self, message):
+        """Print the message with this rank's prefix, in one write."""
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        prefix = f"[rank {self.engine.rank} of {self.engine.size}] "
+        prefix = f"[rank {self.rank} of {self.size}] "
         text = "".join(prefix + line + "\n" for line in message.rstrip().splitlines())
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="replace"))
+
+    def end_job(self, status, message):
+        """Print the message and end all ranks."""
+        signal.alarm(ABORT_LIMIT)
+        self.say(message)
         self.engine.abort(status)
         self.end_process(status)
+
+    def say_and_hear(self, message):
+        """Print the message, and give the others a moment to print theirs: whoever ends the job ends it for all."""
+        self.say(message)
+        if self.lines is None:
+            time.sleep(SPEAK_SECONDS)
+            return
+        self.mine[SPOKEN] = 1
+        limit = time.monotonic() + SPEAK_SECONDS
+        while not all(line[SPOKEN] or line[GONE] for line in self.lines) and time.monotonic() < limit:
+            time.sleep(0.01)
 
     # ------------------------------------------------------------ ways to end
 
     def on_exception(self, kind, error, trace):
         if not self.is_rank():
             sys.__excepthook__(kind, error, trace)
-        elif issubclass(kind, KeyboardInterrupt):
+            return
+        if issubclass(kind, KeyboardInterrupt):
             self.end_job(130, "")
+        elif issubclass(kind, MismatchError):   # all ranks raise it
+            frames = outside(traceback.extract_tb(trace))
+            self.say_and_hear("".join(["Traceback (most recent call last):\n", *traceback.format_list(frames),
+                                       *traceback.format_exception_only(kind, error)]))
+            self.end_job(1, "")
         else:
             self.end_job(1, "".join(traceback.format_exception(kind, error, trace)))
 
@@ -91,14 +154,21 @@ class Guard:
 
     def on_end_process(self, status):
         if self.is_rank():
-            self.end_job(status or 1, f"os._exit({status}) was called:\n" + _stack(sys._getframe(1)))
+            self.end_job(status or 1, f"os._exit({status}) was called:\n" + stack(sys._getframe(1)))
         self.end_process(status)
 
     def on_exit(self, status=None):
-        """sys.exit: nothing happens yet, for the exception may be caught; at_exit looks."""
+        """sys.exit: nothing happens yet, for the exception may be caught; on_main_end and at_exit look."""
         if status not in (None, 0) and threading.current_thread() is threading.main_thread() and self.is_rank():
-            self.exit_ends_job = status, f"sys.exit({status!r}) was called:\n" + _stack(sys._getframe(1))
-        self.raise_exit(status)
+            self.exit_ends_job = status, f"sys.exit({status!r}) was called:\n" + stack(sys._getframe(1))
+        raise SystemExit(status)   # the C function makes no object of it yet, and when_main_ends looks for one
+
+    def on_main_end(self, error, where):
+        """The main program has ended, by SystemExit or (None) without."""
+        if error is None or error.code in (None, 0):
+            self.exit_ends_job = None
+        elif self.exit_ends_job is None or self.exit_ends_job[0] != error.code:
+            self.exit_ends_job = error.code, f"SystemExit({error.code!r}) was raised:\n{where}"
 
     def at_exit(self):
         """Runs at the end of the program, before MPI is finalised."""
@@ -107,45 +177,103 @@ class Guard:
         if self.exit_ends_job:
             status, message = self.exit_ends_job
             self.end_job(status if isinstance(status, int) else 1, message)
-        if self.gone is None:
+        if self.lines is None:
             return
-        self.gone[self.engine.rank][0] = 1
-        while not all(word[0] for word in self.gone):
+        self.mine[GONE] = 1
+        while not all(line[GONE] for line in self.lines):
             self.engine.make_progress()
             time.sleep(0.002)
 
-    # ------------------------------------------------------------ waiting for somebody who has left
+    # ------------------------------------------------------------ waiting
 
     def watch(self):
         """The watchdog's thread. No MPI call here, except the abort."""
-        while not self.gone[self.engine.rank][0]:
+        call, calls, since = None, 0, time.monotonic()
+        while self.lines is None or not self.mine[GONE]:
+            self.sleep_unless_interrupted()
+            if state.call is not call or state.calls != calls:
+                call, calls, since = state.call, state.calls, time.monotonic()
+            stalled = call is not None and self.limit is not None and time.monotonic() - since > self.limit
+            if stalled or self.others_stalled():
+                self.stall(call, stalled)
+            if call is not None and self.lines is not None and self.missing(call):
+                time.sleep(GRACE)
+                if state.call is call and state.calls == calls:
+                    self.end_job(1, self.describe(call, self.missing(call)))
+
+    def sleep_unless_interrupted(self):
+        """Wait for the next look. After Ctrl-C a rank inside a call of MPI can't raise KeyboardInterrupt."""
+        if self.wakeup is None:
             time.sleep(LOOK_EVERY)
-            call = state.call
-            if call is None or not self.gone_among(call):
-                continue
+        elif select.select([self.wakeup], [], [], LOOK_EVERY)[0]:
+            interrupted = signal.SIGINT in os.read(self.wakeup, 100)
+            calls = state.calls
             time.sleep(GRACE)
-            if state.call is call:
-                self.end_job(1, self.describe(call))
+            if (interrupted and state.call is not None and state.calls == calls
+                    and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+                self.end_job(130, "")
 
-    def gone_among(self, call):
-        return [rank for rank in call.waits_for() if self.gone[rank][0]]
+    def missing(self, call):
+        """{rank: what has become of it}, of those that the call waits for and that won't come."""
+        found = {}
+        for rank in call.waits_for():
+            line = self.lines[rank]
+            if line[GONE]:
+                found[rank] = "has left the program"
+            elif line[TABLE] == self.mine[TABLE] and _is_dead(line[PROCESS]):
+                found[rank] = "has died without a word: killed by a signal?"
+        return found
 
-    def describe(self, call):
-        gone = " and ".join(f"rank {rank}" for rank in self.gone_among(call))
-        frame = sys._current_frames().get(state.thread)
-        return f"waits in {call} for {gone}, which has left the program. It waits here:\n{_stack(frame)}"
+    def describe(self, call, missing=None):
+        """Where this rank is, and for whom it waits."""
+        if call is None:
+            frame = sys._current_frames().get(threading.main_thread().ident)
+            return f"is in no call of a communicator. It is here:\n{stack(frame)}"
+        whom = "" if not missing else " for " + ", and for ".join(f"rank {rank}, which {what}" for rank, what in
+                                                                  missing.items())
+        return f"waits in {call}{whom}. It waits here:\n{stack(sys._current_frames().get(state.thread))}"
+
+    def others_stalled(self):
+        return self.lines is not None and any(line[STALLED] for line in self.lines) and not self.mine[SPOKEN]
+
+    def stall(self, call, stalled):
+        """Somebody has waited too long: say where this rank is; the one who has waited ends the job."""
+        message = (f"the stall limit of {self.limit:g} s (MINITORCH_STALL_SECONDS) is reached, and the job ends. "
+                   f"This rank {self.describe(call)}")
+        if not stalled:
+            self.say(message)
+            self.mine[SPOKEN] = 1
+            return
+        if self.lines is not None:
+            self.mine[STALLED] = 1
+        self.say_and_hear(message)
+        left = [] if self.lines is None else [rank for rank in range(self.size) if self.lines[rank][GONE]]
+        self.end_job(1, f"these ranks have left the program: {left}" if left else "")
 
 
-def _stack(frame):
-    """The stack that led to a frame, without the frames of this package: the last line is the user's call."""
-    while frame is not None and os.path.dirname(frame.f_code.co_filename) == PACKAGE:
-        frame = frame.f_back
-    return "".join(traceback.format_stack(frame))
+def _process_table():
+    """A number of the namespace that process numbers are from; 0 where that can't be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _is_dead(pid):
+    """No such process, or one that has ended and that its parent hasn't asked about yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return os.path.exists("/proc/self/stat")
+    except OSError:
+        return False
 
 
 def remove_segment_names():
-    """Unlink MPICH's shared-memory files once all ranks have mapped them: an aborted job would leave them behind."""
+    """Unlink the shared-memory files of MPICH and Open MPI once all ranks have mapped them: a job that is aborted
+    would leave them behind."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        for path in set(re.findall(r"/dev/shm/mpich_shm_\S+", maps.read())):
+        for path in set(re.findall(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+", maps.read())):
             with contextlib.suppress(OSError):
                 os.unlink(path)

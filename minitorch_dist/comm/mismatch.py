@@ -28,6 +28,8 @@ _fingerprints = {}
 class MismatchError(RuntimeError):
     """The ranks have called different collectives. The communicator can't be used any more."""
 
+    __module__ = "minitorch_dist.comm"   # where users find it
+
 
 def wanted():
     """Whether to check, by the environment."""

@@ -17,12 +17,6 @@ def caller():
     return _place(sys._getframe(1))
 
 
-def place_of_thread(thread):
-    """The same for a thread, by its identifier; None if it has ended."""
-    frame = sys._current_frames().get(thread)
-    return None if frame is None else _place(frame)
-
-
 def _place(frame):
     while frame.f_code.co_filename.startswith(FRAMEWORK) and frame.f_back is not None:
         frame = frame.f_back
@@ -43,3 +37,8 @@ def stack(frame):
     while frame is not None and os.path.dirname(frame.f_code.co_filename) == COMM:
         frame = frame.f_back
     return "".join(traceback.format_stack(frame))
+
+
+def outside(frames):
+    """Of a traceback's frames those above comm/: the last one is the call of a collective."""
+    return [frame for frame in frames if os.path.dirname(frame.filename) != COMM]

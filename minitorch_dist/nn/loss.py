@@ -17,15 +17,32 @@ def _reduced(losses, reduction):
     return total / losses.size
 
 
-def cross_entropy(logits, labels, reduction="mean"):
-    """-log softmax(logits)[label]: logits (n, classes), labels (n,) integers.
+def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
+    """-log softmax(logits)[label]: logits (…, classes), labels (…) integers.
 
-    reduction  "mean" over the n samples, "sum", or "none" -> (n,).
-               In data-parallel training take the sum and divide by the GLOBAL count: the mean of
-               ranks' means is wrong as soon as the ranks hold different numbers of samples.
-    Stable for logits of any finite size. Raises ValueError where shapes or labels don't fit.
+    reduction     "mean" over the labels that count, "sum", or "none" -> (…), 0 where ignored.
+                  In data-parallel training take the sum and divide by the GLOBAL count: the mean of
+                  ranks' means is wrong as soon as the ranks hold different numbers of samples.
+    ignore_index  labels with this number count for nothing
+    Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
+    shapes or labels don't fit.
     """
-    return _reduced(ops.softmax_cross_entropy(logits, labels), reduction)
+    labels = lower(labels)
+    shape = labels.shape
+    if len(shape) != 1:
+        if logits.shape[:-1] != shape:
+            raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
+        logits, labels = ops.reshape(logits, (labels.size, logits.shape[-1])), labels.reshape(-1)
+    counted = labels != ignore_index
+    if counted.all():
+        losses = ops.softmax_cross_entropy(logits, labels)
+        return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
+    if logits.shape[:-1] != labels.shape:
+        raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
+    losses = ops.softmax_cross_entropy(logits[counted], labels[counted])
+    if reduction == "none":
+        return ops.reshape(ops.scatter_add(losses, counted, labels.shape), shape)
+    return _reduced(losses, reduction)
 
 
 def mse_loss(prediction, target, reduction="mean"):

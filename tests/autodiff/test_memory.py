@@ -169,7 +169,7 @@ def test_what_custom_rules_and_packing_keep_is_counted():
         del y
         with mt.saved_tensors_hooks(lambda a: a.astype(np.float16), lambda a: a.astype(np.float64)):
             y = mt.exp(x)
-        assert book.live["activation"] == 200
+        assert book.live["activation"] == 200 and y.requires_grad
 
 
 def test_events_stand_in_the_course_and_ledgers_nest():

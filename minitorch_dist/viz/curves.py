@@ -1,7 +1,4 @@
-"""Pictures of training. So far: learning curves of several runs, and whether they are one curve.
-
-matplotlib is loaded only to draw, and without its global state: no window opens, and no setting of the caller changes.
-"""
+"""Learning curves of several runs, and whether they are one curve."""
 
 import json
 import textwrap

@@ -1,0 +1,184 @@
+"""Train a small GPT on characters, and let it write.
+
+    python examples/gpt.py                              # two-digit addition: no file, no network
+    mpirun -n 2 python examples/gpt.py --text play.txt  # any UTF-8 text
+
+On addition it measures how many sums it has never seen it gets right; on a text
+it reports the validation loss in nats per character and writes a passage. The
+run's folder gets history.jsonl, summary.json, parameters.npz and curve.png.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, nn, optim, training, viz
+from minitorch_dist.backend import xp
+from minitorch_dist.data import Loader
+from minitorch_dist.data.text import Windows, addition, read_text
+from minitorch_dist.parallel import DistributedDataParallel
+
+TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
+ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, "steps": 2000, "lr": 3e-3}
+EVAL_CHUNK = 64
+
+
+class TextTask:
+    """Predict each next character of a file."""
+
+    def __init__(self, args):
+        self.text = read_text(args.text)
+        self.vocabulary, self.name, self.units = self.text.vocabulary, Path(args.text).name, args.length
+        windows = Windows(self.text.train, args.length)
+        self.inputs, self.targets = windows.inputs, windows.targets
+        held_back = Windows(self.text.validation, args.length)
+        starts = xp.arange(0, len(held_back.inputs), args.length)[:args.eval_windows]
+        self.validation = held_back.inputs[starts], held_back.targets[starts]
+
+    def final(self, model, args, world):
+        """A passage that the model writes."""
+        start = xp.zeros((1, 1), xp.int64) if "\n" not in self.vocabulary.numbers else \
+            self.vocabulary.encode("\n")[None]
+        tokens = model.module.generate(start, args.sample, args.temperature, backend.stream("sample", args.seed))
+        return {}, self.vocabulary.decode(tokens[0])
+
+
+class AdditionTask:
+    """Answer 27+58= with the digits of the sum, last digit first."""
+
+    def __init__(self, args):
+        self.problems = addition(2, seed=args.seed)
+        self.vocabulary, self.name, self.units = self.problems.vocabulary, "addition", 3
+        self.inputs, self.targets = self.problems.windows(self.problems.train)
+        self.validation = self.problems.windows(self.problems.test)
+
+    def final(self, model, args, world):
+        """The share of unseen sums that the model gets right, and some of them."""
+        rows, question = self.problems.test, self.problems.question
+        mine = rows[world.rank::world.size]
+        written = model.module.generate(mine[:, :question], rows.shape[1] - question, temperature=0)
+        right = xp.array([(written == mine).all(1).sum()])
+        world.all_reduce(right)
+        lines = []
+        for row, answer in zip(mine[:8], written[:8], strict=True):
+            text = self.vocabulary.decode(answer)
+            verdict = "" if (answer == row).all() else f"   wrong: {self.vocabulary.decode(row[question:])[::-1]}"
+            lines.append(f"{text[:question]}{text[question:][::-1]}{verdict}")
+        return {"unseen_sums_right": 100.0 * int(right[0]) / len(rows)}, "\n".join(lines)
+
+
+def parse(argv):
+    """The command line; what is left out depends on the task."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
+    sizes = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
+             "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
+    for name, text in sizes.items():
+        p.add_argument(f"--{name.replace('_', '-')}", type=int,
+                       help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
+    p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
+    p.add_argument("--positions", choices=["learned", "rotary"], default="learned")
+    p.add_argument("--norm", choices=["layer", "rms"], default="layer")
+    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
+    p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
+    p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
+    p.add_argument("--clip", type=float, default=1.0, help="global norm of the gradients")
+    p.add_argument("--eval-every", type=int, default=250, help="steps between validations")
+    p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
+    p.add_argument("--sample", type=int, default=400, help="characters to write at the end")
+    p.add_argument("--temperature", type=float, default=0.8)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
+    p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
+    args = p.parse_args(argv)
+    for name, value in (TEXT if args.text else ADDITION).items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+    return args
+
+
+def loss_sum(model, shard):
+    """The sum of the shard's losses."""
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def validation_loss(model, task, world):
+    """Mean loss per target of the held-back samples; ranks share fixed chunks, sums are added in one order."""
+    inputs, targets = task.validation
+    model.eval()
+    mine = {}
+    with mt.no_grad():
+        for i in range(world.rank * EVAL_CHUNK, len(inputs), world.size * EVAL_CHUNK):
+            chunk = slice(i, i + EVAL_CHUNK)
+            mine[i] = nn.cross_entropy(model(inputs[chunk]), targets[chunk], reduction="sum").item()
+    model.train()
+    sums = {i: s for part in world.all_gather_object(mine) for i, s in part.items()}
+    return sum(sums[i] for i in sorted(sums)) / (len(inputs) * task.units)
+
+
+def train(args, world):
+    """Train, sample, and return the summary."""
+    task = TextTask(args) if args.text else AdditionTask(args)
+    args.out = args.out or Path("runs") / f"gpt-{Path(task.name).stem}-{world.size}"
+    run, stop, curve = training.Run(args.out, world), False, []
+    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
+                    micro_shards=8 if args.exact else 1)
+    mt.manual_seed(args.seed)
+    model = DistributedDataParallel(
+        nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
+               args.positions, args.norm), world, exact=args.exact)
+    optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
+    warmup = min(args.warmup, args.steps // 2)
+    schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
+
+    with run, training.Progress(world, args.steps) as progress, training.Interrupt() as interrupt:
+        progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
+                     f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
+                     f"rank{'s' * (world.size > 1)}, {args.steps:,} steps of {args.batch_size}")
+        batches = (item for epoch in range(args.steps) for item in ((epoch, b) for b in loader.epoch(epoch)))
+        for epoch, batch in batches:
+            begin = time.perf_counter()
+            loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
+                                             units=task.units, clip=args.clip, stop=interrupt.wanted)
+            schedule.step()
+            run.log(loss, epoch, batch.count, begin)
+            progress.step(loss)
+            last = stop or run.step == args.steps
+            if last or run.step % args.eval_every == 0:
+                curve.append((run.step, validation_loss(model, task, world)))
+                progress.say(f"step {run.step:,} of {args.steps:,}: loss {loss:.3f}, validation {curve[-1][1]:.3f} "
+                             f"nats per character, {run.speed * task.units:,.0f} characters/s")
+            if last:
+                break
+        facts, passage = task.final(model, args, world)
+        progress.say(passage)
+    return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop, **facts,
+                      **{k: v for k, v in vars(args).items() if k not in ("out", "steps")})
+
+
+def main(argv=None):
+    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
+    args = parse(argv)
+    world = comm.world()
+    if args.exact:
+        training.one_blas_thread()
+    try:
+        summary = train(args, world)
+    except (OSError, ValueError) as error:
+        if world.size > 1:
+            raise
+        print(f"gpt.py: {error}", file=sys.stderr)
+        return 2
+    if world.rank == 0:
+        viz.learning_curve(viz.read_run(args.out), args.out / "curve.png")
+        if "unseen_sums_right" in summary:
+            print(f"{summary['unseen_sums_right']:.1f} % of the sums that it has never seen are right")
+        print(f"validation loss {summary['validation_loss']:.3f} nats per character, parameters "
+              f"{summary['parameters_sha256'][:12]}, curve in {args.out / 'curve.png'}")
+    return 130 if summary["interrupted"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""Pictures: of runs (curves), of the tape (graph), of Jacobians and of memory (differentiation).
+
+matplotlib is loaded only to draw, and without its global state: no window opens, and no setting of the caller changes.
+"""
+
+from .curves import (
+    COLORS,
+    HEADLINES,
+    SAME_JOB,
+    SETTINGS,
+    STYLE,
+    Run,
+    RunError,
+    Verdict,
+    _binned,
+    curves,
+    deltas,
+    read_run,
+    verdict,
+)
+from .differentiation import jacobian_filling, memory
+from .graph import graph, graph_text
+from .models import attention_maps, confusion_matrix, filters, learning_curve, text_surprise

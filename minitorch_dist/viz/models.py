@@ -1,0 +1,148 @@
+"""Pictures of trained models: learning curve, filters, attention maps, confusion matrix, text with its surprise.
+
+Each takes plain arrays and writes one file; PNG, SVG or PDF by the name's ending.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from .curves import COLORS, MOST_POINTS, STYLE, _binned
+
+INK = COLORS[0]
+
+
+def _save(draw, path, size):
+    """Make a figure of `size` inches, let draw(figure) fill it, and write it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
+        draw(figure)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+
+
+def learning_curve(run, path):
+    """The training loss of one Run (see read_run), and its validation losses where its summary holds
+    `validation` [(step, loss) …]."""
+    def draw(figure):
+        axes = figure.subplots()
+        size = -(-len(run.steps) // MOST_POINTS)
+        steps, losses = _binned(run.steps, run.losses, size, np.add)
+        axes.plot(steps, losses, color="#f4a259", lw=1.6, label="training, each step" if size == 1 else
+                  f"training, mean of {size} steps")
+        if validation := run.summary.get("validation"):
+            at, values = np.array(validation).T
+            axes.plot(at, values, color=INK, lw=1.4, marker="o", markersize=3.5, label="validation")
+            axes.annotate(f"{values[-1]:.3g}", (at[-1], values[-1]), xytext=(4, 6), textcoords="offset points",
+                          color=INK, fontsize=9.5, ha="right")
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.grid(axis="y", alpha=0.2)
+        axes.legend(frameon=False)
+        axes.set_title(f"{run.summary.get('data', '')} · {run.label}", loc="left", fontsize=11)
+    _save(draw, path, (8.6, 4))
+
+
+def filters(weight, path, most=64):
+    """The kernels of a convolution's weight (out, in, kh, kw), a row of `in` small images per output, one grey scale
+    for all; at most `most` images."""
+    weight = np.asarray(weight)
+    if weight.ndim != 4:
+        raise ValueError(f"filters: a weight of shape {weight.shape}; a 2-d convolution's is (out, in, kh, kw)")
+    out, inside = weight.shape[:2]
+    columns = inside if inside > 1 else min(out, 8)
+    images = weight.reshape(-1, *weight.shape[2:])[:max(columns, most // columns * columns)]
+    rows = -(-len(images) // columns)
+
+    def draw(figure):
+        reach = np.abs(images).max() or 1
+        grid = np.atleast_2d(figure.subplots(rows, columns, squeeze=False))
+        for axes in grid.ravel():
+            axes.axis("off")
+        for axes, image in zip(grid.ravel(), images, strict=False):
+            shown = axes.imshow(image, cmap="RdBu_r", vmin=-reach, vmax=reach)
+        figure.colorbar(shown, ax=grid, shrink=0.8, aspect=30)
+        title = f"{out} filters over {inside} channel{'s' * (inside > 1)}"
+        title += f", {len(images)} of {out * inside} shown" if len(images) < out * inside else ""
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    _save(draw, path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6)))
+
+
+def attention_maps(weights, path, labels=None):
+    """Where each position looks: weights (heads, time, sources), rows adding up to 1; `labels` names the positions
+    (a string of as many characters, or a list)."""
+    weights = np.asarray(weights)
+    if weights.ndim != 3:
+        raise ValueError(f"attention_maps: weights of shape {weights.shape}; expected (heads, time, sources)")
+
+    def draw(figure):
+        grid = figure.subplots(1, len(weights), squeeze=False, sharey=True)[0]
+        for head, (axes, image) in enumerate(zip(grid, weights, strict=True)):
+            shown = axes.imshow(image, cmap="magma_r", vmin=0, vmax=1)
+            axes.set_title(f"head {head}", fontsize=10)
+            axes.set_xlabel("looks at")
+            if labels is not None:
+                names = ["␣" if c == " " else "⏎" if c == "\n" else c for c in labels]
+                axes.set_xticks(range(image.shape[1]), names[:image.shape[1]], fontsize=7)
+                axes.set_yticks(range(image.shape[0]), names[:image.shape[0]], fontsize=7)
+        grid[0].set_ylabel("position")
+        figure.colorbar(shown, ax=grid, shrink=0.7)
+    _save(draw, path, (2.6 * len(weights) + 1, 3.1))
+
+
+def confusion_matrix(labels, predictions, path, classes=10):
+    """How often each class (row) is taken for each (column); counts written in, errors coloured. Returns the counts,
+    int64 (classes, classes)."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (np.asarray(labels), np.asarray(predictions)), 1)
+    errors = np.where(np.eye(classes, dtype=bool), 0, counts)
+
+    def draw(figure):
+        axes = figure.subplots()
+        axes.imshow(errors, cmap="OrRd", vmin=0, vmax=max(1, errors.max()))
+        for (row, column), count in np.ndenumerate(counts):
+            right = row == column
+            dark = errors[row, column] > 0.6 * errors.max() and not right
+            axes.text(column, row, f"{count:,}" if count else "·", ha="center", va="center", fontsize=8,
+                      color="white" if dark else INK if count else "#bbbbbb", fontweight="bold" if right else "normal")
+        axes.set_xticks(range(classes))
+        axes.set_yticks(range(classes))
+        axes.set_xlabel("taken for")
+        axes.set_ylabel("is")
+        right = np.trace(counts)
+        axes.set_title(f"{right:,} of {counts.sum():,} right ({100 * right / max(1, counts.sum()):.2f} %)", loc="left",
+                       fontsize=11)
+    _save(draw, path, (5.4, 5.2))
+    return counts
+
+
+def text_surprise(text, probabilities, path, width=72):
+    """A text, each character on a ground the darker the less the model expected it; probabilities (len(text),)."""
+    probabilities = np.asarray(probabilities)
+    if len(text) != len(probabilities):
+        raise ValueError(f"text_surprise: {len(text)} characters and {len(probabilities)} probabilities")
+    places, row, column = [], 0, 0
+    for c in text:
+        if column == width:
+            row, column = row + 1, 0
+        places.append((row, column))
+        row, column = (row + 1, 0) if c == "\n" else (row, column + 1)
+
+    def draw(figure):
+        from matplotlib.patches import Rectangle
+        axes = figure.subplots()
+        surprise = -np.log(np.maximum(probabilities, 1e-12))
+        for c, (r, k), s in zip(text, places, surprise, strict=True):
+            axes.add_patch(Rectangle((k - 0.5, r - 0.5), 1, 1, color="#e76f51", alpha=min(1.0, s / 6), lw=0))
+            axes.text(k, r, "⏎" if c == "\n" else c, family="monospace", fontsize=8, ha="center", va="center",
+                      color=INK)
+        axes.set_xlim(-1, width)
+        axes.set_ylim(places[-1][0] + 0.8, -0.8)
+        axes.axis("off")
+        axes.set_title(f"{surprise.mean():.2f} nats per character; the darker, the less expected", loc="left",
+                       fontsize=10)
+    _save(draw, path, (8.6, 0.5 + 0.21 * (places[-1][0] + 2)))

@@ -1,0 +1,246 @@
+"""Each fault is provoked, ends the job in seconds, with a status, a message and nothing left behind; what users see
+then is docs/faults.md, written by
+
+    python -m tests.comm.test_faults
+"""
+
+import glob
+import inspect
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist.testing import ranks
+
+from . import faulty
+
+PROGRAM = Path(faulty.__file__)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
+SECONDS = 10
+ENVIRONMENT = {"MINITORCH_STALL_SECONDS": "1"}
+WAITS = "waits in all_reduce(float32[10]) on 'world' for rank 1, which has left the program", "# the others wait here"
+WRONG = "ValueError: the value is wrong", "in broken"
+DIFFER = "MismatchError: the ranks of 'world' don't agree on their collective number"
+STALLED = "the stall limit of 1 s", "the job ends", "This rank waits in"
+
+# fault: (status, None for any but 0; the ranks that speak; what each of them says)
+FAULTS = {
+    "raises": (1, {1}, ("Traceback", *WRONG)),
+    "raises in a gradient hook": (1, {1}, WRONG),
+    "raises in a backward rule": (1, {1}, WRONG),
+    "raises in a thread": (1, {1}, WRONG),
+    "raises while a work is outstanding": (1, {1}, WRONG),
+    "sys.exit(3)": (3, {1}, ("sys.exit(3) was called", "in sys_exit_3")),
+    "sys.exit(text)": (1, {1}, ("'no such data'", "in sys_exit_text")),
+    "raise SystemExit(3), while the others compute": (3, {1}, ("SystemExit(3) was raised", "in raise_systemexit_3")),
+    "sys.exit(0)": (1, {0}, WAITS),
+    "os._exit(0)": (1, {1}, ("os._exit(0) was called", "in os__exit_0")),
+    "os._exit(3)": (3, {1}, ("os._exit(3) was called", "in os__exit_3")),
+    "runs out of data early": (1, {0}, (WAITS[0], "in the fourth batch rank 0 is alone")),
+    "SIGKILL": (None, set(), ()),
+    "SIGSEGV": (None, {1}, ("Segmentation fault", "in sigsegv")),
+    "SIGTERM": (None, set(), ()),
+    "KeyboardInterrupt": (130, set(), ()),
+    "Ctrl-C while all ranks wait": (None, set(), ()),
+    "another shape": (1, {0, 1}, (DIFFER, "0     all_reduce(float32[10], sum)", "1     all_reduce(float32[5], sum)",
+                                  "in another_shape: world.all_reduce(x if")),
+    "another dtype": (1, {0, 1}, (DIFFER, "0     all_reduce(float32[10], sum)", "1     all_reduce(float64[10], sum)")),
+    "another op": (1, {0, 1}, (DIFFER, "0     all_reduce(float32[10], sum)", "1     all_reduce(float32[10], max)")),
+    "another root": (1, {0, 1}, (DIFFER, "0     broadcast(float32[10], src=0)", "1     broadcast(float32[10], src=1)")),
+    "another order": (1, {0, 1}, (DIFFER, "0     all_reduce(float32[10], sum)", "1     barrier()",
+                                  "in another_order: world.all_reduce(x)", "in another_order: world.barrier()")),
+    "another shape, posted": (1, {0, 1}, (DIFFER, "second = world.all_reduce(")),
+    "another shape, in a part of the ranks": (1, {0, 1}, ("the ranks of 'pair' don't agree", "all_reduce(float32[5]")),
+    "never comes: computes for ever": (1, {0, 1}, (STALLED[0], "is in no call of a communicator", "time.sleep(60)")),
+    "never comes: waits for a message that nobody sends": (1, {0, 1}, STALLED),
+}
+SAID_BY_0 = {   # where the two ranks say different things, `FAULTS` has rank 1's
+    "never comes: computes for ever": (*STALLED, "all_reduce(float32[10]) on 'world'", "# the others wait here"),
+    "never comes: waits for a message that nobody sends": (*STALLED, "all_reduce(float32[10])"),
+}
+PLAIN = ("raises", "SIGKILL", "runs out of data early", "another shape", "another order", "another shape, posted",
+         "never comes: computes for ever", "Ctrl-C while all ranks wait")
+FOUR = ("raises", "raise SystemExit(3), while the others compute", "runs out of data early", "another shape",
+        "another shape, in a part of the ranks", "never comes: computes for ever")
+CASES = [*((fault, "window", 2) for fault in FAULTS), *((fault, "plain", 2) for fault in PLAIN),
+         *((fault, "window", 4) for fault in FOUR)]
+# In 4 ranks, all but rank 1 are like rank 0; the first to say why it can't go on ends the job.
+FIRST_SPEAKS = {"runs out of data early"}
+
+
+def provoke(case):
+    fault, place, n = case
+    return ranks.launch([PROGRAM, fault, place], n, limit=SECONDS, env=ENVIRONMENT)
+
+
+def shared_memory_files():
+    return {path for kind in ("mpich_shm_*", "sm_segment.*", "minitorch_*") for path in glob.glob("/dev/shm/" + kind)}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """{case: its Run}, three at a time, for most of them wait; under "left" the files they left behind."""
+    before = shared_memory_files()
+    with ThreadPoolExecutor(3) as pool:
+        done = dict(zip(CASES, pool.map(provoke, CASES), strict=True))
+    done["left"] = shared_memory_files() - before
+    return done
+
+
+def spoken(run, rank):
+    """The rank's lines, less what MPI itself and Python's end by sys.exit(text) say."""
+    return [line for line in run.stderr[rank].splitlines() if not line.startswith("Abort(") and line != "no such data"]
+
+
+def test_every_fault_has_a_program():
+    assert set(FAULTS) == set(faulty.FAULTS) - {"no fault"}
+
+
+@pytest.mark.parametrize("fault, place, n", CASES)
+def test_fault_ends_the_job_and_speaks(runs, fault, place, n):
+    status, speakers, words = FAULTS[fault]
+    run = runs[fault, place, n]
+    assert not run.timed_out, run.report()
+    assert run.returncode == status if status is not None else run.returncode != 0, run.report()
+    if n == 4 and speakers == {0, 1} and "part" not in fault:
+        speakers = {0, 1, 2, 3}
+    if n == 4 and fault in FIRST_SPEAKS:
+        speakers = {rank for rank in (0, 2, 3) if spoken(run, rank)}
+        assert speakers, run.report()
+    for rank in range(n):
+        lines = spoken(run, rank)
+        if not (status is None and rank != 1):   # of a rank that dies by a signal, a survivor may speak or not
+            assert (lines != []) == (rank in speakers), run.report()
+        if fault != "SIGSEGV":
+            assert all(line.startswith(f"[rank {rank} of {n}] ") for line in lines), run.report()
+    for rank in speakers:
+        for word in SAID_BY_0.get(fault, words) if rank != 1 else words:
+            if n == 2 or "rank 1, which" not in word and "float32[5]" not in word:
+                assert word in run.stderr[rank], (word, run.report())
+    if fault == "SIGKILL":
+        assert "9" in run.launcher_stderr
+
+
+def test_the_processes_are_gone(runs):
+    for (fault, place, n), run in ((case, run) for case, run in runs.items() if case != "left"):
+        for state in run.state:
+            assert state is None or not is_program(state["pid"], fault), (fault, place, n)
+
+
+def is_program(pid, fault):
+    """The process still exists and runs this fault's program."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return fault.encode() in file.read()
+    except OSError:
+        return False
+
+
+def test_faults_leave_no_shared_memory(runs):
+    left = {path for path in runs["left"] if not is_mapped(path)}
+    assert not left
+
+
+def is_mapped(path):
+    """Some process uses it: another job on this machine, which will remove it."""
+    for maps in glob.glob("/proc/[0-9]*/maps"):
+        try:
+            if path in Path(maps).read_text():
+                return True
+        except OSError:
+            continue
+    return not Path(path).exists()
+
+
+@pytest.mark.parametrize("place", ["window", "plain"])
+def test_what_is_no_fault_ends_well(place):
+    run = ranks.launch([PROGRAM, "no fault", place], n=2, limit=SECONDS).check()
+    assert "".join(run.stderr) == ""
+
+
+@pytest.mark.parametrize("setting, words", [
+    ({"MINITORCH_STALL_SECONDS": "soon"}, "MINITORCH_STALL_SECONDS='soon' must be a number of seconds"),
+    ({"MINITORCH_COMM": "rong"}, "algorithm='rong' is unknown; one of auto, mpi, shared, ring")])
+def test_wrong_settings_end_the_job(setting, words):
+    run = ranks.launch([PROGRAM, "no fault", "plain"], n=2, limit=SECONDS, env=setting)
+    assert run.returncode not in (0, None) and any(words in text for text in run.stderr), run.report()
+
+
+# ---------------------------------------------------------------- the document
+
+HEAD = """# What you see when a rank fails
+
+Written by `python -m tests.comm.test_faults`, from the runs of `tests/comm/faulty.py` on 2 ranks (MPICH) that the tests
+provoke; a test fails when this page is no longer true. In each, rank 1 does what the code shows and rank 0 goes on
+reducing, unless the code is for both. Every job ends within seconds, with a status other than 0, and leaves no process
+and no shared memory behind. The stall limit, 600 s unless `MINITORCH_STALL_SECONDS` says otherwise, was set to 1 s.
+
+| fault | status | who speaks |
+|---|---:|---|
+"""
+
+
+def document(runs):
+    """The text of docs/faults.md."""
+    table, sections = [], []
+    for fault in FAULTS:
+        run = runs[fault, "window", 2]
+        speakers = ", ".join(f"rank {rank}" for rank in sorted(FAULTS[fault][1]))
+        signal = re.search(r"EXIT STRING: (.*)", run.launcher_stderr)
+        if not speakers:
+            speakers = f"mpirun: {signal[1]}" if signal else "nobody: it was wanted"
+        elif signal:
+            speakers += f", mpirun: {signal[1]}"
+        table.append(f"| {fault} | {run.returncode} | {speakers} |\n")
+        source = re.sub(r"^@.*\n", "", inspect.getsource(faulty.FAULTS[fault]), flags=re.M).rstrip()
+        sections.append(f"\n## {fault}\n\n```python\n{source}\n```\n")
+        said = [shortened(spoken(run, rank)) for rank in sorted(FAULTS[fault][1])]
+        alike = len(said) == 2 and [line.replace("[rank 0", "[rank 1") for line in said[0]] == said[1]
+        if said:
+            lines = said[0] if alike else [line for lines in said for line in lines]
+            sections.append("\n```text\n" + "\n".join(lines) + "\n```\n")
+        if alike:
+            sections.append("\nRank 1 says the same.\n")
+    return HEAD + "".join(table) + "".join(sections)
+
+
+def shortened(lines):
+    """What is said, less the frames of other files and of the program's frame, and less Python's underlining."""
+    kept, skipping = [], False
+    for line in lines:
+        prefix, text = re.fullmatch(r"(\[rank \d of \d\] )?(.*)", line).groups(default="")
+        if re.fullmatch(r"[\s^~]*", text) or text.startswith(("Extension modules", "Thread 0x")):
+            continue
+        text = re.sub(r"0x[0-9a-f]+ ", "", text)
+        if text.startswith("  File "):
+            skipping = PROGRAM.name not in text or text.endswith(("in <module>", "in main"))
+            if skipping and kept[-1] != prefix + "  …":
+                kept.append(prefix + "  …")
+        elif not text.startswith("    "):
+            skipping = False
+        if not skipping or "# the others wait here" in text:
+            kept.append(prefix + text.replace(str(PROGRAM), PROGRAM.name).replace(f"{PROGRAM.parent}/", ""))
+    return kept
+
+
+def without_numbers(text):
+    """Line numbers change with every edit."""
+    return re.sub(r"(line |\.py:)\d+", r"\1N", text)
+
+
+def test_the_document_shows_what_happens(runs):
+    if len(ranks.mpirun_command()) > 1:
+        pytest.skip("the document shows what MPICH's mpirun says")
+    assert without_numbers(document(runs)) == without_numbers(DOCUMENT.read_text()), \
+        "docs/faults.md isn't what happens; look at the difference, then: python -m tests.comm.test_faults"
+
+
+if __name__ == "__main__":
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(3) as pool:
+        cases = [case for case in CASES if case[1:] == ("window", 2)]
+        DOCUMENT.write_text(document(dict(zip(cases, pool.map(provoke, cases), strict=True))))
+    print(f"written to {os.path.relpath(DOCUMENT)}")
