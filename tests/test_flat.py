@@ -162,3 +162,24 @@ def test_flat_buffers_finds_and_makes():
     assert flats[2] is home and narrow.node.flat is more.node.flat is flats[0] and wide.node.flat is wider.node.flat
     again = flat_buffers([old, wider, more])        # a second look moves nothing
     assert [again[0] is home, again[1] is flats[1], again[2] is flats[0]] == [True] * 3
+
+
+def test_a_linear_layers_weight_gradient_is_made_where_it_belongs(monkeypatch):
+    """No copy: the product is written into the flat buffer at once, unless another contribution is there or due."""
+    from minitorch_dist.autodiff import reverse
+    rng = np.random.default_rng(0)
+    w, b = (mt.tensor(rng.standard_normal(shape), requires_grad=True) for shape in ((3, 5), (3,)))
+    x = rng.standard_normal((7, 5))
+    flat = FlatBuffer([w, b])
+    in_place = []
+    real = reverse.accumulate
+    monkeypatch.setattr(reverse, "accumulate", lambda t, ct, owned: in_place.append(ct is t.node.grad_view)
+                        or real(t, ct, owned))
+    mt.linear(x, w, b).sum().backward()
+    np.testing.assert_allclose(w.grad.numpy(), np.ones((3, 7)) @ x)
+    assert True in in_place and np.shares_memory(w.grad.numpy(), flat.grads)
+    mt.linear(x, w, b).sum().backward()             # a second contribution is added, not written over
+    np.testing.assert_allclose(w.grad.numpy(), 2 * np.ones((3, 7)) @ x)
+    w.grad = b.grad = None
+    (mt.linear(x, w, b) + mt.linear(x, w, b)).sum().backward()
+    np.testing.assert_allclose(w.grad.numpy(), 2 * np.ones((3, 7)) @ x)

@@ -85,7 +85,7 @@ class Segment:
         self.random_before, self.level, self.depth, self.off = random_before, level, state.level, state.off
         self.layout = ("input",) * arrays
 
-    def cotangents(self, node, saved, ct):
+    def cotangents(self, node, saved, ct, wanted):
         """Run the segment again, recording, and pull the cotangents down to the nodes outside of it."""
         self.fresh = (False,) * len(node.parents)
         if ct is None:

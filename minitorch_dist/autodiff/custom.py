@@ -91,7 +91,7 @@ class Call:
         self.outs = [(o.shape, o.dtype) for o in outs]
         self.level, self.depth, self.layout = level, state.level, ("residual",) * watched
 
-    def cotangents(self, node, saved, ct):
+    def cotangents(self, node, saved, ct, wanted):
         self.fresh = (False,) * len(node.parents)
         if ct is None:
             return ready_made([None] * len(node.parents))

@@ -123,6 +123,15 @@ class Rule:
             self.pull = lambda ct, saved: transpose(ct, function(*[saved[i] for i in places]))
 
 
+class Into:
+    """In a pullback's `wanted`: yes, and here is where the cotangent will end up. Always true."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array):
+        self.array = array
+
+
 class Primitive:
     """One entry of the op table.
 
@@ -134,7 +143,8 @@ class Primitive:
     definition  fused ops: the same function in ordinary ops. It speaks for the op wherever
                 the kernel cannot: in forward mode, and when backward is itself differentiated
     pullback    fused ops: (ct, wanted, …named values) -> one cotangent per input, None where
-                `wanted` is False
+                `wanted` is False. Where it is an Into, the cotangent may be written into that
+                array and returned as it, which saves a copy
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
     A fused op has either rules or a pullback; without a definition it cannot be
@@ -183,10 +193,10 @@ class Primitive:
         self.needs = tuple(needed for _ in self.inputs)
         return lambda ct, wanted, saved: pullback(ct, wanted, *[saved[i] for i in places])
 
-    def cotangents(self, node, saved, ct):
+    def cotangents(self, node, saved, ct, wanted):
         """What stands in for `pulls` in a fused op: its cotangents are made all at once."""
         from .reverse import fused_cotangents
-        return fused_cotangents(node, saved, ct)
+        return fused_cotangents(node, saved, ct, wanted)
 
     def __repr__(self):
         return f"<Primitive {self.name}>"

@@ -42,7 +42,7 @@ from ..backend import module_of, xp
 from ..ledger import keep
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
-from .primitive import TRACED, Primitive, lower, mode, state
+from .primitive import TRACED, Into, Primitive, lower, mode, state
 from .tensor import FREED, Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
 
@@ -127,7 +127,9 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
             saved = revive(node, saved)
         if hooked and ct is not None:
             ct = run_hooks(node, ct)
-        pulls = primitive.pulls or primitive.cotangents(node, saved, ct)
+        pulls = primitive.pulls or primitive.cotangents(node, saved, ct, [
+            p is not None and (create or into is not None or p in partial or uses[p] > 1 or destination(p))
+            for p in node.parents])
         i = 0
         for parent in node.parents:
             if parent is not None:
@@ -209,6 +211,15 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
         hook(tensor)
 
 
+def destination(parent):
+    """Into the array that a leaf's one and only contribution may be written to at once; True where there is none."""
+    if parent.primitive is None and parent.grad_view is not None:
+        tensor = parent.tensor()
+        if tensor is not None and tensor.grad is None:
+            return Into(parent.grad_view)
+    return True
+
+
 def accumulate(tensor, ct, owned):
     """tensor.grad += ct, in place; the first one goes into the leaf's grad_view where it has one."""
     grad, view = tensor.grad, tensor.node.grad_view
@@ -217,7 +228,8 @@ def accumulate(tensor, ct, owned):
         xp.add(target, ct, out=target)
     elif view is not None:
         target = view
-        target[...] = ct
+        if ct is not view:
+            target[...] = ct
         tensor._grad = Tensor(view)
     else:
         # A gradient is an array of its own: what is shared, or a scalar that can't be written, is copied.
@@ -292,14 +304,13 @@ def revive(node, saved):
 
 # ---------------------------------------------------------------- fused ops
 
-def fused_cotangents(node, saved, ct):
+def fused_cotangents(node, saved, ct, wanted):
     """A fused op's cotangents, all at once: by its kernel on raw arrays, else by its definition."""
     primitive = node.primitive
     n = len(primitive.inputs)
     if ct is None:
         return (None,) * n
     inputs = saved[1:1 + n]
-    wanted = tuple(p is not None for p in node.parents)
     parts = ct.parts if primitive.multi else (ct,)
     if any(x.__class__ in TRACED for x in (*parts, *inputs)):
         if primitive.definition is None:

@@ -100,8 +100,10 @@ def test_the_eager_tape_around_a_transform_and_to_third_order_by_itself(kind):
 def test_no_perturbation_confusion(outer, inner, wrap):
     """d/dx [x · d/dy (x + y)] = 1; confusing the two gives 2. And d/dx [x · d/dy (x y²) at y = 1] = 4x."""
     x = np.float64(3.0)
-    assert float(ALL[outer](lambda x: x * ALL[inner](wrap(lambda y: x + y))(one))(x)) == 1.0
-    assert float(ALL[outer](lambda x: x * ALL[inner](wrap(lambda y: x * y * y))(one))(x)) == pytest.approx(12.0)
+    f = wrap(lambda x: x * ALL[inner](wrap(lambda y: x + y))(one))
+    assert float(ALL[outer](f)(x)) == 1.0
+    g = wrap(lambda x: x * ALL[inner](wrap(lambda y: x * y * y))(one))
+    assert float(ALL[outer](g)(x)) == pytest.approx(12.0)
 
 
 # ---------------------------------------------------------------- custom_vjp
@@ -241,6 +243,11 @@ def test_residuals_that_were_overwritten_raise():
     w[0] = 3.0
     with pytest.raises(RuntimeError, match="backward of 'product' needs its 'residual'.*in-place assignment"):
         y.backward()
+    y = simple(lambda r, ct: (ct * 2.0, None), lambda x, w: (x * w, None))(x, w).sum()
+    w[0] = 4.0
+    y.backward(retain_graph=True)       # needs no argument; differentiating it again does
+    with pytest.raises(RuntimeError, match="second derivative of 'product' needs its argument.*in-place assignment"):
+        y.backward(create_graph=True)
     scaled = mt.custom_jvp(rename(lambda x, w: x * w, "scaled")).defjvp(lambda p, t: (p[0] * p[1], t[0] * p[1]))
     y = scaled(x, w).sum()
     w[0] = 5.0

@@ -123,6 +123,10 @@ def test_dtypes_are_kept_through_mixed_precision():
     assert program(x).dtype == np.float64
     assert program.transpose(np.ones(3))[0].dtype == np.float32
     np.testing.assert_allclose(program.transpose(np.ones(3))[0], 2 * np.ones(3))
+    program = trace_linear(lambda x: x + np.zeros((2, 3)), x)       # wider by shape and dtype than what goes in
+    assert (program(x).shape, program(x).dtype) == ((2, 3), np.float64)
+    back, = program.transpose(np.ones((2, 3)))
+    assert back.dtype == np.float32 and back.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_linearize_under_other_transforms():

@@ -160,8 +160,13 @@ def test_parameters_and_gradients_have_kinds_of_their_own():
     assert book.course[:2] == [("parameter", 96), ("parameter", 120)]
 
 
-def test_what_custom_rules_and_packing_keep_is_counted():
+def test_what_checkpoints_custom_rules_and_packing_keep_is_counted():
     x = mt.tensor(np.ones(100), requires_grad=True)
+    with ledger.record(memory=True) as book:
+        y = mt.checkpoint(lambda h: h + 1.0)(x + 1.0)       # what it starts from, though no op would save it
+        assert book.live["activation"] == 800
+        del y
+        assert book.live["activation"] == 0
     f = mt.custom_vjp(lambda x: x * x).defvjp(lambda x: (x * x, [x * 3.0]), lambda r, ct: (ct * r[0],))
     with ledger.record(memory=True) as book:
         y = f(x)

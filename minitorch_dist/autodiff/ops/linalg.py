@@ -1,7 +1,7 @@
 """Matrix products."""
 
 from ...backend import xp
-from ..primitive import LinearOp, Primitive, bind
+from ..primitive import Into, LinearOp, Primitive, bind
 from .reduction import sum
 from .shape import reshape, swap_last
 
@@ -40,10 +40,19 @@ def _linear_forward(x, weight, bias):
     return out
 
 
+def product(x, y, wanted):
+    """x @ y for a pullback: None where it is not wanted, in its place where that is known."""
+    if not wanted:
+        return None
+    if isinstance(wanted, Into) and wanted.array.dtype == x.dtype == y.dtype:
+        return xp.matmul(x, y, out=wanted.array)
+    return xp.matmul(x, y)
+
+
 def _linear_pullback(ct, wanted, x, weight):
     flat = ct.reshape(-1, ct.shape[-1])
     return (xp.matmul(ct, weight) if wanted[0] else None,
-            xp.matmul(flat.T, x.reshape(-1, x.shape[-1])) if wanted[1] else None,
+            product(flat.T, x.reshape(-1, x.shape[-1]), wanted[1]),
             flat.sum(axis=0) if wanted[2] else None)
 
 

@@ -33,7 +33,7 @@ def _mean(x, axes):
 def _sums(ct, normal, wanted, n):
     """The cotangents of weight and bias, whose axes are the last n."""
     lead = tuple(range(ct.ndim - n))
-    return (ct * normal).sum(axis=lead) if wanted[1] else None, ct.sum(axis=lead) if wanted[2:] == (True,) else None
+    return (ct * normal).sum(axis=lead) if wanted[1] else None, ct.sum(axis=lead) if any(wanted[2:]) else None
 
 
 # ---------------------------------------------------------------- layer norm
