@@ -149,4 +149,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(ROUNDS))
+    main(_mlp.chosen(sys.argv[1:], ROUNDS))

@@ -72,4 +72,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(_mlp.MODELS))
+    main(_mlp.chosen(sys.argv[1:], _mlp.MODELS))

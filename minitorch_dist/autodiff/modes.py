@@ -31,7 +31,7 @@ def is_grad_enabled():
 @contextmanager
 def saved_tensors_hooks(pack, unpack):
     """Ops recorded inside keep pack(array) instead of each array that backward needs, and backward works on
-    unpack(packed): to compress, to offload to disk, or to count."""
+    unpack(packed): to compress, or to offload to disk. What checkpoints and custom rules keep is left as it is."""
     with mode(pack=(pack, unpack)):
         yield
 

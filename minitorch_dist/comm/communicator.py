@@ -134,8 +134,8 @@ class Communicator(Objects):
         if async_op:
             return Deferred(lambda: self._by_hand(x, op, algorithm, False))
         if self.size > 1:
-            wire = Wire(self, lambda x, to, post: self._send_unchecked("send", x, to, INTERNAL_TAG, post),
-                        lambda x, source, post: self._recv_unchecked("recv", x, source, INTERNAL_TAG, post))
+            wire = Wire(self, lambda call, x, to, post: self._send_unchecked(call, x, to, INTERNAL_TAG, post),
+                        lambda call, x, source, post: self._recv_unchecked(call, x, source, INTERNAL_TAG, post))
             ALGORITHMS[algorithm].function(wire, x.reshape(-1), OPS[op])
             if op == "mean":
                 np.divide(x, self.size, out=x)

@@ -188,18 +188,20 @@ class Guard:
 
     def watch(self):
         """The watchdog's thread. No MPI call here, except the abort."""
-        call, calls, since = None, 0, time.monotonic()
+        calls, since = 0, time.monotonic()
         while self.lines is None or not self.mine[GONE]:
             self.sleep_unless_interrupted()
-            if state.call is not call or state.calls != calls:
-                call, calls, since = state.call, state.calls, time.monotonic()
-            stalled = call is not None and self.limit is not None and time.monotonic() - since > self.limit
+            if state.calls != calls or state.call is None:
+                calls, since = state.calls, time.monotonic()
+            stalled = self.limit is not None and time.monotonic() - since > self.limit
             if stalled or self.others_stalled():
-                self.stall(call, stalled)
-            if call is not None and self.lines is not None and self.missing(call):
+                self.stall(stalled)
+            if self.lines is not None and self.missing(state.call):
                 time.sleep(GRACE)
-                if state.call is call and state.calls == calls:
+                call = state.call
+                if state.calls == calls and call is not None:
                     self.end_job(1, self.describe(call, self.missing(call)))
+                call = None   # it holds an array
 
     def sleep_unless_interrupted(self):
         """Wait for the next look. After Ctrl-C a rank inside a call of MPI can't raise KeyboardInterrupt."""
@@ -216,7 +218,7 @@ class Guard:
     def missing(self, call):
         """{rank: what has become of it}, of those that the call waits for and that won't come."""
         found = {}
-        for rank in call.waits_for():
+        for rank in () if call is None else call.waits_for():
             line = self.lines[rank]
             if line[GONE]:
                 found[rank] = "has left the program"
@@ -236,10 +238,10 @@ class Guard:
     def others_stalled(self):
         return self.lines is not None and any(line[STALLED] for line in self.lines) and not self.mine[SPOKEN]
 
-    def stall(self, call, stalled):
+    def stall(self, stalled):
         """Somebody has waited too long: say where this rank is; the one who has waited ends the job."""
         message = (f"the stall limit of {self.limit:g} s (MINITORCH_STALL_SECONDS) is reached, and the job ends. "
-                   f"This rank {self.describe(call)}")
+                   f"This rank {self.describe(state.call)}")
         if not stalled:
             self.say(message)
             self.mine[SPOKEN] = 1

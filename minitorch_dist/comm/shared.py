@@ -41,6 +41,8 @@ GRAIN = 16                # slices begin on multiples of 16 elements: whole cach
 BLOCK_BYTES = 128 << 10   # a slice is reduced in blocks that stay in the cache between being summed and being copied
 SPINS = 200               # looks at the others' flags before the core is offered to somebody else
 
+PROGRESS_EVERY = 256      # looks, between two in which MPI gets on with what it has been given
+
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")   # a store becomes visible after those before it
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -248,8 +250,11 @@ class Window:
         return True
 
     def pause(self, spins):
+        """Between two looks at the others' flags: let others run, and MPI hand out what they may be waiting for."""
         if spins >= self._spins:
             give_way()
+        if spins % PROGRESS_EVERY == PROGRESS_EVERY - 1:
+            self.engine.make_progress()
         return spins + 1
 
     def _fence(self):

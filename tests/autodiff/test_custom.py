@@ -229,12 +229,13 @@ def rename(f, name):
 
 def test_a_value_from_around_the_rule_must_be_an_argument():
     x, w = (mt.tensor(np.ones(2), requires_grad=True) for _ in range(2))
-    f = mt.custom_vjp(rename(lambda x: x * w, "f")).defvjp(lambda x: (x * w, None), lambda r, ct: (ct,))
+    f = mt.custom_vjp(rename(lambda x: x * w, "f")).defvjp(lambda x: (x * w, None), lambda r, ct: (ct * w,))
     with pytest.raises(TypeError, match="'f' reads a value from around it that is being differentiated"):
         f(x)
     w.requires_grad_(False)
     f(x).sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), np.ones(2))
+    assert isinstance(x.grad.data, np.ndarray)      # and no tensor in a tensor
 
 
 def test_residuals_that_were_overwritten_raise():

@@ -17,8 +17,9 @@ import minitorch_dist as mt
 from minitorch_dist import ledger
 from minitorch_dist.autodiff.primitive import state
 
-ROWS, WIDTH = 4000, 16
-N = ROWS * WIDTH * 8        # bytes of one activation
+WIDTH = 16
+N = 100 * WIDTH * 8         # bytes of one activation of 100 rows: the ledger counts to the byte
+MEASURED = 40 * N           # tracemalloc sees the tape's own objects too; beside this they are small
 
 
 class Chain:
@@ -47,8 +48,8 @@ class Chain:
         return mt.sum(h)
 
 
-def start():
-    return np.random.default_rng(1).standard_normal((ROWS, WIDTH))
+def start(nbytes=N):
+    return np.random.default_rng(1).standard_normal((nbytes // 8 // WIDTH, WIDTH))
 
 
 def peak(n, k=0):
@@ -92,14 +93,14 @@ def test_forward_mode_is_flat():
 
 def traced(n, k=0):
     """Peak of everything that NumPy allocates in forward and backward, in activation-sized arrays."""
-    chain, x = Chain(n, k), mt.tensor(start())
+    chain, x = Chain(n, k), mt.tensor(start(MEASURED))
     for w in chain.ws:
         w.grad = mt.from_numpy(np.zeros((WIDTH, WIDTH)))    # so that gradients are added into what is there already
     gc.collect()
     tracemalloc.start()
     try:
         chain(x).backward()
-        return tracemalloc.get_traced_memory()[1] / N + 1      # and x itself
+        return tracemalloc.get_traced_memory()[1] / MEASURED + 1      # and x itself
     finally:
         tracemalloc.stop()
 
@@ -111,13 +112,13 @@ def test_tracemalloc_sees_two_more_which_are_the_cotangents_in_flight(k, arrays)
 
 def test_tracemalloc_sees_forward_mode_flat_too():
     def measured(n):
-        chain, x = Chain(n), start()
+        chain, x = Chain(n), start(MEASURED)
         for w in chain.ws:
             w.requires_grad_(False)
         tracemalloc.start()
         try:
             mt.jvp(lambda h: chain(h), (x,), (x,))
-            return tracemalloc.get_traced_memory()[1] / N
+            return tracemalloc.get_traced_memory()[1] / MEASURED
         finally:
             tracemalloc.stop()
     assert measured(64) == pytest.approx(measured(4), abs=0.2)

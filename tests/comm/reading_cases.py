@@ -1,0 +1,215 @@
+"""What the ranks do in the tests of the collectives for reading, of the rooted ones, and of the mismatch check."""
+
+import numpy as np
+
+from minitorch_dist import comm, ledger
+from minitorch_dist.comm import communicator
+from minitorch_dist.comm.algorithms import ALGORITHMS
+from minitorch_dist.comm.reduction import OPS
+
+from .cases import data_of, placed
+
+LENGTHS = (1, 5, 16, 1003)
+
+
+class Log:
+    """A hook that writes down the messages: [(who does what, with whom)]."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before(self, op, x, peer):
+        if op in ("send", "isend"):
+            self.seen.append((op, peer))
+
+    def after(self, op, x, peer):
+        if op == "recv":
+            self.seen.append((op, peer))
+
+
+def every_algorithm():
+    """{(algorithm, length, op, dtype): (result, bytes that this rank sent, its messages)}."""
+    world = comm.world()
+    results = {}
+    for name in ALGORITHMS:
+        for length in LENGTHS:
+            for op, dtype in (("sum", "f4"), ("mean", "f8"), ("max", "i8"), ("min", "f4")):
+                x = data_of(world.rank, length, dtype)
+                log = Log()
+                world.hooks.append(log)
+                with ledger.record() as book:
+                    world.all_reduce(x, op, algorithm=name)
+                world.hooks.remove(log)
+                assert book.calls["world", "all_reduce"] == 1
+                assert book.total_bytes_sent() == book.bytes_sent["world", "send"]
+                results[name, length, op, dtype] = x, book.total_bytes_sent(), log.seen
+    return results
+
+
+def chosen():
+    """The default algorithm: of the world, of a part, of empty's arrays; then posted, and set anew."""
+    world = comm.world()
+    x = world.empty(40, "f8")
+    x[:] = world.rank + 1
+    with ledger.record() as book:
+        work = world.all_reduce(x, async_op=True)
+        posted = x.copy()
+        work.wait()
+    part = world.split(0)
+    facts = [world.algorithm, part.algorithm, world.in_window(x), posted[0], x[0], book.calls["world", "send"]]
+    world.algorithm = "auto"
+    y = world.empty(40, "f8")
+    return [*facts, world.in_window(y)]
+
+
+def rooted():
+    """{(call, root, in the window or op): what this rank has after it}."""
+    world = comm.world()
+    rank, size = world.rank, world.size
+    results = {}
+    for root in range(size):
+        for window in (True, False):
+            for op in OPS:
+                x = placed(world, data_of(rank, 1003, "f4"), window)
+                work = world.reduce(x, root, op, async_op=op == "max")
+                if work is not None:
+                    work.wait()
+                results["reduce", root, window, op] = x.copy()
+        out = np.full((size, 50), np.nan) if rank == root else None
+        world.gather(out, data_of(rank, 50, "f8"), root)
+        results["gather", root] = out
+        whole = np.full((size, 50), np.nan)
+        whole[rank] = data_of(rank, 50, "f8")
+        world.gather(whole, whole[rank], root, async_op=True).wait()
+        results["gather from itself", root] = whole
+        x = data_of(rank, 50 * size, "f8").reshape(size, 50) if rank == root else None
+        out = np.full(50, np.nan)
+        world.scatter(out, x, root)
+        results["scatter", root] = out
+        whole = data_of(rank, 50 * size, "f8").reshape(size, 50)
+        world.scatter(whole[rank], whole, root, async_op=True).wait()
+        results["scatter into itself", root] = whole[rank].copy()
+        objects = [{"to": to, "text": "ü" * 100 * to} for to in range(size)] if rank == root else None
+        results["scatter_object", root] = world.scatter_object(objects, root)
+    return results
+
+
+def rooted_bytes():
+    world = comm.world()
+    n = 16 * world.size
+    x, whole = np.zeros(16, "f4"), np.zeros(n, "f4")
+    sent = {}
+    for name, run in {"reduce": lambda: world.reduce(whole, 1), "gather": lambda: world.gather(whole, x, 1),
+                      "scatter": lambda: world.scatter(x, whole, 1)}.items():
+        with ledger.record() as book:
+            run()
+        sent[name] = book.total_bytes_sent()
+    return sent
+
+
+# ---------------------------------------------------------------- mismatches
+
+def _calls(c, odd):
+    """{name: what is called on communicator c}; the odd rank calls something else."""
+    x, y, whole = np.zeros(8, "f4"), np.zeros(9, "f4"), np.zeros(8 * c.size, "f4")
+    pick = (lambda usual, other: other()) if odd else (lambda usual, other: usual())
+    return {
+        "shape": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(y)),
+        "same size": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(x.reshape(2, 4))),
+        "dtype": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(x.view("i4"))),
+        "reduction": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(x, "mean")),
+        "algorithm": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(x, algorithm="ring")),
+        "root": lambda: pick(lambda: c.broadcast(x, 0), lambda: c.broadcast(x, 1)),
+        "operation": lambda: pick(lambda: c.all_reduce(x), lambda: c.broadcast(x)),
+        "gather": lambda: pick(lambda: c.all_gather(whole, x), lambda: c.gather(whole, x)),
+        "barrier": lambda: pick(lambda: c.reduce_scatter(x, whole), c.barrier),
+        "empty": lambda: pick(lambda: c.empty(3, "f4"), lambda: c.empty(4, "f4")),
+        "split": lambda: pick(lambda: c.split(0), lambda: c.all_reduce(x)),
+        "posted": lambda: pick(lambda: c.all_reduce(x, async_op=True), lambda: c.all_reduce(y, async_op=True)).wait(),
+        "posted against not": lambda: pick(lambda: c.all_reduce(x, async_op=True).wait(), lambda: c.all_reduce(y)),
+        "third of three": lambda: (c.all_reduce(x), c.barrier(), pick(c.barrier, lambda: c.all_reduce(x))),
+    }
+
+
+def mismatches(across_nodes):
+    """{name: what the MismatchError says}, each on a communicator of its own; the last rank is the odd one."""
+    world = comm.world()
+    usual = communicator.Window.open
+    messages = {}
+    for name in _calls(world, False):
+        if across_nodes:
+            communicator.Window.open = lambda engine, name: None
+        c = world.split(0, name="part")
+        communicator.Window.open = usual
+        try:
+            _calls(c, c.rank == c.size - 1)[name]()
+            messages[name] = None
+        except comm.MismatchError as error:
+            messages[name] = str(error)
+            try:
+                c.barrier()
+                raise AssertionError("a broken communicator went on")
+            except comm.MismatchError as again:
+                assert again is error
+    return messages
+
+
+def many_posted():
+    """More collectives posted than there are slots, by one rank long before the others: no false alarm."""
+    world = comm.world()
+    arrays = [placed(world, np.full(10 + i, world.rank + 1.0), window=i % 2 == 0) for i in range(150)]
+    if world.rank != 0:
+        world.recv(np.zeros(1), 0)
+    works = [world.all_reduce(x, async_op=True) for x in arrays]
+    if world.rank == 0:
+        for other in range(1, world.size):
+            world.send(np.zeros(1), other)
+    for work in works:
+        work.wait()
+    world.barrier()
+    return [x[0] for x in arrays]
+
+
+def unchecked():
+    """With MINITORCH_CHECK=0: the calls work, and a mismatch isn't found."""
+    world = comm.world()
+    x, y = world.empty(10, "f4"), np.ones(10, "f4")
+    x[:] = 1
+    for _ in range(3):
+        world.all_reduce(x)
+        world.all_reduce(y)
+        world.barrier()
+    world.broadcast(np.zeros(2 if world.rank else 4, "f4")[:2])
+    world.broadcast(np.zeros(2, "f4" if world.rank else "i4"))
+    return x[0], y[0]
+
+
+def repeated():
+    """The same small arrays reduced again and again, changed in between: [(result, expected)]."""
+    world = comm.world()
+    n = world.size
+    x = world.empty((6, 50), "f8")
+    facts = []
+    for step, op in enumerate(["sum", "sum", "mean", "max", "mean", "sum"] * 3):
+        x[...] = data_of(world.rank, 300, "f8", step).reshape(x.shape)
+        if step == 9:
+            posted = world.empty(30, "f8")
+            posted[:] = 1
+            work = world.all_reduce(posted, async_op=True)
+        if step == 12:
+            x.shape = (300,)
+        world.all_reduce(x, op)
+        if step == 9:
+            work.wait()
+            assert (posted == n).all()
+        wide = np.array([data_of(rank, 300, "f8", step) for rank in range(n)])
+        facts.append((x.reshape(-1).copy(), {"sum": wide.sum(0), "mean": wide.mean(0), "max": wide.max(0)}[op]))
+    known = len(world._repeated)
+    x.flags.writeable = False
+    try:
+        world.all_reduce(x, "sum")
+        known = "wrote to a read-only array"
+    except ValueError:
+        pass
+    del x, posted, work
+    return facts, known, len(world._repeated)

@@ -1,0 +1,109 @@
+"""The mismatch check finds every difference on every rank, and nothing else; the rooted and repeated collectives."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist.comm.mismatch import fingerprint
+from minitorch_dist.testing import ranks
+
+from .cases import data_of
+from .test_collectives import close_to_sum
+
+CASES = "tests.comm.reading_cases:"
+
+# name: what ranks 0 and 1 have called, and rank 2
+CALLED = {
+    "shape": ("all_reduce(float32[8], sum)", "all_reduce(float32[9], sum)"),
+    "same size": ("all_reduce(float32[8], sum)", "all_reduce(float32[2, 4], sum)"),
+    "dtype": ("all_reduce(float32[8], sum)", "all_reduce(int32[8], sum)"),
+    "reduction": ("all_reduce(float32[8], sum)", "all_reduce(float32[8], mean)"),
+    "algorithm": ("all_reduce(float32[8], sum)", "all_reduce(float32[8], sum by ring)"),
+    "root": ("broadcast(float32[8], src=0)", "broadcast(float32[8], src=1)"),
+    "operation": ("all_reduce(float32[8], sum)", "broadcast(float32[8], src=0)"),
+    "gather": ("all_gather(float32[8])", "gather(float32[8], dst=0)"),
+    "barrier": ("reduce_scatter(float32[24], sum)", "barrier()"),
+    "empty": ("empty(float32[3])", "empty(float32[4])"),
+    "split": ("split()", "all_reduce(float32[8], sum)"),
+    "posted": ("all_reduce(float32[8], sum)", "all_reduce(float32[9], sum)"),
+    "posted against not": ("all_reduce(float32[8], sum)", "all_reduce(float32[9], sum)"),
+    "third of three": ("barrier()", "all_reduce(float32[8], sum)"),
+}
+
+
+@pytest.mark.parametrize("across_nodes", [False, True])
+def test_every_rank_raises_and_names_what_each_has_called(across_nodes):
+    values = ranks.call(CASES + "mismatches", 3, args=(across_nodes,))
+    for messages in values:
+        assert set(messages) == set(CALLED)
+        for name, (usual, odd) in CALLED.items():
+            message = messages[name]
+            if across_nodes and name == "empty":
+                assert message is None      # plain memory: nothing to agree on
+                continue
+            assert message is not None, f"{name}: not noticed"
+            assert f"'part' don't agree on their collective number {3 if name == 'third of three' else 1}" in message
+            lines = message.splitlines()
+            assert [line.split("  ")[1] for line in lines[2:5]] == ["0", "1", "2"], message
+            assert all(f" {usual} " in line for line in lines[2:4]) and f" {odd} " in lines[4], message
+            assert all("reading_cases.py:" in line and "in <lambda>" in line for line in lines[2:5]), message
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_posting_far_ahead_is_no_mismatch(n):
+    total = n * (n + 1) / 2
+    assert all(values == [total] * 150 for values in ranks.call(CASES + "many_posted", n))
+
+
+def test_the_check_can_be_switched_off():
+    assert ranks.call(CASES + "unchecked", 2, env={"MINITORCH_CHECK": "0"}) == [(8.0, 8.0)] * 2
+
+
+def test_fingerprints_are_the_same_in_every_process_and_differ_between_calls():
+    assert fingerprint(("barrier", None, None, None)) == fingerprint(("barrier", None, None, None))
+    keys = [("all_reduce", np.dtype(dtype), shape, op) for dtype in ("f4", "f8", "i4") for op in ("sum", "max")
+            for shape in ((8,), (9,), (2, 4), (8, 1))]
+    assert len({fingerprint(key) for key in keys}) == len(keys)
+    assert all(0 <= fingerprint(key) < 1 << 48 for key in keys)
+
+
+# ---------------------------------------------------------------- rooted and repeated
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_rooted_collectives(n):
+    for rank, results in enumerate(ranks.call(CASES + "rooted", n)):
+        for root in range(n):
+            for window in (True, False):
+                parts = [data_of(other, 1003, "f4") for other in range(n)]
+                for op in ("sum", "mean", "max", "min"):
+                    result = results["reduce", root, window, op]
+                    if rank != root:
+                        assert (result == parts[rank]).all()
+                    elif op in ("sum", "mean"):
+                        assert close_to_sum(result, parts, 1 / n if op == "mean" else 1)
+                    else:
+                        assert (result == (np.max if op == "max" else np.min)(parts, axis=0)).all()
+            everything = [data_of(other, 50, "f8") for other in range(n)]
+            if rank == root:
+                assert (results["gather", root] == everything).all()
+                assert (results["gather from itself", root] == everything).all()
+            else:
+                assert results["gather", root] is None
+            mine = data_of(root, 50 * n, "f8").reshape(n, 50)[rank]
+            assert (results["scatter", root] == mine).all()
+            assert (results["scatter into itself", root] == mine).all()
+            assert results["scatter_object", root] == {"to": rank, "text": "ü" * 100 * rank}
+
+
+def test_bytes_of_the_rooted_collectives():
+    n, share = 3, 16 * 4
+    for rank, sent in enumerate(ranks.call(CASES + "rooted_bytes", n)):
+        assert sent == {"reduce": 0 if rank == 1 else n * share, "gather": 0 if rank == 1 else share,
+                        "scatter": (n - 1) * share if rank == 1 else 0}
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_small_arrays_reduced_again_and_again(n):
+    for facts, known, after in ranks.call(CASES + "repeated", n):
+        for result, expected in facts:
+            np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
+        assert known == 4 and after == 0    # three ops of x, and the posted array
