@@ -53,6 +53,9 @@ def byte_range(array):
     if not hasattr(array, "strides") or isinstance(array, xp.generic) or array.size == 0:
         return None
     if isinstance(array, xp.ndarray):
+        if array.flags.c_contiguous:        # three times faster than asking NumPy, and nearly always so
+            first = array.__array_interface__["data"][0]
+            return first, first + array.nbytes
         return xp.lib.array_utils.byte_bounds(array)
     first = last = array.data.ptr
     for extent, stride in zip(array.shape, array.strides, strict=True):

@@ -264,3 +264,17 @@ def test_this_machine():
     assert result.returncode == 0, result.stdout
     if report["MPI library"]["status"] == "ok" and doctor.mpirun():
         assert report["2 ranks"]["value"].startswith("found each other")
+
+
+@pytest.mark.parametrize("architecture, flags, status", [
+    ("Haswell", "fpu avx2 avx512f", "warn"), ("SkylakeX", "fpu avx2 avx512f", "ok"), ("Haswell", "fpu avx2", "ok"),
+])
+def test_old_blas_kernels_on_a_new_processor_are_named(monkeypatch, architecture, flags, status):
+    import threadpoolctl
+    monkeypatch.setattr(threadpoolctl, "threadpool_info",
+                        lambda: [{"internal_api": "openblas", "architecture": architecture}])
+    monkeypatch.setattr(doctor.Path, "exists", lambda self: True)
+    monkeypatch.setattr(doctor.Path, "read_text", lambda self: f"flags : {flags}\n")
+    finding = doctor.blas_kernels()
+    assert finding.status == status and architecture in finding.value
+    assert ("OPENBLAS_CORETYPE" in (finding.fix or "")) == (status == "warn")
