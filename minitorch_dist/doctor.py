@@ -121,7 +121,8 @@ def blas_kernels():
     """Which processor's kernels OpenBLAS has chosen. It goes by the processor's name, and for a name newer than itself
     takes old ones: matrix products then run at half of what AVX-512 allows."""
     import threadpoolctl
-    chosen = [pool.get("architecture") for pool in threadpoolctl.threadpool_info() if pool["internal_api"] == "openblas"]
+    pools = threadpoolctl.threadpool_info()
+    chosen = [pool.get("architecture") for pool in pools if pool["internal_api"] == "openblas"]
     if not chosen:
         return Finding("BLAS kernels", "ok", "not OpenBLAS's")
     cpuinfo = Path("/proc/cpuinfo")

@@ -144,16 +144,19 @@ class GPT(Module):
         likeliest; `stream` is a np.random.Generator (default: the library's)."""
         tokens = xp.asarray(lower(tokens))
         stream = stream or backend.next_stream()
-        training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
-        with no_grad():
-            for _ in range(count):
-                logits = lower(self(tokens[:, -self.length:]))[:, -1]
-                if temperature == 0:
-                    new = logits.argmax(1)
-                else:
-                    # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
-                    new = (logits / temperature + stream.gumbel(size=logits.shape)).argmax(1)
-                tokens = xp.concatenate([tokens, new[:, None]], 1)
-        self.train(training)
+        try:
+            with no_grad():
+                for _ in range(count):
+                    logits = lower(self(tokens[:, -self.length:]))[:, -1]
+                    if temperature == 0:
+                        new = logits.argmax(1)
+                    else:
+                        # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
+                        new = (logits / temperature + stream.gumbel(size=logits.shape)).argmax(1)
+                    tokens = xp.concatenate([tokens, new[:, None]], 1)
+        finally:
+            for module, training in modes:
+                module.training = training
         return tokens

@@ -1,6 +1,7 @@
 """Matrix products."""
 
 from ...backend import xp
+from ..dispatch import binary
 from ..primitive import Into, LinearOp, Primitive, bind
 from .reduction import sum
 from .shape import reshape, swap_last
@@ -8,8 +9,7 @@ from .shape import reshape, swap_last
 matmul_by_right = LinearOp("matmul(·, y)", lambda t, y: matmul(t, y), lambda c, y: matmul(c, swap_last(y)))
 matmul_by_left = LinearOp("matmul(x, ·)", lambda t, x: matmul(x, t), lambda c, x: matmul(swap_last(x), c))
 
-_matmul = Primitive("matmul", xp.matmul, "x y", broadcasts=True,
-                    x=(matmul_by_right, "y"), y=(matmul_by_left, "x"))
+_matmul = binary("matmul", xp.matmul, (matmul_by_right, "y"), (matmul_by_left, "x"), "x @ y of two axes or more each")
 
 
 def matmul(x, y):
@@ -17,10 +17,10 @@ def matmul(x, y):
     vector on the left is a row, on the right a column, and the axis it lent is dropped again."""
     left, right = len(x.shape), len(y.shape)
     if left > 1 and right > 1:
-        return bind(_matmul, (x, y))
+        return _matmul(x, y)
     if not left or not right:
         raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
-    out = bind(_matmul, (reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y))
+    out = _matmul(reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y)
     shape = out.shape
     if right == 1:
         shape = shape[:-1]

@@ -3,7 +3,7 @@ arrange.py."""
 
 from ...backend import module_of, xp, zeros_like
 from ..dispatch import with_params
-from ..primitive import LinearOp, Primitive, Variadic, bind, lower
+from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
 # ---------------------------------------------------------------- linear maps
 
@@ -109,6 +109,8 @@ def transpose(x, *perm):
 
 def swap_last(x):
     """x with its last two axes exchanged."""
+    if x.__class__ not in TRACED:
+        return x.swapaxes(-1, -2)
     n = len(x.shape)
     return transpose(x, (*range(n - 2), n - 1, n - 2))
 

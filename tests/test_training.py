@@ -1,0 +1,203 @@
+"""What training programs share: the step, the groups, the files, the clean stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import comm, nn, optim, training
+from minitorch_dist.data import Loader
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.testing import ranks
+
+random = np.random.default_rng
+COUNT, FEATURES, CLASSES = 13, 5, 4
+
+
+def loss_sum(model, shard):
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def setting(exact=False, rank=0, size=1):
+    """A linear model on 13 samples, and the one batch of them all."""
+    x, labels = random(0).standard_normal((COUNT, FEATURES)), random(1).integers(0, CLASSES, COUNT)
+    loader = Loader(x, labels, COUNT, rank=rank, size=size, micro_shards=8 if exact else 1, shuffle=False)
+    mt.manual_seed(2)
+    return x, labels, next(iter(loader.epoch(0))), nn.Linear(FEATURES, CLASSES, dtype=np.float64)
+
+
+def by_hand(x, labels, weight, bias, units):
+    """(loss, gradients): Σ -log p[label] / (13 · units) in plain NumPy."""
+    z = x @ weight.T + bias
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    d = (p - np.eye(CLASSES)[labels]) / (COUNT * units)
+    return -np.log(p[np.arange(COUNT), labels]).sum() / (COUNT * units), [d.T @ x, d.sum(axis=0)]
+
+
+def one_step(exact=False, units=1, clip=None, stop_on=()):
+    """On every rank: (loss, stop, weight and bias after a step of SGD at 0.5)."""
+    world = comm.world()
+    _, _, batch, model = setting(exact, world.rank, world.size)
+    ddp = DistributedDataParallel(model, world, exact=exact)
+    optimizer = optim.SGD(ddp.parameters(), lr=0.5)
+    loss, stop = training.train_step(ddp, optimizer, batch, loss_sum, world, seed=0, step=0, units=units, clip=clip,
+                                     stop=world.rank in stop_on)
+    return loss, stop, [p.numpy().copy() for p in ddp.parameters()]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("units", "clip"), [(1, None), (3, None), (1, 0.01)])
+def test_a_step_is_that_of_the_global_batch(n, exact, units, clip):
+    x, labels, _, model = setting()
+    weights = [p.numpy().copy() for p in model.parameters()]
+    wanted, grads = by_hand(x, labels, *weights, units)
+    if clip:
+        norm = np.sqrt(sum((g ** 2).sum() for g in grads))
+        assert norm > 2 * clip
+        grads = [g * clip / (norm + 1e-6) for g in grads]
+    for loss, stop, after in ranks.call("tests.test_training:one_step", n, (exact, units, clip)):
+        assert loss == pytest.approx(wanted, rel=1e-12) and stop is False
+        for w, g, a in zip(weights, grads, after, strict=True):
+            np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-11, atol=1e-12)
+
+
+def test_one_rank_that_wants_to_stop_stops_all():
+    for stop_on, wanted in [((1,), True), ((0, 1), True)]:
+        assert [v[1] for v in ranks.call("tests.test_training:one_step", 2, (False, 1, None, stop_on))] == [wanted] * 2
+
+
+def test_decay_groups():
+    mt.manual_seed(0)
+    model = nn.GPT(7, 5, layers=1, heads=2, dim=4)
+    matrices, vectors = training.decay_groups(model, 0.3)
+    assert matrices["weight_decay"] == 0.3 and vectors["weight_decay"] == 0.0
+    assert {id(p) for g in (matrices, vectors) for p in g["params"]} == {id(p) for p in model.parameters()}
+    named = {id(p): name for name, p in model.named_parameters()}
+    assert {named[id(p)].rsplit(".", 1)[1] for p in matrices["params"]} == {"weight"}
+    assert all(named[id(p)].endswith("bias") or "norm" in named[id(p)] for p in vectors["params"])
+    before = {name: p.numpy().copy() for name, p in model.named_parameters()}
+    optimizer = optim.AdamW([matrices, vectors], lr=0.1)
+    for p in model.parameters():
+        p.grad = mt.tensor(np.zeros_like(p.numpy()))
+    optimizer.step()
+    for name, p in model.named_parameters():
+        factor = 1 - 0.1 * 0.3 if p.ndim > 1 else 1
+        np.testing.assert_allclose(p.numpy(), before[name] * factor, rtol=1e-6, err_msg=name)
+
+
+# ---------------------------------------------------------------- files
+
+def model(seed=0):
+    mt.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm(4))
+
+
+def test_parameters_come_back(tmp_path):
+    first, second = model(), model(1)
+    first(mt.tensor(random(0).standard_normal((5, 3)).astype(np.float32)))
+    path = tmp_path / "parameters.npz"
+    training.save_parameters(path, first)
+    training.load_parameters(path, second)
+    assert training.parameters_sha256(first) == training.parameters_sha256(second)
+    assert (first[1].running_mean == second[1].running_mean).all() and first[1].running_mean.any()
+    assert [p.name for p in tmp_path.iterdir()] == ["parameters.npz"]
+    with pytest.raises(KeyError, match="no values for.*weight"):
+        training.load_parameters(path, nn.Linear(3, 4))
+    with pytest.raises(ValueError, match="shape"):
+        training.load_parameters(path, nn.Sequential(nn.Linear(2, 4), nn.BatchNorm(4)))
+
+
+DIES = """
+import os, signal, sys
+import numpy as np
+from minitorch_dist import nn, training
+def dying(file, **arrays):
+    file.write(b"half of it")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+np.savez = dying
+training.save_parameters(sys.argv[1], nn.Linear(3, 4))
+"""
+
+
+def test_a_kill_in_mid_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "parameters.npz"
+    training.save_parameters(path, nn.Linear(3, 4))
+    before = path.read_bytes()
+    dead = subprocess.run([sys.executable, "-c", DIES, str(path)], timeout=60)
+    assert dead.returncode == -signal.SIGKILL and path.read_bytes() == before
+    assert (tmp_path / "parameters.npz.partial").exists()       # it had begun
+    training.save_parameters(path, nn.Linear(3, 4))             # and the next one is not in its way
+    assert [p.name for p in tmp_path.iterdir()] == ["parameters.npz"]
+
+
+def test_a_run_leaves_its_files(tmp_path):
+    network = model()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    run = training.Run(tmp_path / "run", comm.world())
+    assert not (tmp_path / "run" / "summary.json").exists()
+    with run:
+        for step in range(3):
+            run.log(1.5 - step, 0, 10, time.perf_counter() - 0.5)
+    summary = run.finish(network, lr=0.1)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert summary["lr"] == 0.1 and summary["steps"] == 3 and summary["samples"] == 30
+    assert summary["final_loss"] == -0.5 and 15 < summary["samples_per_second"] <= 20
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert lines[1] == {"step": 2, "epoch": 0, "loss": 0.5, "samples": 20}
+    assert summary["parameters_sha256"] == training.parameters_sha256(network)
+    with np.load(tmp_path / "run" / "parameters.npz") as file:
+        assert set(file) == set(network.state_dict())
+
+
+def differing():
+    """What check_replicas says on ranks whose parameters differ in one bit."""
+    network = model()
+    if comm.world().rank == 1:
+        with mt.no_grad():
+            network[0].bias[0] = np.nextafter(network[0].bias.numpy()[0], np.float32(9))
+    try:
+        training.check_replicas(network, comm.world())
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_ranks_that_differ_by_a_bit_are_found():
+    assert all("different parameters" in said for said in ranks.call("tests.test_training:differing", 2))
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+def test_interrupt_is_a_wish_and_the_second_one_an_end():
+    before = signal.getsignal(signal.SIGINT)
+    with training.Interrupt() as interrupt:
+        assert not interrupt.wanted
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.wanted
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_progress_speaks_on_rank_0_only(capsys):
+    class Rank:
+        def __init__(self, rank):
+            self.rank = rank
+    for rank in (0, 1):
+        with training.Progress(Rank(rank), 3) as progress:
+            progress.step(0.5)
+            progress.say(f"said by {rank}")
+    assert capsys.readouterr().out == "said by 0\n"
+
+
+def test_peak_memory_is_in_bytes():
+    assert 10e6 < training.peak_memory_bytes() < 100e9
