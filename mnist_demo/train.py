@@ -48,7 +48,8 @@ def parse(argv):
     p.add_argument("--augment", type=int, default=0, metavar="PIXELS", help="shift each image by up to so many pixels")
     p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
     p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
-    p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64, cnn 32)")
+    p.add_argument("--batch-size", type=int,
+                   help="samples per step over all ranks (default: mnist 128, digits 64; cnn 32)")
     p.add_argument("--model", choices=list(MODELS), default="mlp", help="cnn: LeNet-5")
     p.add_argument("--hidden", default="512,512", help="mlp: widths of the hidden layers, comma-separated")
     p.add_argument("--pieces", choices=["patches", "rows"], default="patches", help="transformer: how an image is cut")

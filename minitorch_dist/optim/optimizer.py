@@ -67,6 +67,9 @@ class Optimizer:
     def step(self):
         """Update every parameter that has a gradient, in place."""
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+            if ledger.open_ledgers:
+                for array in state.values():
+                    ledger.keep(array, "optimizer")
             for slot in slots:
                 if slot.segment.tensor.node.flat is not flat:
                     raise RuntimeError("a parameter has moved to another flat buffer since this optimizer was made: "

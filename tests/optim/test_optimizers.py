@@ -318,3 +318,14 @@ def test_state_that_does_not_fit_changes_nothing():
     assert after["groups"] == before["groups"] and after["steps"] == before["steps"]
     for a, b in zip(after["state"], before["state"], strict=True):
         assert all((a[name] == b[name]).all() for name in b)
+
+
+def test_the_ledger_counts_parameters_gradients_and_state_by_kind():
+    """Mixed precision aside, Adam holds ψ elements of parameters, ψ of gradients and 2ψ of its own (ZeRO's K)."""
+    w = mt.tensor(np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32), requires_grad=True)
+    adam = optim.Adam([w])
+    with ledger.record(memory=True) as book:
+        (w * w).sum().backward()
+        adam.step()
+        psi = 4 * w.size        # bytes; 64·128 is a whole number of blocks, so there is no padding
+        assert (book.live["parameter"], book.live["gradient"], book.live["optimizer"]) == (psi, psi, 2 * psi)

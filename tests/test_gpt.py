@@ -1,0 +1,140 @@
+"""examples/gpt.py as users start it: sums that it has never seen, one curve on two ranks, a text, and Ctrl-C."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn, training
+from minitorch_dist.testing import ranks
+
+ROOT = Path(__file__).parents[1]
+GPT, TRAIN = ROOT / "examples" / "gpt.py", ROOT / "mnist_demo" / "train.py"
+TINY = ["--layers", "1", "--dim", "16", "--heads", "2", "--batch-size", "12", "--steps", "6", "--eval-every", "3",
+        "--warmup", "2"]
+TEXT = "Der Mond ist aufgegangen, die goldnen Sternlein prangen am Himmel hell und klar; ünd €.\n" * 9
+
+
+def read(folder):
+    """(summary, history) of a run's folder."""
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
+
+
+def train(tmp_path, n, *flags, limit=60):
+    """A run that must end well: (summary, history, rank 0's stdout, folder)."""
+    out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+    run = ranks.launch([GPT, *flags, "--out", out], n=n, limit=limit).check()
+    assert not any(text.strip() for text in run.stdout[1:]), "only rank 0 speaks"
+    return *read(out), run.stdout[0], out
+
+
+def test_it_learns_to_add(tmp_path):
+    summary, history, said, out = train(tmp_path, 1, *LEARNS, limit=300)
+    assert summary["unseen_sums_right"] >= 95, said
+    assert history[0]["loss"] > 2 > 0.2 > summary["validation_loss"] > 0
+    assert f"{summary['unseen_sums_right']:.1f} % of the sums" in said and "62+07=069" in said
+    assert {p.name for p in out.iterdir()} == {"history.jsonl", "summary.json", "parameters.npz", "curve.png"}
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with np.load(out / "parameters.npz") as state:      # what it says it has saved can be loaded, and adds
+        model = nn.GPT(12, summary["length"], summary["layers"], summary["heads"], summary["dim"])
+        model.load_state_dict(dict(state))
+    question = np.array([["+0123456789=".index(c) for c in "99+99="]])      # "+" < "0" … "9" < "="
+    digits = model.generate(question, 3, temperature=0)[0, 6:] - 1
+    assert digits.tolist() == [8, 9, 1]
+
+
+# About 15 s of one quiet core.
+LEARNS = ["--steps", "500", "--batch-size", "128", "--eval-every", "500"]
+
+
+def test_one_curve_on_one_and_two_ranks(tmp_path):
+    flags = [*TINY, "--dropout", "0.1", "--kv-heads", "1", "--positions", "rotary", "--norm", "rms"]
+    (alone, first, _, _), (together, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
+    assert together["ranks"] == 2 and max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-5
+    assert abs(alone["validation_loss"] - together["validation_loss"]) < 1e-5
+    exact = {n: train(tmp_path, n, *flags, "--exact") for n in (1, 2, 4)}
+    assert len({run[0]["parameters_sha256"] for run in exact.values()}) == 1
+    for run in exact.values():
+        assert run[0]["validation"] == exact[1][0]["validation"] and run[1] == exact[1][1]
+        assert run[2].split("\n")[1:-2] == exact[1][2].split("\n")[1:-2] or "characters/s" in run[2]
+    assert train(tmp_path, 1, *flags, "--exact", "--seed", "1")[0]["parameters_sha256"] \
+        != exact[1][0]["parameters_sha256"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_text(tmp_path, n):
+    (tmp_path / "moon.txt").write_text(TEXT, encoding="utf-8")
+    summary, history, said, _ = train(tmp_path, n, "--text", tmp_path / "moon.txt", *TINY, "--length", "20",
+                                      "--sample", "50", "--steps", "60")
+    assert summary["data"] == "moon.txt" and len(history) == 60 and "characters/s" in said
+    vocabulary = len(set(TEXT))
+    assert f"{vocabulary} characters" in said and f"{round(0.9 * len(TEXT)) - 20:,} samples" in said
+    assert abs(history[0]["loss"] - np.log(vocabulary)) < 0.2 and summary["validation_loss"] < 3.2
+    assert [step for step, _ in summary["validation"]] == list(range(3, 61, 3))
+    written = said[said.rindex("characters/s"):].split("\n", 1)[1].rsplit("validation loss", 1)[0]
+    assert len(written) >= 50 and set(written) <= set(TEXT)
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "missing.txt"), (b"caf\xe9 au lait" * 90, "not UTF-8"),
+                                                (b"short", "no window")])
+def test_a_text_that_cannot_be_learned(tmp_path, content, words):
+    path = tmp_path / "missing.txt"
+    if content is not None:
+        path.write_bytes(content)
+    run = ranks.launch([GPT, "--text", path, *TINY, "--out", tmp_path / "run"], n=1, limit=60)
+    assert run.returncode == 2 and words in run.stderr[0] and "Traceback" not in run.stderr[0]
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("flags", [["--steps", "0"], ["--batch-size", "0"], ["--dim", "-4"], ["--eval-every", "0"],
+                                   ["--temperature", "-1"], ["--heads", "0"]], ids=" ".join)
+def test_a_command_line_that_does_not_fit(tmp_path, flags):
+    run = ranks.launch([GPT, *flags, "--out", tmp_path / "run"], n=1, limit=30)
+    assert run.returncode == 2 and flags[0] in run.stderr[0] and "Traceback" not in run.stderr[0]
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+ENDLESS = {
+    "gpt": [GPT, "--layers", "1", "--dim", "16", "--heads", "2", "--steps", "1000000", "--batch-size", "16"],
+    "mnist": [TRAIN, "--data", "digits", "--hidden", "16", "--epochs", "100000", "--batch-size", "16"],
+}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("program", ENDLESS)
+def test_ctrl_c_saves_what_there_is(tmp_path, program, n):
+    """SIGINT to the program, or to mpirun, which is what a terminal's Ctrl-C reaches."""
+    out = tmp_path / "run"
+    mpirun = [] if n == 1 else [shutil.which("mpirun") or Path(sys.executable).with_name("mpirun"), "-n", str(n)]
+    process = subprocess.Popen([*mpirun, sys.executable, *ENDLESS[program], "--out", out], text=True, cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        limit = time.monotonic() + 60
+        history = out / "history.jsonl"
+        while not (history.exists() and history.stat().st_size) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert history.exists() and process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    summary, lines = read(out)
+    assert summary["interrupted"] is True and summary["ranks"] == n
+    assert summary["steps"] == len(lines) == lines[-1]["step"] > 0
+    with np.load(out / "parameters.npz") as state:
+        model = nn.mlp((16,)) if program == "mnist" else nn.GPT(12, 8, 1, 2, 16)
+        model.load_state_dict(dict(state))
+        assert training.parameters_sha256(model) == summary["parameters_sha256"]
