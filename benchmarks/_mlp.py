@@ -145,7 +145,31 @@ def jax_step(widths, x, labels):
 
 # ---------------------------------------------------------------- NumPy by hand
 
-def numpy_step(widths, x, labels):
+def adam_in_place(p, g, m, v, s, t):
+    """One parameter's Adam without a temporary: twelve passes, each with out=."""
+    correction = (1 - BETA2 ** t) ** 0.5
+    m *= BETA1
+    np.multiply(g, 1 - BETA1, out=s)
+    m += s
+    v *= BETA2
+    np.multiply(g, g, out=s)
+    s *= 1 - BETA2
+    v += s
+    np.sqrt(v, out=s)
+    s += EPS * correction
+    np.divide(m, s, out=s)
+    s *= LR * correction / (1 - BETA1 ** t)
+    p -= s
+
+
+def adam_plain(p, g, m, v, s, t):
+    """One parameter's Adam as the formulas stand in the paper, with the temporaries that they make."""
+    m[...] = BETA1 * m + (1 - BETA1) * g
+    v[...] = BETA2 * v + (1 - BETA2) * g * g
+    p -= LR * (m / (1 - BETA1 ** t)) / (np.sqrt(v / (1 - BETA2 ** t)) + EPS)
+
+
+def numpy_step(widths, x, labels, adam=adam_in_place):
     """A step as a good engineer writes it for this one model: no framework, in place where that's natural."""
     params = [array for pair in weights(widths) for array in pair]
     m, v, scratch = ([np.zeros_like(p) for p in params] for _ in range(3))
@@ -176,21 +200,8 @@ def numpy_step(widths, x, labels):
                 g = g @ params[2 * i]
                 g *= inputs[i] > 0
         t += 1
-        correction = (1 - BETA2 ** t) ** 0.5
-        rate = LR * correction / (1 - BETA1 ** t)
         for p, g, m_, v_, s in zip(params, grads, m, v, scratch, strict=True):
-            m_ *= BETA1
-            np.multiply(g, 1 - BETA1, out=s)
-            m_ += s
-            v_ *= BETA2
-            np.multiply(g, g, out=s)
-            s *= 1 - BETA2
-            v_ += s
-            np.sqrt(v_, out=s)
-            s += EPS * correction
-            np.divide(m_, s, out=s)
-            s *= rate
-            p -= s
+            adam(p, g, m_, v_, s, t)
         return float(loss)
     return step
 

@@ -3,7 +3,8 @@
     python benchmarks/train_mlp.py [small] [middle] [wide]
 
 A step is forward, softmax cross-entropy, backward and Adam, in float32. "numpy by hand" is the same step written out
-for this one model; "bare products" are only the matrix products in it: what NumPy's BLAS leaves to nobody.
+for this one model, its Adam in twelve passes without a temporary, or plainly as the formulas stand; "bare products"
+are only the matrix products in it: what NumPy's BLAS leaves to nobody.
 """
 
 import sys
@@ -32,6 +33,7 @@ def alternatives(name, report):
     if installed(report.skipped, "jax"):
         steps["jax.jit"] = _mlp.jax_step(widths, x, labels)
     steps["numpy by hand"] = _mlp.numpy_step(widths, x, labels)
+    steps["numpy by hand, plain Adam"] = _mlp.numpy_step(widths, x, labels, _mlp.adam_plain)
     agree(steps, report)
     steps["bare products"] = _mlp.products(widths, x)
     return steps
@@ -66,8 +68,9 @@ def main(names):
             {"step of": what, "samples/s": f"{batch / s.best:,.0f}", "median": f"{batch / s.median:,.0f}",
              "ms": f"{1e3 * s.best:.2f}", "× numpy by hand": f"{hand / s.best:.2f}"} for what, s in seconds.items()])
         ratio = hand / seconds["ours"].best
-        report.aim(f"{name}: ours against numpy by hand", f"≥ {AIMS[name]:.2f} ×", f"{ratio:.2f} ×",
-                   ratio >= AIMS[name])
+        plain = seconds["numpy by hand, plain Adam"].best / seconds["ours"].best
+        for what, got in (("numpy by hand", ratio), ("numpy by hand, plain Adam", plain)):
+            report.aim(f"{name}: ours against {what}", f"≥ {AIMS[name]:.2f} ×", f"{got:.2f} ×", got >= AIMS[name])
     report.save()
 
 

@@ -96,6 +96,11 @@ def parse(argv):
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+    for name in (*sizes, "kv_heads", "eval_every", "eval_windows", "sample"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            p.error(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
+    if args.temperature < 0:
+        p.error(f"--temperature {args.temperature}: must be at least 0, which always takes the likeliest character")
     return args
 
 

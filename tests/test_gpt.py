@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 GPT, TRAIN = ROOT / "examples" / "gpt.py", ROOT / "mnist_demo" / "train.py"
 TINY = ["--layers", "1", "--dim", "16", "--heads", "2", "--batch-size", "12", "--steps", "6", "--eval-every", "3",
         "--warmup", "2"]
+LEARNS = ["--steps", "500", "--batch-size", "128", "--eval-every", "500"]     # about 15 s of one quiet core
 TEXT = "Der Mond ist aufgegangen, die goldnen Sternlein prangen am Himmel hell und klar; ünd €.\n" * 9
 
 
@@ -40,19 +42,16 @@ def test_it_learns_to_add(tmp_path):
     summary, history, said, out = train(tmp_path, 1, *LEARNS, limit=300)
     assert summary["unseen_sums_right"] >= 95, said
     assert history[0]["loss"] > 2 > 0.2 > summary["validation_loss"] > 0
-    assert f"{summary['unseen_sums_right']:.1f} % of the sums" in said and "62+07=069" in said
+    assert f"{summary['unseen_sums_right']:.1f} % of the sums" in said and len(re.findall(r"^\d\d\+\d\d=\d{3}", said, re.M)) == 8
     assert {p.name for p in out.iterdir()} == {"history.jsonl", "summary.json", "parameters.npz", "curve.png"}
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     with np.load(out / "parameters.npz") as state:      # what it says it has saved can be loaded, and adds
         model = nn.GPT(12, summary["length"], summary["layers"], summary["heads"], summary["dim"])
         model.load_state_dict(dict(state))
-    question = np.array([["+0123456789=".index(c) for c in "99+99="]])      # "+" < "0" … "9" < "="
-    digits = model.generate(question, 3, temperature=0)[0, 6:] - 1
-    assert digits.tolist() == [8, 9, 1]
-
-
-# About 15 s of one quiet core.
-LEARNS = ["--steps", "500", "--batch-size", "128", "--eval-every", "500"]
+    a, b = np.random.default_rng(0).integers(0, 100, (2, 400))
+    question = np.array([["+0123456789=".index(c) for c in f"{x:02}+{y:02}="] for x, y in zip(a, b, strict=True)])
+    digits = model.generate(question, 3, temperature=0)[:, 6:] - 1          # the last digit comes first
+    assert (digits @ [1, 10, 100] == a + b).mean() >= 0.95
 
 
 def test_one_curve_on_one_and_two_ranks(tmp_path):
@@ -64,7 +63,6 @@ def test_one_curve_on_one_and_two_ranks(tmp_path):
     assert len({run[0]["parameters_sha256"] for run in exact.values()}) == 1
     for run in exact.values():
         assert run[0]["validation"] == exact[1][0]["validation"] and run[1] == exact[1][1]
-        assert run[2].split("\n")[1:-2] == exact[1][2].split("\n")[1:-2] or "characters/s" in run[2]
     assert train(tmp_path, 1, *flags, "--exact", "--seed", "1")[0]["parameters_sha256"] \
         != exact[1][0]["parameters_sha256"]
 

@@ -77,14 +77,60 @@ def test_the_shipped_digits_are_learned(tmp_path):
     assert losses[0] > 1.5 and sum(losses[-20:]) / 20 < 0.1
 
 
-def test_mnist_is_learned(tmp_path):
+def need_mnist():
     folder = os.environ.get("MINITORCH_DATA")
     if not folder or not all((Path(folder) / name).exists() or (Path(folder) / f"{name}.gz").exists()
                              for name in MNIST_FILES):
         pytest.skip("MINITORCH_DATA names no folder with MNIST's four files")
+
+
+def test_mnist_is_learned(tmp_path):
+    need_mnist()
     summary, history, said = train(tmp_path, 2, "--data", "mnist", "--steps", "200")
     assert summary["data"] == "mnist" and "60,000" in said and len(history) == 200
     assert summary["test_accuracy"] >= 92
+
+
+# ---------------------------------------------------------------- the other models
+
+@pytest.mark.parametrize("model", ["cnn", "transformer"])
+def test_exact_runs_of_other_models_have_one_hash(tmp_path, model):
+    """Dropout and augmentation on: random numbers belong to the sample. The last batch has 11 rows for 8 micro-shards."""
+    flags = ["--data", "digits", "--model", model, "--batch-size", "23", "--steps", "64", "--dropout", "0.2",
+             "--augment", "2", "--exact"]
+    assert 1437 % 23 == 11 and 64 > 1437 // 23 + 1
+    runs = {n: train(tmp_path, n, *flags, limit=120) for n in (1, 2, 4)}
+    digests = {n: run[0]["parameters_sha256"] for n, run in runs.items()}
+    assert len(set(digests.values())) == 1, digests
+    assert all(history == runs[1][1] for _, history, _ in runs.values())
+    assert runs[1][0]["test_accuracy"] == runs[4][0]["test_accuracy"]
+    changed = [train(tmp_path, 1, *flags[:-1], *more)[0]["parameters_sha256"]
+               for more in (["--exact", "--augment", "1"], ["--exact", "--dropout", "0.1"], [])]
+    assert len({digests[1], *changed}) == 4
+
+
+@pytest.mark.parametrize("model", ["cnn", "transformer"])
+def test_other_models_on_two_ranks(tmp_path, model):
+    flags = ["--data", "digits", "--model", model, "--batch-size", "24", "--steps", "8", "--dropout", "0.2",
+             "--augment", "2", "--dtype", "float64"]
+    (alone, first, _), (_, second, _) = (train(tmp_path, n, *flags) for n in (1, 2))
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-9
+    assert alone["model"] == model and alone["optimizer"] == "adamw" and alone["warmup"] == 100
+
+
+@pytest.mark.parametrize(("flags", "least"), [
+    (["--model", "cnn", "--epochs", "6"], 90),
+    (["--model", "transformer", "--epochs", "6"], 75)], ids=["cnn", "transformer"])
+def test_the_digits_are_learned_by_other_models(tmp_path, flags, least):
+    summary, history, _ = train(tmp_path, 1, "--data", "digits", *flags, limit=120)
+    assert summary["test_accuracy"] >= least
+    assert sum(line["loss"] for line in history[-20:]) / 20 < 0.5 < history[0]["loss"]
+
+
+def test_lenet_learns_mnist(tmp_path):
+    need_mnist()
+    summary, history, _ = train(tmp_path, 1, "--data", "mnist", "--model", "cnn", "--epochs", "2", limit=400)
+    assert len(history) == 2 * 60_000 // 32 and summary["test_accuracy"] >= 98.8
 
 
 # ---------------------------------------------------------------- settings

@@ -18,7 +18,7 @@ def samples(world):
     """{name: (function, x, same input on all ranks, same output, the entries that it covers)}, none of them linear."""
     rank, n = world.rank, world.size
     w = values((3, 4), 1, rank)
-    counts = [[1 + (i + j) % 2 for j in range(n)] for i in range(n)]     # rows from i to j
+    counts = [[1 + (i + 2 * j) % 3 for j in range(n)] for i in range(n)]     # rows from i to j
     sent, received = counts[rank], [counts[i][rank] for i in range(n)]
     square = values((2 * n, 3), 2, rank)
     return {
