@@ -48,10 +48,10 @@ def test_every_rank_raises_and_names_what_each_has_called(across_nodes):
             assert all("reading_cases.py:" in line and "in <lambda>" in line for line in lines[2:5]), message
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_posting_far_ahead_is_no_mismatch(n):
+@pytest.mark.parametrize("n, one_by_one", [(2, True), (3, True), (3, False)])
+def test_posting_far_ahead_is_no_mismatch(n, one_by_one):
     total = n * (n + 1) / 2
-    assert all(values == [total] * 150 for values in ranks.call(CASES + "many_posted", n))
+    assert all(values == [total] * 150 for values in ranks.call(CASES + "many_posted", n, args=(one_by_one,)))
 
 
 def test_the_check_can_be_switched_off():
