@@ -84,12 +84,13 @@ def with_params(primitive):
     input and no side result that every program is full of (sum, reshape, …)."""
     needs, = primitive.needs
     keeps_ans, keeps_x = 0 in needs, 1 in needs
+    forward = primitive.forward
 
     def op(x, params):
         if x.__class__ is not Tensor or state.special:
-            return bind(primitive, (x,), params)
+            return bind(primitive, (x,), params) if x.__class__ in TRACED else forward(x, *params)
         a, parent = x.data, x.node
-        out = primitive.forward(a, *params)
+        out = forward(a, *params)
         if parent is None:
             return Tensor(out)
         saved = (out if keeps_ans else None, a if keeps_x else None, *params)

@@ -9,10 +9,10 @@ from .shape import concatenate, inverse, reshape, transpose
 
 # ---------------------------------------------------------------- linear maps
 
-summed = LinearOp("sum", lambda t, r: sum(t, r[1], r[2]), lambda c, r: spread(c, r[0], r[1]))
+summed = LinearOp("sum", lambda t, r: sum(t, r[1], r[2]), lambda c, r: spread(c, *r))
 broadcasted = LinearOp("broadcast", lambda t, r: broadcast_to(t, r[1]), lambda c, r: unbroadcast(c, r[0]))
 cumulated = LinearOp("cumsum", lambda t, r: _cumulate(t, *r), lambda c, r: _cumulate(c, r[0], not r[1]))
-weighted = LinearOp("weighted sum", lambda t, r: sum(t * r[0], r[2], r[3]), lambda c, r: spread(c, r[1], r[2]) * r[0])
+weighted = LinearOp("weighted sum", lambda t, r: sum(t * r[0], r[2], r[3]), lambda c, r: spread(c, *r[1:]) * r[0])
 
 
 def kept(shape, axes):
@@ -23,9 +23,9 @@ def kept(shape, axes):
     return tuple(1 if i in axes else extent for i, extent in enumerate(shape))
 
 
-def spread(c, shape, axes):
+def spread(c, shape, axes, keepdims=False):
     """Copy a reduction's cotangent to all elements that were summed: the transpose of sum."""
-    if axes is not None and c.shape != kept(shape, axes):
+    if axes is not None and not keepdims:
         c = reshape(c, kept(shape, axes))
     return broadcast_to(c, shape)
 
