@@ -4,10 +4,10 @@
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from _harness import HERE, Report, compare, installed, one_core
 
@@ -67,18 +67,26 @@ def profile(name, seconds):
     return [{"part": part, "ms": f"{1e3 * s:.2f}", "share": f"{100 * s / seconds:.0f} %"} for part, s in parts.items()]
 
 
+def resident():
+    """The most memory that this process has had resident; NaN where the system has no /proc. (getrusage would hand on
+    what the parent process had.)"""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 def peak_bytes(name, who):
     """(the most resident memory after some steps, how much of it came after the imports), of a process of its own."""
     import _models
     if who == "torch eager":
         import torch  # noqa: F401
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident()
     step = _models.theirs(name) if who == "torch eager" else _models.ours(name)[0]
     for _ in range(MEMORY_STEPS):
         step()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    return after * unit, (after - before) * unit
+    return resident(), resident() - before
 
 
 def child(what, *args):

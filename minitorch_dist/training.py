@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from . import backend, ledger, optim
+from .autodiff.primitive import lower
 from .backend import xp
 from .parallel import BinaryCounter
 
@@ -168,11 +169,15 @@ def parameters_sha256(model):
 
 
 def check_replicas(model, world):
-    """parameters_sha256, after making sure that it is the same on all ranks. RuntimeError otherwise."""
-    digest = parameters_sha256(model)
-    digests = world.all_gather_object(digest)
-    if len(set(digests)) > 1:
-        raise RuntimeError(f"the ranks hold different parameters: {dict(enumerate(digests))}")
+    """parameters_sha256, after making sure that parameters and buffers are the same on all ranks. RuntimeError
+    otherwise."""
+    digest, buffers = parameters_sha256(model), hashlib.sha256()
+    for _, b in model.named_buffers():
+        buffers.update(lower(b).tobytes())
+    digests = world.all_gather_object((digest, buffers.hexdigest()))
+    for i, what in enumerate(("parameters", "buffers")):
+        if len({d[i] for d in digests}) > 1:
+            raise RuntimeError(f"the ranks hold different {what}: { {rank: d[i] for rank, d in enumerate(digests)} }")
     return digest
 
 

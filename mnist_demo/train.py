@@ -34,7 +34,7 @@ DEFAULTS = {    # what trains each model well; the batch size of None is the dat
 OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default learning rate)
     "sgd": (lambda groups, lr: optim.SGD(groups, lr=lr, momentum=0.9), 0.05),
     "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
-    "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 2e-3),
+    "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -55,7 +55,7 @@ def parse(argv):
     p.add_argument("--pieces", choices=["patches", "rows"], default="patches", help="transformer: how an image is cut")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default: mlp sgd, the others adamw")
-    p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam and adamw 0.002)")
+    p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam 0.002, adamw 0.003)")
     p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
     p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")

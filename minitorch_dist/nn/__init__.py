@@ -7,11 +7,12 @@ from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, Parameter, Sequential
 from .norm import BatchNorm, LayerNorm, RMSNorm
+from .summary import Summary, summary
 from .transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 
 __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "ImageTransformer",
     "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "Module", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU",
-    "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet",
-    "mlp", "mse_loss",
+    "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Summary", "Tanh", "TransformerBlock", "cross_entropy", "init",
+    "lenet", "mlp", "mse_loss", "summary",
 ]

@@ -26,6 +26,7 @@ class Module:
         for table in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(self, table, {})
         object.__setattr__(self, "_name", "")
+        object.__setattr__(self, "_hooks", None)    # (before forward, after it), two tuples, as soon as there is one
         self.training = True
 
     def __setattr__(self, name, value):
@@ -75,9 +76,45 @@ class Module:
         outer = state.path
         state.path = (*outer, self._name) if self._name else outer
         try:
-            return self.forward(*inputs, **options)
+            if self._hooks is None:
+                return self.forward(*inputs, **options)
+            return self._forward_with_hooks(inputs, options)
         finally:
             state.path = outer
+
+    # ------------------------------------------------------------ hooks
+
+    def register_forward_pre_hook(self, hook):
+        """Call hook(module, inputs) before each forward. What it returns, a tuple or one value, takes the inputs'
+        place; None leaves them. Returns a function that removes the hook."""
+        return self._add_hook(0, hook)
+
+    def register_forward_hook(self, hook):
+        """Call hook(module, inputs, output) after each forward. What it returns takes the output's place; None leaves
+        it. Returns a function that removes the hook."""
+        return self._add_hook(1, hook)
+
+    def _add_hook(self, which, hook):
+        entry = (hook,)     # of its own: the same function may be registered twice
+
+        def put(change):
+            hooks = list(self._hooks or ((), ()))
+            hooks[which] = change(hooks[which])
+            object.__setattr__(self, "_hooks", tuple(hooks) if any(hooks) else None)
+        put(lambda entries: (*entries, entry))
+        return lambda: put(lambda entries: tuple(e for e in entries if e is not entry))
+
+    def _forward_with_hooks(self, inputs, options):
+        before, after = self._hooks
+        for hook, in before:
+            changed = hook(self, inputs)
+            if changed is not None:
+                inputs = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*inputs, **options)
+        for hook, in after:
+            changed = hook(self, inputs, output)
+            output = output if changed is None else changed
+        return output
 
     # ------------------------------------------------------------ the tree
 

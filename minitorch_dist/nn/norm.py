@@ -43,8 +43,14 @@ class BatchNorm(Module):
     """Normalise each channel over the batch: (n, channels) or (n, channels, …).
 
     In training by the batch's own mean and variance, which also move the running ones by `momentum` (the variance
-    unbiased, as torch keeps it); in evaluation by the running ones. The batch is what forward is given: on several
-    ranks this rank's rows, in exact mode one micro-shard. Source: Ioffe & Szegedy 2015.
+    unbiased, as torch keeps it); in evaluation by the running ones. An empty batch moves nothing.
+    Source: Ioffe & Szegedy 2015.
+
+    The batch is what forward is given, unless one of these is set (DistributedDataParallel does, so that the batch is
+    the global one; in exact mode, one micro-shard):
+
+    reduce   reduce(x): the sum of all ranks' x, a differentiable op; the statistics are then those of all ranks' rows
+    move     move(layer, mean, var): takes a batch's statistics, to move the running ones later by `layer.moved`
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, dtype=xp.float32):
@@ -54,23 +60,48 @@ class BatchNorm(Module):
         self.bias = Parameter(xp.zeros(num_features, dtype))
         self.register_buffer("running_mean", xp.zeros(num_features, dtype))
         self.register_buffer("running_var", xp.ones(num_features, dtype))
+        self.reduce, self.move = None, BatchNorm.moved
 
     def forward(self, x):
         if x.shape[1] != self.num_features:
             raise ValueError(f"BatchNorm of {self.num_features} channels was given an input of shape {x.shape}: "
                              "channels are the second axis")
+        column = (1, -1) + (1,) * (len(x.shape) - 2)
         if not self.training:
-            shape = (1, -1) + (1,) * (len(x.shape) - 2)
             scale = self.weight / xp.sqrt(self.running_var + self.eps)
-            return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)
+            return x * scale.reshape(column) + (self.bias - self.running_mean * scale).reshape(column)
         count = lower(x).size // self.num_features
+        if self.reduce is not None:
+            y, mean, var, count = self._over_ranks(x, count, column)
+        elif count == 0:
+            return x * self.weight.reshape(column) + self.bias.reshape(column)
+        else:
+            self._check(count, x)
+            y, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps)
+        self.move(self, lower(mean), lower(var) * (count / (count - 1)))
+        return y
+
+    def _check(self, count, x):
         if count < 2:
             raise ValueError(f"BatchNorm in training needs 2 or more values per channel, got {count} (input {x.shape})")
-        y, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps)
-        for running, new in ((self.running_mean, lower(mean)), (self.running_var, lower(var) * (count / (count - 1)))):
+
+    def _over_ranks(self, x, count, column):
+        """Two sums over the ranks: the mean must be known before the variance, or large means would drown it."""
+        axes = (0, *range(2, len(x.shape)))
+        sums = self.reduce(ops.concatenate([ops.sum(x, axes), xp.array([count], x.dtype)], 0))
+        count = int(lower(sums)[-1])
+        self._check(count, x)
+        mean = sums[:-1] / count
+        centred = x - mean.reshape(column)
+        var = self.reduce(ops.sum(centred * centred, axes)) / count
+        scale = self.weight * ops.rsqrt(var + self.eps)
+        return centred * scale.reshape(column) + self.bias.reshape(column), mean, var, count
+
+    def moved(self, mean, var):
+        """Move the running statistics towards these."""
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
             running *= 1 - self.momentum
             running += self.momentum * new
-        return y
 
     def extra_repr(self):
         return f"{self.num_features}"

@@ -62,12 +62,22 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, dtype=dtype, weight_init=weights)
         self.out = Linear(dim, dim, dtype=dtype, weight_init=weights)
 
+    def _queries_keys_values(self, x):
+        h = ops.reshape(self.qkv(x), (*x.shape[:2], self.heads + 2 * self.kv_heads, self.size))
+        q, k, v = ops.transpose(h, (0, 2, 1, 3)).split((self.heads, self.kv_heads, self.kv_heads), 1)
+        return (rotary(q), rotary(k), v) if self.rotary else (q, k, v)
+
+    def weights(self, x):
+        """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
+        with no_grad():
+            q, k, _ = self._queries_keys_values(x)
+            # Attention over the unit vectors as values gives the weights themselves.
+            unit = xp.broadcast_to(xp.eye(x.shape[1], dtype=x.dtype), (*k.shape[:3], x.shape[1]))
+            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal))
+
     def forward(self, x):
         batch, time, dim = x.shape
-        h = ops.reshape(self.qkv(x), (batch, time, self.heads + 2 * self.kv_heads, self.size))
-        q, k, v = ops.transpose(h, (0, 2, 1, 3)).split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if self.rotary:
-            q, k = rotary(q), rotary(k)
+        q, k, v = self._queries_keys_values(x)
         y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (batch, time, dim)))
 

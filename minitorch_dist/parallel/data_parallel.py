@@ -16,10 +16,12 @@ from contextlib import contextmanager
 
 from .. import comm as communication
 from .. import ledger
+from ..autodiff.primitive import lower
 from ..autodiff.reverse import at_end_of_backward
 from ..autodiff.writes import wrote
 from ..flat import FlatBuffer
 from ..nn.module import Module
+from .batch_norm import MicroShardStatistics, synchronise
 from .exact import BinaryCounter, check_shape
 
 MIB = 1 << 20
@@ -85,6 +87,8 @@ class DistributedDataParallel(Module):
     gradient of zeros, so that ranks never disagree on what to reduce. The
     wrapper adds nothing to parameter names. Make the optimizer after it, and call
     zero_grad() before each step: a second backward onto sums raises RuntimeError.
+    BatchNorm's statistics are those of the global batch (see batch_norm.py); other
+    buffers are broadcast once, and then each rank's own.
     """
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, exact=False, micro_shards=8):
@@ -106,6 +110,11 @@ class DistributedDataParallel(Module):
             wrote(bucket.flat.params, "the broadcast of initial values")
             for s in bucket.flat.segments:
                 s.tensor.register_post_accumulate_grad_hook(self._gradient_ready)
+        for _, buffer in module.named_buffers():
+            self.comm.broadcast(lower(buffer), src=0)
+        self.statistics = MicroShardStatistics(module, self.comm) if exact else None
+        if not exact:
+            synchronise(module, self.comm)
 
     @property
     def module(self):
@@ -179,6 +188,7 @@ class DistributedDataParallel(Module):
                 bucket.work = self.comm.all_reduce(bucket.flat.grads, async_op=True, exact=True)
             else:
                 bucket.flat.zero_grad()     # the next micro-shard's gradient is a leaf of the tree by itself
+        self.statistics.fold(last)
         if last:
             self.done = 0
             for bucket in self.buckets:

@@ -48,8 +48,8 @@ def learning_curve(run, path):
 
 
 def filters(weight, path, most=64):
-    """The kernels of a convolution's weight (out, in, kh, kw), a row of `in` small images per output, one grey scale
-    for all; at most `most` images."""
+    """The kernels of a convolution's weight (out, in, kh, kw), a row of `in` small images per output, red for
+    positive and blue for negative, one scale for all; at most `most` images."""
     weight = np.asarray(weight)
     if weight.ndim != 4:
         raise ValueError(f"filters: a weight of shape {weight.shape}; a 2-d convolution's is (out, in, kh, kw)")
@@ -82,7 +82,7 @@ def attention_maps(weights, path, labels=None):
     def draw(figure):
         grid = figure.subplots(1, len(weights), squeeze=False, sharey=True)[0]
         for head, (axes, image) in enumerate(zip(grid, weights, strict=True)):
-            shown = axes.imshow(image, cmap="magma_r", vmin=0, vmax=1)
+            shown = axes.imshow(image, cmap="Purples", vmin=0, vmax=1)
             axes.set_title(f"head {head}", fontsize=10)
             axes.set_xlabel("looks at")
             if labels is not None:
@@ -121,9 +121,10 @@ def confusion_matrix(labels, predictions, path, classes=10):
 
 
 def text_surprise(text, probabilities, path, width=72):
-    """A text, each character on a ground the darker the less the model expected it; probabilities (len(text),)."""
+    """A text, each character on a ground the darker the less the model expected it; probabilities (len(text),), NaN
+    for characters that it was given: they stay white and count for nothing."""
     probabilities = np.asarray(probabilities)
-    if len(text) != len(probabilities):
+    if not text or len(text) != len(probabilities):
         raise ValueError(f"text_surprise: {len(text)} characters and {len(probabilities)} probabilities")
     places, row, column = [], 0, 0
     for c in text:
@@ -132,17 +133,20 @@ def text_surprise(text, probabilities, path, width=72):
         places.append((row, column))
         row, column = (row + 1, 0) if c == "\n" else (row, column + 1)
 
+    surprise = -np.log(np.maximum(probabilities, 1e-12))
+    columns = max((column for _, column in places), default=0) + 1
+
     def draw(figure):
         from matplotlib.patches import Rectangle
         axes = figure.subplots()
-        surprise = -np.log(np.maximum(probabilities, 1e-12))
         for c, (r, k), s in zip(text, places, surprise, strict=True):
-            axes.add_patch(Rectangle((k - 0.5, r - 0.5), 1, 1, color="#e76f51", alpha=min(1.0, s / 6), lw=0))
+            if not np.isnan(s):
+                axes.add_patch(Rectangle((k - 0.5, r - 0.5), 1, 1, color="#e76f51", alpha=min(1.0, s / 6), lw=0))
             axes.text(k, r, "⏎" if c == "\n" else c, family="monospace", fontsize=8, ha="center", va="center",
                       color=INK)
-        axes.set_xlim(-1, width)
+        axes.set_xlim(-1, columns)
         axes.set_ylim(places[-1][0] + 0.8, -0.8)
         axes.axis("off")
-        axes.set_title(f"{surprise.mean():.2f} nats per character; the darker, the less expected", loc="left",
+        axes.set_title(f"{np.nanmean(surprise):.2f} nats per character\nthe darker, the less expected", loc="left",
                        fontsize=10)
-    _save(draw, path, (8.6, 0.5 + 0.21 * (places[-1][0] + 2)))
+    _save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.21 * (places[-1][0] + 2)))

@@ -199,6 +199,23 @@ def test_tied_weights_are_one_parameter_with_one_gradient():
     np.testing.assert_allclose(tied.embed.weight.grad.numpy(), both, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "causal", "rotate"), ATTENTION)
+def test_the_weights_to_look_at(heads, kv_heads, causal, rotate):
+    """Rows add up to 1, the future has none, and with them and the values in hand attention is what forward gives."""
+    mt.manual_seed(1)
+    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6)
+    x = random(0).standard_normal((2, 7, 24))
+    p = layer.weights(mt.tensor(x))
+    assert isinstance(p, np.ndarray) and p.shape == (2, heads, 7, 7)
+    np.testing.assert_allclose(p.sum(-1), 1)
+    assert (np.triu(p, 1) == 0).all() == causal and np.ptp(p[:, 0, 6]) > 1e-3
+    w, size = values(layer), 24 // heads
+    v = (x @ w["qkv.weight"].T)[..., (heads + kv_heads) * size:].reshape(2, 7, kv_heads, size)
+    v = np.repeat(v, heads // kv_heads, axis=2)
+    y = np.einsum("bhts,bshd->bthd", p, v).reshape(2, 7, 24) @ w["out.weight"].T + w["out.bias"]
+    np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), y, rtol=1e-9, atol=1e-11)
+
+
 def test_embedding():
     layer = nn.Embedding(5, 3, np.float64)
     indices = np.array([[1, 4], [1, 1]])

@@ -38,15 +38,18 @@ def _max_forward(x, kernel, stride, padding, dilation):
 
 def _max_pullback(ct, wanted, ans, x, kernel, stride, padding, dilation):
     wide, counts = padded(x, padding, -xp.inf), ans.shape[2:]
-    ties = xp.zeros_like(ans)
-    for _, part in shifts(wide, counts, kernel, stride, dilation):
-        ties += part == ans
-    share = ct / ties
+    largest = [part == ans for _, part in shifts(wide, counts, kernel, stride, dilation)]
+    ties = largest[0].astype(xp.int32 if len(largest) > 255 else xp.uint8)
+    for mask in largest[1:]:
+        ties += mask
+    share = ct / ties.astype(ct.dtype)
     out = xp.zeros_like(wide)
-    both = zip(shifts(wide, counts, kernel, stride, dilation), shifts(out, counts, kernel, stride, dilation),
-               strict=True)
-    for (_, part), (_, target) in both:
-        target += share * (part == ans)
+    apart = all(s >= d * (k - 1) + 1 for s, d, k in zip(stride, dilation, kernel, strict=True))    # no two windows meet
+    for mask, (_, target) in zip(largest, shifts(out, counts, kernel, stride, dilation), strict=True):
+        if apart:
+            xp.multiply(share, mask, out=target)
+        else:
+            target += share * mask
     return (out[inside(padding, x.shape[2:])],)
 
 

@@ -1,0 +1,99 @@
+"""Draw what a trained model has learned, from the folder that its run left.
+
+    python mnist_demo/train.py --model cnn --out runs/cnn
+    python examples/pictures.py runs/cnn            # curve, filters, confusion matrix
+    python examples/gpt.py --out runs/gpt
+    python examples/pictures.py runs/gpt            # curve, attention maps, a text with its surprise
+
+The pictures go into the same folder.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import data, nn, training, viz
+from minitorch_dist.data.text import addition, read_text
+
+
+def classifier(facts, folder, args):
+    """Pictures of a run of mnist_demo/train.py."""
+    model = {"mlp": lambda: nn.mlp(facts["hidden"]), "cnn": nn.lenet,
+             "transformer": lambda: nn.ImageTransformer(facts["pieces"])}[facts["model"]]()
+    load(model, facts, folder)
+    dataset = data.load(facts["data"], args.data_dir)
+    images = dataset.test_images.astype(np.float32)
+    with mt.no_grad():
+        predictions = np.concatenate([model(images[i:i + 500]).numpy().argmax(1) for i in range(0, len(images), 500)])
+    viz.confusion_matrix(dataset.test_labels, predictions, folder / "confusion.png")
+    if facts["model"] == "cnn":
+        viz.filters(model[1].weight.numpy(), folder / "filters.png")
+    if facts["model"] == "transformer":
+        maps(model, model.embed(model.cut(images[:1])) + model.position.weight, folder)
+
+
+def language_model(facts, folder, args):
+    """Pictures of a run of examples/gpt.py."""
+    if facts["text"]:
+        text = read_text(facts["text"])
+        vocabulary, rows, given = text.vocabulary, text.validation[None, :8 * facts["length"] + 1], 1
+    else:
+        problems = addition(2, seed=facts["seed"])
+        vocabulary, rows, given = problems.vocabulary, problems.test[:12], problems.question
+    model = nn.GPT(len(vocabulary), facts["length"], facts["layers"], facts["heads"], facts["dim"], facts["kv_heads"],
+                   positions=facts["positions"], norm=facts["norm"])
+    load(model, facts, folder)
+    length, probabilities = facts["length"], np.full(rows.shape, np.nan)
+    with mt.no_grad():
+        for i in range(given, rows.shape[1]):       # each character out of as many before it as the model sees
+            p = mt.softmax(model(rows[:, max(0, i - length):i])).numpy()[:, -1]
+            probabilities[:, i] = p[np.arange(len(rows)), rows[:, i]]
+        shown = rows[:1, :min(length, 24, rows.shape[1] - 1)]
+        x = model.embed(shown)
+        x = x + model.position(np.arange(shown.shape[1])) if facts["positions"] == "learned" else x
+    probabilities = np.pad(probabilities, ((0, 0), (0, 1)), constant_values=np.nan)     # the line's end
+    viz.text_surprise("".join(vocabulary.decode(row) + "\n" for row in rows), probabilities.ravel(),
+                      folder / "surprise.png")
+    maps(model, x, folder, vocabulary.decode(shown[0]))
+
+
+def maps(model, x, folder, labels=None):
+    """attention-0.png, attention-1.png …: a picture per block, of the first sample of x."""
+    with mt.no_grad():
+        for i, block in enumerate(model.blocks):
+            viz.attention_maps(block.attention.weights(block.norm1(x))[0], folder / f"attention-{i}.png", labels)
+            x = block(x)
+
+
+def load(model, facts, folder):
+    """The run's parameters, into a model in evaluation mode."""
+    state = dict(np.load(folder / "parameters.npz"))
+    model.load_state_dict({name: value.astype(np.float32) for name, value in state.items()})
+    if facts["parameters_sha256"] != training.parameters_sha256(model) and facts.get("dtype") != "float64":
+        raise ValueError(f"{folder}: parameters.npz and summary.json are of different runs")
+    model.eval()
+
+
+def main(argv=None):
+    """The program; returns the exit status."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("run", type=Path, help="a run's folder")
+    p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
+    args = p.parse_args(argv)
+    try:
+        facts = json.loads((args.run / "summary.json").read_text())
+        viz.learning_curve(viz.read_run(args.run), args.run / "curve.png")
+        (classifier if "model" in facts else language_model)(facts, args.run, args)
+    except (OSError, ValueError, KeyError, viz.RunError, data.DataNotFound) as error:
+        print(f"pictures.py: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(str(path) for path in sorted(args.run.glob("*.png"))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

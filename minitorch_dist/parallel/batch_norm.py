@@ -1,0 +1,63 @@
+"""Batch norm in data-parallel training: the statistics, and the running ones, don't depend on the number of ranks.
+
+Usually they are those of the global batch: each layer adds its sums up over the ranks in forward, and their gradients
+in backward. In exact mode a micro-shard is a batch of its own, so that forward needs no other rank; the running
+statistics move once a step by the mean over the micro-shards, which is added up along the tree of the gradients.
+"""
+
+from ..backend import xp
+from ..nn.norm import BatchNorm
+from .exact import BinaryCounter
+
+
+def synchronise(module, comm):
+    """Let every BatchNorm of the module normalise by the statistics of all ranks' rows."""
+    if comm.size == 1 or not layers(module):
+        return
+    from .collectives import copy_to, reduce_from  # enters them into the op table: only where they are used
+
+    def reduce(x):
+        # One sum, which each rank then goes its own way with: their gradients are summed too.
+        return copy_to(reduce_from(x, comm), comm)
+    for layer in layers(module):
+        layer.reduce = reduce
+
+
+def layers(module):
+    """The module's BatchNorms, each once."""
+    return list({id(m): m for m in module.modules() if isinstance(m, BatchNorm)}.values())
+
+
+class MicroShardStatistics:
+    """Exact mode's running statistics of all BatchNorms of a module, one vector per micro-shard:
+
+        | mean, variance, 1 of the first layer | … of the second | …      zeros where a layer met no sample
+    """
+
+    def __init__(self, module, comm):
+        self.layers, self.comm, self.counter = layers(module), comm, BinaryCounter()
+        ends = [0]
+        for layer in self.layers:
+            ends.append(ends[-1] + 2 * layer.num_features + 1)
+            layer.move = self._take
+        self.places = {id(layer): slice(*ends[i:i + 2]) for i, layer in enumerate(self.layers)}
+        self.vector = xp.zeros(ends[-1], xp.float64)
+
+    def _take(self, layer, mean, var):
+        part = self.vector[self.places[id(layer)]]
+        part += xp.concatenate([mean, var, [1.0]])
+
+    def fold(self, last):
+        """A micro-shard is through; after this rank's last one of the step, move the running statistics."""
+        if not self.layers:
+            return
+        self.counter.add(self.vector)
+        self.vector[...] = 0
+        if last:
+            total = self.counter.total().copy()
+            self.comm.all_reduce(total, exact=True)
+            for layer in self.layers:
+                *sums, count = total[self.places[id(layer)]]
+                if count:
+                    mean, var = xp.split(xp.array(sums) / count, 2)
+                    layer.moved(*(s.astype(layer.running_mean.dtype) for s in (mean, var)))

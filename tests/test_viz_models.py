@@ -1,0 +1,102 @@
+"""Pictures of models: what they count, what they refuse, that they are drawn; examples/pictures.py on real runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist import viz
+from minitorch_dist.testing import ranks
+from minitorch_dist.viz.curves import Run
+
+ROOT = Path(__file__).parents[1]
+
+
+def size(path):
+    """(width, height) of a PNG, out of its header."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 2000
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+def test_confusion_matrix(tmp_path):
+    labels, taken = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 0, 2, 2])
+    counts = viz.confusion_matrix(labels, taken, tmp_path / "new" / "c.png", classes=3)
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 2]] and size(tmp_path / "new" / "c.png")
+    assert viz.confusion_matrix([1], [1], tmp_path / "c.png").sum() == 1      # no error at all
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 5, 5), (16, 6, 5, 5), (40, 3, 3, 3), (2, 100, 1, 1)], ids=str)
+def test_filters(tmp_path, shape):
+    viz.filters(np.random.default_rng(0).standard_normal(shape), tmp_path / "f.png")
+    viz.filters(np.zeros(shape), tmp_path / "f.svg")
+    assert size(tmp_path / "f.png") and (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_attention_maps(tmp_path):
+    viz.attention_maps(np.full((3, 4, 4), 0.25), tmp_path / "a.png", "a b\n")
+    viz.attention_maps(np.full((1, 16, 16), 1 / 16), tmp_path / "b.png")
+    assert size(tmp_path / "a.png")[0] > 2 * size(tmp_path / "b.png")[0]
+
+
+def test_text_surprise(tmp_path):
+    viz.text_surprise("one line", np.full(8, 0.5), tmp_path / "short.png")
+    viz.text_surprise("two\nlines" + "x" * 100, np.linspace(0, 1, 109), tmp_path / "long.png")
+    viz.text_surprise("given", [np.nan, np.nan, 0.1, 0.2, 0.3], tmp_path / "given.png")
+    short, long = size(tmp_path / "short.png"), size(tmp_path / "long.png")
+    assert short[0] < long[0] and short[1] < long[1] and size(tmp_path / "given.png") == short
+
+
+def test_learning_curve(tmp_path):
+    steps, losses = np.arange(1, 901), np.linspace(2, 1, 900)
+    for name, validation in (("with", [(300, 1.9), (900, 1.2)]), ("without", None)):
+        run = Run("one", steps, losses, {"data": "d", "ranks": 2, "validation": validation})
+        viz.learning_curve(run, tmp_path / f"{name}.png")
+    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+
+
+@pytest.mark.parametrize(("draw", "words"), [
+    (lambda p: viz.filters(np.zeros((3, 4)), p), r"\(3, 4\).*\(out, in, kh, kw\)"),
+    (lambda p: viz.attention_maps(np.zeros((3, 4)), p), r"\(3, 4\).*\(heads, time, sources\)"),
+    (lambda p: viz.text_surprise("abc", [0.5], p), "3 characters and 1"),
+    (lambda p: viz.text_surprise("", [], p), "0 characters"),
+])
+def test_what_is_refused(tmp_path, draw, words):
+    with pytest.raises(ValueError, match=words):
+        draw(tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
+RUNS = {
+    "cnn": ("mnist_demo/train.py", ["--data", "digits", "--model", "cnn", "--steps", "2"],
+            {"confusion.png", "curve.png", "filters.png"}),
+    "mlp": ("mnist_demo/train.py", ["--data", "digits", "--hidden", "8,9", "--steps", "2", "--dtype", "float64"],
+            {"confusion.png", "curve.png"}),
+    "transformer": ("mnist_demo/train.py", ["--data", "digits", "--model", "transformer", "--pieces", "rows",
+                                            "--steps", "2"],
+                    {"attention-0.png", "attention-1.png", "confusion.png", "curve.png"}),
+    "addition": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--batch-size", "8"],
+                 {"attention-0.png", "curve.png", "surprise.png"}),
+    "text": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--positions", "rotary",
+                                 "--kv-heads", "2", "--norm", "rms", "--length", "12", "--sample", "5",
+                                 "--text", ROOT / "LICENSE"],
+             {"attention-0.png", "curve.png", "surprise.png"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_pictures_of_a_run(tmp_path, name):
+    program, flags, pictures = RUNS[name]
+    ranks.launch([ROOT / program, *flags, "--out", tmp_path / "run"], n=1).check()
+    run = ranks.launch([ROOT / "examples" / "pictures.py", tmp_path / "run"], n=1).check()
+    assert {path.name for path in (tmp_path / "run").glob("*.png")} == pictures
+    assert all(size(tmp_path / "run" / picture) for picture in pictures)
+    assert len(run.stdout[0].splitlines()) == len(pictures)
+
+
+def test_pictures_of_no_run(tmp_path):
+    run = subprocess.run([sys.executable, ROOT / "examples" / "pictures.py", tmp_path], capture_output=True, text=True,
+                         timeout=60)
+    assert run.returncode == 2 and "summary.json" in run.stderr and "Traceback" not in run.stderr
