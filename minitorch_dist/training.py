@@ -10,20 +10,26 @@ import resource
 import signal
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from . import backend, ledger, optim
 from .autodiff.primitive import lower
 from .backend import xp
+from .data.loader import share
 from .parallel import BinaryCounter
 
 
-def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8, stop=False):
+def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
+               accumulate=1, stop=False):
     """One optimizer step on a global batch.
 
     model      a DistributedDataParallel
     loss_sum   loss_sum(model, shard) -> the SUM of the shard's losses, a one-element Tensor
     units      losses per sample (1 for images, tokens for text): the sum is divided by batch.count · units
+    accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
+               reduced once, after the last
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
@@ -31,17 +37,36 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     optimizer.zero_grad()
     total = BinaryCounter()
     scale = 1 / (batch.count * units)
+    if accumulate > 1 and model.exact:
+        raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
+                         "raise micro_shards instead")
     for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
-        with backend.random_scope(seed, step, batch.count, shard.rows, micro_shards):
-            losses = loss_sum(model, shard)
-            (losses * scale).backward()
-        total.add(xp.array([losses.item(), float(stop)]))
+        pieces, loss = cut(shard, accumulate), 0.0
+        for i, piece in enumerate(pieces):
+            with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
+                  backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
+                losses = loss_sum(model, piece)
+                (losses * scale).backward()
+            loss += losses.item()
+        total.add(xp.array([loss, float(stop)]))
     if clip is not None:
         optim.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def cut(shard, pieces):
+    """A data.Shard in so many of the same kind, one after another; some may have no row."""
+    if pieces == 1:
+        return [shard]
+    (first, last), parts = shard.rows, []
+    for i in range(pieces):
+        lo, hi = share(last - first, i, pieces)
+        parts.append(replace(shard, inputs=shard.inputs[lo:hi], labels=shard.labels[lo:hi],
+                             rows=(first + lo, first + hi)))
+    return parts
 
 
 def decay_groups(model, weight_decay):

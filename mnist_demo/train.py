@@ -64,6 +64,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
+    p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
     args = p.parse_args(argv)
@@ -71,7 +72,7 @@ def parse(argv):
         args.widths = [int(w) for w in args.hidden.split(",") if w]
     except ValueError:
         p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
-    for name in ("epochs", "steps", "batch_size", "micro_shards"):
+    for name in ("epochs", "steps", "batch_size", "micro_shards", "accumulate"):
         value = getattr(args, name)
         if value is not None and value < 1:
             p.error(f"--{name.replace('_', '-')} {value}: must be at least 1")
@@ -130,7 +131,7 @@ def train(args, world):
                 begin = time.perf_counter()
                 loss, stop = training.train_step(
                     model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step, clip=args.clip,
-                    micro_shards=args.micro_shards, stop=interrupt.wanted)
+                    micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted)
                 schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)

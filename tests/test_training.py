@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim, training
+from minitorch_dist import comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.testing import ranks
@@ -40,15 +40,34 @@ def by_hand(x, labels, weight, bias, units):
     return -np.log(p[np.arange(COUNT), labels]).sum() / (COUNT * units), [d.T @ x, d.sum(axis=0)]
 
 
-def one_step(exact=False, units=1, clip=None, stop_on=()):
+def one_step(exact=False, units=1, clip=None, stop_on=(), accumulate=1):
     """On every rank: (loss, stop, weight and bias after a step of SGD at 0.5)."""
     world = comm.world()
     _, _, batch, model = setting(exact, world.rank, world.size)
     ddp = DistributedDataParallel(model, world, exact=exact)
     optimizer = optim.SGD(ddp.parameters(), lr=0.5)
-    loss, stop = training.train_step(ddp, optimizer, batch, loss_sum, world, seed=0, step=0, units=units, clip=clip,
-                                     stop=world.rank in stop_on)
+    with ledger.record() as book:
+        loss, stop = training.train_step(ddp, optimizer, batch, loss_sum, world, seed=0, step=0, units=units, clip=clip,
+                                         accumulate=accumulate, stop=world.rank in stop_on)
+    if world.size > 1:      # the one bucket and the loss, however many passes
+        assert book.calls["world", "all_reduce"] == 2
     return loss, stop, [p.numpy().copy() for p in ddp.parameters()]
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 16])
+def test_accumulation_is_the_same_step_with_one_set_of_reductions(accumulate):
+    """16 pieces of 13 rows, or of a rank's 6: some are empty."""
+    once = one_step()
+    for loss, _, weights in [one_step(accumulate=accumulate),
+                             *ranks.call("tests.test_training:one_step", n=2, args=(False, 1, None, (), accumulate))]:
+        assert loss == pytest.approx(once[0], rel=1e-14)
+        for got, wanted in zip(weights, once[2], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_accumulation_in_exact_mode_is_refused():
+    with pytest.raises(ValueError, match="accumulate=2 in exact mode"):
+        one_step(exact=True, accumulate=2)
 
 
 @pytest.mark.parametrize("n", [1, 2])
