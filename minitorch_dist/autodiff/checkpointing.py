@@ -104,7 +104,8 @@ class Segment:
         backend.random_restore(self.random_before)
         try:
             # At least as deep as the first time, so that transforms inside get levels above its values' own.
-            with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth)):
+            with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth),
+                      again=True):
                 values, _ = flatten(self.f(*args, **kwargs))
         finally:
             backend.random_restore(random_now)

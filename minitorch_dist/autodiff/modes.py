@@ -23,6 +23,12 @@ def enable_grad():
         yield
 
 
+def is_recomputing():
+    """Whether a checkpointed segment is being run for the second time: what counts its calls, like running statistics,
+    must not count this one."""
+    return state.again
+
+
 def is_grad_enabled():
     """Whether ops on tensors are being recorded here."""
     return state.off < state.level

@@ -37,6 +37,7 @@ class State(threading.local):
     pack       None, or the (pack, unpack) pair of saved_tensors_hooks
     anomaly    whether detect_anomaly is on
     counting   whether the ledger counts the bytes that are kept
+    again      whether a checkpointed segment is being run for the second time
     special    whether any of these needs the general path: what the fast paths look at
     callbacks  what to run when the backward pass now under way is through
     """
@@ -46,6 +47,7 @@ class State(threading.local):
     pack = None
     anomaly = False
     counting = False
+    again = False
     special = False
     callbacks = None
 

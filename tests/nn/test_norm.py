@@ -142,3 +142,14 @@ def test_a_constant_channel_gives_the_bias():
     y = layer(mt.tensor(np.full((4, 2), 7.0)))
     np.testing.assert_allclose(y.numpy(), np.broadcast_to(layer.bias.numpy(), (4, 2)))
     assert math.isfinite(layer.running_var.sum())
+
+
+def test_a_checkpointed_batch_norm_moves_its_statistics_once():
+    """Running the block again in backward is no second batch."""
+    x = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    plain, checkpointed = nn.BatchNorm(3), nn.BatchNorm(3)
+    plain(mt.tensor(x, requires_grad=True)).sum().backward()
+    mt.checkpoint(checkpointed)(mt.tensor(x, requires_grad=True)).sum().backward()
+    np.testing.assert_array_equal(checkpointed.running_mean, plain.running_mean)
+    np.testing.assert_array_equal(checkpointed.running_var, plain.running_var)
+    np.testing.assert_array_equal(checkpointed.weight.grad.numpy(), plain.weight.grad.numpy())
