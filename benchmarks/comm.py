@@ -10,7 +10,7 @@ message, one byte and one addition are then fitted to the times of the algorithm
 import os
 import sys
 
-from _harness import HERE, RESULTS, Report, installed, one_thread
+from _harness import HERE, RESULTS, Report, installed, join_gloo, one_thread
 
 one_thread()
 
@@ -57,21 +57,6 @@ def contenders(world, unchecked, nbytes, skipped):
         tensor = torch.zeros(nbytes // 4)
         functions[GLOO] = lambda: dist.all_reduce(tensor)
     return functions
-
-
-def join_gloo(world):
-    """torch's own process group beside ours, over the loopback interface."""
-    import socket
-
-    import torch.distributed as dist
-    port = None
-    if world.rank == 0:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-    port = world.broadcast_object(port)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size)
 
 
 def turn(function, count, world):

@@ -10,7 +10,7 @@ of a turn is that of the slowest rank. While rank 0 works alone, rank 1 sleeps.
 import os
 import sys
 
-from _harness import Report, installed, one_thread
+from _harness import Report, installed, join_gloo, one_thread
 
 one_thread()
 
@@ -53,21 +53,6 @@ def programs(name, world, skipped):
         steps[f"{what}, {world.size} ranks"] = (
             _mlp.torch_step(TorchDDP(_mlp.torch_model(widths)), x[part], labels[part], fused), True)
     return steps
-
-
-def join_gloo(world):
-    """torch's own process group beside ours, over the loopback interface."""
-    import socket
-
-    import torch.distributed as dist
-    port = None
-    if world.rank == 0:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-    port = world.broadcast_object(port)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size)
 
 
 def turn(step, together, count, world):

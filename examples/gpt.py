@@ -125,6 +125,8 @@ def validation_loss(model, task, world):
 
 def train(args, world):
     """Train, sample, and return the summary."""
+    if args.exact:
+        training.prepare_exact(world)
     task = TextTask(args) if args.text else AdditionTask(args)
     args.out = args.out or Path("runs") / f"gpt-{Path(task.name).stem}-{world.size}"
     run, stop, curve = training.Run(args.out, world), False, []
@@ -167,8 +169,6 @@ def main(argv=None):
     """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
     args = parse(argv)
     world = comm.world()
-    if args.exact:
-        training.one_blas_thread()
     try:
         summary = train(args, world)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from .autodiff.primitive import lower
 from .backend import xp
 from .data.loader import share
 from .parallel import BinaryCounter
+from .parallel.exact import check_shape
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -232,7 +233,9 @@ def peak_memory_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def one_blas_thread():
-    """Exact mode's condition: a product that is split over threads adds up in another order."""
+def prepare_exact(world, micro_shards=8):
+    """Exact mode's conditions: the tree fits the ranks (else ValueError), and BLAS has one thread, because a product
+    that is split over threads adds up in another order."""
     from threadpoolctl import threadpool_limits
+    check_shape(micro_shards, world.size)
     threadpool_limits(1)

@@ -105,6 +105,8 @@ def accuracy(model, images, labels, world):
 def train(args, world):
     """Train, and return the summary; rank 0 writes the history as it goes."""
     run, stop = training.Run(args.out, world), False
+    if args.exact:
+        training.prepare_exact(world, args.micro_shards)
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     dtype = xp.dtype(args.dtype)
     images, test_images = (xp.asarray(a, dtype) for a in (dataset.train_images, dataset.test_images))
@@ -155,8 +157,6 @@ def main(argv=None):
     """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
     args = parse(argv)
     world = comm.world()
-    if args.exact:
-        training.one_blas_thread()
     args.out = args.out or Path("runs") / f"{world.size}-rank{'s' * (world.size > 1)}"
     try:
         summary = train(args, world)

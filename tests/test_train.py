@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,12 @@ def test_a_rank_that_raises_ends_the_job(tmp_path):
     assert not run.timed_out and run.seconds < 10 and run.returncode != 0
     assert "ArithmeticError: out of luck in step 3" in run.stderr[1] and "rank 1" in run.stderr[1]
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("n", "shards", "message"), [(3, 8, "runs on 1, 2, 4 … 8 ranks"),
+                                                      (1, 6, "power of two; got 6")])
+def test_exact_mode_that_does_not_fit_says_what_would(tmp_path, n, shards, message):
+    run = ranks.launch([str(TRAIN), "--data", "digits", "--exact", "--steps", "2", "--micro-shards", str(shards),
+                        "--out", str(tmp_path)], n=n, limit=60)
+    assert run.returncode and not run.timed_out
+    assert re.search(message, "".join(run.stderr) + run.launcher_stderr)

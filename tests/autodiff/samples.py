@@ -111,7 +111,7 @@ SAMPLES = [
     Sample("take", lambda x: mt.exp(mt.take(x, ROWS, 1)) * mt.take(x, [7, 0, -1, 7]), (normal(2, 4),)),
     Sample("topk", lambda x: mt.topk(x, 2, 0)[0] * mt.topk(x, 2, 0, largest=False)[0], (distinct(4, 3),)),
     Sample("embedding", lambda w: mt.exp(mt.embedding(ROWS.reshape(2, 2), w)), (normal(3, 2),)),
-    Sample("sort", lambda x: mt.sort(x, 0) * np.arange(12.0).reshape(3, 4), (distinct(3, 4),)),
+    Sample("sort", lambda x: mt.sort(x, 0) * np.arange(12).reshape(3, 4).astype(x.dtype), (distinct(3, 4),)),
     # contractions
     *(Sample("matmul", mt.matmul, (normal(*a), normal(*b)), f"{a}@{b}") for a, b in (
         ((2, 3), (3, 4)), ((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((5, 2, 3), (3, 4)), ((2, 3), (5, 3, 4)),

@@ -146,8 +146,6 @@ def test_create_graph_gives_the_same_second_derivative(sample):
 def test_float32_in_float32_out_and_float32_gradients(sample):
     if sample.covers == "astype":
         pytest.skip("a cast changes the dtype on purpose")
-    if sample.id == "sort":
-        pytest.skip("its sample multiplies by a float64 array")
     leaves = [mt.tensor(a, dtype=np.float32, requires_grad=True) for a in sample.args]
     y = sample.function(*leaves)
     assert y.dtype == np.float32
