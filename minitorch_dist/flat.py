@@ -32,14 +32,15 @@ class Segment:
     end: int
 
 
-def layout(tensors):
-    """([Segment …], total): each tensor aligned to ALIGN elements, the total a multiple of BLOCK."""
+def layout(tensors, spare=0):
+    """([Segment …], total): each tensor aligned to ALIGN elements, the total, with `spare` elements after the last
+    one, a multiple of BLOCK."""
     segments, at = [], 0
     for t in tensors:
         size = t.data.size
         segments.append(Segment(t, at, at + size, round_up(at + size, ALIGN)))
         at = segments[-1].end
-    return segments, round_up(max(at, 1), BLOCK)
+    return segments, round_up(max(at + spare, 1), BLOCK)
 
 
 class FlatBuffer:
@@ -48,12 +49,14 @@ class FlatBuffer:
     tensors  leaves that require grad; their values are kept, their storage is replaced by views
     empty    empty(size, dtype) -> array for the gradients (e.g. Communicator.empty, which is collective)
 
+    spare    so many elements of the gradients' padding are set apart as `tail`, for what is to travel with them
+
     Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
     in the padding; each tensor's first gradient of a step is written into its
     view of `grads`, later ones are added there.
     """
 
-    def __init__(self, tensors, empty=xp.zeros):
+    def __init__(self, tensors, empty=xp.zeros, spare=0):
         tensors = list(tensors)
         dtypes = {t.dtype for t in tensors}
         if len(dtypes) != 1:
@@ -64,10 +67,12 @@ class FlatBuffer:
         if len({id(t) for t in tensors}) != len(tensors):
             raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
         self.dtype, = dtypes
-        self.segments, self.size = layout(tensors)
+        self.segments, self.size = layout(tensors, spare)
         self.params = xp.zeros(self.size, self.dtype)
         self.grads = empty(self.size, self.dtype)
         self.grads[...] = 0
+        end = max((s.end for s in self.segments), default=0)
+        self.tail = self.grads[end:end + spare]
         for s in self.segments:
             self._adopt(s)
 

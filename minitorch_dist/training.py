@@ -20,6 +20,8 @@ from .backend import xp
 from .data.loader import share
 from .parallel import BinaryCounter
 from .parallel.exact import check_shape
+from .timeline import trace
+from .viz import timeline as timeline_picture
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -130,6 +132,41 @@ class Progress:
             self.bar.console.print(text, highlight=False)
         elif self.speaks:
             print(text, flush=True)
+
+
+class Tracer:
+    """Records some steps of a training loop (timeline.py): trace.json and timeline.png in the run's folder.
+
+    steps  a range of step numbers; an empty one records nothing
+    """
+
+    def __init__(self, world, folder, steps):
+        self.world, self.folder, self.steps, self.open = world, Path(folder), steps, None
+
+    def __enter__(self):
+        return self
+
+    def at(self, step):
+        """Step number `step` comes next."""
+        if self.open is None and step in self.steps:
+            self.open = trace(self.world)
+            self.timeline = self.open.__enter__()
+        elif self.open is not None and step not in self.steps:
+            self._close()
+
+    def __exit__(self, kind, error, place):
+        if self.open is not None and kind is None:
+            self._close()
+
+    def _close(self):
+        self.open.__exit__(None, None, None)
+        self.open, self.steps = None, ()
+        if self.world.rank == 0:
+            files = [self.folder / name for name in ("trace.json", "timeline.png")]
+            self.timeline.save(files[0])
+            timeline_picture(self.timeline, files[1])
+            print(f"recorded what each rank did: {files[0]}, for ui.perfetto.dev, and {files[1]}\n{self.timeline}",
+                  flush=True)
 
 
 class Run:

@@ -66,6 +66,9 @@ def parse(argv):
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
+    p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
+                   help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
+                        "for ui.perfetto.dev and timeline.png in the run's folder")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
     args = p.parse_args(argv)
     try:
@@ -124,12 +127,14 @@ def train(args, world):
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
 
-    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+    tracer = training.Tracer(world, args.out, steps=range(4, 4 + args.trace))
+    with run, tracer, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
                      f"{', exact' * args.exact}")
         for epoch in range(epochs):
             for batch in loader.epoch(epoch):
+                tracer.at(run.step)
                 begin = time.perf_counter()
                 loss, stop = training.train_step(
                     model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step, clip=args.clip,

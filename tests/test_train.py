@@ -62,6 +62,21 @@ def test_two_ranks_draw_the_curve_of_one(tmp_path):
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(alone, together, strict=True)) < 1e-10
 
 
+def test_a_trace_shows_what_every_rank_did(tmp_path):
+    flags = [*SMALL, "--steps", "9", "--bucket-mb", "0.000001"]
+    plain, _, _ = train(tmp_path, 2, *flags)
+    summary, history, said = train(tmp_path, 2, *flags, "--trace", "2")
+    assert summary["parameters_sha256"] == plain["parameters_sha256"] and len(history) == 9
+    out = tmp_path / "run-1"
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    for rank in (0, 1):
+        slices = [e["name"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e["pid"] == rank
+                  and e["ph"] == "X" and e["name"] != "wait"]
+        assert slices == ["forward", "backward", "optimizer"] * 2
+    assert (out / "timeline.png").stat().st_size > 10_000
+    assert "trace.json" in said and "hidden" in said and not (tmp_path / "run-0" / "trace.json").exists()
+
+
 def test_exact_runs_have_one_hash(tmp_path):
     flags = [*SMALL, "--steps", "112", "--dropout", "0.2", "--exact"]   # the last batch has 7 rows
     digests = {n: train(tmp_path, n, *flags)[0]["parameters_sha256"] for n in (1, 2, 4)}

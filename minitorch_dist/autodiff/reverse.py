@@ -39,7 +39,7 @@ residual, multiplying by it the LinearOp's transpose.
 from contextlib import nullcontext
 
 from ..backend import module_of, xp
-from ..ledger import keep
+from ..ledger import keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
 from .primitive import TRACED, Into, Primitive, lower, mode, state
@@ -69,8 +69,11 @@ def backward_from(output, gradient, retain, create):
 
     outer, state.callbacks = state.callbacks, []
     try:
+        begin = now() if open_ledgers else None
         with mode(off=-1) if create else nullcontext():     # create_graph records, under no_grad too
             run([(output.node, gradient)], retain, create)
+        if begin is not None:
+            span("compute", "backward", begin)
         for callback in state.callbacks:
             callback()
     finally:

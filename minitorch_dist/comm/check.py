@@ -40,10 +40,11 @@ def exact(call, op, size):
                          f"8 … ranks; this communicator has {size}. Start a power of two, or drop exact")
 
 
-def algorithm(name, names):
-    """`name` is one of the engines and algorithms."""
-    if name not in names:
-        raise ValueError(f"algorithm={name!r} is unknown; one of {', '.join(names)} (MINITORCH_COMM sets the default)")
+def algorithm(algorithm, names):
+    """`algorithm` is the name of an engine or an algorithm, or a function that can be one."""
+    if not callable(algorithm) and algorithm not in names:
+        raise ValueError(f"algorithm={algorithm!r} is unknown; one of {', '.join(names)}, or a function "
+                         f"f(wire, x, combine) (MINITORCH_COMM sets the default)")
 
 
 def rank(call, name, value, size, own=None):

@@ -14,12 +14,13 @@ from . import check, mismatch
 from .algorithms import ALGORITHMS, Wire
 from .local import LocalEngine, aligned_zeros
 from .mpi import INTERNAL_TAG, Deferred
+from .nodes import NodesWindow
 from .objects import Objects
 from .reduction import OPS, WIRE_BYTES, cut
-from .shared import GRAIN, Repeated, Request, Window
+from .shared import Repeated, Request, Window
 from .state import Call, Like, state
 from .where import caller
-from .work import Work
+from .work import Work, timeline_detail
 
 ENGINES = ("auto", "mpi", "shared")
 
@@ -35,12 +36,16 @@ class Communicator(Objects):
                   holds the input or receives the data (None for a barrier); peer: the other rank, or the root, else
                   None. Of a posted operation, `after` comes when it has completed.
     algorithm     who reduces: "auto" (the shared window where the array lives in it, else MPI), "mpi", "shared" (as
-                  auto, but RuntimeError where the ranks share no memory), or a name of comm/algorithms.ALGORITHMS
+                  auto, but RuntimeError where the ranks share no memory), a name of comm/algorithms.ALGORITHMS, or a
+                  function like those: f(wire, x, combine), called on every rank with a flat array x that is to become
+                  the reduction by combine(a, b, out=) of all ranks' x; wire has rank, size, send(x, to),
+                  recv(x, source) and exchange(leaving, to, arriving, source)
 
     Collectives are called by all ranks in the same order, with arrays of the same shape and dtype; otherwise they
     raise a MismatchError on all ranks. Arrays are NumPy's, C-contiguous. An array made by `empty` is in the node's
     shared window, where reductions are several times faster than MPI's own; all ranks must then pass the same piece
-    of it. Calls come from one thread at a time. With async_op=True a call returns a Work at once, and the arrays may
+    of it. Where the ranks live on several nodes each node has its window, and comm/nodes.py says what goes through it.
+    Calls come from one thread at a time. With async_op=True a call returns a Work at once, and the arrays may
     not be touched until it has been waited for.
     """
 
@@ -49,7 +54,10 @@ class Communicator(Objects):
         self.name = name
         self.hooks = list(hooks)
         self._engine = engine
-        self._window = Window.open(engine, name) if engine.size > 1 else None
+        self._elsewhere = {rank for node in engine.nodes if self.rank not in node for rank in node}
+        self._window = None
+        if engine.size > 1:
+            self._window = (Window if engine.on_one_node else NodesWindow).open(engine, name)
         self._check = self._window   # who checks what the window doesn't run
         if engine.size == 1 or not mismatch.wanted():
             self._check = None
@@ -67,12 +75,12 @@ class Communicator(Objects):
         return self._algorithm
 
     @algorithm.setter
-    def algorithm(self, name):
-        check.algorithm(name, (*ENGINES, *ALGORITHMS))
-        if name == "shared" and self._window is None and self.size > 1:
-            raise RuntimeError(f"algorithm='shared': the ranks of {self.name!r} share no memory (several nodes, or a "
+    def algorithm(self, algorithm):
+        check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
+        if algorithm == "shared" and self._window is None and self.size > 1:
+            raise RuntimeError(f"algorithm='shared': the ranks of {self.name!r} share no memory (a node each, or a "
                                f"/dev/shm of their own each); choose 'auto' or 'mpi'")
-        self._algorithm = name
+        self._algorithm = algorithm
         self._repeated.clear()
 
     def empty(self, shape, dtype):
@@ -94,7 +102,7 @@ class Communicator(Objects):
 
         exact=True (sum only): ((x0+x1)+(x2+x3))+…, the balanced tree in rank order, to the last bit, whatever the
         engine; the size must be a power of two. algorithm: who reduces, for this call; see the class. (A posted exact
-        reduction outside the window, and those of comm/algorithms.py, run inside their `wait`.)
+        reduction outside the window, and those by a function, run inside their `wait`.)
         """
         known = self._repeated.get((id(x), op))
         if known is not None and known.fits(x) and not (async_op or exact or algorithm or self.hooks
@@ -107,17 +115,16 @@ class Communicator(Objects):
         algorithm = self._algorithm if algorithm is None else algorithm
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         call = Call(self, "all_reduce", x, None)
-        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {algorithm}")
+        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {name_of(algorithm)}")
         key = "all_reduce", x.dtype, x.shape, detail
         self._begin(call)
         place = self._place(x) if algorithm in ("auto", "shared") else None
-        if place is not None:
-            first, last = cut(x.size, self.rank, self.size, GRAIN)
-            self._count("all_reduce", x.nbytes, (last - first) * x.itemsize)
-            if algorithm == "auto" and Repeated.worth(x):
+        if place is not None and (self._window.keeps_tree or not exact):
+            self._count_bytes("all_reduce", *self._window.sent(x))
+            if algorithm == "auto" and self._window.remembers and Repeated.worth(x):
                 self._remember(x, op, place, call, key)
-            return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op))
-        if algorithm in ALGORITHMS and not exact:
+            return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op, exact))
+        if algorithm not in ENGINES and not exact:
             self._count("all_reduce", 0)     # its messages are counted one by one
             return self._run(call, key, (x,), async_op, start=lambda: self._by_hand(x, op, algorithm, async_op))
         self._count("all_reduce", x.nbytes, formula="all_reduce exact" if exact else "all_reduce")
@@ -130,13 +137,14 @@ class Communicator(Objects):
         known[name].reference = weakref.ref(x, lambda _: known.pop(name, None))
 
     def _by_hand(self, x, op, algorithm, async_op):
-        """All-reduce by one of comm/algorithms.py."""
+        """All-reduce by one of comm/algorithms.py, or a function like them."""
         if async_op:
             return Deferred(lambda: self._by_hand(x, op, algorithm, False))
         if self.size > 1:
             wire = Wire(self, lambda call, x, to, post: self._send_unchecked(call, x, to, INTERNAL_TAG, post),
                         lambda call, x, source, post: self._recv_unchecked(call, x, source, INTERNAL_TAG, post))
-            ALGORITHMS[algorithm].function(wire, x.reshape(-1), OPS[op])
+            function = algorithm if callable(algorithm) else ALGORITHMS[algorithm].function
+            function(wire, x.reshape(-1), OPS[op])
             if op == "mean":
                 np.divide(x, self.size, out=x)
         return None
@@ -149,9 +157,8 @@ class Communicator(Objects):
         call, key = Call(self, "reduce", x, dst), ("reduce", x.dtype, x.shape, f"{op}, dst={dst}")
         self._begin(call)
         self._count("reduce", 0 if self.rank == dst else x.nbytes)
-        if (place := self._place(x)) is not None:
-            return self._run(call, key, (x,), async_op, work=self._window.reduce(x, place, dst, op))
-        return self._run(call, key, (x,), async_op, start=lambda: self._engine.reduce(x, dst, op, async_op))
+        work = None if (place := self._place(x)) is None else self._window.reduce(x, place, dst, op)
+        return self._run(call, key, (x,), async_op, lambda: self._engine.reduce(x, dst, op, async_op), work)
 
     def reduce_scatter(self, out, x, op="sum", async_op=False):
         """out becomes this rank's N-th of the reduction of all ranks' x; x.size = N · out.size.
@@ -164,12 +171,11 @@ class Communicator(Objects):
         check.parts("reduce_scatter", "x", x, "out", out, self.size, self.rank)
         call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, op)
         self._begin(call)
-        self._count("reduce_scatter", x.nbytes, out.nbytes)
-        if (place := self._place(x)) is not None:
-            work = self._window.reduce_scatter(out, x, place, op)
-            return self._run(call, key, (x, out), async_op, work=work)
+        work = None if (place := self._place(x)) is None else self._window.reduce_scatter(out, x, place, op)
+        across = self._window.across if work else 0
+        self._count_bytes("reduce_scatter", (self.size - 1) * out.nbytes, across * out.nbytes)
         return self._run(call, key, (x, out), async_op,
-                         start=lambda: self._engine.reduce_scatter(out, x, op, async_op))
+                         lambda: self._engine.reduce_scatter(out, x, op, async_op), work)
 
     # ------------------------------------------------------------ moves
 
@@ -180,10 +186,10 @@ class Communicator(Objects):
         check.parts("all_gather", "out", out, "x", x, self.size, self.rank)
         call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, None)
         self._begin(call)
-        self._count("all_gather", out.nbytes, x.nbytes)
-        if (place := self._place(out)) is not None:
-            return self._run(call, key, (x, out), async_op, work=self._window.all_gather(out, place, x))
-        return self._run(call, key, (x, out), async_op, start=lambda: self._engine.all_gather(out, x, async_op))
+        work = None if (place := self._place(out)) is None else self._window.all_gather(out, place, x)
+        across = self._window.across if work else 0
+        self._count_bytes("all_gather", (self.size - 1) * x.nbytes, across * x.nbytes)
+        return self._run(call, key, (x, out), async_op, lambda: self._engine.all_gather(out, x, async_op), work)
 
     def gather(self, out, x, dst=0, async_op=False):
         """Rank dst's out becomes all ranks' x, one after the other; out.size = N · x.size. The others pass None."""
@@ -241,7 +247,7 @@ class Communicator(Objects):
         self._begin(call)
         self._count("barrier", 0)
         key = "barrier", None, None, None
-        if self._window is None:
+        if self._window is None or not self._engine.on_one_node:
             self._run(call, key, (None,), False, start=self._engine.barrier)
         else:
             self._do(call, (None,), False, lambda: self._window.meet(self._window.post(key)))
@@ -273,7 +279,7 @@ class Communicator(Objects):
     def _send_unchecked(self, call, x, dst, tag, async_op):
         call = Call(self, call, x, dst)
         self._begin(call)
-        self._count("send", x.nbytes)
+        self._count_bytes("send", x.nbytes, x.nbytes if dst in self._elsewhere else 0)
         return self._do(call, (x,), async_op, lambda: self._engine.send(x, dst, tag, async_op))
 
     def _recv(self, call, x, src, tag, async_op):
@@ -323,6 +329,11 @@ class Communicator(Objects):
                 share = last - first
             ledger.message(self.name, op, WIRE_BYTES[formula or op](nbytes, share, self.size))
 
+    def _count_bytes(self, op, nbytes, between=0):
+        """between: of the nbytes that this rank sends, those that go to another node, where that is known."""
+        if ledger.open_ledgers:
+            ledger.message(self.name, op, nbytes, between)
+
     def _agree(self, op, dtype=None, shape=None):
         """Make sure that all ranks are in the same call, of those that aren't operations on an array."""
         if self._check is not None:
@@ -333,7 +344,7 @@ class Communicator(Objects):
                 state.leave()
 
     def _run(self, call, key, buffers, async_op, start=None, work=None):
-        """Check and run, or post, a collective: `start()` of the engine, or this rank's `work()` in the window."""
+        """Check and run, or post, a collective: this rank's `work()` in the window if given, else `start()`."""
         if work is not None:
             def start():
                 return Request(self._window, self._window.post(key, caller() if async_op else None), work)
@@ -351,8 +362,9 @@ class Communicator(Objects):
 
     def _do(self, call, buffers, async_op, start):
         """Run or post an operation."""
+        begin = ledger.now() if ledger.open_ledgers else None
         if async_op:
-            return Work(self, call.op, buffers, call.peer, start())
+            return Work(self, call.op, buffers, call.peer, start(), begin)
         state.enter(call)
         try:
             start()
@@ -360,7 +372,16 @@ class Communicator(Objects):
             state.leave()
         for hook in self.hooks:
             hook.after(call.op, call.x, call.peer)
+        if begin is not None:
+            detail = timeline_detail(buffers[0])
+            ledger.span("communication", call.op, begin, detail)
+            ledger.span("compute", "wait", begin, detail)
         return None
+
+
+def name_of(algorithm):
+    """As the ranks compare it, and as summaries show it."""
+    return algorithm.__qualname__ if callable(algorithm) else algorithm
 
 
 def world_of_one(algorithm="auto"):

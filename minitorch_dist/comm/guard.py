@@ -13,8 +13,8 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
     waits too long                        all ranks print where they are, and the job ends
 
 How long is too long: MINITORCH_STALL_SECONDS, 600 unless set, 0 for ever. Every message is one write to stderr, each
-line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks;
-across nodes a rank that waits for one that has left ends by the stall limit. docs/faults.md shows all of it.
+line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks; one
+that waits for a rank of another node that has left ends by the stall limit. docs/faults.md shows all of it.
 """
 
 import atexit
@@ -69,13 +69,14 @@ class Guard:
     def __init__(self, engine):
         self.engine, self.rank, self.size = engine, engine.rank, engine.size
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, stall_seconds()
-        lines = map_together(engine, LINE_BYTES) if engine.on_one_node else None
-        self.lines = None if lines is None else [line.cast("Q") for line in lines]
+        node = engine.of_node()
+        lines = map_together(node, LINE_BYTES) or []
+        self.lines = {rank: line.cast("Q") for rank, line in zip(node.world_ranks, lines, strict=False)}
         self.end_process = os._exit
         self.wakeup = None
 
     def start(self):
-        if self.lines is not None:
+        if self.lines:
             self.mine = self.lines[self.rank]
             self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
         self.meet_everybody()
@@ -124,13 +125,15 @@ class Guard:
     def say_and_hear(self, message):
         """Print the message, and give the others a moment to print theirs: whoever ends the job ends it for all."""
         self.say(message)
-        if self.lines is None:
-            time.sleep(SPEAK_SECONDS)
-            return
-        self.mine[SPOKEN] = 1
+        if self.lines:
+            self.mine[SPOKEN] = 1
         limit = time.monotonic() + SPEAK_SECONDS
-        while not all(line[SPOKEN] or line[GONE] for line in self.lines) and time.monotonic() < limit:
+        while not self.all_lines(SPOKEN, GONE) and time.monotonic() < limit:
             time.sleep(0.01)
+
+    def all_lines(self, *words):
+        """True if every rank's line is here, with one of the words set."""
+        return len(self.lines) == self.size and all(any(line[word] for word in words) for line in self.lines.values())
 
     # ------------------------------------------------------------ ways to end
 
@@ -177,10 +180,10 @@ class Guard:
         if self.exit_ends_job:
             status, message = self.exit_ends_job
             self.end_job(status if isinstance(status, int) else 1, message)
-        if self.lines is None:
+        if not self.lines:
             return
         self.mine[GONE] = 1
-        while not all(line[GONE] for line in self.lines):
+        while not all(line[GONE] for line in self.lines.values()):
             self.engine.make_progress()
             time.sleep(0.002)
 
@@ -189,14 +192,14 @@ class Guard:
     def watch(self):
         """The watchdog's thread. No MPI call here, except the abort."""
         calls, since = 0, time.monotonic()
-        while self.lines is None or not self.mine[GONE]:
+        while not self.lines or not self.mine[GONE]:
             self.sleep_unless_interrupted()
             if state.calls != calls or state.call is None:
                 calls, since = state.calls, time.monotonic()
             stalled = self.limit is not None and time.monotonic() - since > self.limit
             if stalled or self.others_stalled():
                 self.stall(stalled)
-            if self.lines is not None and self.missing(state.call):
+            if self.missing(state.call):
                 time.sleep(GRACE)
                 call = state.call
                 if state.calls == calls and call is not None:
@@ -219,7 +222,9 @@ class Guard:
         """{rank: what has become of it}, of those that the call waits for and that won't come."""
         found = {}
         for rank in () if call is None else call.waits_for():
-            line = self.lines[rank]
+            line = self.lines.get(rank)
+            if line is None:
+                continue   # on another node
             if line[GONE]:
                 found[rank] = "has left the program"
             elif line[TABLE] == self.mine[TABLE] and _is_dead(line[PROCESS]):
@@ -236,7 +241,7 @@ class Guard:
         return f"waits in {call}{whom}. It waits here:\n{stack(sys._current_frames().get(state.thread))}"
 
     def others_stalled(self):
-        return self.lines is not None and any(line[STALLED] for line in self.lines) and not self.mine[SPOKEN]
+        return any(line[STALLED] for line in self.lines.values()) and not self.mine[SPOKEN]
 
     def stall(self, stalled):
         """Somebody has waited too long: say where this rank is; the one who has waited ends the job."""
@@ -246,10 +251,10 @@ class Guard:
             self.say(message)
             self.mine[SPOKEN] = 1
             return
-        if self.lines is not None:
+        if self.lines:
             self.mine[STALLED] = 1
         self.say_and_hear(message)
-        left = [] if self.lines is None else [rank for rank in range(self.size) if self.lines[rank][GONE]]
+        left = [rank for rank, line in self.lines.items() if line[GONE]]
         self.end_job(1, f"these ranks have left the program: {left}" if left else "")
 
 

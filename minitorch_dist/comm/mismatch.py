@@ -9,6 +9,7 @@ are the largest fingerprint and the complement of the smallest.
 MINITORCH_CHECK=0 switches it off.
 """
 
+import collections
 import hashlib
 import os
 import time
@@ -67,11 +68,17 @@ def error(name, number, texts):
 
 
 class AcrossNodes:
-    """The check of a communicator whose ranks share no memory. The same four calls as in shared.Window."""
+    """The check of a communicator whose ranks live on several nodes. The same four calls as in shared.Window.
+
+    Every rank posts the small all-reduce and hears its outcome by itself, the ranks of one node too: heard by one rank
+    of each node, it would have to be passed on, by a rank that may be busy. (MPI goes through the node's memory
+    within a node anyway.)
+    """
 
     def __init__(self, engine, name):
         self.engine, self.name = engine, name
-        self._posted, self._pending = 0, []    # (number, key, place, words, request), oldest first
+        self._texts = engine.split(0, engine.rank)    # a rank may have posted more checks than another when both speak
+        self._posted, self._pending = 0, collections.deque()    # (number, key, place, words, request), oldest first
         self._error = None
 
     def post(self, key, place=None):
@@ -90,14 +97,14 @@ class AcrossNodes:
         while self._pending and self._pending[0][0] <= number:
             if not self._pending[0][-1].test():
                 return False
-            self._compare(*self._pending.pop(0))
+            self._compare(*self._pending.popleft())
         return True
 
     def meet(self, number):
         """Return when all ranks have come to call `number`. MismatchError if they mean different ones."""
         while self._pending and self._pending[0][0] <= number:
             self._pending[0][-1].wait()
-            self._compare(*self._pending.pop(0))
+            self._compare(*self._pending.popleft())
 
     def pause(self, spins):
         """Between two looks."""
@@ -112,7 +119,7 @@ class AcrossNodes:
         said = describe(key, place or caller()).encode()[:TEXT_BYTES]
         text[:len(said)] = np.frombuffer(said, np.uint8)
         everything = np.empty((self.engine.size, TEXT_BYTES), np.uint8)
-        self.engine.all_gather(everything, text)
+        self._texts.all_gather(everything, text)
         self._error = error(self.name, number, [row.tobytes().rstrip(b"\0").decode(errors="replace")
                                                 for row in everything])
         raise self._error

@@ -1,5 +1,6 @@
 """The MPI engine: every collective through the MPI library that mpi4py finds. The only module that imports mpi4py."""
 
+import os
 import time
 
 import numpy as np
@@ -32,6 +33,25 @@ def load(launched):
 INTERNAL_TAG = 32767   # MPI promises tags up to this one; users have those below
 
 
+def nodes_of_world(MPI, world):
+    """The number of each rank's node, by rank. Collective.
+
+    MINITORCH_NODES=2, for tests and for trying out on one machine: the ranks pretend to live on so many nodes, in
+    blocks of equal or almost equal size.
+    """
+    text = os.environ.get("MINITORCH_NODES")
+    if text is not None:
+        if not text.isdigit() or not int(text):
+            raise ValueError(f"MINITORCH_NODES={text!r} must be a number of pretended nodes, 1 or more")
+        return [rank * int(text) // world.size for rank in range(world.size)]
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    first, firsts = np.array([world.rank]), np.empty(world.size, np.int64)
+    node.Bcast(first, 0)
+    node.Free()
+    world.Allgather(first, firsts)
+    return firsts.tolist()
+
+
 def as_bytes(x):
     """The bytes of a contiguous array, as a view."""
     return x.reshape(-1).view(np.uint8)
@@ -45,20 +65,22 @@ class MpiEngine:
 
     _fence_window = None
 
-    def __init__(self, MPI, comm):
+    def __init__(self, MPI, comm, node_of=None):
         self.MPI, self.comm = MPI, comm
         self.rank, self.size = comm.rank, comm.size
         self.outstanding = set()   # posted requests: MPI reads and writes their buffers, so they must not die
         self._ops = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
         self.world_ranks = comm.group.Translate_ranks(list(range(self.size)), MPI.COMM_WORLD.group)
-        self.on_one_node = self._all_share_a_node()
+        self._node_of = nodes_of_world(MPI, comm) if node_of is None else node_of   # by world rank
+        self.nodes = self._nodes()
+        self.on_one_node = len(self.nodes) == 1
 
-    def _all_share_a_node(self):
-        node = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED)
-        answer = np.array([node.size == self.size], np.int32)
-        node.Free()
-        self.all_reduce(answer, "min")
-        return bool(answer[0])
+    def _nodes(self):
+        """The ranks of each node, nodes in the order of their first rank."""
+        nodes = {}
+        for rank, world_rank in enumerate(self.world_ranks):
+            nodes.setdefault(self._node_of[world_rank], []).append(rank)
+        return list(nodes.values())
 
     # ------------------------------------------------------------ collectives
 
@@ -179,7 +201,13 @@ class MpiEngine:
     def split(self, color, key):
         """The engine of the ranks with this color, ordered by key; None for color None."""
         comm = self.comm.Split(self.MPI.UNDEFINED if color is None else color, key)
-        return None if color is None else MpiEngine(self.MPI, comm)
+        return None if color is None else MpiEngine(self.MPI, comm, self._node_of)
+
+    def of_node(self):
+        """The engine of the ranks on this rank's node. Collective."""
+        if self.on_one_node:
+            return self
+        return self.split(next(i for i, node in enumerate(self.nodes) if self.rank in node), self.rank)
 
     def make_progress(self):
         """Let MPI hand out what it still holds of finished sends."""

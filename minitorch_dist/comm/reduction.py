@@ -12,6 +12,9 @@ def tree_reduce(parts, combine, out):
 
     An odd one out moves up a level unpaired, so that any number of parts has one fixed order: for three, (p0+p1)+p2.
     """
+    if len(parts) == 1:
+        np.copyto(out, parts[0])
+        return out
     while len(parts) > 2:
         pairs = [combine(left, right) for left, right in zip(parts[0::2], parts[1::2], strict=False)]
         parts = pairs + parts[2 * len(pairs):]

@@ -53,12 +53,19 @@ def cores():
 
 
 class Window:
-    """The shared window of a communicator whose ranks all run on one node; `engine` is its MPI engine."""
+    """The shared window of a communicator whose ranks all run on one node; `engine` is its MPI engine.
+
+    Where they run on several nodes: comm/nodes.py.
+    """
+
+    keeps_tree = True    # sums are those of the balanced tree in rank order
+    remembers = True     # small reductions can be Repeated
+    across = 0           # nodes besides this rank's
 
     @classmethod
     def open(cls, engine, name):
         """The window, or None (on all ranks) where the ranks share no memory. Collective."""
-        lines = map_together(engine, LINE_BYTES) if engine.on_one_node else None
+        lines = map_together(engine, LINE_BYTES)
         return None if lines is None else cls(engine, name, lines)
 
     def __init__(self, engine, name, lines):
@@ -80,12 +87,15 @@ class Window:
         """A zeroed array in the window, or None on all ranks where memory is short. Collective."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        parts = map_together(self.engine, nbytes)
+        parts = self._map(nbytes)
         if parts is None:
             return None
         mine = np.frombuffer(parts[self.rank], np.uint8)
         self._register(Segment(parts, mine), mine)
         return mine.view(dtype).reshape(shape)
+
+    def _map(self, nbytes):
+        return map_together(self.engine, nbytes)
 
     def _register(self, segment, mine):
         # NumPy gives every view of the array `mine` as its base, so that it lives as long as any of them.
@@ -107,10 +117,12 @@ class Window:
         return self._segments[at], first - self._segments[at].first
 
     # ------------------------------------------------------------ collectives; `place` is what find() has returned.
-    # Each returns what this rank has to do once all have posted.
+    # Each returns what this rank has to do once all have posted: a function, which returns None when it is through, or
+    # what is left to wait for.
 
-    def all_reduce(self, x, place, op):
-        """Each rank reduces its slice of x over all ranks, in tree order, and writes the result to all."""
+    def all_reduce(self, x, place, op, exact=False):
+        """Each rank reduces its slice of x over all ranks, in tree order (exact or not), and writes the result to all.
+        """
         slices = self.own_slices(x, place)
         return lambda: self._reduce_blocks(slices, slices, op)
 
@@ -141,6 +153,11 @@ class Window:
             for slot in slots:
                 np.copyto(slot, x.reshape(-1))
         return write
+
+    def sent(self, x):
+        """(bytes that this rank sends in an all-reduce of x, those of them that go to another node)."""
+        first, last = cut(x.size, self.rank, self.size, GRAIN)
+        return 2 * (self.size - 1) * (last - first) * x.itemsize, 0
 
     def _reduce_blocks(self, sources, outs, op):
         combine, count = OPS[op], outs[0].size
@@ -225,11 +242,11 @@ class Window:
         pending = self.pending
         while pending and pending[0].number <= number:
             oldest = pending[0]
-            if oldest.work is not None:
-                if not self.arrived(oldest.number):
+            if not oldest.done:
+                if not oldest.began and not self.arrived(oldest.number):
                     return False
-                oldest.work()
-                oldest.work = None
+                if not oldest.do():
+                    return False
                 self.finish(oldest.number)
             if not self.finished(oldest.number):
                 return False
@@ -312,8 +329,18 @@ class Request:
     """A collective posted in the window; `work()` is this rank's part of it, run when all ranks have posted."""
 
     def __init__(self, window, number, work):
-        self.window, self.number, self.work = window, number, work
+        self.window, self.number, self.work, self.left = window, number, work, None
+        self.began = self.done = False
         window.pending.append(self)
+
+    def do(self):
+        """Do this rank's part, as far as it can be done without waiting; True once it is done."""
+        if not self.began:
+            self.began, self.left = True, self.work()
+        self.done = self.left is None or self.left.test()
+        if self.done:
+            self.work = self.left = None   # they hold arrays
+        return self.done
 
     def test(self):
         """True once finished; never waits."""

@@ -1,6 +1,13 @@
 """Work: an operation that has been posted and will be waited for."""
 
+from .. import ledger
 from .state import Call, state
+
+
+def timeline_detail(x):
+    """What a Span says about an operation on x: the label that its caller has given, and the bytes."""
+    size = "" if x is None else f"{x.nbytes:,} bytes"
+    return ", ".join([*ledger.labels[-1:], size])
 
 
 class Work:
@@ -10,7 +17,8 @@ class Work:
     on the node's window a rank does its part of the reduction inside `wait` or `is_completed`.
     """
 
-    def __init__(self, communicator, op, buffers, peer, request):
+    def __init__(self, communicator, op, buffers, peer, request, begin=None):
+        self._begin, self._detail = begin, begin is not None and timeline_detail(buffers[0])
         self.op, self.buffers, self.peer = op, buffers, peer
         self._communicator, self._request, self._done = communicator, request, False
         if request is None:   # nothing was left to wait for
@@ -27,6 +35,7 @@ class Work:
         if self._done:
             return
         state.enter(Call(self._communicator, self.op, self.buffers[0], self.peer))
+        begin = ledger.now() if ledger.open_ledgers else None
         try:
             completed = self._request.wait(timeout)
         finally:
@@ -35,8 +44,12 @@ class Work:
             raise TimeoutError(f"{self.op} on {self._communicator.name!r} (peer {self.peer}) hasn't completed within "
                                f"{timeout} s: another rank hasn't called it yet, or has called it in another order")
         self._finish()
+        if begin is not None:
+            ledger.span("compute", "wait", begin, self._detail or "")
 
     def _finish(self):
         self._done = True
         for hook in self._communicator.hooks:
             hook.after(self.op, self.buffers[0], self.peer)
+        if self._begin is not None:
+            ledger.span("communication", self.op, self._begin, self._detail)

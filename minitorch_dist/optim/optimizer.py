@@ -31,7 +31,8 @@ class Optimizer:
 
     The parameters move into FlatBuffers, unless they live in some already
     (DistributedDataParallel puts them there); each state array is flat too.
-    A subclass names its state arrays and updates one tile.
+    Where parameters have moved to other FlatBuffers since, the next step lets
+    the state follow. A subclass names its state arrays and updates one tile.
     """
 
     state_names = ()
@@ -46,12 +47,22 @@ class Optimizer:
         for p in everything:
             if not (p.is_leaf and p.requires_grad):
                 raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not")
-        self.flats = flat_buffers(everything)
-        self.state = [{name: xp.zeros(flat.size, flat.dtype) for name in self.state_names} for flat in self.flats]
+        self._scratch = {}
+        self._settle()
+
+    def _settle(self):
+        """Make empty state where the parameters live now."""
         group_of = {id(p): group for group in self.groups for p in group["params"]}
+        self.flats = flat_buffers([p for group in self.groups for p in group["params"]])
+        self.state = [{name: xp.zeros(flat.size, flat.dtype) for name in self.state_names} for flat in self.flats]
         self.slots = [[Slot(s, group_of[id(s.tensor)]) for s in flat.segments if id(s.tensor) in group_of]
                       for flat in self.flats]
-        self._scratch = {}
+
+    def _follow(self):
+        """Take the state along to where the parameters live now."""
+        saved = self.state_dict()
+        self._settle()
+        self.load_state_dict(saved)
 
     @property
     def lr(self):
@@ -66,14 +77,14 @@ class Optimizer:
 
     def step(self):
         """Update every parameter that has a gradient, in place."""
+        begin = ledger.now() if ledger.open_ledgers else None
+        if any(slot.segment.tensor.node.flat is not flat
+               for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
+            self._follow()
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
             if ledger.open_ledgers:
                 for array in state.values():
                     ledger.keep(array, "optimizer")
-            for slot in slots:
-                if slot.segment.tensor.node.flat is not flat:
-                    raise RuntimeError("a parameter has moved to another flat buffer since this optimizer was made: "
-                                       "make the optimizer after wrapping the model (DistributedDataParallel)")
             flat.collect(fill_missing=False)
             for start, stop, group, steps in runs(slots):
                 for tile in range(start, stop, TILE):
@@ -82,6 +93,8 @@ class Optimizer:
                                 {name: array[tile:end] for name, array in state.items()}, group, steps)
                 wrote(flat.params[start:stop], f"{type(self).__name__}.step")
                 ledger.launch(type(self).__name__.lower())
+        if begin is not None:
+            ledger.span("compute", "optimizer", begin)
 
     def update(self, p, g, state, group, step):
         """Update one tile in place: p, g and the state arrays are 1-d and of equal length; step counts from 1.

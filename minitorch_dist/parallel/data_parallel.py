@@ -19,99 +19,63 @@ from .. import ledger
 from ..autodiff.primitive import lower
 from ..autodiff.reverse import at_end_of_backward
 from ..autodiff.writes import wrote
-from ..flat import FlatBuffer
+from ..backend import xp
 from ..nn.module import Module
-from .batch_norm import MicroShardStatistics, synchronise
-from .exact import BinaryCounter, check_shape
-
-MIB = 1 << 20
-
-
-def buckets(parameters, first_bytes, cap_bytes):
-    """Parameters in reverse order, cut into lists of one dtype each: the first of about first_bytes, the others of
-    about cap_bytes. Reverse, because backward reaches the last layer first; the first is small, so that
-    communication begins early. Source: Li et al. 2020, "PyTorch Distributed"."""
-    lists, size = [], 0
-    for p in reversed(list(parameters)):
-        cap = min(first_bytes, cap_bytes) if len(lists) == 1 else cap_bytes
-        if not lists or size >= cap or lists[-1][0].dtype != p.dtype:
-            lists.append([])
-            size = 0
-        lists[-1].append(p)
-        size += p.data.nbytes
-    return lists
-
-
-class Bucket:
-    """A FlatBuffer whose gradients travel together."""
-
-    def __init__(self, index, tensors, comm):
-        self.index = index
-        self.flat = FlatBuffer(tensors, empty=comm.empty)
-        self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
-        self.work = None
-        self.counter = BinaryCounter()
-        self.summed = ()    # the gradients as they were handed out last: sums over all ranks
-
-    def reset(self):
-        self.missing = {id(s.tensor) for s in self.flat.segments}
-        if self.work is not None:
-            self.work.wait()
-        self.work = None
-
-    def collect(self):
-        """Make the flat gradients hold this rank's own. RuntimeError where one holds the last sum: it would be
-        counted once per rank."""
-        if any(s.tensor.grad is summed for s, summed in zip(self.flat.segments, self.summed, strict=False)
-               if summed is not None):
-            raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
-                               "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
-                               "last inside no_sync()")
-        self.flat.collect(fill_missing=True)
-
-    def hand_out(self):
-        self.summed = [s.tensor.grad for s in self.flat.segments]
+from . import comm_hooks
+from .batch_norm import MicroShardStatistics, layers, synchronise
+from .buckets import MIB, Bucket, cut
+from .exact import check_shape
+from .join import Join
+from .same_model import check_same_model
 
 
 class DistributedDataParallel(Module):
     """A module whose gradients are those of the global batch on every rank after each backward.
 
-    module         built alike on all ranks; rank 0's values are broadcast
-    comm           the Communicator (default: the world's)
-    bucket_cap_mb  bytes (MiB) of gradients per all-reduce; first_bucket_mb for the first
-    exact          sums equal to the last bit on 1, 2, 4 … micro_shards ranks: call backward once per
-                   micro-shard, micro_shards/ranks times a step; the last one leaves the sum
+    module             built alike on all ranks (checked: ValueError with the first difference); rank 0's values are
+                       broadcast. Frozen parameters stay out of all that follows
+    comm               the Communicator (default: the world's)
+    bucket_cap_mb      bytes (MiB) of gradients per all-reduce; first_bucket_mb for the first
+    broadcast_buffers  before each forward in training, buffers become rank 0's (BatchNorm's need it not: its
+                       statistics are those of the global batch, see batch_norm.py)
+    exact              sums equal to the last bit on 1, 2, 4 … micro_shards ranks: call backward once per
+                       micro-shard, micro_shards/ranks times a step; the last one leaves the sum. Buffers are then
+                       broadcast once, at the beginning
 
-    Each bucket is posted from the gradient hook that completes it, in order,
-    and waited for at the end of backward. Parameters that took no part get a
-    gradient of zeros, so that ranks never disagree on what to reduce. The
-    wrapper adds nothing to parameter names. Make the optimizer after it, and call
-    zero_grad() before each step: a second backward onto sums raises RuntimeError.
-    BatchNorm's statistics are those of the global batch (see batch_norm.py); other
-    buffers are broadcast once, and then each rank's own.
+    Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
+    After the first backward the buckets are cut anew, in the order in which rank 0's gradients came (exact mode keeps
+    the first cut). A parameter that some rank has not used counts as zeros there; one that nobody has used gets no
+    gradient, as in a program of one process, and stands in `unused_parameters`. The wrapper adds nothing to parameter
+    names. Call zero_grad() before each step: a second backward onto sums raises RuntimeError.
     """
 
-    def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, exact=False, micro_shards=8):
+    def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,
+                 micro_shards=8):
         super().__init__()
         self.add_module("", module)
         self.comm = comm if comm is not None else communication.world()
         self.exact = exact
         if exact:
             check_shape(micro_shards, self.comm.size)
+        check_same_model(module, self.comm, bucket_cap_mb=bucket_cap_mb, first_bucket_mb=first_bucket_mb,
+                         broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards)
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
         self.done = 0
         self.sync = True
-        self.buckets = [Bucket(i, tensors, self.comm) for i, tensors in
-                        enumerate(buckets(module.parameters(), first_bucket_mb * MIB, bucket_cap_mb * MIB))]
-        self.posted = 0
-        self.bucket_of = {id(s.tensor): b for b in self.buckets for s in b.flat.segments}
-        for bucket in self.buckets:
-            self.comm.broadcast(bucket.flat.params, src=0)
-            wrote(bucket.flat.params, "the broadcast of initial values")
-            for s in bucket.flat.segments:
-                s.tensor.register_post_accumulate_grad_hook(self._gradient_ready)
-        for _, buffer in module.named_buffers():
-            self.comm.broadcast(lower(buffer), src=0)
+        self.comm_hook = comm_hooks.all_reduce
+        self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
+        self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters_in_order = [p for p in module.parameters() if p.requires_grad]
+        self._fill_buckets(cut(reversed(self.parameters_in_order), *self.caps))
+        self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
+        for p in self.parameters_in_order:
+            p.register_post_accumulate_grad_hook(self._gradient_ready)
+        frozen = [lower(p) for p in module.parameters() if not p.requires_grad]
+        for array in (*(b.flat.params for b in self.buckets), *frozen, *(lower(b) for _, b in module.named_buffers())):
+            self._broadcast(array)
+        normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
+        self.synchronised_buffers = [b for _, b in module.named_buffers() if id(b) not in normalised] \
+            if broadcast_buffers and not exact and self.comm.size > 1 else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
             synchronise(module, self.comm)
@@ -121,8 +85,17 @@ class DistributedDataParallel(Module):
         """The wrapped module."""
         return self._modules[""]
 
+    @property
+    def unused_parameters(self):
+        """The names of the parameters that no rank used in the last step."""
+        return [self.names[id(p)] for bucket in self.buckets for p in bucket.unused()]
+
     def forward(self, *inputs, **options):
-        return self.module(*inputs, **options)
+        if self.training and self.sync:
+            for buffer in self.synchronised_buffers:
+                self._broadcast(lower(buffer))
+        with ledger.spanning("compute", "forward"):
+            return self.module(*inputs, **options)
 
     @contextmanager
     def no_sync(self):
@@ -135,6 +108,32 @@ class DistributedDataParallel(Module):
         finally:
             self.sync = outer
 
+    def join(self, update):
+        """For ranks with unequal numbers of batches: those that run out first go on to take part with zeros.
+
+            def update():               # all that follows a backward
+                optimizer.step()
+                schedule.step()
+
+            with model.join(update) as count:
+                for x, labels in batches_of_this_rank:
+                    optimizer.zero_grad()
+                    loss = cross_entropy(model(x), labels, reduction="sum") / count(len(x))
+                    loss.backward()
+                    update()
+
+        count(n) tells all ranks that this step has n samples here, and returns the GLOBAL number. A rank whose loop
+        has ended calls update() after each of the others' steps, so that parameters and optimizers stay the same
+        everywhere. Nothing else inside may talk to other ranks.
+        """
+        return Join(self, update)
+
+    def register_comm_hook(self, hook):
+        """Reduce gradients by hook(comm, bucket) -> finish (see comm_hooks.py) from now on, on all ranks alike."""
+        if self.exact:
+            raise RuntimeError("register_comm_hook in exact mode: its sums go along one tree, to the last bit")
+        self.comm_hook = hook
+
     # ------------------------------------------------------------ what backward triggers
 
     def _gradient_ready(self, tensor):
@@ -144,6 +143,8 @@ class DistributedDataParallel(Module):
         bucket = self.bucket_of[id(tensor)]
         bucket.missing.discard(id(tensor))
         if self.sync and not self.exact:
+            if self.arrivals is not None:
+                self.arrivals.append(tensor)
             self._post_complete_buckets()
 
     def _post_complete_buckets(self):
@@ -154,10 +155,10 @@ class DistributedDataParallel(Module):
 
     def _post(self, bucket):
         bucket.collect()
-        bucket.hand_out()
         if ledger.open_ledgers:
             ledger.event("post", f"bucket {bucket.index}")
-        bucket.work = self.comm.all_reduce(bucket.flat.grads, async_op=True)
+        with ledger.labelled(f"bucket {bucket.index}"):
+            bucket.finish = self.comm_hook(self.comm, bucket)
 
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
@@ -166,32 +167,70 @@ class DistributedDataParallel(Module):
         elif self.sync:
             for bucket in self.buckets[self.posted:]:
                 self._post(bucket)
-            for bucket in self.buckets:
-                bucket.work.wait()
-                wrote(bucket.flat.grads, "the all-reduce of gradients")
+            self._finish()
+            if self.arrivals is not None:
+                self._cut_anew()
         self._start_over()
+
+    def _finish(self):
+        for bucket in self.buckets:
+            with ledger.labelled(f"bucket {bucket.index}"):
+                bucket.finish()
+            bucket.finish = None
+            bucket.hand_out()
+            wrote(bucket.grads, "the all-reduce of gradients")
 
     def _start_over(self):
         self.posted = 0
+        if self.arrivals:
+            self.arrivals.clear()
         for bucket in self.buckets:
-            bucket.reset()
+            bucket.start_over()
+
+    def step_without_data(self):
+        """Take part in one backward of the others, with zeros."""
+        for p in self.parameters_in_order:
+            p.grad = None
+        self._start_over()
+        self._backward_done()
 
     def _fold_micro_shard(self):
         self.done += 1
         last = self.done == self.passes
         for bucket in self.buckets:
             bucket.collect()
-            bucket.counter.add(bucket.flat.grads)
+            bucket.counter.add(bucket.grads)
             if last:
-                bucket.hand_out()
-                bucket.flat.grads[...] = bucket.counter.total()
-                bucket.work = self.comm.all_reduce(bucket.flat.grads, async_op=True, exact=True)
+                bucket.grads[...] = bucket.counter.total()
+                bucket.finish = self.comm.all_reduce(bucket.grads, async_op=True, exact=True).wait
             else:
                 bucket.flat.zero_grad()     # the next micro-shard's gradient is a leaf of the tree by itself
+                wrote(bucket.grads, "the sum over micro-shards")
         self.statistics.fold(last)
         if last:
             self.done = 0
+            self._finish()
+
+    # ------------------------------------------------------------ buckets
+
+    def _fill_buckets(self, lists):
+        self.buckets = [Bucket(i, tensors, self.comm) for i, tensors in enumerate(lists)]
+        self.bucket_of = {id(s.tensor): b for b in self.buckets for s in b.segments}
+        self.posted = 0
+
+    def _cut_anew(self):
+        """Cut the buckets in the order in which rank 0's gradients came; its unused parameters come last."""
+        place = {id(p): i for i, p in enumerate(self.parameters_in_order)}
+        order = xp.array([place[id(p)] for p in self.arrivals], xp.int64)
+        order = xp.concatenate([order, xp.setdiff1d(xp.arange(len(place)), order)[::-1]])
+        self.arrivals = None
+        self.comm.broadcast(order, src=0)
+        lists = cut([self.parameters_in_order[i] for i in order], *self.caps)
+        if [set(map(id, tensors)) for tensors in lists] != [{id(s.tensor) for s in b.segments} for b in self.buckets]:
+            self._fill_buckets(lists)
             for bucket in self.buckets:
-                bucket.work.wait()
-        for bucket in self.buckets:
-            wrote(bucket.flat.grads, "the sum over micro-shards")
+                bucket.summed = [s.tensor.grad for s in bucket.segments]
+
+    def _broadcast(self, array):
+        self.comm.broadcast(array, src=0)
+        wrote(array, "the broadcast from rank 0")

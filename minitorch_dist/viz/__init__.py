@@ -1,4 +1,5 @@
-"""Pictures: of runs (curves), of the tape (graph), of Jacobians and of memory (differentiation).
+"""Pictures: of runs (curves), of the tape (graph), of Jacobians and of memory (differentiation), of what
+ranks did when (timeline), of models (models).
 
 matplotlib is loaded only to draw, and without its global state: no window opens, and no setting of the caller changes.
 """
@@ -21,3 +22,4 @@ from .curves import (
 from .differentiation import jacobian_filling, memory
 from .graph import graph, graph_text
 from .models import attention_maps, confusion_matrix, filters, learning_curve, text_surprise
+from .timeline import timeline

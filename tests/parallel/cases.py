@@ -255,39 +255,6 @@ def bucket_order():
     return book.events, lists, before, digest(model), [name for name, _ in model.named_parameters()]
 
 
-class Heads(nn.Module):
-    """A trunk and four heads, of which a rank uses one; the fourth is used by nobody."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Linear(4, 3, bias=False, dtype=np.float64)
-        for k in range(4):
-            setattr(self, f"head{k}", nn.Linear(3, 2, bias=False, dtype=np.float64))
-
-    def forward(self, x, k):
-        return getattr(self, f"head{k}")(self.trunk(x))
-
-
-def heads_input(rank):
-    random = np.random.default_rng(rank)
-    return random.standard_normal((5, 4)), random.standard_normal((5, 2))
-
-
-def unused_parameters():
-    """Rank r uses head r % 3: (initial parameters, gradients), with a bucket each and then with one for all."""
-    world = comm.world()
-    results = []
-    for options in ({"bucket_cap_mb": 1e-6}, {}):
-        mt.manual_seed(2)
-        model = DistributedDataParallel(Heads(), world, **options)
-        for _ in range(2):      # twice: what the first leaves behind must not disturb the second
-            model.zero_grad()
-            x, ct = heads_input(world.rank)
-            (model(mt.tensor(x), world.rank % 3) * ct).sum().backward()
-        results.append((parameters(model), {name: p.grad.numpy().copy() for name, p in model.named_parameters()}))
-    return results
-
-
 # ---------------------------------------------------------------- exact mode
 
 EXACT = {   # name -> (dtype, optimizer, clip, micro-shards, options)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from minitorch_dist import data
-from minitorch_dist.parallel.data_parallel import MIB, buckets
 from minitorch_dist.testing import ranks
 
 from . import cases, plain
@@ -109,7 +108,9 @@ def test_gradients_and_what_they_cost(n):
     for name, count in (("one bucket", 1), ("a bucket each", 4), ("outside the window", 4)):
         traffic = [seen["traffic", name] for seen in everyone]
         for buckets_made, calls, _, size, everything in traffic:
-            assert buckets_made == calls == count and set(everything) == {("world", "all_reduce")}
+            # The first backward with several buckets broadcasts the order in which gradients came.
+            assert buckets_made == calls == count
+            assert set(everything) == {("world", "all_reduce")} | ({("world", "broadcast")} if count > 1 else set())
             assert size == count * 4096 * 8
         size = traffic[0][3]
         assert sum(sent for _, _, sent, _, _ in traffic) == 2 * (n - 1) * size
@@ -132,38 +133,3 @@ def test_buckets_are_posted_in_order_while_backward_still_runs(n):
             assert posted < min(at[lists[2 * layer + 2][0]], at[lists[2 * layer + 3][0]])
         assert after == everyone[0][2], "the parameters after wrapping are not rank 0's"
     assert len({before for _, _, before, _, _ in everyone}) == n, "the ranks were to begin differently"
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_parameters_that_take_no_part_get_zeros(n):
-    inputs = [cases.heads_input(rank) for rank in range(n)]
-    for results in ranks.call(CASES + "unused_parameters", n):
-        for params, grads in results:
-            trunk = params["trunk.weight"]
-            wanted = {name: np.zeros_like(p) for name, p in params.items()}
-            for rank, (x, ct) in enumerate(inputs):
-                head = f"head{rank % 3}.weight"
-                wanted[head] += ct.T @ (x @ trunk.T)
-                wanted["trunk.weight"] += (ct @ params[head]).T @ x
-            assert list(grads) == list(wanted)
-            close(grads.values(), wanted.values(), 1e-13)
-
-
-# ---------------------------------------------------------------- how buckets are cut
-
-def test_buckets_hold_about_their_bytes_in_reverse_order():
-    class Leaf:     # all that buckets() looks at
-        def __init__(self, nbytes, dtype="f4"):
-            self.data, self.dtype = np.zeros(nbytes, np.uint8), dtype
-    params = [Leaf(n) for n in (700, 300, 400, 600, 50, 100)]
-
-    def sizes(first, cap):
-        return [[p.data.nbytes for p in bucket] for bucket in buckets(iter(params), first, cap)]
-    assert sizes(100, 1000) == [[100], [50, 600, 400], [300, 700]]
-    assert sizes(120, 10 ** 9) == [[100, 50], [600, 400, 300, 700]]
-    assert sizes(1, 1) == [[n] for n in (100, 50, 600, 400, 300, 700)]
-    assert sizes(MIB, 1) == sizes(1, 1)         # the first is never larger than the others may be
-    assert sizes(MIB, MIB) == [[100, 50, 600, 400, 300, 700]]
-    mixed = [Leaf(10), Leaf(10, "f8"), Leaf(10, "f8"), Leaf(10)]
-    assert buckets(mixed, MIB, MIB) == [[mixed[3]], [mixed[2], mixed[1]], [mixed[0]]]
-    assert buckets([], 1, 1) == []

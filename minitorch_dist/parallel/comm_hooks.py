@@ -1,0 +1,123 @@
+"""How a bucket's gradients are summed over the ranks: communication hooks.
+
+    model.register_comm_hook(fp16_compress)
+    model.register_comm_hook(PowerSGD(rank=2))
+
+A hook is called as hook(comm, bucket) as soon as the bucket's gradients are complete, in the same order on all ranks. It
+posts what it can and returns a function; that is called at the end of backward, again in order, and must leave the sum
+over all ranks in `bucket.grads`, with the same bits on every rank.
+
+                    bytes that a rank sends for M bytes of float32, N ranks
+    all_reduce      2(N-1)/N · M
+    fp16_compress    (N-1)/N · M
+    PowerSGD(r)     2(N-1)/N · 4·r·(n + m) for each n × m matrix that this makes smaller
+"""
+
+import math
+
+import numpy as np
+
+
+def all_reduce(comm, bucket):
+    """Sum the gradients as they are: what happens without a hook."""
+    return comm.all_reduce(bucket.grads, async_op=True).wait
+
+
+def fp16_compress(comm, bucket):
+    """float16 on the wire, sums in float32: half the bytes.
+
+    Each rank sends every other its part of the gradients in float16, adds up its own part in float32, and sends the
+    rounded sum to all. What is beyond float16's range (65,504) becomes inf, and stays it.
+
+    Source: after torch's fp16_compress_hook, which adds up in float16 too.
+    """
+    grads, size = bucket.grads, comm.size
+    part = -(-grads.size // size)
+    sent, got = np.zeros(part * size, np.float16), np.empty(part * size, np.float16)
+    with np.errstate(over="ignore"):    # the inf is there for everybody to see
+        sent[:grads.size] = grads
+    posted = comm.all_to_all(got, sent, async_op=True)
+
+    def finish():
+        posted.wait()
+        with np.errstate(over="ignore"):
+            total = got.reshape(size, part).sum(axis=0, dtype=np.float32).astype(np.float16)
+        comm.all_gather(sent, total)
+        grads[...] = sent[:grads.size]
+    return finish
+
+
+class PowerSGD:
+    """Send each matrix of gradients as the product of two thin ones, found by one step of power iteration.
+
+    For the n × m gradient M_w of rank w, with what was left out last time added to it:
+
+        P = Σ_w M_w Q         all-reduced, n·r numbers; then its columns are made orthonormal
+        Q = Σ_w M_wᵀ P        all-reduced, m·r numbers; also where the next step begins
+        Σ_w M_w ≈ P Qᵀ        on all ranks, and  M_w - P Pᵀ M_w  is kept for the next step (error feedback)
+
+    rank: r. Vectors, and matrices that would not become smaller, are summed as they are. Source: Vogels et al. 2019,
+    "PowerSGD: practical low-rank gradient compression for distributed optimization".
+    """
+
+    def __init__(self, rank=1, seed=0):
+        if rank < 1:
+            raise ValueError(f"PowerSGD: rank={rank} must be at least 1")
+        self.rank, self.seed = rank, seed
+        self.q, self.left_out = {}, {}      # by parameter: the last Q, and what the last step left out here
+
+    def __call__(self, comm, bucket):
+        thin, rest = [], np.ones(bucket.grads.size, bool)
+        for s in bucket.segments:
+            shape = _matrix(s.tensor.shape)
+            if sum(shape) * self.rank < math.prod(shape):
+                thin.append((s, shape))
+                rest[s.start:s.stop] = False
+        matrices = [self._with_left_out(bucket.grads, s, shape) for s, shape in thin]
+        ps = [m @ self._q(s, m) for (s, _), m in zip(thin, matrices, strict=True)]
+        plain = bucket.grads[rest]
+        posted = [comm.all_reduce(plain, async_op=True), *_all_reduce_together(comm, ps)]
+
+        def finish():
+            for work in posted:
+                work.wait()
+            bucket.grads[rest] = plain
+            for i, p in enumerate(ps):
+                ps[i] = np.linalg.qr(p)[0]
+            qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
+            for (s, _), m, p, q in zip(thin, matrices, ps, qs, strict=True):
+                self.left_out[id(s.tensor)] = m - p @ q.T
+            for work in _all_reduce_together(comm, qs):
+                work.wait()
+            for (s, _), p, q in zip(thin, ps, qs, strict=True):
+                self.q[id(s.tensor)] = q
+                bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
+        return finish
+
+    def _with_left_out(self, grads, s, shape):
+        matrix = grads[s.start:s.stop].reshape(shape)
+        left_out = self.left_out.get(id(s.tensor))
+        return matrix.copy() if left_out is None else matrix + left_out
+
+    def _q(self, s, m):
+        if id(s.tensor) not in self.q:      # the same on all ranks: drawn from the parameter's place
+            draw = np.random.default_rng([self.seed, s.start, *m.shape])
+            self.q[id(s.tensor)] = draw.standard_normal((m.shape[1], self.rank)).astype(m.dtype)
+        return self.q[id(s.tensor)]
+
+
+def _matrix(shape):
+    """A parameter's shape as rows × columns; (1, n) for a vector."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _all_reduce_together(comm, arrays):
+    """Post one all-reduce for all the arrays, which are exchanged for views of what is summed."""
+    if not arrays:
+        return []
+    flat = np.concatenate([a.reshape(-1) for a in arrays])
+    at = 0
+    for i, a in enumerate(arrays):
+        arrays[i] = flat[at:at + a.size].reshape(a.shape)
+        at += a.size
+    return [comm.all_reduce(flat, async_op=True)]

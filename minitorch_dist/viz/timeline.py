@@ -1,0 +1,82 @@
+"""All ranks' timelines in one picture."""
+
+from pathlib import Path
+
+from .curves import STYLE
+
+COLORS = {"forward": "#4C78A8", "backward": "#F58518", "optimizer": "#54A24B", "wait": "#D9D9D9"}
+OTHER, ON_THE_WIRE = "#B279A2", "#7B66D2"
+LANE, GAP = 0.8, 0.35       # heights, in lanes
+
+
+def timeline(traced, path, title="What each rank did"):
+    """Draw a Timeline (mt.trace) into the file `path`: for each rank a lane of what it computed or waited for, and
+    below it the operations between ranks, from posting to completion."""
+    if not any(traced.spans):
+        raise ValueError("timeline: nothing was recorded; run a step inside of `with mt.trace(world) as timeline:`")
+    import matplotlib
+    from matplotlib.figure import Figure
+    lanes = [pack([s for s in spans if s.track == "communication"]) for spans in traced.spans]
+    heights = [1 + max((lane for lane, _ in packed), default=0) + 1 for packed in lanes]
+    unit, scale = _unit(max(s.end for spans in traced.spans for s in spans))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 1.5 + 0.34 * (sum(heights) + len(heights))), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        top, ticks, labels = 0.0, [], []
+        for rank, (spans, packed, height) in enumerate(zip(traced.spans, lanes, heights, strict=True)):
+            _compute_lane(axes, [s for s in spans if s.track == "compute"], top, scale, labels)
+            for lane, s in packed:
+                _bar(axes, s, top + 1 + lane, scale, ON_THE_WIRE, s.detail.split(",")[0] or s.name, labels)
+            ticks.append((top + 0.5, f"rank {rank}"))
+            top += height + GAP
+        across = axes.get_xlim()[1] - axes.get_xlim()[0]
+        for label, width in labels:     # text that is wider than its bar would lie over its neighbours
+            label.set_visible(width / across > 0.009 * len(label.get_text()))
+        axes.set_yticks([y for y, _ in ticks], [name for _, name in ticks])
+        axes.set_ylim(top, -0.2)
+        axes.set_xlabel(unit)
+        axes.grid(axis="y", visible=False)
+        axes.set_title(title, loc="left")
+        _legend(axes, {s.name for spans in traced.spans for s in spans if s.track == "compute"})
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+
+
+def pack(spans):
+    """[(lane, span)]: spans that overlap lie in lanes below each other, each in the first lane that is free."""
+    packed, free = [], []
+    for s in sorted(spans, key=lambda s: (s.begin, s.end)):
+        lane = next((i for i, until in enumerate(free) if until <= s.begin), len(free))
+        free[lane:lane + 1] = [s.end]
+        packed.append((lane, s))
+    return packed
+
+
+def _compute_lane(axes, spans, top, scale, labels):
+    for s in sorted(spans, key=lambda s: s.name == "wait"):        # what was waited for inside lies on top
+        _bar(axes, s, top, scale, COLORS.get(s.name, OTHER), s.name, labels, "////" if s.name == "wait" else None)
+
+
+def _bar(axes, s, y, scale, color, text, labels, hatch=None):
+    begin, width = s.begin * scale, (s.end - s.begin) * scale
+    axes.barh(y + 0.5, width, left=begin, height=LANE, color=color, hatch=hatch, edgecolor="white", linewidth=0.6)
+    label = axes.text(begin + width / 2, y + 0.5, text, ha="center", va="center", fontsize=7, clip_on=True,
+                      color="#333333" if hatch else "white")
+    labels.append((label, width))
+
+
+def _unit(seconds):
+    """(name of the unit, how many of it a second has) for times up to so many seconds."""
+    for name, count in (("seconds", 1), ("milliseconds", 1e3)):
+        if seconds * count >= 1:
+            return name, count
+    return "microseconds", 1e6
+
+
+def _legend(axes, names):
+    from matplotlib.patches import Patch
+    shown = [name for name in COLORS if name in names] + sorted(names - COLORS.keys())
+    handles = [Patch(facecolor=COLORS.get(name, OTHER), hatch="////" if name == "wait" else None, edgecolor="white",
+                     label=name) for name in shown]
+    handles.append(Patch(facecolor=ON_THE_WIRE, label="on the wire, from posting to completion"))
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(handles), frameon=False)

@@ -1,0 +1,329 @@
+"""What the ranks do in the tests of buckets, join, communication hooks and the check of the model."""
+
+import hashlib
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.comm_hooks import PowerSGD, fp16_compress
+
+
+def digest(model):
+    return hashlib.sha256(b"".join(p.numpy().tobytes() for _, p in sorted(model.named_parameters()))).hexdigest()
+
+
+def grads_of(model):
+    return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
+
+
+def values_of(model):
+    return {name: p.numpy().copy() for name, p in model.named_parameters()}
+
+
+# ---------------------------------------------------------------- parameters that take no part
+
+class Heads(nn.Module):
+    """A trunk and four heads, of which a rank uses one; the fourth is used by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(4, 3, bias=False, dtype=np.float64)
+        for k in range(4):
+            setattr(self, f"head{k}", nn.Linear(3, 2, bias=False, dtype=np.float64))
+
+    def forward(self, x, k):
+        return getattr(self, f"head{k}")(self.trunk(x))
+
+
+def heads_input(rank):
+    random = np.random.default_rng(rank)
+    return random.standard_normal((5, 4)), random.standard_normal((5, 2))
+
+
+def unused_parameters():
+    """Rank r uses head r % 3: (initial values, gradients, unused names, values after AdamW), for each way to cut."""
+    world = comm.world()
+    results = []
+    for options in ({"bucket_cap_mb": 1e-6}, {}, {"exact": True, "micro_shards": world.size}):
+        mt.manual_seed(2)
+        model = DistributedDataParallel(Heads(), world, **options)
+        first = values_of(model)
+        for _ in range(2):      # twice: what the first leaves behind must not disturb the second
+            model.zero_grad()
+            x, ct = heads_input(world.rank)
+            (model(mt.tensor(x), world.rank % 3) * ct).sum().backward()
+        grads, unused = grads_of(model), model.unused_parameters
+        optim.AdamW(model.parameters(), weight_decay=0.5).step()
+        results.append((first, grads, unused, values_of(model)))
+    return results
+
+
+# ---------------------------------------------------------------- the order of the first backward
+
+class Backwards(nn.Module):
+    """Its layers are used in the reverse order of their registration."""
+
+    def __init__(self, widths, dtype=np.float64):
+        super().__init__()
+        pairs = list(zip(widths, widths[1:], strict=False))
+        for i, (a, b) in reversed(list(enumerate(pairs))):
+            setattr(self, f"layer{i}", nn.Linear(a, b, dtype=dtype))
+        self.depth = len(pairs)
+
+    def forward(self, x):
+        for i in range(self.depth):
+            x = getattr(self, f"layer{i}")(x).tanh()
+        return x
+
+
+def order_rebuilt(first="optimizer after"):
+    """Three Adam steps; (bucket lists before and after the first, posts of the second, digests, values)."""
+    world = comm.world()
+    mt.manual_seed(4)
+    inner = Backwards([6, 5, 7, 3, 4])
+    if first == "optimizer before":
+        optimizer = optim.Adam(inner.parameters(), lr=0.01)
+    for name, p in inner.named_parameters():    # before wrapping, so that it runs before the bucket is looked at
+        p.register_post_accumulate_grad_hook(lambda t, name=name: ledger.event("gradient", name))
+    model = DistributedDataParallel(inner, world, bucket_cap_mb=1e-6)
+    if first == "optimizer after":
+        optimizer = optim.Adam(model.parameters(), lr=0.01)
+    names = {id(p): name for name, p in model.named_parameters()}
+
+    def lists():
+        return [[names[id(s.tensor)] for s in b.segments] for b in model.buckets]
+    before, digests, events = lists(), [], []
+    for step in range(3):
+        x = np.random.default_rng([step, world.rank]).standard_normal((3, 6))
+        optimizer.zero_grad()
+        with ledger.record() as book:
+            model(mt.tensor(x)).sum().backward()
+        events.append(book.events)
+        optimizer.step()
+        digests.append(digest(model))
+    return before, lists(), events, digests, values_of(model)
+
+
+# ---------------------------------------------------------------- is the model the same?
+
+def different_models():
+    """{what differs: the error}."""
+    world = comm.world()
+    odd = world.rank == world.size - 1
+
+    def build(width=5, dtype=np.float32, extra=False, frozen=False):
+        net = nn.Sequential(nn.Linear(4, width, dtype=dtype), nn.ReLU(), nn.Linear(width, 3, dtype=dtype))
+        if extra:
+            net.add_module("late", nn.Linear(3, 3))
+        if frozen:
+            net[0].weight.requires_grad_(False)
+        return net
+    said = {}
+    for what, change, options in (("shape", {"width": 6}, {}), ("dtype", {"dtype": np.float64}, {}),
+                                  ("more", {"extra": True}, {}), ("frozen", {"frozen": True}, {}),
+                                  ("settings", {}, {"bucket_cap_mb": 3})):
+        try:
+            DistributedDataParallel(build(**(change if odd else {})), world, **(options if odd else {}))
+            said[what] = "nothing"
+        except ValueError as error:
+            said[what] = str(error)
+    DistributedDataParallel(build(), world)
+    return said
+
+
+def frozen_parameters():
+    """The first layer is frozen, and its values differ before wrapping: (values at first, gradients)."""
+    world = comm.world()
+    mt.manual_seed(world.rank)
+    net = nn.Sequential(nn.Linear(4, 5, dtype=np.float64), nn.Linear(5, 3, dtype=np.float64))
+    for p in net[0].parameters():
+        p.requires_grad_(False)
+    model = DistributedDataParallel(net, world)
+    model(mt.tensor(np.full((2, 4), 1.0 + world.rank))).sum().backward()
+    return values_of(model), grads_of(model)
+
+
+class Counting(nn.Module):
+    """Its buffer counts the rows that it has seen, of this rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("rows", np.zeros(1))
+
+    def forward(self, x):
+        self.rows[...] += len(x)
+        return self.linear(x)
+
+
+def buffers():
+    """The buffer after three forwards, the third in evaluation; with and without broadcast_buffers."""
+    world = comm.world()
+    seen = []
+    for wanted in (True, False):
+        model = DistributedDataParallel(Counting(), world, broadcast_buffers=wanted)
+        for k in range(3):
+            model.train(k < 2)
+            model(mt.tensor(np.ones((1 + world.rank, 2), np.float32)))
+        seen.append(float(model.module.rows[0]))
+    return seen
+
+
+# ---------------------------------------------------------------- join
+
+JOIN_BATCHES = ((5, 2, 3, 4), (1, 6), (3, 3, 2, 2, 2), ())     # rank -> rows of each of its batches
+
+
+def join_rows(rank, step):
+    random = np.random.default_rng([7, rank, step])
+    rows = JOIN_BATCHES[rank][step]
+    return random.standard_normal((rows, 4)), random.integers(0, 3, rows)
+
+
+def join_model():
+    mt.manual_seed(11)
+    return nn.Sequential(nn.Linear(4, 6, dtype=np.float64), nn.Tanh(), nn.Linear(6, 3, dtype=np.float64))
+
+
+def join_alone(ranks):
+    """The same by one process: each step's batch is what the ranks have."""
+    model = join_model()
+    optimizer = optim.Adam(model.parameters(), lr=0.05)
+    for step in range(max(len(b) for b in JOIN_BATCHES[:ranks])):
+        parts = [join_rows(rank, step) for rank in range(ranks) if step < len(JOIN_BATCHES[rank])]
+        x, labels = (np.concatenate(p) for p in zip(*parts, strict=True))
+        optimizer.zero_grad()
+        (nn.cross_entropy(model(x), labels, reduction="sum") / len(x)).backward()
+        optim.clip_grad_norm_(model.parameters(), 0.2)
+        optimizer.step()
+    return values_of(model)
+
+
+def join_uneven():
+    """(values, all-reduces, what misuse says)."""
+    world = comm.world()
+    model = DistributedDataParallel(join_model(), world, bucket_cap_mb=1e-6)
+    optimizer = optim.Adam(model.parameters(), lr=0.05)
+    steps = 0
+
+    def update():
+        nonlocal steps
+        steps += 1
+        optim.clip_grad_norm_(model.parameters(), 0.2)
+        optimizer.step()
+    with ledger.record() as book, model.join(update) as count:
+        for step in range(len(JOIN_BATCHES[world.rank])):
+            x, labels = join_rows(world.rank, step)
+            optimizer.zero_grad()
+            (nn.cross_entropy(model(x), labels, reduction="sum") / count(len(x))).backward()
+            update()
+    return values_of(model), book.calls[world.name, "all_reduce"], steps
+
+
+def join_misuse():
+    world = comm.world()
+    said = {}
+
+    def attempt(name, act):
+        try:
+            act()
+            said[name] = "nothing"
+        except (RuntimeError, ValueError) as error:
+            said[name] = str(error)
+    attempt("exact", lambda: DistributedDataParallel(join_model(), world, exact=True).join(None))
+    attempt("buffers", lambda: DistributedDataParallel(Counting(), world).join(None))
+    norm = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm(3))
+    attempt("batch norm", lambda: DistributedDataParallel(norm, world).join(None))
+    attempt("no rows", lambda: DistributedDataParallel(join_model(), world).join(None)(0))
+    attempt("hook in exact mode",
+            lambda: DistributedDataParallel(join_model(), world, exact=True).register_comm_hook(fp16_compress))
+    return said
+
+
+# ---------------------------------------------------------------- communication hooks
+
+SHAPES = {"a": (37, 29), "b": (29,), "c": (3, 5), "d": (41, 2, 11)}
+
+
+class Bag(nn.Module):
+    """Parameters whose gradients are whatever one multiplies them with."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in SHAPES.items():
+            setattr(self, name, nn.Parameter(np.zeros(shape, np.float32)))
+
+    def forward(self, cts):
+        return sum(((getattr(self, name) * ct).sum() for name, ct in cts.items()), mt.tensor(np.float32(0)))
+
+
+def hook_cotangents(kind, rank, step=0):
+    """float32 gradients of rank `rank`: "full", or matrices of rank 2 in a space that all ranks share."""
+    random = np.random.default_rng([3, rank, step])
+    cts = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    if kind == "thin":
+        shared = np.random.default_rng(8)
+        for name in ("a", "d"):
+            n, m = SHAPES[name][0], int(np.prod(SHAPES[name][1:]))
+            basis = shared.standard_normal((n, 2))
+            cts[name] = (basis @ random.standard_normal((2, m))).reshape(SHAPES[name]).astype(np.float32)
+    return cts
+
+
+def hooked(hook, cts, steps=1):
+    """The summed gradients of each step, and what the last one cost."""
+    world = comm.world()
+    model = DistributedDataParallel(Bag(), world)
+    if hook is not None:
+        model.register_comm_hook(hook)
+    sums = []
+    for step in range(steps):
+        model.zero_grad()
+        with ledger.record() as book:
+            model(cts(step)).backward()
+        sums.append({name: g.copy() for name, g in grads_of(model).items()})
+    return sums, {op: n for (_, op), n in book.bytes_sent.items()}, dict(book.calls)
+
+
+def comm_hooks():
+    """{name: hooked(…)}."""
+    rank = comm.world().rank
+
+    def full(step):
+        return hook_cotangents("full", rank, step)
+
+    def constant(step):
+        return hook_cotangents("full", rank)
+
+    def thin(step):
+        return hook_cotangents("thin", rank, step)
+    return {"none": hooked(None, full), "fp16": hooked(fp16_compress, full),
+            "power, thin": hooked(PowerSGD(rank=2), thin), "power, constant": hooked(PowerSGD(rank=2), constant, 40),
+            "fp16 overflow": hooked(fp16_compress, lambda step: {k: v * 1e6 for k, v in full(step).items()})}
+
+
+def hooked_training(hook):
+    """Losses of a small regression with each hook."""
+    world = comm.world()
+    mt.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10)), world)
+    if hook is not None:
+        model.register_comm_hook({"fp16": fp16_compress, "power": PowerSGD(rank=2)}[hook])
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    random = np.random.default_rng(world.rank)
+    teacher = np.random.default_rng(99).standard_normal((20, 10)).astype(np.float32)
+    losses, digests = [], []
+    for _ in range(60):
+        x = random.standard_normal((8, 20)).astype(np.float32)
+        labels = (x @ teacher).argmax(axis=1)
+        optimizer.zero_grad()
+        loss = nn.cross_entropy(model(mt.tensor(x)), labels, reduction="sum") / (8 * world.size)
+        loss.backward()
+        total = np.array([loss.item()])
+        world.all_reduce(total)
+        optimizer.step()
+        losses.append(float(total[0]))
+        digests.append(digest(model))
+    return losses, digests

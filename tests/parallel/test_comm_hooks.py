@@ -1,0 +1,94 @@
+"""Communication hooks: what they sum, to which precision, and what they send."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist.testing import ranks
+
+from . import ddp_cases
+from .ddp_cases import SHAPES
+
+CASES = "tests.parallel.ddp_cases:"
+PADDED = 4096       # elements of the one bucket: its tensors, the counts and padding
+
+
+def sums(kind, n, step=0):
+    """float64 sums of all ranks' gradients."""
+    everyone = [ddp_cases.hook_cotangents(kind, rank, step) for rank in range(n)]
+    return {name: sum(cts[name].astype(np.float64) for cts in everyone) for name in SHAPES}
+
+
+def relative(got, wanted):
+    return np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def results(request):
+    return request.param, ranks.call(CASES + "comm_hooks", request.param)
+
+
+def test_all_ranks_hold_the_same_bits(results):
+    _, everyone = results
+    for name, (steps, _, _) in everyone[0].items():
+        for seen in everyone[1:]:
+            for ours, theirs in zip(steps, seen[name][0], strict=True):
+                assert all((ours[k].view(np.uint32) == theirs[k].view(np.uint32)).all() for k in SHAPES), name
+
+
+def test_fp16_rounds_twice_and_adds_up_in_float32(results):
+    n, everyone = results
+    (got,), _, calls = everyone[0]["fp16"]
+    for name in SHAPES:
+        rounded = sum(ddp_cases.hook_cotangents("full", rank)[name].astype(np.float16).astype(np.float64)
+                      for rank in range(n)).astype(np.float16)
+        assert relative(got[name], rounded.astype(np.float64)) < 1e-4       # one unit here and there, of the second
+        assert 1e-5 < relative(got[name], sums("full", n)[name]) < 2e-3     # it is compressed
+    assert set(op for _, op in calls) == {"all_to_all", "all_gather"}
+    # Half the bytes of the plain all-reduce (all ranks together), but for the padding to a multiple of the ranks.
+    padded = -(-PADDED // n) * n
+    assert all(sum(seen["fp16"][1].values()) == 2 * (n - 1) * 2 * padded // n for seen in everyone)
+    assert sum(seen["none"][1]["all_reduce"] for seen in everyone) == 2 * (n - 1) * 4 * PADDED
+
+
+def test_fp16_overflow_is_seen(results):
+    _, everyone = results
+    (got,), _, _ = everyone[0]["fp16 overflow"]
+    assert all(np.isinf(got[name]).any() for name in ("a", "d"))
+
+
+def test_power_sgd_is_exact_where_the_sum_has_its_rank(results):
+    n, everyone = results
+    (got,), sent, calls = everyone[0]["power, thin"]
+    wanted = sums("thin", n)
+    for name in SHAPES:
+        assert relative(got[name], wanted[name]) < 1e-5, name
+    # P and Q of the two large matrices, of rank 2; all else as it is. The sum over ranks is that of rings.
+    thin = sum(2 * (SHAPES[k][0] + int(np.prod(SHAPES[k][1:]))) for k in ("a", "d"))
+    plain = PADDED - sum(int(np.prod(SHAPES[k])) for k in ("a", "d"))
+    total = sum(seen["power, thin"][1]["all_reduce"] for seen in everyone)
+    assert total == 2 * (n - 1) * 4 * (thin + plain)
+    assert calls["world", "all_reduce"] == 3 and set(sent) == {"all_reduce"}
+
+
+def test_power_sgd_makes_up_for_what_it_left_out(results):
+    """Of a constant gradient of full rank each step sends a part only, but the sum of the steps grows as it should."""
+    n, everyone = results
+    steps, _, _ = everyone[0]["power, constant"]
+    wanted = sums("full", n)
+    for name in ("a", "d"):
+        assert relative(steps[0][name], wanted[name]) > 0.5
+        mean = sum(step[name].astype(np.float64) for step in steps) / len(steps)
+        first_half = sum(step[name].astype(np.float64) for step in steps[:20]) / 20
+        assert relative(mean, wanted[name]) < 0.6 * relative(first_half, wanted[name]) + 0.02
+    for step in steps:      # what isn't compressed is simply the sum
+        assert relative(step["b"], wanted["b"]) < 1e-6 and relative(step["c"], wanted["c"]) < 1e-6
+
+
+def test_training_goes_on_much_the_same():
+    plain, half, power = (ranks.call(CASES + "hooked_training", 2, (hook,)) for hook in (None, "fp16", "power"))
+    for everyone in (plain, half, power):
+        assert everyone[0] == everyone[1]
+    final = {name: np.mean(run[0][0][-10:]) for name, run in (("plain", plain), ("fp16", half), ("power", power))}
+    assert final["plain"] < 0.6 * plain[0][0][0]
+    assert abs(final["fp16"] - final["plain"]) < 0.02
+    assert final["power"] < 1.15 * final["plain"] + 0.05

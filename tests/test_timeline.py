@@ -1,0 +1,124 @@
+"""Timelines: overlap in simulated time to the last digit, the trace of real steps, its file and its picture."""
+
+import json
+
+import pytest
+
+from minitorch_dist.comm.link import SimulatedLink, VirtualClock
+from minitorch_dist.ledger import Span
+from minitorch_dist.testing import ranks
+from minitorch_dist.timeline import Timeline, intersection, length, union
+from minitorch_dist.viz.timeline import pack, timeline
+
+from .timeline_cases import BUCKET_ELEMENTS, FORWARD, LAYERS
+
+CASES = "tests.timeline_cases:"
+EACH_ITS_OWN = 1e-6     # MiB per bucket
+LATENCY = 2.0 ** -10    # seconds
+
+
+def send_seconds(buckets, each, n, bandwidth):
+    """What the link needs for so many all-reduces of so many elements of float32."""
+    return buckets * (LATENCY + 2 * (n - 1) / n * 4 * each / bandwidth)
+
+
+@pytest.mark.parametrize(("n", "backward", "bandwidth"), [
+    (2, 0.25, 2.0 ** 20),       # a bucket takes 1/32 s: all but the last one's transfer is hidden
+    (2, 0.25, 2.0 ** 16),       # 1/2 s: communication takes longer, and hides the computation
+    (3, 0.25, 2.0 ** 17),
+    (4, 0.03125, 2.0 ** 18),
+])
+def test_a_step_takes_the_longer_of_computation_and_communication(n, backward, bandwidth):
+    one = send_seconds(1, BUCKET_ELEMENTS, n, bandwidth)
+    arrived = 0.0           # the closed form: bucket k is posted at (k + 1)·backward, and the link is a queue
+    for k in range(LAYERS):
+        arrived = max(arrived, (k + 1) * backward) + one
+    compute, communication = LAYERS * backward, LAYERS * one
+    for total, after_forward, seconds, _ in ranks.call(CASES + "simulated_step", n, (
+            backward, LATENCY, bandwidth, EACH_ITS_OWN)):
+        assert after_forward == pytest.approx(arrived, rel=1e-12)
+        assert max(compute, communication) < after_forward <= max(compute, communication) + max(one, backward) + 1e-9
+        assert after_forward < compute + communication - 0.7 * min(compute, communication)
+        assert total == pytest.approx(after_forward + LAYERS * FORWARD, rel=1e-12)
+        assert seconds["forward"] == LAYERS * FORWARD and seconds["backward"] == compute
+        assert seconds["wait"] == pytest.approx(arrived - compute, rel=1e-12)
+        assert seconds["hidden"] == pytest.approx(arrived - backward - seconds["wait"], rel=1e-9)
+
+
+def test_one_bucket_hides_nothing():
+    elements = 6 * 4096     # five weights, and the counts of their users behind them
+    for _, after_forward, seconds, _ in ranks.call(CASES + "simulated_step", 2, (0.25, LATENCY, 2.0 ** 18, 25)):
+        sending = send_seconds(1, elements, 2, 2.0 ** 18)
+        assert after_forward == pytest.approx(LAYERS * 0.25 + sending, rel=1e-12)
+        assert seconds["hidden"] == 0 and seconds["communication"] == pytest.approx(sending, rel=1e-12)
+
+
+def test_a_real_clock_waits_and_several_of_one_kind_stand_in_a_queue():
+    class Pair:
+        size = 2
+    clock, x, y = VirtualClock(), bytearray(8), bytearray(8)
+    x, y = memoryview(x), memoryview(y)
+    link = SimulatedLink(Pair, latency=1.0, bandwidth=8.0, clock=clock)
+    link.before("send", x, 1)       # due at 2
+    link.before("send", y, 1)       # due at 4
+    link.before("barrier", None, None)      # due at 5
+    link.after("send", x, 1)
+    assert clock() == 2
+    link.after("send", y, 1)
+    link.after("barrier", None, None)
+    assert clock() == 5
+    link.before("recv", x, 1)       # receiving sends nothing: the latency
+    link.after("recv", x, 1)
+    assert clock() == 6
+    real = SimulatedLink(Pair, latency=0.02, bandwidth=1e9)
+    begin = real.clock()
+    real.before("barrier", None, None)
+    real.after("barrier", None, None)
+    assert real.clock() - begin >= 0.02
+
+
+def test_the_trace_of_real_steps(tmp_path):
+    everyone = ranks.call(CASES + "traced", 2, (str(tmp_path),))
+    assert everyone[0][0] == everyone[1][0], "all ranks hear of all spans"
+    spans, table = everyone[0]
+    assert len(spans) == 2 and table.splitlines()[0].split()[:2] == ["rank", "forward"] and len(table.splitlines()) == 3
+    for of_rank in spans:
+        order = [s[1] for s in sorted(of_rank, key=lambda s: s[2]) if s[0] == "compute" and s[1] != "wait"]
+        assert order == ["forward", "backward", "optimizer"] * 2
+        assert all(0 <= begin <= end < 60 for _, _, begin, end, _ in of_rank)
+        reduced = [s[4] for s in of_rank if s[:2] == ("communication", "all_reduce")]
+        assert [text.split(",")[0] for text in reduced] == [f"bucket {k}" for k in range(6)] * 2
+        assert all(text.endswith(" bytes") for text in reduced)
+        assert [s[1] for s in of_rank if s[0] == "communication"][-1] == "barrier"
+        backwards = [s for s in of_rank if s[1] == "backward"]
+        posts = sorted(s[2] for s in of_rank if s[1] == "all_reduce")
+        assert backwards[0][2] < posts[0] < backwards[0][3] < posts[6] < backwards[1][3]
+    assert (tmp_path / "deeper" / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+    events = json.loads((tmp_path / "deeper" / "trace.json").read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in slices} == {0, 1} and all(e["dur"] >= 0 for e in slices)
+    assert sum(e["name"] == "forward" for e in slices) == 4
+    opened, closed = ({(e["pid"], e["id"], e["name"]): e["ts"] for e in events if e["ph"] == ph} for ph in "be")
+    assert opened.keys() == closed.keys() and len(opened) == 2 * 13
+    assert all(opened[key] <= closed[key] for key in opened)
+
+
+def test_a_block_that_raises_gathers_nothing():
+    assert ranks.call(CASES + "broken", 2) == [[], []]
+
+
+def test_sets_of_time():
+    spans = [Span("compute", "a", *times) for times in ((3, 4), (0, 2), (1, 2.5), (4, 5))]
+    assert union(spans) == [(0, 2.5), (3, 5)] and length(union(spans)) == 4.5
+    assert intersection([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == [(1, 2), (3, 4), (4.5, 5)]
+
+
+def test_operations_under_way_together_lie_in_lanes_of_their_own():
+    a, b, c, d = (Span("communication", n, *t) for n, t in (("a", (0, 4)), ("b", (1, 2)), ("c", (2, 5)), ("d", (4, 6))))
+    assert pack([d, c, b, a]) == [(0, a), (1, b), (1, c), (0, d)]
+
+
+def test_nothing_to_draw_raises(tmp_path):
+    with pytest.raises(ValueError, match=r"mt\.trace"):
+        timeline(Timeline(), tmp_path / "none.png")
