@@ -3,9 +3,9 @@
     model.register_comm_hook(fp16_compress)
     model.register_comm_hook(PowerSGD(rank=2))
 
-A hook is called as hook(comm, bucket) as soon as the bucket's gradients are complete, in the same order on all ranks. It
-posts what it can and returns a function; that is called at the end of backward, again in order, and must leave the sum
-over all ranks in `bucket.grads`, with the same bits on every rank.
+A hook is called as hook(comm, bucket) as soon as the bucket's gradients are complete, in the same order on all ranks.
+It posts what it can and returns a function; that is called at the end of backward, again in order, and must leave the
+sum over all ranks in `bucket.grads`, with the same bits on every rank.
 
                     bytes that a rank sends for M bytes of float32, N ranks
     all_reduce      2(N-1)/N · M

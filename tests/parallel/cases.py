@@ -120,6 +120,16 @@ def curves():
             for k, name in enumerate(CURVES)}
 
 
+def against_independent(name, steps, clip, seed):
+    """The parameters after some steps of model_with_dropout, for test_independent.py."""
+    world, dtype = comm.world(), np.float32 if name == "float32" else np.float64
+    exact = name == "exact"
+    model = DistributedDataParallel(model_with_dropout(dtype), world, exact=exact, bucket_cap_mb=1e-6)
+    loader = loader_for(dtype, world.rank, world.size, 8 if exact else 1)
+    train(model, OPTIMIZERS["momentum"](model.parameters()), loader, steps, None, clip, seed)
+    return parameters(model)
+
+
 def plain_sgd():
     """plain.train's training by the library: (losses, parameters)."""
     world = comm.world()

@@ -43,7 +43,7 @@ def test_fp16_rounds_twice_and_adds_up_in_float32(results):
                       for rank in range(n)).astype(np.float16)
         assert relative(got[name], rounded.astype(np.float64)) < 1e-4       # one unit here and there, of the second
         assert 1e-5 < relative(got[name], sums("full", n)[name]) < 2e-3     # it is compressed
-    assert set(op for _, op in calls) == {"all_to_all", "all_gather"}
+    assert {op for _, op in calls} == {"all_to_all", "all_gather"}
     # Half the bytes of the plain all-reduce (all ranks together), but for the padding to a multiple of the ranks.
     padded = -(-PADDED // n) * n
     assert all(sum(seen["fp16"][1].values()) == 2 * (n - 1) * 2 * padded // n for seen in everyone)
