@@ -171,8 +171,12 @@ def adam_plain(p, g, m, v, s, t):
     p -= LR * (m / (1 - BETA1 ** t)) / (np.sqrt(v / (1 - BETA2 ** t)) + EPS)
 
 
-def numpy_step(widths, x, labels, adam=adam_in_place):
-    """A step as a good engineer writes it for this one model: no framework, in place where that's natural."""
+def numpy_step(widths, x, labels, adam=adam_in_place, count=None, reduce=lambda grads: None):
+    """A step as a good engineer writes it for this one model: no framework, in place where that's natural.
+
+    count: samples in the GLOBAL batch, where this is a part of it; reduce(grads): sums them over the ranks, in place.
+    """
+    count = count or len(labels)
     params = [array for pair in weights(widths) for array in pair]
     m, v, scratch = ([np.zeros_like(p) for p in params] for _ in range(3))
     rows, last = np.arange(len(labels)), len(widths) - 2
@@ -190,10 +194,10 @@ def numpy_step(widths, x, labels, adam=adam_in_place):
         right = g[rows, labels]
         np.exp(g, out=g)
         total = g.sum(axis=1, keepdims=True)
-        loss = (np.log(total[:, 0]) - right).mean()
+        loss = (np.log(total[:, 0]) - right).sum() / count
         g /= total
         g[rows, labels] -= 1
-        g /= len(labels)
+        g /= count
         grads = [None] * len(params)
         for i in reversed(range(last + 1)):
             grads[2 * i] = g.T @ inputs[i]
@@ -201,6 +205,7 @@ def numpy_step(widths, x, labels, adam=adam_in_place):
             if i:
                 g = g @ params[2 * i]
                 g *= inputs[i] > 0
+        reduce(grads)
         t += 1
         for p, g, m_, v_, s in zip(params, grads, m, v, scratch, strict=True):
             adam(p, g, m_, v_, s, t)

@@ -145,6 +145,34 @@ def frozen_parameters():
     return values_of(model), grads_of(model)
 
 
+class Tied(nn.Module):
+    """One weight under two names: y = tanh(x W) Wᵀ."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward = nn.Linear(3, 4, bias=False, dtype=np.float64)
+        self.outward = nn.Linear(4, 3, bias=False, dtype=np.float64)
+        self.same = self.inward.weight      # a second name
+
+    def forward(self, x):
+        return (x @ self.same.T).tanh() @ self.inward.weight + self.outward.weight.sum() * 0.0
+
+
+def shared_parameter():
+    """(names of the bucketed parameters, value, gradient) of a weight that is used twice, after two backwards."""
+    world = comm.world()
+    mt.manual_seed(6)
+    model = DistributedDataParallel(Tied(), world, bucket_cap_mb=1e-6)
+    for _ in range(2):
+        model.zero_grad()
+        random = np.random.default_rng([5, world.rank])
+        x, ct = random.standard_normal((5, 3)), random.standard_normal((5, 3))
+        (model(mt.tensor(x)) * ct).sum().backward()
+    weight = model.module.same
+    return [model.names[id(s.tensor)] for b in model.buckets for s in b.segments], weight.numpy().copy(), \
+        weight.grad.numpy().copy()
+
+
 class Counting(nn.Module):
     """Its buffer counts the rows that it has seen, of this rank."""
 

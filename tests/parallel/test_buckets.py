@@ -92,6 +92,20 @@ def test_models_that_differ_raise_on_every_rank_with_the_first_difference():
             assert lines[2].strip().startswith("rank 2: ") and odd in lines[2], said[what]
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_parameter_with_two_names_is_one(n):
+    """Its two uses' gradients are added before it is reduced, once."""
+    for names, w, grad in ranks.call(CASES + "shared_parameter", n):
+        assert len(names) == 2
+        wanted = np.zeros_like(w)
+        for rank in range(n):
+            random = np.random.default_rng([5, rank])
+            x, ct = random.standard_normal((5, 3)), random.standard_normal((5, 3))
+            h = np.tanh(x @ w.T)
+            wanted += h.T @ ct + ((ct @ w.T) * (1 - h * h)).T @ x
+        np.testing.assert_allclose(grad, wanted, rtol=0, atol=1e-13)
+
+
 def test_frozen_parameters_are_broadcast_and_left_alone():
     everyone = ranks.call(CASES + "frozen_parameters", 2)
     for values, grads in everyone:

@@ -13,6 +13,9 @@ from . import cases, plain
 STEPS, LR, MOMENTUM, CLIP, SEED = 12, 0.02, 0.9, 0.3, 3
 
 
+add_up = lambda arrays: np.vectorize(lambda *terms: math.fsum(terms))(*arrays)
+
+
 def one_sample_at_a_time():
     """SGD with momentum (nesterov, weight decay) and clipping in plain NumPy float64, as cases.OPTIMIZERS' "momentum";
     dropout's masks are those of each sample's place in the global batch."""
@@ -33,8 +36,7 @@ def one_sample_at_a_time():
             with backend.random_scope(SEED, step, len(rows), (place, place + 1), 8):
                 nn.cross_entropy(model(x[row:row + 1]), labels[row:row + 1], reduction="sum").backward()
             singles.append({name: p.grad.numpy().copy() for name, p in params.items()})
-        grads = {name: np.vectorize(lambda *terms: math.fsum(terms) / len(rows))(*(s[name] for s in singles))
-                 for name in values}
+        grads = {name: add_up([s[name] for s in singles]) / len(rows) for name in values}
         norm = math.sqrt(math.fsum(float(g) ** 2 for v in grads.values() for g in v.ravel()))
         if norm > CLIP:
             clipped += 1
