@@ -1,0 +1,256 @@
+"""What the answers of chapter 1 are tried with, and the mistakes that are known."""
+
+import math
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+
+# ---------------------------------------------------------------- 01.1
+
+
+def local_derivatives(a, b, n):
+    """{expression: (value, {parent: derivative})}, by hand."""
+    t, e = math.tanh(a), math.exp(a)
+    return {
+        "a + b": (a + b, {"a": 1.0, "b": 1.0}),
+        "a - b": (a - b, {"a": 1.0, "b": -1.0}),
+        "a * b": (a * b, {"a": b, "b": a}),
+        "a / b": (a / b, {"a": 1 / b, "b": -a / b**2}),
+        "a ** n": (a**n, {"a": n * a ** (n - 1)}),
+        "a.tanh()": (t, {"a": 1 - t * t}),
+        "a.exp()": (e, {"a": e}),
+        "a * a": (a * a, {"a": 2 * a}),
+        "n - a": (n - a, {"a": -1.0}),
+        "a / n": (a / n, {"a": 1 / n}),
+    }
+
+
+def mistaken(**wrong):
+    """A hypothesis: these local derivatives, {expression's key: function of (a, b, n) -> {parent: derivative}}."""
+    texts = {"sub": "a - b", "rsub": "n - a", "mul": "a * b", "square": "a * a", "div": "a / b", "by_n": "a / n",
+             "pow": "a ** n", "tanh": "a.tanh()", "exp": "a.exp()"}
+
+    def outputs(case):
+        known = {text: dict(slopes) for text, (_, slopes) in local_derivatives(**case).items()}
+        for key, slopes in wrong.items():
+            known[texts[key]] |= slopes(**case)
+        return {"values": {text: value for text, (value, _) in local_derivatives(**case).items()}, "local": known}
+    return outputs
+
+
+class Value(Check):
+    exercise = "01.1"
+    signatures = [
+        gives("the derivative of a − b by b has the wrong sign: when b grows, a − b falls",
+              mistaken(sub=lambda a, b, n: {"b": 1.0}, rsub=lambda a, b, n: {"a": 1.0})),
+        gives("the derivatives of a·b are exchanged: by a it is b, and by b it is a",
+              mistaken(mul=lambda a, b, n: {"a": a, "b": b})),
+        gives("the derivatives of a·b are 1, as for a sum: when a grows by 1, a·b grows by b",
+              mistaken(mul=lambda a, b, n: {"a": 1.0, "b": 1.0}, square=lambda a, b, n: {"a": 2.0})),
+        gives("the derivative of a/b by b lacks its minus: it is −a/b²",
+              mistaken(div=lambda a, b, n: {"b": a / b**2})),
+        gives("the derivative of a/b by b lacks the factor a: it is −a/b²",
+              mistaken(div=lambda a, b, n: {"b": -1 / b**2})),
+        gives("the derivative of a/b by b must have b², not b, below the line",
+              mistaken(div=lambda a, b, n: {"b": -a / b})),
+        gives("the derivative of aⁿ lacks the factor n", mistaken(pow=lambda a, b, n: {"a": a ** (n - 1)})),
+        gives("the derivative of aⁿ has the exponent n; it must be n − 1",
+              mistaken(pow=lambda a, b, n: {"a": n * a**n})),
+        gives("the derivative of tanh is 1 − t² with t the result, not the input",
+              mistaken(tanh=lambda a, b, n: {"a": 1 - a * a})),
+        gives("the derivative of tanh is 1 − t², not 1 − t", mistaken(tanh=lambda a, b, n: {"a": 1 - math.tanh(a)})),
+        gives("the power rule doesn't hold for exp: it is its own derivative",
+              mistaken(exp=lambda a, b, n: {"a": a * math.exp(a - 1)})),
+    ]
+
+    def cases(self, rng, ranks):
+        return [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
+                for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2))]
+
+    def truth(self, case):
+        return mistaken()(case)
+
+
+# ---------------------------------------------------------------- 01.2
+
+def below(parents):
+    """Numbers of the nodes that the last one was made from, itself included."""
+    found, stack = set(), [len(parents) - 1]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += parents[node]
+    return found
+
+
+def parents_first(case, got):
+    place = {name: i for i, name in enumerate(got["order"])}
+    return all(place[parent] < place[name] for name in got["order"] for parent in case["parents"][name])
+
+
+class Order(Check):
+    exercise = "01.2"
+    demands = [
+        demand("the result isn't a list of nodes", lambda case, got: all(isinstance(n, int) for n in got["order"])),
+        demand("root itself is missing from the list",
+               lambda case, got: len(case["parents"]) - 1 in got["order"]),
+        demand("a node is there more than once: two paths lead to it, and it would pass its gradient on twice",
+               lambda case, got: len(set(got["order"])) == len(got["order"])),
+        demand("nodes are missing: root was computed from them too (follow every parent, not only the first)",
+               lambda case, got: set(got["order"]) >= below(case["parents"])),
+        demand("the list begins with root: it is the other way round, parents come first",
+               lambda case, got: len(got["order"]) == 1 or got["order"][0] != len(case["parents"]) - 1),
+        demand("a node comes before one of its parents. It looks right in a chain; it goes wrong where a short and a "
+               "long way lead to the same node", parents_first),
+    ]
+
+    def cases(self, rng, ranks):
+        unequal_ways = [[], [0], [1], [2], [0, 3], [4, 1], [5, 0]]
+        mirrored = [parents[::-1] for parents in unequal_ways]
+        tangled = [sorted({int(i) for i in rng.integers(max(0, k - 6), k, 3)}) if k > 2 else [] for k in range(40)]
+        ladder = [[]] + [[k, k] for k in range(60)]                       # 2⁶⁰ paths
+        chain = [[]] + [[k] for k in range(10_000)]
+        return [{"parents": parents} for parents in
+                ([[]], [[], [], [0, 1]], unequal_ways, mirrored, tangled, ladder, chain)]
+
+    def truth(self, case):
+        return {}      # many orders are right: the demands say what makes one so
+
+
+# ---------------------------------------------------------------- 01.3
+
+SLOPES = {    # op: (value, slopes) as functions of the parents' numbers
+    "add": (lambda a, b: a + b, lambda a, b: (1.0, 1.0)),
+    "sub": (lambda a, b: a - b, lambda a, b: (1.0, -1.0)),
+    "mul": (lambda a, b: a * b, lambda a, b: (b, a)),
+    "div": (lambda a, b: a / b, lambda a, b: (1 / b, -a / b**2)),
+    "tanh": (math.tanh, lambda a: (1 - math.tanh(a) ** 2,)),
+    "exp": (math.exp, lambda a: (math.exp(a),)),
+}
+
+
+def evaluate(case):
+    """(value, parents, slopes) of every node."""
+    values = list(case["leaves"])
+    parents, slopes = [()] * len(values), [()] * len(values)
+    for op, *which in case["program"]:
+        numbers = [values[i] for i in which]
+        values.append(SLOPES[op][0](*numbers))
+        parents.append(tuple(which))
+        slopes.append(SLOPES[op][1](*numbers))
+    return values, parents, slopes
+
+
+def forward_derivatives(case, root):
+    """∂root/∂node for every node, by forward mode: one pass per node, in which only this one moves."""
+    _, parents, slopes = evaluate(case)
+    found = []
+    for moved in range(root + 1):
+        tangent = [0.0] * (root + 1)
+        tangent[moved] = 1.0
+        for node in range(moved + 1, root + 1):
+            tangent[node] = sum(s * tangent[p] for p, s in zip(parents[node], slopes[node], strict=True))
+        found.append(tangent[root])
+    return found
+
+
+def reverse(case, root, order, grads, add=True, upstream=True, first_parent=False, clear="all",
+            backwards=True):
+    """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
+    _, parents, slopes = evaluate(case)
+    for node in {"all": order, "root": [root], "none": []}[clear]:
+        grads[node] = 0.0
+    grads[root] += 1.0
+    for node in order[::-1] if backwards else order:
+        for parent, slope in list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]:
+            handed = slope * (grads[node] if upstream else 1.0)
+            grads[parent] = grads[parent] + handed if add else handed
+
+
+def like(**mistake):
+    """Whether backward, called as drive.py does, left what this mistake leaves."""
+    def predicate(case, got):
+        last = len(got["values"]) - 1
+        grads = [0.0] * (last + 1)
+        for name, root, order in zip(("grads", "again", "second"), (last, last, case["second"]), got["orders"],
+                                     strict=True):
+            reverse(case, root, order, grads, **mistake)
+            if not np.allclose(grads, got[name], rtol=1e-8, atol=0):
+                return False
+        return True
+    return predicate
+
+
+TOUR = [("mul", 0, 1), ("add", 3, 0), ("tanh", 4), ("sub", 5, 2), ("mul", 6, 6), ("div", 7, 2), ("exp", 5),
+        ("add", 8, 9)]
+PLACES = [(0, 1.2), (0, -0.6), (3, 2.3), (1, 0.2), (2, 0.8), (3, 0.8), (4, 1.1), (5, 1.1), (6, 1.1), (4.5, -0.4),
+          (7, 0.3)]     # of the nodes of TOUR in the picture
+
+
+class Backward(Check):
+    exercise = "01.3"
+    tolerance = 1e-8
+    signatures = [
+        when("a node that is used twice keeps only what it was handed last: its gradient is the sum (+=, not =)",
+             like(add=False)),
+        when("what comes from above is ignored: each parent gets the local derivative alone, not times node.grad",
+             like(upstream=False)),
+        when("only the first parent of each node gets anything", like(first_parent=True)),
+        when("stale gradients: the first call is right, and the second adds to what it left behind",
+             like(clear="none")),
+        when("stale gradients: root begins at 1 again, but the other nodes still hold the last call's",
+             like(clear="root")),
+        when("nothing gets beyond root's own parents: the nodes are walked in the wrong direction",
+             like(backwards=False)),
+    ]
+
+    def cases(self, rng, ranks):
+        def leaves(n):
+            return [float(x) for x in rng.uniform(0.5, 1.5, n)]
+        tangled = [("tanh", 2), *[(str(rng.choice(["add", "sub", "mul"])), k + 3, k if k < 2 else int(other))
+                                  for k, other in enumerate(rng.integers(0, np.arange(3, 12)))]]
+        ladder = [("add", k, k) for k in range(40)]
+        return [{"leaves": leaves(3), "program": TOUR, "second": 6},
+                {"leaves": leaves(3), "program": tangled, "second": 7},
+                {"leaves": leaves(1), "program": ladder, "second": 20}]
+
+    def truth(self, case):
+        values = evaluate(case)[0]
+        last, second = len(values) - 1, case["second"]
+        first, other = forward_derivatives(case, last), forward_derivatives(case, second)
+        return {"values": values, "grads": first, "again": first, "second": other + first[second + 1:]}
+
+    def picture(self, runs, path):
+        case, got = runs[1][0]
+        return draw_graph(case, got, path)
+
+
+def draw_graph(case, got, path):
+    """The graph of a run, from the leaves to the result: values in the boxes, gradients below them."""
+    from exercises.frame.pictures import COLORS, canvas, save
+    _, parents, slopes = evaluate(case)
+    figure, axes = canvas(size=(11, 4.8))
+    names = ["a", "b", "c", *(op for op, *_ in case["program"])]
+    for node, mine in enumerate(parents):
+        for which, (parent, slope) in enumerate(zip(mine, slopes[node], strict=True)):
+            begin, end = np.array(PLACES[parent]), np.array(PLACES[node])
+            twice = -0.35 if which and parent == mine[0] else 0.35 if mine.count(parent) == 2 else 0.0
+            axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": "#999999", "shrinkA": 26,
+                                                      "shrinkB": 26, "connectionstyle": f"arc3,rad={-twice}"})
+            across = np.array([begin[1] - end[1], end[0] - begin[0]]) / np.hypot(*(end - begin))
+            place = 0.5 * (begin + end) + 0.5 * twice * across      # the middle of the arrow
+            axes.text(*place, f"× {slope:.2f}".replace("-", "−"), color="#777777", fontsize=9, ha="center",
+                      va="center", bbox={"color": "white", "pad": 1})
+    for node, place in enumerate(PLACES):
+        axes.text(*place, f"{names[node]}\n{got['values'][node]:.3f}".replace("-", "−"), ha="center", va="center",
+                  fontsize=10, color="white", bbox={"boxstyle": "round,pad=0.45",
+                                                    "color": COLORS[0 if parents[node] else 2]})
+        axes.text(place[0], place[1] - 0.42, f"{got['grads'][node]:.3f}".replace("-", "−"), ha="center", va="center",
+                  fontsize=10, color=COLORS[1], fontweight="bold")
+    axes.set_xlim(-0.5, 7.5)
+    axes.set_ylim(-1.1, 2.8)
+    axes.set_axis_off()
+    save(figure, path)
+    return "your graph: the numbers in the boxes, local derivatives on the arrows, the gradients that came back below"

@@ -1,0 +1,306 @@
+"""What the answers of chapter 8 are tried with, and the mistakes that are known."""
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+
+# ---------------------------------------------------------------- 08.1
+
+SIZES, EPOCHS = (1, 2, 3, 4), (0, 1)
+
+
+def batches(case, got, size, epoch=0, seed=None):
+    """[[part of rank 0, part of rank 1, …] per batch] of what was returned."""
+    seed = case["seed"] if seed is None else seed
+    mine = [twice[0] for call, twice in zip(case["calls"], got["parts"], strict=True)
+            if (call["size"], call["epoch"], call["seed"]) == (size, epoch, seed)]
+    return [list(parts) for parts in zip(*mine, strict=True)]
+
+
+def united(case, got, size, epoch=0, seed=None):
+    """The batches as sorted lists, all ranks together."""
+    return [sorted(np.concatenate(parts).tolist()) for parts in batches(case, got, size, epoch, seed)]
+
+
+def well_formed(case, got):
+    steps = -(-case["n"] // case["batch_size"])
+    return all(isinstance(parts, list) and len(parts) == steps
+               and all(isinstance(part, np.ndarray) and part.ndim == 1 and part.dtype.kind in "iu" for part in parts)
+               for twice in got["parts"] for parts in twice)
+
+
+def same_when_repeated(case, got):
+    return all(np.array_equal(a, b) for first, second in got["parts"] for a, b in zip(first, second, strict=True))
+
+
+def rows_held(case, got, size):
+    """The rows that the ranks hold together in an epoch."""
+    return sum(len(part) for parts in batches(case, got, size) for part in parts)
+
+
+def divided(case, got):
+    return any(len(part) < case["batch_size"] for part in batches(case, got, 3)[0])
+
+
+def not_too_many(case, got):
+    return all(rows_held(case, got, size) <= case["n"] for size in SIZES)
+
+
+def not_too_few(case, got):
+    return all(rows_held(case, got, size) >= case["n"] for size in SIZES)
+
+
+def complete(case, got):
+    return all(sorted(sum(united(case, got, size), [])) == list(range(case["n"])) for size in SIZES)
+
+
+def the_batches_of_one_rank(case, got):
+    return all(united(case, got, size) == united(case, got, 1) for size in SIZES)
+
+
+def balanced(case, got):
+    return all(max(map(len, parts)) - min(map(len, parts)) <= 1 for size in SIZES
+               for parts in batches(case, got, size))
+
+
+class Shard(Check):
+    exercise = "08.1"
+
+    def cases(self, rng, ranks):
+        found = []
+        for n, batch_size in ((61, 16), (29, 7), (int(rng.integers(30, 60)), int(rng.integers(9, 13)))):
+            seed = int(rng.integers(1000))
+            calls = [{"rank": rank, "size": size, "seed": seed, "epoch": epoch}
+                     for size in SIZES for epoch in EPOCHS for rank in range(size)]
+            calls += [{"rank": 0, "size": 1, "seed": seed + 1, "epoch": 0}]
+            found.append({"n": n, "batch_size": batch_size, "seed": seed, "calls": calls})
+        return found
+
+    def truth(self, case):
+        return {}     # many orders are right: the demands say what makes one so
+
+    demands = [
+        demand(lambda case: f"the result isn't a list of {-(-case['n'] // case['batch_size'])} int arrays, one per "
+                            f"global batch of {case['batch_size']} of {case['n']} samples", well_formed),
+        demand("two calls with the same arguments give different samples: the order must depend on seed and epoch "
+               "only, not on NumPy's global generator", same_when_repeated),
+        demand("every rank holds the whole batch: nothing is divided", divided),
+        demand("the parts overlap: some sample is on two ranks in one step, and counts twice",
+               not_too_many),
+        demand("samples are left out: the parts together are shorter than the batch (who takes the rest of the "
+               "division?)", not_too_few),
+        demand("each rank shuffles for itself: the parts are as long as they should be, but cut from different orders, "
+               "so that some samples come twice and others never", complete),
+        demand("the global batches are others on several ranks than on one: cut the order into global batches first, "
+               "and only then each batch into parts", the_batches_of_one_rank),
+        demand("the parts are uneven: within a batch no rank may hold two samples more than another", balanced),
+        demand("every epoch has the same order: the epoch doesn't enter into it",
+               lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 1)),
+        demand("every seed gives the same order: the seed doesn't enter into it",
+               lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 0, case["seed"] + 1)),
+        demand("the samples aren't shuffled: the order is 0, 1, 2, …",
+               lambda case, got: batches(case, got, 1)[0][0].tolist() != list(range(case["batch_size"]))),
+    ]
+
+
+# ---------------------------------------------------------------- 08.2
+
+SHAPES = [(3, 5), (5,), (2, 1, 4)]
+
+
+def arrays(rng, scale=1.0):
+    return [scale * rng.standard_normal(shape) for shape in SHAPES]
+
+
+class BroadcastParameters(Check):
+    exercise = "08.2"
+    same_bits = ("parameters",)
+    signatures = [
+        gives("each rank still has its own parameters: nothing was written into the arrays",
+              lambda case: [{"parameters": rank["parameters"]} for rank in case]),
+        gives("the parameters are the mean over the ranks: alike, but no rank's initial values (averaging {ranks} "
+              "draws makes them √{ranks} times too small)",
+              lambda case: [{"parameters": [sum(r["parameters"][i] for r in case) / len(case)
+                                            for i in range(len(SHAPES))]}] * len(case)),
+        gives("the parameters are the sum over the ranks, not rank 0's",
+              lambda case: [{"parameters": [sum(r["parameters"][i] for r in case) for i in range(len(SHAPES))]}]
+              * len(case)),
+        gives("all ranks have the parameters of the last rank; rank 0's were asked for",
+              lambda case: [{"parameters": case[-1]["parameters"]}] * len(case)),
+    ]
+    demands = [demand("the right values, but by another way than broadcast: every rank sends, where one would do",
+                      lambda case, got: all(set(g.ops()) == {"broadcast"} for g in got))]
+
+    def cases(self, rng, ranks):
+        return [[{"parameters": arrays(rng)} for _ in range(ranks)]]
+
+    def truth(self, case):
+        return [{"parameters": case[0]["parameters"]}] * len(case)
+
+
+# ---------------------------------------------------------------- 08.3
+
+def weighted(case, weight, divisor=lambda case: 1.0):
+    """For every rank: Σ over the ranks of weight(rank's inputs) · gradient, over the divisor."""
+    total = [sum(weight(r) * r["grads"][i] for r in case) / divisor(case) for i in range(len(SHAPES))]
+    return [{"grads": total}] * len(case)
+
+
+def samples(case):
+    return sum(r["count"] for r in case)
+
+
+def counts(case):
+    return " and ".join([", ".join(str(r["count"]) for r in case[:-1]), str(case[-1]["count"])])
+
+
+class AverageGradients(Check):
+    exercise = "08.3"
+    same_bits = ("grads",)
+    signatures = [
+        gives("the ranks' gradients were summed, not averaged: where the ranks hold equally many samples, every "
+              "gradient is exactly {ranks}.000 times too large", lambda case: weighted(case, lambda r: 1)),
+        gives(lambda case: f"mean of means: the ranks hold {counts(case)} samples, so their means don't weigh the same",
+              lambda case: weighted(case, lambda r: 1, len)),
+        gives("weighed by the samples, but nobody divided by the number of samples of all ranks",
+              lambda case: weighted(case, lambda r: r["count"])),
+        gives("divided twice: every gradient is {ranks} times too small",
+              lambda case: weighted(case, lambda r: r["count"], lambda case: samples(case) * len(case))),
+        gives("weighed by the samples, but divided by the number of ranks instead of the samples of all ranks",
+              lambda case: weighted(case, lambda r: r["count"], len)),
+        gives("each rank still has its own gradients: nothing was exchanged, or the result wasn't written into the "
+              "arrays (grad = … only gives the name to another array)",
+              lambda case: [{"grads": r["grads"]} for r in case]),
+        gives("each rank weighed its own gradients, but nothing was exchanged",
+              lambda case: [{"grads": [g * r["count"] / samples(case) for g in r["grads"]]} for r in case]),
+        gives("each rank divided its own gradients, but nothing was exchanged",
+              lambda case: [{"grads": [g / len(case) for g in r["grads"]]} for r in case]),
+    ]
+    demands = [demand("right, but with more messages than needed: one all_reduce per gradient, and one for the count",
+                      lambda case, got: all(len(g.calls) <= len(SHAPES) + 1 for g in got))]
+
+    def cases(self, rng, ranks):
+        uneven = rng.permutation([8, 3, 5, 1])[:ranks]
+        none = rng.permutation([6, 0, 2, 4])[:ranks] if ranks > 1 else [4]
+        return [[{"grads": arrays(rng, 10.0 if count else 0.0), "count": int(count)} for count in counts]
+                for counts in ([8] * ranks, uneven, none)]
+
+    def truth(self, case):
+        return weighted(case, lambda r: r["count"], samples)
+
+
+# ---------------------------------------------------------------- 08.4
+
+STEPS, INPUTS, OUTPUTS = 12, 5, 2
+
+
+def gradients(w, b, x, y):
+    """By the sum, in float64: (½Σ|error|², its gradient by w, by b)."""
+    error = x @ w + b - y
+    return 0.5 * (error ** 2).sum(), np.einsum("ni,no->io", x, error), error.sum(0)
+
+
+def together(case, steps=None, lr=1.0):
+    """One process that trains on all ranks' rows, from the parameters of rank 0."""
+    w, b = (p.copy() for p in case[0]["parameters"])
+    losses = []
+    for step in range(STEPS if steps is None else steps):
+        rows = np.concatenate([r["rows"][step % STEPS] for r in case])
+        value, by_w, by_b = gradients(w, b, case[0]["x"][rows], case[0]["y"][rows])
+        losses.append(value / len(rows))
+        w -= lr * case[0]["lr"] * by_w / len(rows)
+        b -= lr * case[0]["lr"] * by_b / len(rows)
+    return {"parameters": [w, b], "result": losses}
+
+
+def alone(inputs, start):
+    """One rank that trains on its own rows. Its losses are of these."""
+    return together([inputs | {"parameters": start}])
+
+
+def averaged_losses(case, parts):
+    """The global loss at each step, of ranks that each have parameters of their own."""
+    sizes = np.array([[len(rows) for rows in r["rows"]] for r in case])
+    own = np.array([part["result"] for part in parts])
+    return list((np.where(sizes, own, 0) * sizes).sum(0) / sizes.sum(0))
+
+
+def own_losses(case):
+    """The right training, where each rank returns the losses of its own rows."""
+    found = []
+    for r in case:
+        losses = []
+        for step in range(STEPS):
+            w, b = together(case, step)["parameters"]
+            mine = r["rows"][step]
+            losses.append(gradients(w, b, r["x"][mine], r["y"][mine])[0] / max(len(mine), 1))
+        found.append(together(case) | {"result": losses})
+    return found
+
+
+def differences_stay(case, got):
+    """Every rank has moved by the same amount, and they are as far apart as they were."""
+    moved = [np.asarray(g["parameters"][0]) - r["parameters"][0] for g, r in zip(got, case, strict=True)]
+    return len(case) > 1 and all(np.allclose(move, moved[0]) for move in moved)
+
+
+def nobody_averages(case, losses):
+    """Every rank trains alone, from one start. losses: "own" or "averaged"."""
+    if any(len(rows) == 0 for r in case for rows in r["rows"]):
+        return None
+    parts = [alone(r, case[0]["parameters"]) for r in case]
+    return [part | ({"result": averaged_losses(case, parts)} if losses == "averaged" else {}) for part in parts]
+
+
+def everybody_on_everything(case):
+    """No shards: every rank takes the rows of the whole data set."""
+    everything = np.arange(len(case[0]["x"]))
+    found = together([case[0] | {"rows": [everything] * STEPS}])
+    return [found] * len(case)
+
+
+class Train(Check):
+    exercise = "08.4"
+    tolerance = 1e-10
+    signatures = [
+        gives("every rank trains on the whole data set: rows says which are this rank's",
+              everybody_on_everything),
+        gives("only the logged loss is averaged: each rank steps along its own gradients, and the ranks' parameters "
+              "drift apart", lambda case: nobody_averages(case, "averaged")),
+        gives("nothing is averaged: each rank trains alone, and you have {ranks} models",
+              lambda case: nobody_averages(case, "own")),
+        when("the ranks begin with different parameters: their differences stay for ever, whatever is averaged later",
+             differences_stay),
+        gives("the parameters aren't changed in place: parameter = … makes another array (parameter -= … does not)",
+              lambda case: [{"parameters": case[0]["parameters"]}] * len(case)),
+        gives("the steps are {ranks} times too long: gradients that are already averaged need no factor for the ranks",
+              lambda case: [together(case, lr=len(case))] * len(case)),
+        gives("the steps are {ranks} times too short: the gradients were averaged already",
+              lambda case: [together(case, lr=1 / len(case))] * len(case)),
+        gives("the training is right, but each rank returns the loss of its own rows, not of the global batch",
+              lambda case: own_losses(case)),
+        gives("the training is right, but the loss is a mean of the ranks' means: weigh it by their rows",
+              lambda case: [found | {"result": list(np.mean([f["result"] for f in own_losses(case)], axis=0))}
+                            for found in own_losses(case)]),
+        gives("the training is right, but the loss is of after the update",
+              lambda case: [found | {"result": together(case, STEPS + 1)["result"][1:]} for found in
+                            [together(case)] * len(case)]),
+    ]
+
+    def cases(self, rng, ranks):
+        x = rng.standard_normal((41, INPUTS))
+        y = np.tanh(x @ rng.standard_normal((INPUTS, OUTPUTS))) + 0.1 * rng.standard_normal((41, OUTPUTS))
+        order = [rng.permutation(41)[:15] for _ in range(STEPS)]
+        few = [rng.permutation(41)[:3] for _ in range(STEPS)]      # of four ranks one has no row
+        starts = [[rng.standard_normal((INPUTS, OUTPUTS)), rng.standard_normal(OUTPUTS)] for _ in range(4)]
+        return [[{"parameters": [p.copy() for p in starts[rank]], "x": x, "y": y, "lr": 0.1,
+                  "rows": [rows[rank::ranks] for rows in steps]} for rank in range(ranks)]
+                for steps in ([order, few] if ranks == 4 else [order])]
+
+    def truth(self, case):
+        return [together(case)] * len(case)
+
+    def picture(self, runs, path):
+        from exercises.frame.pictures import two_curves
+        curves = {n: found[0][1][0]["result"] for n, found in sorted(runs.items())}
+        return two_curves(curves, path, "loss of the global batch", "step")

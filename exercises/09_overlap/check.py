@@ -1,0 +1,356 @@
+"""What the answers of chapter 9 are tried with, and the mistakes that are known."""
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+from exercises.frame.pictures import COLORS, canvas, save
+
+# ---------------------------------------------------------------- 09.1
+
+
+def cut(nbytes, first, cap, order):
+    """By cumulative sums: where has the bucket that begins at `at` reached its cap?"""
+    sizes, buckets, at = [nbytes[i] for i in order], [], 0
+    while at < len(order):
+        held = np.cumsum(sizes[at:])
+        full = held >= (cap if buckets else first)
+        end = at + int(full.argmax()) + 1 if full.any() else len(order)
+        buckets.append(list(order[at:end]))
+        at = end
+    return buckets
+
+
+def backwards(case):
+    return list(range(len(case["nbytes"])))[::-1]
+
+
+def truth(case, first=None, cap=None, order=None):
+    return cut(case["nbytes"], first or case["first_bytes"], cap or case["cap_bytes"], order or backwards(case))
+
+
+def never_over(case):
+    """Buckets that are closed before they would grow beyond their caps."""
+    buckets, held = [[]], 0
+    for i in backwards(case):
+        cap = case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]
+        if buckets[-1] and held + case["nbytes"][i] > cap:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(i)
+        held += case["nbytes"][i]
+    return buckets
+
+
+def only_above(case):
+    """A bucket with exactly its cap takes one more."""
+    return truth(case, case["first_bytes"] + 1, case["cap_bytes"] + 1)
+
+
+def total_held(case):
+    """The bytes held aren't counted from 0 in each bucket."""
+    buckets, held = [[]], 0
+    for i in backwards(case):
+        if buckets[-1] and held >= (case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]):
+            buckets.append([])
+        buckets[-1].append(i)
+        held += case["nbytes"][i]
+    return buckets
+
+
+class Buckets(Check):
+    exercise = "09.1"
+    signatures = [
+        gives("the buckets begin with the first parameter: backward reaches the last one first, so this bucket would "
+              "be complete last", lambda case: {"result": truth(case, order=list(range(len(case["nbytes"]))))}),
+        gives("the right buckets, but listed from the first layer on: the one that is complete first must come first",
+              lambda case: {"result": [b[::-1] for b in truth(case)[::-1]]}),
+        gives("the last bucket is missing: what is left over when the parameters are through is a bucket too",
+              lambda case: {"result": truth(case)[:-1]}),
+        gives("a message per parameter: nothing is gathered until a bucket is full",
+              lambda case: {"result": [[i] for i in backwards(case)]}),
+        gives("the first bucket is as large as the others: it is full at first_bytes, so that sending begins early",
+              lambda case: {"result": truth(case, first=case["cap_bytes"])}),
+        gives("every bucket is as small as the first: only the first is full at first_bytes",
+              lambda case: {"result": truth(case, cap=case["first_bytes"])}),
+        gives("buckets are closed before they would grow beyond the cap: the parameter that fills a bucket still goes "
+              "into it", lambda case: {"result": never_over(case)}),
+        gives("a bucket that holds exactly its cap is full", lambda case: {"result": only_above(case)}),
+        gives("the bytes held are never set back to 0: after the first full bucket every parameter gets its own",
+              lambda case: {"result": total_held(case)}),
+    ]
+
+    def cases(self, rng, ranks):
+        found = [{"nbytes": [700, 300, 400, 600, 50, 100], "first_bytes": 100, "cap_bytes": 1000},
+                 {"nbytes": [40, 8, 8, 8, 24, 8, 16], "first_bytes": 16, "cap_bytes": 32},
+                 {"nbytes": [5], "first_bytes": 10, "cap_bytes": 20},
+                 {"nbytes": [500, 2, 3], "first_bytes": 4, "cap_bytes": 8}]
+        for _ in range(6):
+            sizes = (8 * rng.integers(1, 40, int(rng.integers(5, 17)))).tolist()
+            found.append({"nbytes": sizes, "first_bytes": int(8 * rng.integers(2, 30)),
+                          "cap_bytes": int(8 * rng.integers(40, 120))})
+        return found
+
+    def truth(self, case):
+        return {"result": truth(case)}
+
+
+# ---------------------------------------------------------------- 09.2
+
+SHAPES = [(7, 5), (5,), (5, 11), (11,), (11, 9), (9,), (9, 4)]
+BUCKETS = [[6], [5, 4], [3, 2], [1, 0]]
+LATENCY, BANDWIDTH = 2.0 ** -6, 2.0 ** 12
+PASSES = 3
+
+
+def summed(case, passes=PASSES, over=None):
+    """For each pass the sums over the ranks (or over some of them)."""
+    ranks = case if over is None else over
+    return [[sum(used(r, p, i) for r in ranks) for i in range(len(SHAPES))] for p in range(passes)]
+
+
+def used(inputs, p, i):
+    """A rank's gradient by parameter i in pass p; zeros where it hasn't used it."""
+    return inputs["own"][p][i] if i in inputs["orders"][p] else np.zeros(SHAPES[i])
+
+
+def own(case, passes=range(PASSES)):
+    """For every rank: its own gradients in some passes, the sums in the others."""
+    total = summed(case)
+    return [{"grads": [[used(r, p, i) for i in range(len(SHAPES))] if p in passes else total[p]
+                       for p in range(PASSES)]} for r in case]
+
+
+def stale(case):
+    """The later passes give the first one's sums again."""
+    return [{"grads": [summed(case)[0]] * PASSES}] * len(case)
+
+
+def without_unused(case):
+    """Buckets of which a rank misses a gradient are never posted by anyone, and keep each rank's own."""
+    found = own(case)
+    for p in range(PASSES):
+        missing = [any(i not in r["orders"][p] for r in case for i in bucket) for bucket in BUCKETS]
+        for rank in found:
+            for bucket, lost in zip(BUCKETS, missing, strict=True):
+                for i in bucket:
+                    if not lost:
+                        rank["grads"][p][i] = summed(case)[p][i]
+    return found
+
+
+def seconds(inputs, p, ranks, early=True):
+    """What a pass takes: bucket k leaves when its gradients are there and bucket k-1 has left; the link is a queue."""
+    times = np.cumsum([inputs["costs"][i] for i in inputs["orders"][p]])
+    at = dict(zip(inputs["orders"][p], times, strict=True))
+    leaves, free = 0.0, 0.0
+    for bucket in BUCKETS:
+        leaves = max([leaves, *(at.get(i, times[-1]) for i in bucket)]) if early else times[-1]
+        nbytes = 8 * sum(int(np.prod(SHAPES[i])) for i in bucket)
+        free = max(free, leaves) + LATENCY + 2 * (ranks - 1) / ranks * nbytes / BANDWIDTH
+    return max(free, times[-1])
+
+
+def never_finished(case, got):
+    return any(call["end"] is None for g in got for call in g.calls)
+
+
+def every_bucket_once(case, got):
+    sizes = [8 * sum(int(np.prod(SHAPES[i])) for i in bucket) for bucket in BUCKETS]
+    return all([nbytes for _, nbytes, *_ in posts] == sizes for g in got for posts in g["posts"])
+
+
+def while_backward_runs(case, got):
+    """With all parameters used, all buckets but the last leave before the last gradient is there."""
+    return all(ready < len(SHAPES) for g in got for ready, *_ in g["posts"][0][:-1])
+
+
+def as_early_as_possible(case, got):
+    # One rank alone has nothing to post: its all_reduce is over at once.
+    n = len(case)
+    return n == 1 or all(g["seconds"][p] <= seconds(r, p, n) + 1e-9 for g, r in zip(got, case, strict=True)
+                         for p in range(PASSES))
+
+
+class ReducerCheck(Check):
+    exercise = "09.2"
+    same_bits = ("grads",)
+    signatures = [
+        when("a bucket was posted and never waited for: until wait() has returned, nobody knows what is in the array",
+             never_finished),
+        gives("the first pass is right, and the later ones give its sums again: what is missing, and what was posted, "
+              "must be set up anew for each pass",
+              lambda case: stale(case) if len(case) > 1 else None),
+        gives("a bucket with a gradient that some rank hasn't used is never posted: finish() must send what is still "
+              "at home, with zeros for what wasn't used", lambda case: without_unused(case) if len(case) > 1 else None),
+        gives("each rank still has its own gradients: the sums were not written back into the arrays of grads",
+              lambda case: own(case) if len(case) > 1 else None),
+        gives("the gradients are averaged; the sum was asked for",
+              lambda case: [{"grads": [[g / len(case) for g in p] for p in summed(case)]}] * len(case)),
+    ]
+    demands = [
+        demand("the sums are right, but each bucket must travel once per pass, as one array: the bytes posted are not "
+               "those of the buckets", every_bucket_once),
+        demand("the sums are right, but nothing overlaps: buckets are posted when backward is over already. Post "
+               "in ready(), as soon as the last gradient of a bucket is there", while_backward_runs),
+        demand("the sums are right, but a pass takes longer over the simulated link than it must: some bucket leaves "
+               "later than it could, or ready() waits", as_early_as_possible),
+    ]
+
+    def cases(self, rng, ranks):
+        n = len(SHAPES)
+        costs = [float(c) / 64 for c in rng.integers(2, 9, n)]
+        base = {"shapes": [list(s) for s in SHAPES], "buckets": BUCKETS, "costs": costs, "latency": LATENCY,
+                "bandwidth": BANDWIDTH}
+        backward = list(range(n))[::-1]
+        found = []
+        for swap, skipped in ((False, False), (True, True)):
+            case = []
+            for rank in range(ranks):
+                orders = []
+                for p in range(PASSES):
+                    order = backward.copy()
+                    if swap:        # parameters of neighbouring buckets in another order on each rank
+                        at = (2 * p + rank) % (n - 1)
+                        order[at], order[at + 1] = order[at + 1], order[at]
+                        order = order[::-1] if p == 2 and rank % 2 else order
+                    if skipped and p:
+                        order = [i for i in order if i not in {(3 * rank + p) % n, 2}]
+                    orders.append(order)
+                case.append(base | {"orders": orders, "own": [[10 * rng.standard_normal(s) for s in SHAPES]
+                                                              for _ in range(PASSES)]})
+            found.append(case)
+        return found
+
+    def truth(self, case):
+        return [{"grads": summed(case)}] * len(case)
+
+    def picture(self, runs, path):
+        ranks = max(runs)
+        case, got = runs[ranks][0]
+        inputs, mine = case[0], got[0]
+        late = seconds(inputs, 0, ranks, early=False)
+        figure, (above, below) = canvas(2, 1, size=(9, 4.6), sharex=True)
+        draw(above, inputs, [(begin, end) for _, _, _, begin, end in mine["posts"][0]])
+        above.set_title(f"yours: {1e3 * mine['seconds'][0]:.0f} ms", loc="left")
+        end = float(np.cumsum(inputs["costs"])[-1])
+        queue = []
+        for _, _, _, begin, done in mine["posts"][0]:
+            queue.append((max(end, queue[-1][1] if queue else 0), done - begin))
+            queue[-1] = queue[-1][0], queue[-1][0] + queue[-1][1]
+        draw(below, inputs, queue)
+        below.set_title(f"everything posted at the end: {1e3 * late:.0f} ms", loc="left")
+        below.set_xlabel("simulated milliseconds")
+        save(figure, path)
+        return (f"one backward pass on {ranks} ranks over a simulated link: {1e3 * mine['seconds'][0]:.0f} ms, where "
+                f"it would be {1e3 * late:.0f} ms without overlap")
+
+
+def draw(axes, inputs, sent):
+    """A lane of gradients being worked out, and one of buckets on the wire."""
+    at = 0.0
+    of = {i: k for k, bucket in enumerate(BUCKETS) for i in bucket}
+    for i in inputs["orders"][0]:
+        bar(axes, 1, at, at + inputs["costs"][i], COLORS[of[i]], f"g{i}")
+        at += inputs["costs"][i]
+    for k, (begin, end) in enumerate(sent):
+        bar(axes, 0, begin, end, COLORS[k], f"bucket {k}")
+    axes.set_yticks([1, 0], ["backward", "on the wire"])
+    axes.set_ylim(-0.6, 1.6)
+
+
+def bar(axes, y, begin, end, color, text):
+    axes.barh(y, 1e3 * (end - begin), left=1e3 * begin, height=0.7, color=color, edgecolor="white")
+    axes.text(500 * (begin + end), y, text, ha="center", va="center", fontsize=8, color="white")
+
+
+# ---------------------------------------------------------------- 09.3
+
+WIDTH = 3
+
+
+def moments(pieces):
+    """[Σ x, Σ x xᵀ] over the rows of some pieces."""
+    rows = np.concatenate(pieces)
+    return [rows.sum(0), np.einsum("ni,nj->ij", rows, rows)]
+
+
+def everybodys(case, choose=lambda pieces: pieces, divide=lambda inputs: inputs["count"]):
+    """The totals of both batches: over the chosen pieces of all ranks."""
+    return [[sum(m[a] for m in (moments(choose(r["batches"][b])) for r in case)) / divide(case[0])
+             for a in range(2)] for b in range(2)]
+
+
+def reduced_each_time(case, carry):
+    """Every piece's backward is reduced: what was summed already is summed again."""
+    totals = []
+    for b in range(2):
+        held = [[np.zeros(WIDTH), np.zeros((WIDTH, WIDTH))] for _ in case]
+        for piece in range(len(case[0]["batches"][b])):
+            for h, r in zip(held, case, strict=True):
+                for a, m in enumerate(moments([r["batches"][b][piece]])):
+                    h[a] = h[a] * carry + m / r["count"]
+            everybody = [sum(h[a] for h in held) for a in range(2)]
+            held = [[g.copy() for g in everybody] for _ in case]
+        totals.append(held[0])
+    return totals
+
+
+def right(case, **changed):
+    ranks = len(case)
+    return [{"totals": everybodys(case), "after_exception": np.full(2, ranks * (ranks + 1) / 2),
+             "nested": np.full(2, rank + 1.0)} | changed for rank in range(ranks)]
+
+
+def own_totals(case):
+    return [answer | {"totals": everybodys([r])} for r, answer in zip(case, right(case), strict=True)]
+
+
+class Accumulate(Check):
+    exercise = "09.3"
+    same_bits = ("totals",)
+    signatures = [
+        gives("not divided: the pieces' sums are added up, but the mean over the global batch was asked for",
+              lambda case: right(case, totals=everybodys(case, divide=lambda r: 1))),
+        gives("divided by the samples of this rank only: count is that of the global batch, and already given",
+              lambda case: None if len(case) == 1 else right(case, totals=[[
+                  sum(m[a] / sum(map(len, r["batches"][b])) for r, m in
+                      ((r, moments(r["batches"][b])) for r in case)) for a in range(2)] for b in range(2)])),
+        gives("only the last piece counts: grads are zeroed, or overwritten, for each piece",
+              lambda case: right(case, totals=everybodys(case, lambda pieces: pieces[-1:]))),
+        gives("the first piece is lost", lambda case: right(case, totals=everybodys(case, lambda p: p[1:] or p))),
+        gives("the last piece is lost", lambda case: right(case, totals=everybodys(case, lambda p: p[:-1] or p))),
+        gives("every piece is reduced, and what was summed over the ranks already is summed again: all but the last "
+              "piece belong inside no_sync()",
+              lambda case: right(case, totals=reduced_each_time(case, 1)) if len(case) > 1 else None),
+        gives("nothing is reduced: each rank has its own pieces' gradients; the last one must be outside of no_sync()",
+              lambda case: own_totals(case) if len(case) > 1 else None),
+        gives("after an exception inside, no_sync() has not been taken back: that backward() still talks to nobody",
+              lambda case: [answer | {"after_exception": np.full(2, rank + 1.0)}
+                            for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+        gives("the inner of two no_sync() has switched reducing on again, inside of the outer one: put back what was "
+              "there before, not True",
+              lambda case: [answer | {"nested": np.full(2, len(case) * (len(case) + 1) / 2)} for answer in right(case)]
+              if len(case) > 1 else None),
+        gives("the pieces' gradients are divided twice: by the count, and by the number of pieces",
+              lambda case: right(case, totals=[[g / len(case[0]["batches"][b]) for g in total]
+                                               for b, total in enumerate(everybodys(case))])),
+        gives("the sums are averaged over the ranks: all is {ranks} times too small",
+              lambda case: right(case, totals=[[g / len(case) for g in total] for total in everybodys(case)],
+                                 after_exception=np.full(2, (len(case) + 1) / 2)) if len(case) > 1 else None),
+    ]
+    demands = [demand("the right gradients, but more than one set of reductions: one all_reduce per array and batch",
+                      lambda case, got: all(len(g.calls) == 2 * 2 + 1 for g in got))]
+
+    def cases(self, rng, ranks):
+        found = []
+        for pieces in ((3, 2), (1, 4)):
+            sizes = rng.integers(1, 6, (2, ranks, max(pieces)))
+            draw = rng.standard_normal
+            case = [{"width": WIDTH, "count": 37,
+                     "batches": [[2 + draw((int(sizes[b, rank, k]), WIDTH)) for k in range(pieces[b])]
+                                 for b in range(2)]} for rank in range(ranks)]
+            found.append(case)
+        return found
+
+    def truth(self, case):
+        return right(case)

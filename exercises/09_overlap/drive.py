@@ -1,0 +1,89 @@
+"""How the answers of this chapter are called: backward passes in simulated seconds, over a simulated link."""
+
+import numpy as np
+
+from minitorch_dist.comm.link import SimulatedLink, VirtualClock
+
+
+class Watch:
+    """A hook: how many gradients were ready when something was posted, and when."""
+
+    def __init__(self, clock, link):
+        self.clock, self.link, self.ready, self.posts = clock, link, 0, []
+
+    def before(self, op, x, peer):
+        begin = max(self.clock(), self.link.free)
+        self.link.before(op, x, peer)
+        self.posts.append([self.ready, int(x.nbytes), self.clock(), begin, self.link.free])
+
+    def after(self, op, x, peer):
+        self.link.after(op, x, peer)
+
+
+def Reducer(learner, inputs, run):
+    """Some backward passes: each gradient costs its seconds, is written down, and is reported."""
+    clock = VirtualClock()
+    grads = [np.full(shape, np.nan) for shape in inputs["shapes"]]
+    reducer = learner(run.comm, inputs["buckets"], grads)
+    found = {"grads": [], "posts": [], "seconds": [], "inputs_kept": []}
+    for order, own in zip(inputs["orders"], inputs["own"], strict=True):
+        begin = clock()
+        watch = Watch(clock, SimulatedLink(run.comm, inputs["latency"], inputs["bandwidth"], clock))
+        run.comm.hooks.append(watch)
+        for i, grad in enumerate(grads):
+            grad[...] = np.nan if i in order else 0.0
+        for i in order:
+            clock.sleep(inputs["costs"][i])
+            grads[i][...] = own[i]
+            watch.ready += 1
+            reducer.ready(i)
+        watch.ready += 1
+        reducer.finish()
+        run.comm.hooks.remove(watch)
+        found["grads"].append([grad.copy() for grad in grads])
+        found["posts"].append([[ready, nbytes, *(t - begin for t in times)] for ready, nbytes, *times in watch.posts])
+        found["seconds"].append(clock() - begin)
+    return found
+
+
+def moments(piece):
+    """The gradients of the sum of a piece's losses, of a loss whose gradients are easily written down."""
+    return [piece.sum(0), piece.T @ piece]
+
+
+def accumulate(learner, inputs, run):
+    """Twice with the same arrays; then no_sync() with an exception inside, and one in another."""
+    sync = run.module.GradientSync(run.comm, [np.zeros(inputs["width"]), np.zeros((inputs["width"],) * 2)])
+    totals = []
+    for pieces in inputs["batches"]:
+        for grad in sync.grads:
+            grad[...] = 0
+        learner(sync, pieces, moments, inputs["count"])
+        totals.append([grad.copy() for grad in sync.grads])
+    return {"totals": totals, "after_exception": after_exception(run), "nested": nested(run)}
+
+
+def two(run):
+    return run.module.GradientSync(run.comm, [np.zeros(2)])
+
+
+def after_exception(run):
+    """What a backward() gives after an exception in no_sync(), on arrays that are rank + 1."""
+    tried = two(run)
+    try:
+        with tried.no_sync():
+            raise KeyError("inside")
+    except KeyError:
+        pass
+    tried.backward([np.full(2, run.comm.rank + 1.0)])
+    return tried.grads[0]
+
+
+def nested(run):
+    """What backward() gives in the outer of two no_sync(), after the inner one."""
+    tried = two(run)
+    with tried.no_sync():
+        with tried.no_sync():
+            pass
+        tried.backward([np.full(2, run.comm.rank + 1.0)])
+    return tried.grads[0]

@@ -1,0 +1,12 @@
+"""The frame of the course: what a chapter's check.py imports. docs/authoring.md is its manual.
+
+  course.py    what lies on disk: chapters, exercises, and their names
+  child.py     what runs in each process of a check: the learner's code, and nothing that knows the truth
+  launch.py    starts those processes and brings back outputs, or what went wrong
+  check.py     what a chapter says of an exercise: cases, truth, signatures, demands, picture
+  judge.py     outputs against truth, and which known mistake explains them
+  checking.py  all of it together: one answer in, one Verdict out
+  answers.py   the learner's side: mine/, progress, whose earlier answers are used, slots
+"""
+
+from .check import Check, Outputs, demand, gives, when

@@ -1,0 +1,149 @@
+"""The learner's side: the files in mine/, what has been passed, whose earlier answers are used, and slots."""
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .child import load_module
+from .course import CourseError
+
+PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Whose piece takes over a part of the training run.
+
+    piece    the function or class
+    whose    "mine" or "ours"
+    id       of the exercise
+    path     of the file that it is from
+    """
+
+    piece: object
+    whose: str
+    id: str
+    path: Path
+
+
+def digest(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+class Answers:
+    """The answers in course.mine and their progress. Progress is {id: {"passed", "sha256", "hints", …}}."""
+
+    def __init__(self, course):
+        self.course = course
+
+    # ------------------------------------------------------------ files
+
+    def path(self, exercise):
+        """Where the learner's file is."""
+        return self.course.mine / exercise.folder / exercise.file
+
+    def skeleton(self, exercise):
+        return self.course.exercises / exercise.folder / exercise.file
+
+    def solution(self, exercise):
+        return self.course.solutions / exercise.folder / exercise.file
+
+    def begin(self, exercise):
+        """Make the learner's file from the skeleton, unless it is there. True if it was made."""
+        path = self.path(exercise)
+        if path.exists():
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.skeleton(exercise), path)
+        return True
+
+    def reset(self, exercise):
+        """Put the skeleton back; the path of the copy of what was there."""
+        path = self.path(exercise)
+        if not path.is_file():
+            raise CourseError(f"there is no {path}: nothing to reset")
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        backup = path.parent / "backup" / f"{path.stem}-{stamp}.py"
+        backup.parent.mkdir(exist_ok=True)
+        os.replace(path, backup)
+        self.begin(exercise)
+        self.note(exercise, passed=None, sha256=None)
+        return backup
+
+    # ------------------------------------------------------------ progress
+
+    def progress(self):
+        """What is known of every exercise."""
+        path = self.course.mine / PROGRESS
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return {id: dict(entry) for id, entry in found.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CourseError(f"{path} is damaged ({error}): mend it, or remove it and check your answers again"
+                              ) from None
+
+    def note(self, exercise, **facts):
+        """Keep facts of an exercise."""
+        everything = self.progress()
+        everything[exercise.id] = everything.get(exercise.id, {}) | facts
+        path = self.course.mine / PROGRESS
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(part, path)
+
+    def known(self, exercise):
+        return self.progress().get(exercise.id, {})
+
+    def note_passed(self, exercise, seconds):
+        self.note(exercise, passed=datetime.date.today().isoformat(), sha256=digest(self.path(exercise)),
+                  seconds=round(seconds, 2))
+
+    def passed(self, exercise):
+        return bool(self.known(exercise).get("passed"))
+
+    def next(self):
+        """The first exercise that hasn't been passed; None at the end."""
+        progress = self.progress()
+        return next((e for e in self.course.all_exercises if not progress.get(e.id, {}).get("passed")), None)
+
+    # ------------------------------------------------------------ earlier answers
+
+    def usable(self, exercise):
+        """Whether the learner's file is the one that has passed."""
+        path = self.path(exercise)
+        return self.passed(exercise) and path.is_file() and digest(path) == self.known(exercise).get("sha256")
+
+    def choose(self, exercise, which="mine"):
+        """(path, "mine" or "ours") of an answer to build upon. which: "mine" where it has passed, or "ours"."""
+        if which == "mine" and self.usable(exercise):
+            return self.path(exercise), "mine"
+        path = self.solution(exercise)
+        if not path.is_file():
+            raise CourseError(f"{exercise.id} hasn't passed, and there is no {path} to take instead")
+        return path, "ours"
+
+    def uses(self, exercise, which="mine"):
+        """({id: (path, object)}, {id: whose}) of the earlier answers that an exercise uses."""
+        earlier = [self.course.exercise(id) for id in exercise.uses]
+        chosen = {e.id: self.choose(e, which) for e in earlier}
+        return ({e.id: (chosen[e.id][0], e.object) for e in earlier}, {id: whose for id, (_, whose) in chosen.items()})
+
+    def slots(self, which="mine"):
+        """{slot: Slot} of all exercises that name one; of two with the same slot the later. Runs the answers' files."""
+        found = {}
+        for exercise in self.course.all_exercises:
+            if exercise.slot:
+                path, whose = self.choose(exercise, which)
+                module = load_module(path, f"slot_{exercise.slot}_{whose}")
+                found[exercise.slot] = Slot(getattr(module, exercise.object), whose, exercise.id, path)
+        return found
+
+
+def ours(course, exercise):
+    """{id: (path, object)}: our answers to what an exercise uses."""
+    return Answers(course).uses(exercise, "ours")[0]

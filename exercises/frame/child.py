@@ -1,0 +1,280 @@
+"""What runs in each process of a check: `python -I child.py BOX`.
+
+Loads the learner's file by its path, calls it with this rank's inputs, and writes down what came out. It judges
+nothing and knows no truth: that is the parent's, which trusts nothing of what is written here (launch.py).
+"""
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+
+import numpy as np
+
+NEVER = ("minitorch_dist", "mpi4py", "exercises", "solutions", "torch", "jax", "tensorflow", "autograd", "cupy",
+         "triton")
+STARTS_A_PROGRAM = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
+TOUCHES_A_FILE = ("open", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.listdir", "os.scandir",
+                  "os.chmod", "os.rmdir")
+FILE_BYTES = 1 << 26     # the largest file that a process may write
+CPU_SECONDS = 20         # beyond the limit, for starting up
+AFTER_THE_LIMIT = 0.4    # seconds for the other ranks to write their stacks too
+DEEPEST = 20
+
+
+class Forbidden(PermissionError):
+    """The answer did what this exercise doesn't allow."""
+
+
+# ---------------------------------------------------------------- values in files
+
+class Unknown:
+    """An output that is no array, number, string, list or dict."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __repr__(self):
+        return f"an object of type {self.kind}"
+
+
+def save(path, value):
+    """Write lists and dicts of arrays, numbers and strings into an npz file, in one move."""
+    arrays = []
+    tree = json.dumps(_pack(value, arrays, 0)).encode()
+    part = path.with_suffix(".part")
+    with open(part, "wb") as file:
+        np.savez(file, np.frombuffer(tree, np.uint8), *arrays)
+    os.replace(part, path)
+
+
+def load(path):
+    """What `save` has written. Nothing is unpickled."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
+    return _unpack(json.loads(arrays[0].tobytes()), arrays)
+
+
+def _pack(value, arrays, depth):
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject and depth < DEEPEST:
+        arrays.append(np.asarray(value))
+        return {"array": len(arrays)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, (list, tuple)) and depth < DEEPEST:
+        return [_pack(item, arrays, depth + 1) for item in value]
+    if isinstance(value, dict) and depth < DEEPEST:
+        return {"dict": [[str(key), _pack(item, arrays, depth + 1)] for key, item in value.items()]}
+    return {"unknown": type(value).__name__}
+
+
+def _unpack(tree, arrays):
+    if isinstance(tree, list):
+        return [_unpack(item, arrays) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, value)] = tree.items()
+    if kind == "array":
+        return arrays[value]
+    if kind == "complex":
+        return complex(*value)
+    if kind == "unknown":
+        return Unknown(value)
+    return {key: _unpack(item, arrays) for key, item in value}
+
+
+# ---------------------------------------------------------------- what an answer may not do
+
+def forbidden(name, allow, forbid):
+    """Whether an answer may not import the module: the longest of the three lists' entries that it lies in decides."""
+    def inside(entry):
+        return name == entry or name.startswith(entry + ".")
+    refused = max((len(entry) for entry in (*NEVER, *forbid) if inside(entry)), default=0)
+    return refused > max((len(entry) for entry in allow if inside(entry)), default=0) or name in forbid
+
+
+class Fence:
+    """Refuses imports, files and programs that are none of an answer's business, and leaves a note of it."""
+
+    def __init__(self, job, note):
+        self.allow, self.forbid = job["allow"], job["forbid"]
+        self.folders = tuple(folder + os.sep for folder in job["closed"])
+        library = sys.modules.get("minitorch_dist")
+        self.trusted = tuple(os.path.dirname(m.__file__) + os.sep for m in (library,) if m is not None)
+        self.trusted += (__file__, "<frozen importlib", *([job["drive"]] if job["drive"] else []))
+        self.open_to_all = (__file__, job["drive"])      # who prints a stack reads the lines of these
+        self.note = os.open(note, os.O_WRONLY | os.O_CREAT)
+
+    def close(self):
+        """From now on. There is no way back."""
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] in ("minitorch_dist", "mpi4py") and forbidden(name, self.allow, self.forbid):
+                sys.modules[name] = self.behind(name, module)
+                parent, _, last = name.rpartition(".")
+                if parent in sys.modules and not forbidden(parent, self.allow, self.forbid):
+                    setattr(sys.modules[parent], last, sys.modules[name])
+        sys.addaudithook(self.watch)
+
+    def behind(self, name, module):
+        """A stand-in for the module, which only the library itself can use."""
+        fence = self
+
+        class Behind(types.ModuleType):
+            def __getattribute__(self, attribute):
+                if not sys._getframe(1).f_code.co_filename.startswith(fence.trusted):
+                    fence.refuse_import(name)
+                return getattr(module, attribute)
+        return Behind(name)
+
+    def watch(self, event, args):
+        if event == "import":
+            if forbidden(args[0], self.allow, self.forbid) and not self.by_the_library():
+                self.refuse_import(args[0])
+        elif event in TOUCHES_A_FILE:
+            for path in args[:2]:
+                if isinstance(path, (str, bytes)) and not self.by_the_library():
+                    path = os.path.realpath(os.fsdecode(path))
+                    if (path + os.sep).startswith(self.folders) and path not in self.open_to_all:
+                        self.refuse(f"touches {path}: an answer reads no solution and leaves the course's files alone")
+        elif event in STARTS_A_PROGRAM and not self.by_the_library():
+            self.refuse("starts another program; an answer has no need to")
+
+    def by_the_library(self):
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen"):
+            frame = frame.f_back
+        return frame.f_code.co_filename.startswith(self.trusted)
+
+    def refuse_import(self, name):
+        self.refuse(f"imports {name}: this exercise is to be written without it")
+
+    def refuse(self, sentence):
+        os.write(self.note, (sentence + "\n").encode())
+        raise Forbidden(sentence)
+
+
+class Recorder:
+    """A communicator's hook: what was called, from which line, from when to when."""
+
+    def __init__(self, allowed, answer):
+        self.allowed, self.answer, self.calls, self.open = allowed, answer, [], {}
+
+    def before(self, op, x, peer):
+        if self.allowed and op not in self.allowed:
+            raise Forbidden(f"comm.{op} is not for this exercise: build it from {' and '.join(self.allowed)}")
+        self.open[op, id(x), peer] = len(self.calls)
+        self.calls.append({"op": op, "peer": peer, "bytes": 0 if x is None else int(x.nbytes), "line": self.line(),
+                           "begin": time.perf_counter(), "end": None})
+
+    def after(self, op, x, peer):
+        at = self.open.pop((op, id(x), peer), None)
+        if at is not None:
+            self.calls[at]["end"] = time.perf_counter()
+
+    def line(self):
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != self.answer:
+            frame = frame.f_back
+        return None if frame is None else frame.f_lineno
+
+
+# ---------------------------------------------------------------- the run
+
+def load_module(path, name):
+    """A module from a file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def plain_drive(learner, inputs, run):
+    """How an answer is called unless the chapter's drive.py has a function of its name."""
+    inputs = inputs | run.earlier
+    result = learner(**inputs) if run.comm is None else learner(run.comm, **inputs)
+    return {"result": result, **{name: value for name, value in inputs.items() if name not in run.earlier}}
+
+
+def run_case(drive, learner, inputs, run, job):
+    """One case: what `drive` gives, and what happened meanwhile."""
+    begin = time.perf_counter()
+    if run.comm is None:
+        return {"outputs": drive(learner, inputs, run), "seconds": time.perf_counter() - begin}
+    from minitorch_dist import ledger
+    recorder = Recorder(job["ops"], job["answer"])
+    run.comm.hooks[:] = [recorder]
+    with ledger.record() as book:
+        outputs = drive(learner, inputs, run)
+    seconds = time.perf_counter() - begin
+    run.comm.hooks.clear()
+    run.comm.barrier()       # no rank begins the next case while another is still in this one
+    return {"outputs": outputs, "seconds": seconds, "calls": recorder.calls, "events": book.events,
+            "sent": {op: n for (_, op), n in book.bytes_sent.items()}}
+
+
+def set_limits(job, late):
+    """Of time, memory and files. At the time limit every rank writes its stack, then ends."""
+    for kind, limit in ((resource.RLIMIT_CPU, int(job["limit"] + CPU_SECONDS)), (resource.RLIMIT_FSIZE, FILE_BYTES),
+                        (resource.RLIMIT_AS, int(job["memory"] * 2**30)), (resource.RLIMIT_CORE, 0)):
+        if limit or kind == resource.RLIMIT_CORE:
+            resource.setrlimit(kind, (limit, limit))
+    faulthandler.dump_traceback_later(job["limit"], file=late)
+    signal.setitimer(signal.ITIMER_REAL, job["limit"] + AFTER_THE_LIMIT)
+
+
+def describe(error, answers):
+    """An exception as data: its kind and words, and where in the learner's files."""
+    frames = [[os.path.relpath(frame.f_code.co_filename, answers), line]
+              for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith(answers)]
+    return {"type": type(error).__name__, "text": str(error)[:4000], "frames": frames}
+
+
+def main(box):
+    job = json.loads((box / "job.json").read_text())
+    comm, rank = None, 0
+    for name in job["allow"]:
+        importlib.import_module(name)
+    if job["kind"] == "ranks":
+        from minitorch_dist import comm as library
+        comm = library.world()
+        rank = comm.rank
+    cases = load(box / f"in-{rank}.npz")
+    (box / f"in-{rank}.npz").unlink()
+    drives = load_module(job["drive"], "drive") if job["drive"] else None
+    drive = getattr(drives, job["object"], plain_drive)
+    fence = Fence(job, box / f"forbidden-{rank}")
+    if comm is not None:
+        comm.barrier()       # nobody's inputs lie about any more
+    error_file = os.open(box / f"error-{rank}.json", os.O_WRONLY | os.O_CREAT)
+    set_limits(job, open(box / f"late-{rank}", "w"))
+    fence.close()
+    try:
+        objects = {id: getattr(load_module(path, f"earlier_{id.replace('.', '_')}"), name)
+                   for id, (path, name) in job["uses"].items()}
+        earlier = {job["uses"][id][1]: value for id, value in objects.items()}
+        module = load_module(job["answer"], "answer")
+        if not hasattr(module, job["object"]):
+            raise LookupError(f"there is no {job['object']} in the file")
+        run = types.SimpleNamespace(comm=comm, module=module, earlier=earlier)
+        records = [run_case(drive, getattr(module, job["object"]), inputs, run, job) for inputs in cases]
+    except BaseException as error:
+        os.write(error_file, json.dumps(describe(error, str(box / "answers") + os.sep)).encode())
+        os._exit(1)          # under the guard (comm/guard.py): the other ranks end too
+    save(box / f"out-{rank}.npz", records)
+    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,265 @@
+"""Starts the processes of a check and brings back what they wrote, or what went wrong, in the learner's words.
+
+The child's files are data of an unknown author: nothing in them is run or unpickled, and no verdict is read from them.
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minitorch_dist.testing import ranks as launcher
+
+from .check import Outputs
+from .child import Unknown, forbidden, load, save
+
+CHILD = Path(__file__).with_name("child.py")
+PYTHON_FLAGS = ("-I", "-u", "-B", "-X", "utf8", "-X", "faulthandler")     # -I ignores PYTHON… in the environment
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+STARTING_SECONDS = 15      # that a launch may take beyond its limit
+STILL_SECONDS = 1.5        # if all ranks have waited in one call for so long, they wait for each other
+MOST_BYTES = 1 << 28       # of the outputs of one process
+PRINTED_LINES = 12
+
+
+@dataclass
+class Failure:
+    """Why there are no outputs to judge.
+
+    kind     "not begun", "syntax", "forbidden", "error", "deadlock", "slow" or "no answer"
+    message  one sentence
+    details  further lines
+    """
+
+    kind: str
+    message: str
+    details: list = field(default_factory=list)
+
+
+@dataclass
+class Launched:
+    """What came of a launch: outputs[case][rank], or a Failure; and what the answer printed, by rank."""
+
+    outputs: list | None
+    failure: Failure | None
+    printed: list
+    seconds: float
+
+
+def read_source(path):
+    """(text, Failure or None) of an answer's file: a failure if it is no Python."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        ast.parse(text)
+    except SyntaxError as error:
+        line = (error.text or "").rstrip()
+        pointer = " " * max((error.offset or 1) - 1, 0) + "^"
+        return "", Failure("syntax", f"line {error.lineno} of {Path(path).name} is not Python: {error.msg}",
+                           [f"    {line}", f"    {pointer}"] if line else [])
+    except (UnicodeDecodeError, ValueError) as error:
+        return "", Failure("syntax", f"{Path(path).name} is not text in UTF-8: {error}")
+    return text, None
+
+
+def forbidden_import(exercise, text):
+    """A Failure if the source imports what the exercise forbids, at the line where it does."""
+    for node in ast.walk(ast.parse(text)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
+            [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)] \
+            if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in names:
+            if forbidden(name, exercise.allow, exercise.forbid):
+                return Failure("forbidden", f"your line {node.lineno} imports {name}: this exercise is to be written "
+                                            "without it")
+    return None
+
+
+def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None):
+    """Run the answer in the file `path` on n ranks, with cases[case][rank] as inputs; a Launched.
+
+    uses    {id: (path, object)} of earlier answers
+    closed  folders that the answer may not touch
+    drive   the chapter's drive.py, if it has one
+    """
+    text, failure = read_source(path)
+    failure = failure or forbidden_import(exercise, text)
+    if failure:
+        return Launched(None, failure, [], 0.0)
+    box = Path(tempfile.mkdtemp(prefix="check-")).resolve()
+    try:
+        job = _prepare(box, exercise, path, cases, n, uses or {}, closed, drive, limit, memory)
+        run = launcher.launch([*PYTHON_FLAGS, CHILD, box], n, job["limit"] + STARTING_SECONDS, cwd=box / "cwd",
+                              inherit=False, still=STILL_SECONDS, env=ENVIRONMENT | {"HOME": str(box / "cwd")})
+        printed = [out.splitlines()[-PRINTED_LINES:] for out in run.stdout]
+        failure = _failure(box, exercise, run, n, job["limit"], text)
+        outputs = None
+        if failure is None:
+            outputs, failure = _read_outputs(box, len(cases), n)
+        return Launched(outputs, failure, printed, run.seconds)
+    finally:
+        shutil.rmtree(box, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- before
+
+def _prepare(box, exercise, path, cases, n, uses, closed, drive, limit, memory):
+    (box / "cwd").mkdir()
+
+    def copied(source, folder):
+        (box / "answers" / folder).mkdir(parents=True)
+        return str(shutil.copyfile(source, box / "answers" / folder / Path(source).name))
+    # `answers/` holds the learner's file under its own name, so that lines can be told from the frame's.
+    job = {"answer": copied(path, "answer"), "object": exercise.object, "kind": exercise.kind,
+           "allow": exercise.allow, "forbid": exercise.forbid, "ops": exercise.ops,
+           "uses": {id: (copied(source, id), name) for id, (source, name) in uses.items()},
+           "drive": str(drive) if drive and Path(drive).is_file() else None,
+           "closed": [str(folder) for folder in closed],
+           "limit": exercise.limit if limit is None else limit,
+           "memory": exercise.memory if memory is None or not exercise.memory else memory}
+    (box / "job.json").write_text(json.dumps(job))
+    for rank in range(n):
+        save(box / f"in-{rank}.npz", [case[rank] for case in cases])
+    return job
+
+
+# ---------------------------------------------------------------- after
+
+def _failure(box, exercise, run, n, limit, text):
+    """What went wrong, or None if every rank has left outputs."""
+    notes = [_text(box / f"forbidden-{rank}").splitlines() for rank in range(n)]
+    for line in (line for lines in notes for line in lines):
+        return Failure("forbidden", f"your answer {line}")
+    errors = {rank: _error(box / f"error-{rank}.json") for rank in range(n)}
+    errors = {rank: error for rank, error in errors.items() if error}
+    if errors:
+        return _raised(exercise, errors, n, text)
+    finished = [(box / f"out-{rank}.npz").is_file() for rank in range(n)]
+    if all(finished) and not run.timed_out:
+        return None
+    stacks = [run.stack[rank] or _text(box / f"late-{rank}") for rank in range(n)]
+    waiting = [bool(state and state["waiting"]) for state in run.state]
+    late = run.timed_out or any(_text(box / f"late-{rank}") for rank in range(n))
+    if any(waiting) and (late or all(waiting)):
+        return _deadlock(box, run, stacks, finished, n, text)
+    if late:
+        lines = [_learner_line(box, stack, text) for stack in stacks]
+        where = [line for line in lines if line]
+        return Failure("slow", f"no answer within {limit:g} s" + (f": it was at {where[0]}" if where else ""))
+    missing = [rank for rank in range(n) if not finished[rank]]
+    who = "your program" if n == 1 else f"rank {missing[0]} of {n}"
+    said = [line for rank in missing for line in run.stderr[rank].strip().splitlines()[-4:]]
+    return Failure("no answer", f"{who} ended before it gave an answer (status {run.returncode}): does it call exit, "
+                                "os._exit or kill?", [f"    {line}" for line in said])
+
+
+def _text(path):
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""
+
+
+def _error(path):
+    try:
+        error = json.loads(_text(path) or "null")
+        return error and {"type": str(error["type"]), "text": str(error["text"]),
+                          "frames": [(str(file), int(line)) for file, line in error["frames"]]}
+    except (ValueError, TypeError, KeyError):
+        return {"type": "Error", "text": "(its report is damaged)", "frames": []}
+
+
+def _quote(number, text):
+    lines = text.splitlines()
+    return f"your line {number}" + (f": {lines[number - 1].strip()}" if 0 < number <= len(lines) else "")
+
+
+def _raised(exercise, errors, n, text):
+    """The sentence for exceptions: the first rank's, and a rank's own rather than the quarrel that followed from it."""
+    own = {rank: error for rank, error in errors.items() if error["type"] != "MismatchError"} or errors
+    rank, error = min(own.items())
+    kind, words = error["type"], error["text"]
+    mine = [line for file, line in error["frames"] if file.startswith("answer" + os.sep)]
+    earlier = [file for file, _ in error["frames"] if not file.startswith("answer" + os.sep)]
+    where = _quote(mine[-1], text) if mine else ""
+    if kind == "NotImplementedError" and not earlier:
+        return Failure("not begun", f"not begun: {words}", [f"    in line {mine[-1]}"] if mine else [])
+    if kind == "MismatchError":
+        table = [_shorten(line) for line in words.splitlines()[1:-1]]
+        return Failure("error", "the ranks call different collectives; all must call the same, in the same order",
+                       ["  " + line for line in table])
+    if kind == "Forbidden":
+        return Failure("forbidden", words, [f"    {where}"] if where else [])
+    if kind == "SystemExit":
+        return Failure("no answer", "your program ends itself (SystemExit) before it gives an answer", [f"    {where}"])
+    if kind == "LookupError" and not error["frames"]:
+        return Failure("error", f"{words}: keep the name {exercise.object!r}")
+    who = f"rank {rank} of {n}: " if n > 1 else ""
+    details = [f"    at {where}"] if where else []
+    if earlier:
+        details.append(f"    called by or inside {earlier[-1]}")
+    return Failure("error", f"{who}{kind}: {words}", details)
+
+
+def _shorten(line):
+    """A row of the mismatch table, with the learner's lines named as such."""
+    line = re.sub(r"barrier\(\)\s+\S*child\.py:.*", "has returned already", line)
+    return re.sub(r"\S*[/\\]answers[/\\]answer[/\\]\S+?:(\d+) in \S+?(:|$)", r"your line \1\2", line)
+
+
+def _learner_line(box, stack, text):
+    found = re.findall(rf'File "{re.escape(str(box / "answers" / "answer"))}[^"]*", line (\d+)', stack)
+    return _quote(int(found[0]), text) if found else None     # faulthandler names the innermost first
+
+
+def _deadlock(box, run, stacks, finished, n, text):
+    lines = []
+    for rank in range(n):
+        state, where = run.state[rank], _learner_line(box, stacks[rank], text)
+        if finished[rank] or state and state["waiting"] and state["op"] == "barrier" and where is None:
+            lines.append(f"rank {rank} has returned already")
+        elif state and state["waiting"]:
+            name = {"recv": "src", "irecv": "src", "broadcast": "src", "scatter": "src"}.get(state["op"], "dst")
+            peer = "" if state["peer"] is None else f"{name}={state['peer']}"
+            lines.append(f"rank {rank} waits in {state['op']}({peer}) at {where or 'a place outside your file'}")
+        else:
+            lines.append(f"rank {rank} computes" + (f" at {where}" if where else ""))
+    return Failure("deadlock", f"deadlock on {n} ranks: {lines[0]}", ["  " + line for line in lines])
+
+
+def _read_outputs(box, cases, n):
+    outputs = [[None] * n for _ in range(cases)]
+    for rank in range(n):
+        try:
+            for i, record in enumerate(_read_records(box / f"out-{rank}.npz", cases)):
+                outputs[i][rank] = record
+        except Exception as error:      # whatever a file of an unknown author can bring about
+            return None, Failure("no answer", f"the outputs of rank {rank} can't be read: {error}")
+    return outputs, None
+
+
+def _read_records(path, cases):
+    with zipfile.ZipFile(path) as file:
+        size = sum(info.file_size for info in file.infolist())
+    if size > MOST_BYTES:
+        raise ValueError(f"they have {size:,} bytes")
+    records = load(path)
+    if len(records) != cases:
+        raise ValueError(f"{len(records)} cases instead of {cases}")
+    return [_outputs(record) for record in records]
+
+
+def _outputs(record):
+    values = record["outputs"]
+    outputs = Outputs(values if isinstance(values, dict) else {"result": Unknown(type(values).__name__)})
+    outputs.seconds = float(record["seconds"])
+    if "calls" in record:
+        outputs.calls = [dict(call) for call in record["calls"]]
+        outputs.sent = {str(op): int(n) for op, n in record["sent"].items()}
+        outputs.events = [tuple(event) for event in record["events"]]
+    return outputs

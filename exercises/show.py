@@ -1,0 +1,111 @@
+"""What the learner sees: colours on a terminal, plain text anywhere else."""
+
+import os
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+from .frame.course import ROOT
+
+PASSED, NEXT, OPEN = "done", "next", ""
+BAR = 24
+MARKS = {"good": "bold green", "bad": "bold red", "quiet": "dim", "strong": "bold", "warn": "yellow"}
+
+
+class Screen:
+    """Prints lines. Styles are the names in MARKS; they are shown on a terminal only, and not with NO_COLOR set."""
+
+    def __init__(self, stream=None):
+        self.stream = stream or sys.stdout
+        self.console = None
+        if self.stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+            try:
+                from rich.console import Console
+                self.console = Console(file=self.stream, highlight=False)
+            except ImportError:
+                pass
+
+    def say(self, text="", style=None):
+        """One line or several."""
+        if self.console is None:
+            try:
+                print(text, file=self.stream, flush=True)
+            except UnicodeEncodeError:
+                print(text.encode("ascii", "replace").decode(), file=self.stream, flush=True)
+        else:
+            self.console.print(text, style=MARKS.get(style), markup=False, soft_wrap=True)
+
+    def clear(self):
+        if self.console is not None:
+            self.console.clear()
+
+
+def width():
+    return max(60, min(110, shutil.get_terminal_size((100, 24)).columns))
+
+
+def bar(done, total):
+    """A progress bar of text."""
+    full = round(BAR * done / total) if total else 0
+    return f"[{'#' * full}{'.' * (BAR - full)}] {done} of {total} exercises"
+
+
+def course_map(screen, course, answers):
+    """The chapters with what is done, and what is next."""
+    progress = answers.progress()
+    coming = answers.next()
+    screen.say(f"{'':10}{'chapter':55} {'done':>4} {'minutes':>7}  needs", "quiet")
+    for chapter in course.chapters:
+        passed = sum(bool(progress.get(e.id, {}).get("passed")) for e in chapter.exercises)
+        total = len(chapter.exercises)
+        state = PASSED if total and passed == total else NEXT if coming and coming.folder == chapter.folder else OPEN
+        needs = ", ".join(map(str, chapter.needs)) or "nothing"
+        title = textwrap.shorten(chapter.title, 55, placeholder="…")
+        count = f"{passed}/{total}" if total else "read"
+        screen.say(f"{state:5}{chapter.number:>3}  {title:55} {count:>4} {chapter.minutes:>7}  {needs}",
+                   {PASSED: "good", NEXT: "strong"}.get(state))
+    done = sum(bool(progress.get(e.id, {}).get("passed")) for e in course.all_exercises)
+    screen.say()
+    screen.say("  " + bar(done, len(course.all_exercises)))
+    screen.say()
+    if coming is None:
+        screen.say(f"  All passed. {command()} solution ID compares yours with ours.", "good")
+        return
+    screen.say(f"  Next: {coming.id} {coming.title}", "strong")
+    screen.say(f"  read   {near(course.exercises / coming.folder / 'README.md')}")
+    screen.say(f"  write  {near(answers.path(coming))}"
+               + ("" if answers.path(coming).exists() else "   (made by the first check)"))
+    screen.say(f"  check  {command()} check, or watch to check on every save; hint for a hint")
+
+
+def command():
+    """What to type here to call the course."""
+    return "python -m exercises" if Path.cwd() == ROOT else "minitorch-exercises"
+
+
+def near(path):
+    """A path as it is shortest from here."""
+    try:
+        return os.path.relpath(path)
+    except ValueError:
+        return str(path)
+
+
+def verdict(screen, exercise, found, path):
+    """What a check has found."""
+    if found.passed:
+        screen.say(f"{exercise.id} {exercise.title}: passed ({found.seconds:.1f} s)", "good")
+        return
+    screen.say(f"{exercise.id} {exercise.title}: not yet", "bad")
+    for line in textwrap.wrap(found.message, width() - 2) or [""]:
+        screen.say("  " + line)
+    for line in found.details:
+        screen.say(line, "quiet")
+    for rank, lines in enumerate(found.printed):
+        if lines:
+            screen.say(f"  your program printed{f' on rank {rank}' if len(found.printed) > 1 else ''}:", "quiet")
+            for line in lines:
+                screen.say("    " + "".join(c if c.isprintable() else "·" for c in line[:200]), "quiet")
+    again = f"; the same numbers again: --seed {found.seed}" if found.kind == "wrong" else ""
+    screen.say(f"  in {near(path)}{again}", "quiet")

@@ -1,0 +1,17 @@
+# 01.3: nothing gets beyond root's own parents
+
+def backward(root, order):
+    """Set node.grad to ∂root/∂node for root and every node that it was computed from.
+
+    root   a Value: data, parents, local, grad (01.1)
+    order  yours, of 01.2: order(root) lists the nodes, parents first
+
+    What .grad held before is forgotten: a second call gives the same numbers.
+    """
+    nodes = order(root)
+    for node in nodes:
+        node.grad = 0.0
+    root.grad = 1.0
+    for node in nodes:
+        for parent, slope in zip(node.parents, node.local, strict=True):
+            parent.grad += slope * node.grad

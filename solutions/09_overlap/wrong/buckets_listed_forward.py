@@ -1,0 +1,11 @@
+# 09.1: listed from the first layer on
+def cut_into_buckets(nbytes, first_bytes, cap_bytes):
+    buckets, held = [[]], 0
+    for i in reversed(range(len(nbytes))):
+        cap = first_bytes if len(buckets) == 1 else cap_bytes
+        if held >= cap and buckets[-1]:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(i)
+        held += nbytes[i]
+    return [bucket[::-1] for bucket in buckets[::-1]]

@@ -1,0 +1,10 @@
+# 09.1: never set back to 0
+def cut_into_buckets(nbytes, first_bytes, cap_bytes):
+    buckets, held = [[]], 0
+    for i in reversed(range(len(nbytes))):
+        cap = first_bytes if len(buckets) == 1 else cap_bytes
+        if held >= cap and buckets[-1]:
+            buckets.append([])
+        buckets[-1].append(i)
+        held += nbytes[i]
+    return buckets

@@ -1,0 +1,129 @@
+"""Every chapter that there is: solutions pass, skeletons say where to begin, known mistakes are told what they are."""
+
+import ast
+import collections
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from exercises import build
+from exercises.frame.answers import ours
+from exercises.frame.checking import check_answer, checks_of, draw
+from exercises.frame.course import Course
+from exercises.rehearse import files, wrong_answers
+
+COURSE = Course()
+CHAPTERS = {chapter.folder: chapter for chapter in COURSE.chapters}
+EXERCISES = {exercise.id: exercise for exercise in COURSE.all_exercises}
+ANSWERS = {f"{id} {label}": (exercise, path, text)
+           for id, exercise in EXERCISES.items() for label, path, text in files(COURSE, exercise)}
+AT_ONCE = 2
+
+each_chapter = pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=CHAPTERS)
+each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+
+
+@pytest.fixture(scope="module")
+def verdicts(request):
+    """{name: future of the Verdict}, two at a time, of those answers whose tests will run."""
+    wanted = {item.callspec.params.get("name") for item in request.session.items
+              if item.path == request.path and hasattr(item, "callspec")}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = {name: pool.submit(check_answer, COURSE, exercise, path, ours(COURSE, exercise))
+                 for name, (exercise, path, _) in ANSWERS.items() if name in wanted}
+        yield found
+        for future in found.values():
+            future.cancel()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_told_what_it_is(name, verdicts, tmp_path):
+    exercise, path, text = ANSWERS[name]
+    verdict = verdicts[name].result()
+    again = f"\n(repeat with seed {verdict.seed})"
+    if text == "passed":
+        assert verdict.passed, verdict.text() + again
+        assert verdict.seconds < max(3.0, exercise.limit) * len(exercise.ranks) + 2
+        picture = draw(COURSE, exercise, verdict, tmp_path / "picture.png")
+        assert picture is None or picture[0].stat().st_size > 2000 and picture[1]
+    else:
+        assert not verdict.passed, f"{name} passes" + again
+        assert text in verdict.text(), f"expected: {text}\nsaid: {verdict.text()}{again}"
+    if text == "begin with":
+        assert verdict.kind == "not begun"
+
+
+def test_solutions_take_a_tenth_of_their_limit(verdicts):
+    for name, (exercise, _, text) in ANSWERS.items():
+        if text == "passed" and name in verdicts:
+            for found in verdicts[name].result().runs.values():
+                ranks = [got if isinstance(got, list) else [got] for _, got in found]
+                slowest = max(sum(rank.seconds for rank in of_rank) for of_rank in zip(*ranks, strict=True))
+                assert slowest <= exercise.limit / 10 or exercise.limit == 3 and slowest < 1, (name, slowest)
+
+
+@each_exercise
+def test_five_known_mistakes(exercise):
+    wrong = wrong_answers(COURSE, exercise)
+    assert len(wrong) >= 5, f"{exercise.id} has {len(wrong)} wrong answers"
+    texts = collections.Counter(text for _, text in wrong)
+    assert all(len(text) >= 12 for text in texts), "a diagnosis is a sentence"
+    assert len(texts) >= 4, "the mistakes are told apart"
+
+
+@each_chapter
+def test_a_chapter_is_whole(chapter):
+    folder, solutions = COURSE.exercises / chapter.folder, COURSE.solutions / chapter.folder
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert 20 <= len(readme.splitlines()) <= 120, "one to three screens"
+    for path in re.findall(r"`((?:minitorch_dist|mnist_demo|examples)/[\w/]+\.py)`", readme):
+        assert (COURSE.exercises.parent / path).is_file(), f"README names {path}"
+    assert 5 <= chapter.minutes <= 240 and chapter.title
+    assert [e.file for e in chapter.exercises] == list(dict.fromkeys(e.file for e in chapter.exercises))
+    if chapter.exercises:
+        assert set(checks_of(folder)) == {e.id for e in chapter.exercises}
+        hints = (folder / "hints.md").read_text(encoding="utf-8")
+        for exercise in chapter.exercises:
+            section = re.search(rf"^## {re.escape(exercise.id)}$(.*?)(?=^## |\Z)", hints, re.M | re.S)
+            assert section and len(re.findall(r"^\d+\. ", section[1], re.M)) >= 2, f"hints for {exercise.id}"
+            assert set(exercise.uses) <= set(EXERCISES)
+    known = {path for exercise in chapter.exercises for path, _ in wrong_answers(COURSE, exercise)}
+    assert set(solutions.glob("wrong/*.py")) <= known, "a wrong answer whose first line names no exercise"
+
+
+def test_needs_have_no_cycle_and_exist():
+    needs = {chapter.number: chapter.needs for chapter in COURSE.chapters}
+    assert len(needs) == len(COURSE.chapters), "two chapters with one number"
+    done = set()
+    while todo := [n for n in needs if n not in done and all(m in done or m not in needs for m in needs[n])]:
+        done |= set(todo)
+    assert done == set(needs), f"a cycle among {set(needs) - done}"
+
+
+def test_uses_point_backwards():
+    order = list(EXERCISES)
+    for id, exercise in EXERCISES.items():
+        assert all(order.index(other) < order.index(id) for other in exercise.uses), id
+
+
+@each_chapter
+def test_skeletons_are_those_of_the_solutions(chapter):
+    for file, text in build.skeletons(COURSE, chapter).items():
+        path = COURSE.exercises / chapter.folder / file
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run python -m exercises.build {chapter.number}"
+        ast.parse(text)
+    python = {path.name for path in (COURSE.exercises / chapter.folder).glob("*.py")}
+    assert python <= {e.file for e in chapter.exercises} | {"check.py", "drive.py"}
+
+
+@each_chapter
+def test_no_answer_leaks(chapter):
+    folder = COURSE.exercises / chapter.folder
+    solutions = {e.file: (COURSE.solutions / chapter.folder / e.file).read_text(encoding="utf-8")
+                 for e in chapter.exercises}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())
+             if path.name in (*solutions, "hints.md", "README.md", "drive.py")}
+    assert not build.leaks(solutions, texts)
+    for file, source in solutions.items():
+        assert build.written_by_learner(source), f"{file}: no mark `# begin with`"

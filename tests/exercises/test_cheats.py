@@ -1,0 +1,178 @@
+"""What an answer may try instead of being right. Each is tried on the real checks of chapter 8, as a student's file."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from exercises.frame import launch
+from exercises.frame.answers import ours
+from exercises.frame.checking import check_answer
+from exercises.frame.course import Course
+
+COURSE = Course()
+ROOT = COURSE.exercises.parent
+SOLUTION = COURSE.solutions / "08_data_parallel" / "average_gradients.py"
+HEAD = "import os\nimport sys\nimport numpy as np\n"
+EMPTY = "def average_gradients(comm, grads, count):\n    pass\n"
+WEIGHTED = "def average_gradients(comm, grads, count):\n    for g in grads:\n        g *= count\n"
+
+# name: (source of the answer to 08.3, kind of the verdict or several, a text in it)
+CHEATS = {
+    "NumPy's comparisons patched": (
+        HEAD + "np.allclose = lambda *a, **k: True\nnp.array_equal = np.isclose = np.all = np.allclose\n" + EMPTY,
+        "wrong", "each rank still has its own gradients"),
+    "nothing right but the word": (
+        HEAD + "print('PASS')\nprint('{\"passed\": true}')\nprint('passed', file=sys.stderr)\n" + EMPTY, "wrong", ""),
+    "os._exit(0)": (HEAD + "def average_gradients(comm, grads, count):\n    os._exit(0)\n", "no answer", "ended"),
+    "os._exit(0) on import": (HEAD + "os._exit(0)\n", "no answer", "ended"),
+    "os._exit(0) on one rank": (
+        HEAD + "def average_gradients(comm, grads, count):\n    if comm.rank: os._exit(0)\n"
+        "    comm.all_reduce(grads[0])\n",
+        "no answer", "rank 1 of 2"),
+    "sys.exit(0)": (HEAD + "def average_gradients(comm, grads, count):\n    sys.exit(0)\n", "no answer", "SystemExit"),
+    "killed": (
+        HEAD + "import signal\ndef average_gradients(comm, grads, count):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+        "no answer", "ended"),
+    "the library's answer imported": (
+        HEAD + "from minitorch_dist.parallel import DistributedDataParallel\n" + EMPTY, "forbidden",
+        "your line 4 imports minitorch_dist.parallel"),
+    "imported when called": (
+        HEAD + "import importlib\ndef average_gradients(comm, grads, count):\n"
+        "    importlib.import_module('minitorch_dist.parallel').DistributedDataParallel\n", "forbidden",
+        "minitorch_dist.parallel"),
+    "taken from sys.modules": (
+        HEAD + "def average_gradients(comm, grads, count):\n"
+        "    sys.modules['minitorch_dist.parallel'].DistributedDataParallel\n", "forbidden", "minitorch_dist.parallel"),
+    "found by another module's hand": (
+        HEAD + "import pkgutil\ndef average_gradients(comm, grads, count):\n"
+        "    pkgutil.resolve_name('minitorch_dist.parallel:DistributedDataParallel')\n", "forbidden",
+        "minitorch_dist.parallel"),
+    "mpi4py behind the communicator": (
+        HEAD + "def average_gradients(comm, grads, count):\n    name = 'mpi4' + 'py'\n    __import__(name).MPI\n",
+        "forbidden", "mpi4py"),
+    "the solution imported": (
+        HEAD + f"sys.path.insert(0, {str(SOLUTION.parent)!r})\nname = 'broadcast_parameters'\n"
+        "average_gradients = getattr(__import__(name), name)\n", "forbidden", "solution"),
+    "the solution read": (HEAD + f"exec(open({str(SOLUTION)!r}).read())\n", "forbidden", "touches"),
+    "the solution read, the refusal caught": (
+        HEAD + f"try:\n    open({str(SOLUTION)!r})\nexcept BaseException:\n    pass\n" + EMPTY, "forbidden", "touches"),
+    "the solution read by its number": (
+        HEAD + f"fd = os.open({str(SOLUTION)!r}, os.O_RDONLY)\nexec(os.read(fd, 10000))\n", "forbidden", "touches"),
+    "the solution read by another program": (
+        HEAD + f"import subprocess\nexec(subprocess.check_output(['cat', {str(SOLUTION)!r}]))\n", "forbidden",
+        "another program"),
+    "the check rewritten": (
+        HEAD + f"open({str(ROOT / 'exercises' / '08_data_parallel' / 'check.py')!r}, 'a').write('')\n" + EMPTY,
+        "forbidden", "touches"),
+    "the progress written": (
+        HEAD + f"open({str(ROOT / 'mine' / 'progress.json')!r}, 'w').write('')\n" + EMPTY, "forbidden", "touches"),
+    "the outputs written by hand": (
+        HEAD + "box = os.path.dirname(os.getcwd())\nfor r in range(4):\n"
+        "    np.savez(f'{box}/out-{r}.npz', np.frombuffer(b'[]', np.uint8))\nos._exit(0)\n",
+        ("no answer", "wrong"), ""),
+    "outputs that would run code when unpickled": (
+        HEAD + "class Bomb:\n    def __reduce__(self):\n        return os.system, ('kill $PPID',)\n"
+        "box = os.path.dirname(os.getcwd())\nfor r in range(4):\n"
+        "    np.savez(f'{box}/out-{r}.npz', np.array([Bomb()], dtype=object))\nos._exit(0)\n", "no answer", ""),
+    "the other ranks' inputs read": (
+        HEAD + "box = os.path.dirname(os.getcwd())\ndef average_gradients(comm, grads, count):\n"
+        "    print([n for n in sorted(os.listdir(box)) if n.startswith('in-')])\n    open(f'{box}/in-0.npz')\n",
+        "error", "FileNotFoundError"),
+    "the hooks taken off": (
+        HEAD + "def average_gradients(comm, grads, count):\n    comm.hooks.clear()\n    for g in grads:\n"
+        "        comm.all_reduce(g)\n", "wrong", "summed"),
+    "every exception caught": (
+        HEAD + "def average_gradients(comm, grads, count):\n    while True:\n        try:\n            while True: pass\n"
+        "        except BaseException: pass\n", "slow", "no answer within"),
+    "the alarm put off": (
+        HEAD + "import signal, faulthandler\ndef average_gradients(comm, grads, count):\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0)\n    faulthandler.cancel_dump_traceback_later()\n"
+        "    while True: pass\n", "slow", "no answer within"),
+    "more memory than there is": (
+        HEAD + "def average_gradients(comm, grads, count):\n    np.ones(1 << 33)\n", "error", "emoryError"),
+    "noise without end": (
+        HEAD + "def average_gradients(comm, grads, count):\n    while True: print('x' * 100000)\n",
+        ("slow", "error", "no answer"), ""),
+    "strange outputs": (
+        HEAD + "def average_gradients(comm, grads, count):\n"
+        "    grads[:] = ['a', None, {'b': [object()]}, np.array(['x'])]\n",
+        "wrong", "grads"),
+}
+SLOW = "the alarm put off"      # this one lives as long as the launcher lets it
+
+
+@pytest.fixture(autouse=True)
+def short_start(monkeypatch):
+    monkeypatch.setattr(launch, "STARTING_SECONDS", 4)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_rejected(name, tmp_path):
+    source, kinds, text = CHEATS[name]
+    answer = tmp_path / "average_gradients.py"
+    answer.write_text(source)
+    check = (ROOT / "exercises" / "08_data_parallel" / "check.py").read_bytes()
+    exercise = COURSE.exercise("08.3")
+    verdict = check_answer(COURSE, exercise, answer, limit=1.0)
+    assert not verdict.passed, verdict
+    assert verdict.kind in kinds and text in verdict.text(), verdict.text()
+    assert verdict.seconds < 12
+    assert (ROOT / "exercises" / "08_data_parallel" / "check.py").read_bytes() == check
+
+
+def test_no_process_and_no_file_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    import tempfile
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    answer = tmp_path / "average_gradients.py"
+    answer.write_text("import os, time\nprint(os.getpid())\n" + EMPTY.replace("pass", "time.sleep(100)"))
+    verdict = check_answer(COURSE, COURSE.exercise("08.3"), answer, limit=0.5)
+    assert verdict.kind == "slow"
+    pids = [int(lines[0]) for lines in verdict.printed]
+    assert len(pids) == 2 and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert list(tmp_path.iterdir()) == [answer]
+
+
+def test_the_environment_is_clean_and_the_folder_empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "42")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "solutions"))
+    answer = tmp_path / "shard.py"
+    answer.write_text("import os, sys, json\n"
+                      "print(json.dumps([os.environ.get('A_SECRET'), os.listdir('.'), sys.path, "
+                      "sys.flags.isolated]))\n"
+                      "def shard(*a): return []\n")
+    secret, files, path, isolated = json.loads(check_answer(COURSE, COURSE.exercise("08.1"), answer).printed[0][0])
+    assert secret is None and files == [] and isolated
+    assert not [p for p in path if "solutions" in p or p in ("", str(ROOT))]
+
+
+def test_grading_needs_no_solutions_and_no_checks_of_the_student(tmp_path):
+    from exercises.grade import grade, students
+    student = tmp_path / "eve"
+    for file in ("broadcast_parameters.py", "average_gradients.py", "train.py"):
+        path = student / "08_data_parallel" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((COURSE.solutions / "08_data_parallel" / file).read_bytes())
+    (student / "08_data_parallel" / "check.py").write_text("raise SystemExit('edited')")
+    (student / "08_data_parallel" / "shard.py").write_text("def shard(*a): return []\n")
+    (student / "progress.json").write_text('{"08.1": {"passed": "2026-01-01"}}')
+    course = Course(solutions=tmp_path / "nowhere")
+    assert students(tmp_path, course) == {"eve": student}
+    results = {r["exercise"]: r for r in grade(course, course.find("8"), student, seed=5)}
+    assert [r["passed"] for r in results.values()] == [False, True, True, True], results
+    (student / "08_data_parallel" / "average_gradients.py").write_text(EMPTY)
+    results = {r["exercise"]: r for r in grade(course, course.find("8")[2:], student)}
+    assert results["08.4"]["kind"] == "needs" and "08.3" in results["08.4"]["message"]
+
+
+def test_without_the_fence_the_cheats_would_work(tmp_path):
+    """The closed folders are what stops them, not something else: an open folder can be read."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "text").write_text("from the open folder")
+    answer = tmp_path / "shard.py"
+    answer.write_text(f"print(open({str(tmp_path / 'open' / 'text')!r}).read())\ndef shard(*a): return []\n")
+    exercise = COURSE.exercise("08.1")
+    assert check_answer(COURSE, exercise, answer).printed == [["from the open folder"]]
+    assert ours(COURSE, exercise) == {} and os.path.isdir(COURSE.solutions)

@@ -1,0 +1,231 @@
+"""The learner's command line, as it is typed."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from exercises import cli, show
+from exercises.frame.answers import Answers
+from exercises.frame.course import Course
+from minitorch_dist import course as console
+
+ROOT = Course().exercises.parent
+SOLUTIONS = ROOT / "solutions"
+
+
+@pytest.fixture
+def desk(tmp_path):
+    """call("check 08.1") -> (status, what was printed); desk.course, desk.answers, desk.path(id)."""
+    course = Course(mine=tmp_path / "mine")
+
+    def call(line):
+        stream = io.StringIO()
+        return cli.main(line.split(), course, show.Screen(stream)), stream.getvalue()
+    answers = Answers(course)
+    return types.SimpleNamespace(call=call, course=course, answers=answers,
+                                 path=lambda id: answers.path(course.exercise(id)),
+                                 ours=lambda id: answers.solution(course.exercise(id)).read_text(encoding="utf-8"))
+
+
+def test_a_first_evening(desk):
+    status, text = desk.call("")
+    assert status == 0 and "0 of" in text and "Next: " in text and "README.md" in text
+    status, text = desk.call("check 1.2")
+    assert status == 1 and "made " in text and "begin with a stack" in text
+    assert desk.path("01.2").read_text() == (ROOT / "exercises/01_scalar_reverse_mode/order.py").read_text()
+    status, text = desk.call("check 01.2")
+    assert status == 1 and "made " not in text
+    status, text = desk.call("solution 01.2")
+    assert status == 1 and "hasn't passed yet" in text and "missing" not in text
+    status, text = desk.call("solution 01.2 --give-up")
+    assert status == 0 and "+++ ours" in text and "+    while stack:" in text
+    assert desk.answers.known(desk.course.exercise("01.2"))["gave_up"]
+    desk.path("01.2").write_text(desk.ours("01.2").replace("done, result", "ready, result").replace("done", "ready"))
+    status, text = desk.call("check 01.2")
+    assert status == 0 and "passed (" in text
+    status, text = desk.call("solution 01.2")
+    assert status == 0 and "-    ready, result" in text and "+    done, result" in text
+    status, text = desk.call("")
+    assert "1/3" in text and f"1 of {len(desk.course.all_exercises)}" in text
+    status, text = desk.call("reset 01.2")
+    assert status == 0 and len(list(desk.path("01.2").parent.glob("backup/order-*.py"))) == 1
+    assert "NotImplementedError" in desk.path("01.2").read_text()
+    assert not desk.answers.passed(desk.course.exercise("01.2"))
+
+
+def test_check_without_a_name_takes_the_next(desk):
+    first, second = desk.course.all_exercises[:2]
+    desk.answers.begin(first)
+    assert f"{first.id} {first.title}: not yet" in desk.call("check")[1]
+    desk.path(first.id).write_text(desk.ours(first.id))
+    status, text = desk.call("check")
+    assert status == 0 and f"{first.id} {first.title}: passed" in text and f"next: {second.id}" in text
+    assert f"{second.id} {second.title}: not yet" in desk.call("check")[1]
+
+
+def test_a_chapter_is_checked_to_its_first_gap(desk):
+    for id in ("08.1", "08.2"):
+        desk.answers.begin(desk.course.exercise(id))
+        desk.path(id).write_text(desk.ours(id))
+    status, text = desk.call("check 8")
+    assert status == 1 and "08.2 One start for all: passed" in text and "08.3" in text and "08.4" not in text
+
+
+def test_earlier_answers_are_mine_where_passed(desk):
+    for id in ("08.2", "08.3", "08.4"):
+        desk.answers.begin(desk.course.exercise(id))
+        desk.path(id).write_text(desk.ours(id))
+    assert "built upon 08.2 (ours), 08.3 (ours)" in desk.call("check 08.4")[1]
+    assert desk.call("check 08.2")[0] == 0
+    status, text = desk.call("check 08.4")
+    assert status == 0 and "built upon 08.2 (mine), 08.3 (ours)" in text
+    assert "picture: " in text and (desk.path("08.4").parent / "pictures" / "08.4.png").stat().st_size > 5000
+    assert "built upon 08.2 (ours)" in desk.call("check 08.4 --with ours")[1]
+
+
+def test_prints_and_the_seed_are_shown(desk):
+    desk.answers.begin(desk.course.exercise("08.3"))
+    desk.path("08.3").write_text("def average_gradients(comm, grads, count):\n    print('I have', count, '\\x1b[31m')\n")
+    status, text = desk.call("check 08.3 --seed 7")
+    assert status == 1 and "on rank 1:" in text and "I have 8" in text and "--seed 7" in text
+    assert "\x1b" not in text
+
+
+def test_hints_come_one_by_one(desk):
+    counts = [desk.call("hint 08.3")[1].count("\n  ") for _ in range(5)]
+    assert "(1 of 2 hints; the next call shows one more)" in desk.call("hint 08.2")[1]
+    assert "(2 of 2 hints)" in desk.call("hint 08.2")[1]
+    assert counts[0] < counts[1] < counts[2] < counts[3] == counts[4]
+
+
+@pytest.mark.parametrize("line, text", [
+    ("check 99", "there is no exercise '99'"), ("check 08.9", "did you mean 08."), ("reset 08", "one exercise at a time"),
+    ("reset 08.1", "nothing to reset"), ("grade /nowhere", "there is no folder"),
+])
+def test_unfriendly_calls_get_a_sentence(desk, line, text):
+    status, said = desk.call(line)
+    assert status == 2 and text in said and "Traceback" not in said
+
+
+def test_a_syntax_error_and_a_removed_file(desk):
+    exercise = desk.course.exercise("08.1")
+    desk.answers.begin(exercise)
+    desk.path("08.1").write_text("def shard(:\n")
+    status, text = desk.call("check 08.1")
+    assert status == 1 and "line 1 of shard.py is not Python" in text and "def shard(:" in text
+    desk.path("08.1").write_text(desk.ours("08.1"))
+    assert desk.call("check 08.1")[0] == 0
+    desk.path("08.1").unlink()
+    status, text = desk.call("check 08.1")
+    assert "again (it was gone; progress is kept)" in text and desk.answers.passed(exercise)
+    assert desk.answers.choose(exercise)[1] == "ours"
+
+
+def test_needs_are_a_note(desk):
+    assert "haven't finished; go on if you like" in desk.call("check 08.1")[1] or \
+        not any(chapter.number == 7 for chapter in desk.course.chapters)
+
+
+def test_no_mpirun(desk, monkeypatch):
+    def missing():
+        raise RuntimeError("no mpirun beside this python")
+    monkeypatch.setattr(cli.launcher, "find_mpirun", missing)
+    status, text = desk.call("check 08.2")
+    assert status == 2 and "runs on several processes, and there is no mpirun" in text
+    assert desk.call("check 08.1")[0] == 1
+
+
+def test_watch_checks_on_save_and_goes_on(desk):
+    desk.answers.begin(desk.course.exercise("01.2"))
+
+    def write_later():
+        time.sleep(1.0)
+        desk.path("01.2").write_text("def order(root):\n    return [root]\n")
+        time.sleep(1.5)
+        desk.path("01.2").write_text(desk.ours("01.2"))
+    desk.answers.note(desk.course.exercise("01.1"), passed="before")
+    desk.answers.note(desk.course.exercise("01.3"), passed="before")
+    writer = threading.Thread(target=write_later)
+    writer.start()
+    status, text = desk.call("watch 1")
+    writer.join()
+    assert status == 0 and text.count("not yet") == 2 and "nodes are missing" in text
+    assert text.rstrip().endswith("All passed.")
+
+
+# ---------------------------------------------------------------- as a process
+
+def shell(*line, cwd=ROOT, **environment):
+    return subprocess.run([sys.executable, *line], cwd=cwd, capture_output=True, text=True, timeout=60,
+                          env=os.environ | environment)
+
+
+def test_piped_output_has_no_escape_codes(tmp_path):
+    found = shell("-m", "exercises", MINITORCH_MINE=str(tmp_path), FORCE_COLOR="")
+    assert found.returncode == 0 and "\x1b" not in found.stdout and "Next: " in found.stdout and not found.stderr
+    found = shell("-m", "exercises", MINITORCH_MINE=str(tmp_path), PYTHONIOENCODING="ascii")
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("environment, coloured", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_gets_colours_unless_it_wants_none(tmp_path, environment, coloured):
+    ours, theirs = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen([sys.executable, "-m", "exercises"], cwd=ROOT, stdout=theirs, stderr=theirs,
+                               env=clean | {"TERM": "xterm", "MINITORCH_MINE": str(tmp_path)} | environment)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        said += part
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert (b"\x1b[" in said) == coloured and b"Next: " in said
+
+
+def test_the_console_command_finds_the_course(tmp_path, monkeypatch):
+    assert console.find(ROOT / "tests" / "exercises") == ROOT and console.find("/") is None
+    program = "import sys; from minitorch_dist.course import main; sys.argv[1:] = ['map']; main()"
+    found = shell("-c", program, cwd=ROOT / "docs", MINITORCH_MINE=str(tmp_path))
+    assert found.returncode == 0 and "Next: " in found.stdout, found.stderr
+    assert "minitorch-exercises check" in found.stdout
+    found = shell("-c", program, cwd=tmp_path)
+    assert found.returncode == 1 and "no course here" in found.stderr
+
+
+def test_grade_json(tmp_path):
+    folder = tmp_path / "hand-in" / "carla" / "mine" / "08_data_parallel"
+    folder.mkdir(parents=True)
+    (folder / "shard.py").write_text((SOLUTIONS / "08_data_parallel" / "shard.py").read_text())
+    (folder / "broadcast_parameters.py").write_text("def broadcast_parameters(comm, parameters): pass\n")
+    found = shell("-m", "exercises", "grade", str(tmp_path / "hand-in"), "--json", "--only", "8", "--seed", "3")
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [(line["student"], line["exercise"], line["passed"]) for line in lines] == [
+        ("carla", "08.1", True), ("carla", "08.2", False), ("carla", "08.3", False), ("carla", "08.4", False)]
+    assert set(lines[0]) == {"student", "exercise", "passed", "kind", "message", "seconds"}
+    assert lines[1]["message"].startswith("each rank still has its own parameters")
+    assert lines[2]["kind"] == "missing" and lines[0]["seconds"] > 0
+
+
+def test_nothing_is_written_into_the_course(desk):
+    before = {path: path.stat().st_mtime_ns for path in Path(ROOT / "exercises").rglob("*")
+              if "__pycache__" not in str(path) and path.parent.name.startswith(("01", "08"))}
+    desk.call("check 08.3")
+    desk.call("hint 08.3")
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert before == after

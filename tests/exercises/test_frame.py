@@ -1,0 +1,272 @@
+"""The frame on small exercises of its own: what a learner is told of errors, deadlocks, limits and wrong outputs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from exercises.frame import Check, Outputs, child, demand, gives, judge, launch, when
+from exercises.frame.answers import Answers
+from exercises.frame.checking import check_answer
+from exercises.frame.course import Course, CourseError, Exercise
+from exercises.frame.judge import judge as judged
+
+
+def run(tmp_path, source, cases=None, n=1, **fields):
+    """Launch an answer f, with cases of its own."""
+    path = tmp_path / "answer_file.py"
+    path.write_text(source, encoding="utf-8")
+    exercise = Exercise("99.1", "99_none", path.name, "f", "a test", kind="ranks" if n > 1 else "plain", **fields)
+    return launch.launch(exercise, path, cases or [[{"x": np.arange(3.0)} for _ in range(n)]], n)
+
+
+# ---------------------------------------------------------------- what goes wrong in an answer
+
+FAILURES = {
+    "syntax": ("def f(x):\n    return x +\n", 1, "syntax", ["line 2 of answer_file.py is not Python"]),
+    "an exception": ("def g(x):\n    return x[7]\n\ndef f(x):\n    return g(x)\n", 1, "error",
+                     ["IndexError", "your line 2: return x[7]"]),
+    "an exception on one rank": (
+        "def f(comm, x):\n    if comm.rank == 1:\n        x['a']\n    comm.all_reduce(x)\n", 2, "error",
+        ["rank 1 of 2: IndexError", "your line 3"]),
+    "another name": ("def g(x):\n    return x\n", 1, "error", ["there is no f in the file", "keep the name 'f'"]),
+    "wrong arguments": ("def f():\n    pass\n", 1, "error", ["TypeError", "unexpected keyword argument 'x'"]),
+    "not begun": ("def f(x):\n    raise NotImplementedError('begin with x')\n", 1, "not begun", ["begin with x"]),
+    "mismatched collectives": (
+        "import numpy as np\ndef f(comm, x):\n    comm.all_reduce(x if comm.rank else np.zeros(4))\n", 2, "error",
+        ["the ranks call different collectives", "all_reduce(float64[4], sum)", "all_reduce(float64[3], sum)",
+         "your line 3: comm.all_reduce"]),
+    "one has returned": (
+        "def f(comm, x):\n    if comm.rank == 0:\n        comm.all_reduce(x)\n", 2, "error",
+        ["has returned already", "your line 3"]),
+    "deadlock": (
+        "def f(comm, x):\n    y = x.copy()\n    comm.recv(y, src=1 - comm.rank)\n    comm.send(x, dst=1 - comm.rank)\n",
+        2, "deadlock", ["rank 0 waits in recv(src=1) at your line 3: comm.recv(y, src=1 - comm.rank)",
+                     "rank 1 waits in recv(src=0) at your line 3"]),
+    "waits for one that has returned": (
+        "def f(comm, x):\n    if comm.rank == 0:\n        comm.recv(x, src=1)\n", 2, "deadlock",
+        ["rank 0 waits in recv(src=1) at your line 3", "rank 1 has returned already"]),
+    "waits for one that computes": (
+        "def f(comm, x):\n    if comm.rank == 0:\n        comm.recv(x, src=1)\n    while True:\n        x = x + 1\n", 2,
+        "deadlock", ["rank 0 waits in recv(src=1) at your line 3", "rank 1 computes at your line"]),
+    "endless": ("def f(x):\n    while True:\n        pass\n", 1, "slow", ["no answer within 1 s", "your line"]),
+    "a forbidden import": ("import minitorch_dist.nn\n", 1, "forbidden", ["your line 1 imports minitorch_dist.nn"]),
+    "not UTF-8": ("", 1, "syntax", ["UTF-8"]),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_told_with_the_learners_line(name, tmp_path, monkeypatch):
+    source, n, kind, texts = FAILURES[name]
+    if name == "not UTF-8":
+        path = tmp_path / "answer_file.py"
+        path.write_bytes(b"x = '\xff'\n")
+        failure = launch.read_source(path)[1]
+    else:
+        failure = run(tmp_path, source, n=n, limit=1.0).failure
+    said = "\n".join([failure.message, *failure.details])
+    assert failure.kind == kind, said
+    for text in texts:
+        assert text in said, said
+    assert "child.py" not in said and "Traceback" not in said
+
+
+def test_ops_can_be_limited(tmp_path):
+    source = "def f(comm, x):\n    comm.all_reduce(x)\n"
+    failure = run(tmp_path, source, n=2, ops=("send", "recv")).failure
+    assert failure.kind == "forbidden" and "comm.all_reduce is not for this exercise: build it from send and recv" in \
+        failure.message
+    assert run(tmp_path, source, n=2, ops=("all_reduce",)).failure is None
+
+
+def test_modules_can_be_allowed_and_forbidden_within(tmp_path):
+    source = "import minitorch_dist as mt\ndef f(x):\n    return mt.sum(mt.tensor(x)).numpy()\n"
+    assert run(tmp_path, source).failure.kind == "forbidden"
+    fields = {"allow": ("minitorch_dist",), "forbid": ("minitorch_dist.optim",)}
+    assert run(tmp_path, source, **fields).outputs[0][0]["result"] == 3
+    for line in ("import minitorch_dist.optim", "from minitorch_dist import optim",
+                 "import minitorch_dist as m; m.optim.SGD", "import sys; sys.modules['minitorch_dist.optim.sgd'].SGD"):
+        failure = run(tmp_path, f"{line}\n{source}", **fields).failure
+        assert failure is not None and failure.kind == "forbidden" and "minitorch_dist.optim" in failure.message, line
+    for name, wanted in (("minitorch_dist", False), ("minitorch_dist.nn", False), ("minitorch_dist.optim", True),
+                         ("minitorch_dist.optim.adam", True), ("torch.nn", True), ("numpy", False), ("math", False)):
+        assert child.forbidden(name, **fields) == wanted, name
+
+
+def test_calls_are_recorded_with_line_bytes_and_time(tmp_path):
+    source = ("import numpy as np\n\ndef f(comm, x):\n    work = comm.all_reduce(x, async_op=True)\n    work.wait()\n"
+              "    if comm.rank:\n        comm.recv(x, src=0)\n    else:\n        comm.send(x, dst=1)\n")
+    (first, second), = run(tmp_path, source, n=2).outputs
+    assert first.ops() == ["all_reduce", "send"] and second.ops() == ["all_reduce", "recv"]
+    assert [call["line"] for call in second.calls] == [4, 7]
+    assert [call["peer"] for call in first.calls] == [None, 1] and second.calls[1]["peer"] == 0
+    assert all(call["bytes"] == 24 and call["begin"] < call["end"] for call in first.calls + second.calls)
+    assert first.sent["send"] == 24 and second.sent["recv"] == 0
+    assert abs(first.calls[0]["end"] - second.calls[0]["end"]) < 1, "one clock"
+
+
+def test_values_of_every_kind_travel(tmp_path):
+    x = {"a": np.arange(6, dtype=np.int8).reshape(2, 3), "b": [1, 2.5, True, None, "ö"], "c": np.float32(1.5),
+         "d": {"e": [np.zeros((0, 3))]}, "g": 2 + 3j, "h": float("nan"), "i": np.array(["x"]), "j": [], "k": {}}
+    child.save(tmp_path / "values.npz", x)
+    found = child.load(tmp_path / "values.npz")
+    for name, value in x.items():
+        assert repr(found[name]) == repr(value) or np.array_equal(found[name], value), name
+    assert found["a"].dtype == np.int8 and found["d"]["e"][0].shape == (0, 3)
+    loop = []
+    loop.append(loop)
+    child.save(tmp_path / "values.npz", [object(), np.array([None]), {1: loop}])
+    found = child.load(tmp_path / "values.npz")
+    assert [repr(found[0]), repr(found[1])] == ["an object of type object", "an object of type ndarray"]
+
+
+# ---------------------------------------------------------------- judging
+
+class Doubled(Check):
+    """Two ranks; the right outputs are twice the inputs, and one list of two."""
+
+    signatures = [
+        gives("nothing was done", lambda case: [{"y": r["x"], "z": [r["x"], r["x"]]} for r in case]),
+        gives("tripled by {ranks} ranks", lambda case: [{"y": 3 * r["x"], "z": [3 * r["x"]] * 2} for r in case]),
+        when("looks strange", lambda case, got: got[0]["y"].sum() == 7),
+    ]
+    demands = [demand("too many calls", lambda case, got: len(got[0].calls) < 2)]
+
+    def truth(self, case):
+        return [{"y": 2 * r["x"], "z": [2 * r["x"]] * 2} for r in case]
+
+
+def said(y, z=None, ranks=2, calls=(), check=Doubled):
+    """The finding for outputs y(x), z(x, rank)."""
+    cases = [[{"x": np.arange(1.0, 4.0) + rank, "k": 7} for rank in range(ranks)] for _ in range(2)]
+    z = z or (lambda x, rank: [2 * x, 2 * x])
+    outputs = [[Outputs(y=y(r["x"]), z=z(r["x"], rank)) for rank, r in enumerate(case)] for case in cases]
+    for got in outputs[0]:
+        got.calls = calls
+    finding = judged(check(), cases, outputs, ranks)
+    return finding and "\n".join([finding.sentence, *finding.details])
+
+
+def test_a_signature_must_explain_everything_that_is_wrong():
+    assert said(lambda x: 2 * x) is None
+    assert said(lambda x: x, lambda x, r: [x, x]).startswith("nothing was done\n  rank 0 of 2: y[2] is 3; expected 6")
+    assert said(lambda x: 3 * x, lambda x, r: [3 * x, 3 * x]).startswith("tripled by 2 ranks")
+    assert said(lambda x: 2 * x, lambda x, r: [2 * x, x]).startswith("only z[1]: nothing was done")
+    assert said(lambda x: x, lambda x, r: [x, 3 * x]).startswith("rank 0 of 2: y[2] is 3; expected 6")
+    assert said(lambda x: 2 * x if x[0] == 1 else x, lambda x, r: [2 * x] * 2 if r == 0 else [x] * 2).startswith(
+        "only on rank 1: nothing was done")
+    assert said(lambda x: np.array([3.0, 4.0, 0.0])).startswith("looks strange")
+    assert "in case 1 of 2: every rank has k=7" in said(lambda x: x)
+
+
+@pytest.mark.parametrize("y, text", [
+    (lambda x: 5 * x, "every element of y is 2.500 times what it should be"),
+    (lambda x: -2 * x, "every element of y has the wrong sign"),
+    (lambda x: 0 * x, "every element of y is 0"),
+    (lambda x: None, "y is None; expected an array of shape [3]"),
+    (lambda x: x[:2], "y has shape [2]; expected [3]"),
+    (lambda x: x * np.nan, "y holds nan: an element that was never written"),
+    (lambda x: "text", "y is 'text'; expected an array"),
+    (lambda x: child.Unknown("Tensor"), "y is an object of type Tensor; expected an array"),
+    (lambda x: 2 * x + (x == 3), "rank 0 of 2: y[2] is 7; expected 6"),
+    (lambda x: 2 * x + 1e-7, "and not off by 1e-07"),
+    (lambda x: x + np.inf, "y[0] is inf"),
+    (lambda x: 2j * x, "y["),
+    (lambda x: np.array(["a", "b", "c"]), "y is an array of shape [3]"),
+    (lambda x: [2, [3]], "y is an object of type list; expected an array"),
+])
+def test_what_is_said_of_an_unknown_mistake(y, text):
+    assert text in said(y).split("\n")[0] or text in said(y), said(y)
+
+
+def test_lists_and_arrays_are_both_right():
+    assert said(lambda x: (2 * x).tolist(), lambda x, r: np.array([2 * x, 2 * x])) is None
+    assert said(lambda x: (2 * x).astype(np.float32)) is None
+    assert "missing" in said(lambda x: 2 * x, lambda x, r: [2 * x])
+    assert "nobody expected" in said(lambda x: 2 * x, lambda x, r: [2 * x] * 3)
+
+
+def test_bits_demands_and_inputs():
+    assert "not equal to the last bit on rank 0 and rank 1" in said(
+        lambda x: 2 * x, lambda x, r: np.ones(3) * (1 + 1e-14 * r), check=type("C", (Doubled,), {
+            "same_bits": ("z",), "truth": lambda self, case: [{"y": 2 * r["x"]} for r in case]}))
+    assert said(lambda x: 2 * x, calls=[{}, {}]) == "too many calls"
+
+    class Kept(Check):
+        def truth(self, case):
+            return {"result": 1.0}
+    case = {"x": np.zeros(2)}
+    changed = Outputs(result=1.0, x=np.ones(2))
+    assert "the argument x isn't what it was" in judged(Kept(), [case], [[changed]], 1).sentence
+    assert judged(type("K", (Kept,), {"may_change": ("x",)})(), [case], [[changed]], 1) is None
+
+
+def test_integers_are_compared_exactly_and_floats_by_the_largest():
+    assert not judge.same(np.array([2**53 + 1]), np.array([2**53]), 1e-3)
+    assert judge.same(np.array([1e9, 1e-3]), np.array([1e9, 0.0]), 1e-9)
+    assert not judge.same(np.array([1e-9, 2e-9]), np.array([1e-9, 1e-9]), 1e-9)
+    assert judge.same(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 1e-9)
+    assert not judge.same(np.array([0.0, 1.0]), np.array([np.nan, 1.0]), 1e-9)
+    assert judge.same(True, True, 0) and not judge.same("1", 1, 0)
+
+
+# ---------------------------------------------------------------- seeds, slots, course
+
+def test_a_seed_draws_the_same_numbers_again(tmp_path):
+    course = Course()
+    exercise, wrong = course.exercise("08.3"), course.solutions / "08_data_parallel" / "wrong" / "gradients_summed.py"
+    first, second, third = (check_answer(course, exercise, wrong, seed=seed).text() for seed in (3, 3, 4))
+    assert first == second != third
+
+
+def test_slots_give_mine_where_passed(tmp_path):
+    course = Course(mine=tmp_path)
+    answers = Answers(course)
+    found = answers.slots()
+    assert {slot: s.whose for slot, s in found.items()} == dict.fromkeys(found, "ours")
+    assert found["gradient_sync"].id == "08.3" and found["sampler"].piece(5, 2, 0, 1, 0, 0)
+    exercise = course.exercise("08.1")
+    answers.begin(exercise)
+    path = answers.path(exercise)
+    path.write_text("def shard(*a):\n    return 'mine'\n")
+    assert answers.slots()["sampler"].whose == "ours", "not passed"
+    answers.note_passed(exercise, 1.0)
+    slot = answers.slots()["sampler"]
+    assert (slot.whose, slot.id, slot.path, slot.piece()) == ("mine", "08.1", path, "mine")
+    assert answers.slots("ours")["sampler"].whose == "ours"
+    path.write_text("def shard(*a):\n    return 'changed since'\n")
+    assert answers.slots()["sampler"].whose == "ours"
+
+
+def test_names_that_learners_use():
+    course = Course()
+    for name in ("8", "08", "08_data_parallel", "8 ", "08_data_parallel/"):
+        assert [e.id for e in course.find(name)] == ["08.1", "08.2", "08.3", "08.4"], name
+    for name in ("08.3", "8.3", "average_gradients", "average_gradients.py", "Average_Gradients"):
+        assert [e.id for e in course.find(name)] == ["08.3"], name
+    with pytest.raises(CourseError, match="did you mean average_gradients"):
+        course.find("average_grads")
+    with pytest.raises(CourseError, match="there is no exercise '77'"):
+        course.find("77")
+
+
+CHAPTER = 'title = "t"\nneeds = []\nminutes = 5\n'
+ENTRY = CHAPTER + '[[exercise]]\nfile = "a.py"\nobject = "a"\ntitle = "t"\n'
+
+
+@pytest.mark.parametrize("entry, text", [
+    (CHAPTER + "colour = 3\n", "unknown keys"), (ENTRY + 'kind = "odd"\n', "'odd'"), (ENTRY + 'slot = "x"\n', "slot"),
+    (ENTRY + "hues = 1\n", "hues")])
+def test_a_wrong_chapter_toml_is_refused(entry, text, tmp_path):
+    (tmp_path / "03_x").mkdir()
+    (tmp_path / "03_x" / "chapter.toml").write_text(entry)
+    with pytest.raises(CourseError, match=text):
+        Course(exercises=tmp_path).chapters  # noqa: B018
+
+
+def test_a_damaged_progress_file_is_named(tmp_path):
+    (tmp_path / "progress.json").write_text("{")
+    with pytest.raises(CourseError, match="progress.json is damaged"):
+        Answers(Course(mine=tmp_path)).progress()
+    (tmp_path / "progress.json").write_text(json.dumps({"08.1": {"passed": "2026-01-01"}}))
+    assert Answers(Course(mine=tmp_path)).passed(Course().exercise("08.1"))
