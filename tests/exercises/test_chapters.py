@@ -44,7 +44,6 @@ def test_an_answer_is_told_what_it_is(name, verdicts, tmp_path):
     again = f"\n(repeat with seed {verdict.seed})"
     if text == "passed":
         assert verdict.passed, verdict.text() + again
-        assert verdict.seconds < max(3.0, exercise.limit) * len(exercise.ranks) + 2
         picture = draw(COURSE, exercise, verdict, tmp_path / "picture.png")
         assert picture is None or picture[0].stat().st_size > 2000 and picture[1]
     else:
@@ -114,7 +113,9 @@ def test_skeletons_are_those_of_the_solutions(chapter):
         assert path.read_text(encoding="utf-8") == text, f"{path}: run python -m exercises.build {chapter.number}"
         ast.parse(text)
     python = {path.name for path in (COURSE.exercises / chapter.folder).glob("*.py")}
-    assert python <= {e.file for e in chapter.exercises} | {"check.py", "drive.py"}
+    check = COURSE.exercises / chapter.folder / "check.py"
+    used = {name for name in python if check.exists() and f'"{name.removesuffix(".py")}"' in check.read_text("utf-8")}
+    assert python <= {e.file for e in chapter.exercises} | {"check.py", "drive.py"} | used
 
 
 @each_chapter

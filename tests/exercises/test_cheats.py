@@ -84,7 +84,8 @@ CHEATS = {
         HEAD + "def average_gradients(comm, grads, count):\n    comm.hooks.clear()\n    for g in grads:\n"
         "        comm.all_reduce(g)\n", "wrong", "summed"),
     "every exception caught": (
-        HEAD + "def average_gradients(comm, grads, count):\n    while True:\n        try:\n            while True: pass\n"
+        HEAD + "def average_gradients(comm, grads, count):\n    while True:\n        try:\n"
+        "            while True: pass\n"
         "        except BaseException: pass\n", "slow", "no answer within"),
     "the alarm put off": (
         HEAD + "import signal, faulthandler\ndef average_gradients(comm, grads, count):\n"

