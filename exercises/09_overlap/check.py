@@ -82,12 +82,13 @@ class Buckets(Check):
     def cases(self, rng, ranks):
         found = [{"nbytes": [700, 300, 400, 600, 50, 100], "first_bytes": 100, "cap_bytes": 1000},
                  {"nbytes": [40, 8, 8, 8, 24, 8, 16], "first_bytes": 16, "cap_bytes": 32},
+                 {"nbytes": [3, 5, 7, 2, 1], "first_bytes": 1, "cap_bytes": 10},
                  {"nbytes": [5], "first_bytes": 10, "cap_bytes": 20},
                  {"nbytes": [500, 2, 3], "first_bytes": 4, "cap_bytes": 8}]
         for _ in range(6):
-            sizes = (8 * rng.integers(1, 40, int(rng.integers(5, 17)))).tolist()
-            found.append({"nbytes": sizes, "first_bytes": int(8 * rng.integers(2, 30)),
-                          "cap_bytes": int(8 * rng.integers(40, 120))})
+            sizes = rng.integers(1, 40, int(rng.integers(9, 25))).tolist()
+            found.append({"nbytes": sizes, "first_bytes": int(rng.integers(2, 30)),
+                          "cap_bytes": int(rng.integers(40, 120))})
         return found
 
     def truth(self, case):
@@ -97,7 +98,7 @@ class Buckets(Check):
 # ---------------------------------------------------------------- 09.2
 
 SHAPES = [(7, 5), (5,), (5, 11), (11,), (11, 9), (9,), (9, 4)]
-BUCKETS = [[6], [5, 4], [3, 2], [1, 0]]
+BUCKETS = [[6], [5, 4, 3], [2], [1, 0]]
 LATENCY, BANDWIDTH = 2.0 ** -6, 2.0 ** 12
 PASSES = 3
 

@@ -20,7 +20,7 @@ def cut_into_buckets(nbytes, first_bytes, cap_bytes):
     buckets, held = [[]], 0
     for i in reversed(range(len(nbytes))):
         cap = first_bytes if len(buckets) == 1 else cap_bytes
-        if held >= cap and buckets[-1]:
+        if held >= cap:
             buckets.append([])
             held = 0
         buckets[-1].append(i)

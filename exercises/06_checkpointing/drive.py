@@ -1,0 +1,92 @@
+"""How the answers of this chapter are called: layers that count, on arrays whose lives are watched."""
+
+import weakref
+
+import numpy as np
+
+
+class Watched:
+    """Counts the arrays made here that are alive, and notes the number at each change."""
+
+    def __init__(self):
+        self.live, self.course = 0, []
+
+    def array(self, values):
+        made = np.array(values)
+        self.change(1)
+        weakref.finalize(made, self.change, -1).atexit = False
+        return made
+
+    def change(self, by):
+        self.live += by
+        self.course.append(self.live)
+
+
+class Layer:
+    """y = tanh(W x), a vector. Counts its calls, adds up its gradient."""
+
+    def __init__(self, weight, watched):
+        self.weight, self.watched, self.forwards, self.backwards = weight, watched, 0, 0
+        self.grad = np.zeros_like(weight)
+
+    def forward(self, x):
+        self.forwards += 1
+        return self.watched.array(np.tanh(self.weight @ x))
+
+    def backward(self, x, ct):
+        self.backwards += 1
+        through = ct * (1 - np.tanh(self.weight @ x) ** 2)
+        self.grad += np.outer(through, x)
+        return through @ self.weight
+
+
+def checkpointed(learner, inputs, run):
+    watched = Watched()
+    layers = [Layer(w, watched) for w in inputs["weights"]]
+    y, ct = learner(layers, watched.array(inputs["x"]), inputs["ct"], inputs["every"])
+    return {"y": np.array(y), "ct_x": ct, "grads": [layer.grad for layer in layers],
+            "forwards": [layer.forwards for layer in layers], "backwards": [layer.backwards for layer in layers],
+            "course": watched.course, "peak": max(watched.course)}
+
+
+class DropoutLayer:
+    """y = mask · tanh(W x), each unit kept with probability ½ and doubled then."""
+
+    def __init__(self, weight, watched):
+        self.weight, self.watched, self.forwards = weight, watched, 0
+        self.grad = np.zeros_like(weight)
+
+    def forward(self, x, rng):
+        self.forwards += 1
+        mask = self.watched.array(2.0 * (rng.random(len(self.weight)) < 0.5))
+        return self.watched.array(mask * np.tanh(self.weight @ x)), mask
+
+    def backward(self, x, mask, ct):
+        through = ct * mask * (1 - np.tanh(self.weight @ x) ** 2)
+        self.grad += np.outer(through, x)
+        return through @ self.weight
+
+
+def Segment(learner, inputs, run):
+    """Two training steps through segments that share a generator, then one more number from it."""
+    watched, rng = Watched(), np.random.default_rng(inputs["seed"])
+    np.random.seed(inputs["seed"] + 1)
+    layers = [DropoutLayer(w, watched) for w in inputs["weights"]]
+    size = inputs["size"]
+    segments = [learner(layers[i:i + size], rng) for i in range(0, len(layers), size)]
+    found = {"y": [], "ct_x": [], "kept": []}
+    for x, ct in zip(inputs["xs"], inputs["cts"], strict=True):
+        for segment in segments:
+            x = segment.forward(x)
+        found["y"].append(np.array(x))
+        found["kept"].append(watched.live)
+        for segment in reversed(segments):
+            ct = segment.backward(ct)
+        found["ct_x"].append(ct)
+    return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()),
+                    "forwards": [layer.forwards for layer in layers]}
+
+
+def best_every(learner, inputs, run):
+    return {"result": learner(inputs["n"]),
+            "peaks": [run.module.peak(inputs["n"], every) for every in range(1, inputs["n"] + 1)]}

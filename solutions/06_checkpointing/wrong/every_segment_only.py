@@ -1,0 +1,8 @@
+# 06.3: only a segment's inputs are counted
+def peak(n, every):
+    return every
+
+
+def best_every(n):
+    every = min(range(1, n + 1), key=lambda length: (peak(n, length), -length))
+    return every, peak(n, every)
