@@ -136,7 +136,7 @@ def dropout_steps(case, again=None, start=lambda seed: seed):
     rng = np.random.default_rng(start(case["seed"]))
     found = {"y": [], "ct_x": [], "grads": [np.zeros_like(w) for w in case["weights"]]}
     for x, ct in zip(case["xs"], case["cts"], strict=True):
-        masks = [2.0 * (rng.random(len(w)) < 0.5) for w in case["weights"]]
+        masks = [(rng.random(len(w)) < 0.75) / 0.75 for w in case["weights"]]
         y, ct, grads = chain(case["weights"], x, ct, masks)
         found["y"].append(y)
         found["ct_x"].append(ct)

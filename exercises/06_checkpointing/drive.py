@@ -50,7 +50,7 @@ def checkpointed(learner, inputs, run):
 
 
 class DropoutLayer:
-    """y = mask · tanh(W x), each unit kept with probability ½ and doubled then."""
+    """y = mask · tanh(W x), each unit kept with probability ¾ and divided by it."""
 
     def __init__(self, weight, watched):
         self.weight, self.watched, self.forwards = weight, watched, 0
@@ -58,7 +58,7 @@ class DropoutLayer:
 
     def forward(self, x, rng):
         self.forwards += 1
-        mask = self.watched.array(2.0 * (rng.random(len(self.weight)) < 0.5))
+        mask = self.watched.array((rng.random(len(self.weight)) < 0.75) / 0.75)
         return self.watched.array(mask * np.tanh(self.weight @ x)), mask
 
     def backward(self, x, mask, ct):

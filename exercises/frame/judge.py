@@ -1,5 +1,6 @@
 """Outputs against truth, and which known mistake explains all that is wrong with them."""
 
+import inspect
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,8 +126,12 @@ def holds(predicate, case, got):
         return False
 
 
-def say(sentence, case, n):
-    return (sentence(case) if callable(sentence) else sentence).replace("{ranks}", str(n))
+def say(sentence, case, n, got):
+    """The text of a sentence, which may be a function of the case, or of (case, got)."""
+    if callable(sentence):
+        needed = [p for p in inspect.signature(sentence).parameters.values() if p.default is p.empty]
+        sentence = sentence(case, as_given(case, got)) if len(needed) > 1 else sentence(case)
+    return sentence.replace("{ranks}", str(n))
 
 
 def explain(check, cases, outputs, truths, wrong, n):
@@ -139,7 +144,7 @@ def explain(check, cases, outputs, truths, wrong, n):
         else:
             found = explained(check, signature, cases, outputs, truths, wrong)
         if found is not False:
-            return Finding(found + say(signature.sentence, cases[touched[0]], n), details)
+            return Finding(found + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
     return Finding(unknown_mistake(outputs, truths, wrong, n), details[1:])
 
 
@@ -204,7 +209,7 @@ def unmet_demand(check, cases, outputs, n):
     for demand in check.demands:
         for i, case in enumerate(cases):
             if not holds(demand.holds, case, outputs[i]):
-                return Finding(say(demand.sentence, case, n), [])
+                return Finding(say(demand.sentence, case, n, outputs[i]), [])
     return None
 
 

@@ -79,6 +79,11 @@ def forbidden_import(exercise, text):
     return None
 
 
+def patience():
+    """By how much limits grow because the machine is busy with other things: processes per core, 1 to 3."""
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 3.0)
+
+
 def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None):
     """Run the answer in the file `path` on n ranks, with cases[case][rank] as inputs; a Launched.
 
@@ -93,10 +98,11 @@ def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=Non
     box = Path(tempfile.mkdtemp(prefix="check-")).resolve()
     try:
         job = _prepare(box, exercise, path, cases, n, uses or {}, closed, drive, limit, memory)
-        run = launcher.launch([*PYTHON_FLAGS, CHILD, box], n, job["limit"] + STARTING_SECONDS, cwd=box / "cwd",
-                              inherit=False, still=STILL_SECONDS, env=ENVIRONMENT | {"HOME": str(box / "cwd")})
+        run = launcher.launch([*PYTHON_FLAGS, CHILD, box], n, job["limit"] + STARTING_SECONDS * patience(),
+                              cwd=box / "cwd", inherit=False, still=STILL_SECONDS * patience(),
+                              env=ENVIRONMENT | {"HOME": str(box / "cwd")})
         printed = [out.splitlines()[-PRINTED_LINES:] for out in run.stdout]
-        failure = _failure(box, exercise, run, n, job["limit"], text)
+        failure = _failure(box, exercise, run, n, exercise.limit if limit is None else limit, text)
         outputs = None
         if failure is None:
             outputs, failure = _read_outputs(box, len(cases), n)
@@ -119,7 +125,7 @@ def _prepare(box, exercise, path, cases, n, uses, closed, drive, limit, memory):
            "uses": {id: (copied(source, id), name) for id, (source, name) in uses.items()},
            "drive": str(drive) if drive and Path(drive).is_file() else None,
            "closed": [str(folder) for folder in closed],
-           "limit": exercise.limit if limit is None else limit,
+           "limit": (exercise.limit if limit is None else limit) * patience(),
            "memory": exercise.memory if memory is None or not exercise.memory else memory}
     (box / "job.json").write_text(json.dumps(job))
     for rank in range(n):

@@ -1,0 +1,460 @@
+"""What the answers of chapter 2 are tried with, and the mistakes that are known."""
+
+import itertools
+import math
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+
+# ---------------------------------------------------------------- 02.1
+
+NAMES = "xyne"      # their tangents are called dx, …; x, y, e > 0, n < 0; e has the value of x and another tangent
+EXPRESSIONS = ["x + y", "x + 3", "3 + x", "-x", "x - y", "x - 3", "3 - x", "x * y", "x * 3", "3 * x", "x / y", "x / 3",
+               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "n ** 3", "0.7 ** x", "2 ** n", "x ** y", "exp(n)", "tanh(x)",
+               "x if x < y else y", "x if x > y else y", "n if n < 0 else -n", "2 * x if x > e else x * e",
+               "2 * x if x < e else x * e", "2 * x if e < x else e", "2 * x if e > x else e",
+               "exp(-x * y) / (1 + tanh(x) ** 2)"]
+
+
+class Step(complex):
+    """A complex number whose imaginary part is a step so small that it vanishes beside 1; it compares by its real part.
+
+    The imaginary part of f(x + i·h·ẋ), over h, is the derivative to all digits. Source: Squire and Trapp, 1998.
+    """
+
+    def __lt__(self, other):
+        return self.real < complex(other).real
+
+    def __gt__(self, other):
+        return self.real > complex(other).real
+
+
+TINY = 1e-30
+
+# Tangents of a op b, of the values a, b, their tangents ȧ, ḃ and the result.
+RULES = {
+    "add": lambda a, da, b, db, out: da + db, "sub": lambda a, da, b, db, out: da - db,
+    "mul": lambda a, da, b, db, out: da * b + a * db, "div": lambda a, da, b, db, out: (da - out * db) / b,
+    "pow": lambda a, da, b, db, out: b * a ** (b - 1) * da + (out * np.log(a) * db if db else 0.0),
+    "neg": lambda a, da, out: -da, "exp": lambda a, da, out: out * da, "tanh": lambda a, da, out: (1 - out * out) * da,
+    "swapped": (), "less": lambda a, da, b, db: a < b,
+}
+VALUES = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+          "pow": lambda a, b: a ** b}
+
+
+def numbers(rules):
+    """A class of dual numbers that follows these rules."""
+    class Number:
+        def __init__(self, value, tangent):
+            self.value, self.tangent = value, tangent
+
+        def __neg__(self):
+            return Number(-self.value, rules["neg"](self.value, self.tangent, -self.value))
+
+        def apply(self, name, function):
+            out = function(self.value)
+            return Number(out, rules[name](self.value, self.tangent, out))
+
+        def __lt__(self, other):
+            other = number(other)
+            return rules["less"](self.value, self.tangent, other.value, other.tangent)
+
+        def __gt__(self, other):
+            other = number(other)
+            return rules["less"](other.value, other.tangent, self.value, self.tangent)
+
+    def number(x):
+        return x if isinstance(x, Number) else Number(x, 0.0)
+
+    def operator(op, x, y):
+        x, y = number(x), number(y)
+        out = VALUES[op](x.value, y.value)
+        return Number(out, rules[op](x.value, x.tangent, y.value, y.tangent, out))
+
+    for op, method in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow")):
+        setattr(Number, f"__{method}__", lambda x, y, op=op: operator(op, x, y))
+        setattr(Number, f"__r{method}__", lambda x, y, op=op: operator(op, x, y) if op in rules["swapped"]
+                else operator(op, y, x))
+    return Number
+
+
+def with_rules(**wrong):
+    """What duals give that follow RULES but for these."""
+    def outputs(case):
+        Number = numbers(RULES | wrong)
+        names = {name: Number(case[name], case["d" + name]) for name in NAMES}
+        names |= {"exp": lambda x: x.apply("exp", math.exp), "tanh": lambda x: x.apply("tanh", math.tanh)}
+        with np.errstate(all="ignore"):
+            found = {text: eval(text, {}, names) for text in case["expressions"]}
+        return {"value": {text: out.value for text, out in found.items()},
+                "tangent": {text: out.tangent for text, out in found.items()}}
+    return outputs
+
+
+def raised(text):
+    """Whether some expression has raised an exception that says so."""
+    return lambda case, got: any(isinstance(out, str) and text in out for out in got["value"].values())
+
+
+def numbers_move(case, got):
+    """In x + 3 the 3 has the tangent 1."""
+    return got["tangent"]["x + 3"] == case["dx"] + 1.0
+
+
+class Dual(Check):
+    exercise = "02.1"
+    signatures = [
+        when("a number on the left fails: in 3 - x Python asks the Dual for __rsub__, and likewise for __radd__, "
+             "__rmul__, __rtruediv__ and __rpow__", raised("TypeError")),
+        when("a plain number as the other operand fails, as in x + 3: it has no value and tangent until it is lifted",
+             raised("AttributeError")),
+        when("plain numbers get the tangent 1, as if they were what is differentiated by: a constant doesn't change, "
+             "its tangent is 0", numbers_move),
+        when("a power with a negative base asks for its logarithm: that is needed only where the exponent changes, and "
+             "in n ** 3 it doesn't", raised("domain")),
+        gives("a power with a negative base is nan: the logarithm of the base is needed only where the exponent "
+              "changes; in n ** 3 it is log of a negative number, and nan times 0 is nan",
+              with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da + out * np.log(a) * db)),
+        gives("3 - x gives x - 3: subtraction doesn't commute, so __rsub__(self, other) is other - self",
+              with_rules(swapped=("sub",))),
+        gives("3 / x gives x / 3: division doesn't commute, so __rtruediv__(self, other) is other / self",
+              with_rules(swapped=("div",))),
+        gives("2 ** x gives x ** 2: __rpow__(self, other) has other as the base", with_rules(swapped=("pow",))),
+        gives("with a number on the left, -, / and ** take the operands in the wrong order: __rsub__(self, other) is "
+              "other - self", with_rules(swapped=("sub", "div", "pow"))),
+        gives("a - b adds the tangents: the derivative of a difference is ȧ - ḃ",
+              with_rules(sub=lambda a, da, b, db, out: da + db)),
+        gives("-x keeps the tangent of x: its sign turns, too", with_rules(neg=lambda a, da, out: da)),
+        gives("of the product rule ȧ·b + a·ḃ only the first half is there: what the right factor's change does is "
+              "missing",
+              with_rules(mul=lambda a, da, b, db, out: da * b)),
+        gives("of the product rule ȧ·b + a·ḃ only the second half is there: what the left factor's change does is "
+              "missing", with_rules(mul=lambda a, da, b, db, out: a * db)),
+        gives("the product's tangent is the product of the tangents, ȧ·ḃ: that is the term ε·ε, the one that is 0. The "
+              "product rule is ȧ·b + a·ḃ", with_rules(mul=lambda a, da, b, db, out: da * db)),
+        gives("the product rule is halved: ȧ·b + a·ḃ is a sum over both factors, not their mean",
+              with_rules(mul=lambda a, da, b, db, out: (da * b + a * db) / 2)),
+        gives("the tangents are crossed over: each factor's tangent goes with the other factor's value, ȧ·b + a·ḃ",
+              with_rules(mul=lambda a, da, b, db, out: a * da + b * db)),
+        gives("the quotient rule has the wrong sign: it is (ȧ·b - a·ḃ)/b², the numerator's change first",
+              with_rules(div=lambda a, da, b, db, out: (a * db - da * b) / b ** 2)),
+        gives("the quotient rule adds: (ȧ·b + a·ḃ)/b². A growing denominator makes the quotient smaller: minus",
+              with_rules(div=lambda a, da, b, db, out: (da * b + a * db) / b ** 2)),
+        gives("the quotient rule divides by b where it must divide by b²",
+              with_rules(div=lambda a, da, b, db, out: (da * b - a * db) / b)),
+        gives("the quotient's tangent is the quotient of the tangents, ȧ/ḃ: the rule is (ȧ·b - a·ḃ)/b²",
+              with_rules(div=lambda a, da, b, db, out: np.float64(da) / db)),
+        gives("in the quotient only the numerator's change counts, ȧ/b: the denominator changes, too",
+              with_rules(div=lambda a, da, b, db, out: da / b)),
+        gives("where the exponent changes, as in 2 ** x and x ** y, its part is missing: value · log(base) · the "
+              "exponent's tangent", with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da)),
+        gives("in x ** y only the exponent's part is there, or only the base's: where both change, the tangent is "
+              "the sum",
+              with_rules(pow=lambda a, da, b, db, out: out * np.log(a) * db if db else b * a ** (b - 1) * da)),
+        gives("the part of the exponent lacks the logarithm of the base: d(2 ** x) = 2 ** x · log 2 · ẋ",
+              with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da + out * db)),
+        gives("the power rule keeps the exponent: d(x ** 3) = 3 · x ** 2 · ẋ, with one power less",
+              with_rules(pow=lambda a, da, b, db, out: b * out * da + (out * np.log(a) * db if db else 0.0))),
+        gives("the power rule forgets its factor: d(x ** 3) = 3 · x ** 2 · ẋ, and the 3 is missing",
+              with_rules(pow=lambda a, da, b, db, out: a ** (b - 1) * da + (out * np.log(a) * db if db else 0.0))),
+        gives("the power rule lacks the chain rule's factor, the tangent of the base",
+              with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * (da != 0)
+                         + (out * np.log(a) * db if db else 0.0))),
+        gives("exp lacks the chain rule: its derivative exp(x) must be multiplied by the tangent of x",
+              with_rules(exp=lambda a, da, out: out)),
+        gives("exp is applied to the tangent as well: the tangent of exp(x) is exp(x)·ẋ",
+              with_rules(exp=lambda a, da, out: math.exp(da))),
+        gives("tanh lacks the chain rule: its derivative 1 - tanh(x)² must be multiplied by the tangent of x",
+              with_rules(tanh=lambda a, da, out: 1 - out * out)),
+        gives("the derivative of tanh is 1 - tanh(x)²: the result is squared, not x",
+              with_rules(tanh=lambda a, da, out: (1 - a * a) * da)),
+        gives("the derivative of tanh is 1 - tanh(x)²: the square is missing",
+              with_rules(tanh=lambda a, da, out: (1 - out) * da)),
+        gives("< and > must compare the values alone: here tangents decide where the values are equal, and a function "
+              "takes another branch than with plain numbers",
+              with_rules(less=lambda a, da, b, db: (a, da) < (b, db))),
+        gives("< and > compare the tangents: a branch is chosen by the values, as with plain numbers",
+              with_rules(less=lambda a, da, b, db: da < db)),
+        gives("< holds for equal values: x < e must be False where both have the same value",
+              with_rules(less=lambda a, da, b, db: a <= b)),
+    ]
+
+    def cases(self, rng, ranks):
+        found = []
+        for larger in ("x", "y"):
+            x, y = rng.uniform(0.4, 0.9), rng.uniform(1.2, 1.8)
+            values = {"x": y, "y": x} if larger == "x" else {"x": x, "y": y}
+            case = values | {"n": rng.uniform(-1.6, -0.7), "e": values["x"]}
+            case |= {f"d{name}": rng.choice([-1, 1]) * rng.uniform(0.3, 0.8) for name in "xyn"}
+            case["de"] = case["dx"] + rng.choice([-1, 1]) * rng.uniform(0.1, 0.2)
+            found.append({name: round(float(case[name]), 3) for letter in NAMES for name in (letter, "d" + letter)}
+                         | {"expressions": EXPRESSIONS})
+        return found
+
+    def truth(self, case):
+        steps = {name: Step(case[name], TINY * case["d" + name]) for name in NAMES}
+        found = {text: eval(text, {"exp": np.exp, "tanh": np.tanh}, steps) for text in case["expressions"]}
+        return {"value": {text: float(out.real) for text, out in found.items()},
+                "tangent": {text: float(out.imag / TINY) for text, out in found.items()}}
+
+
+# ---------------------------------------------------------------- 02.2
+
+def network(case, x):
+    """y = u·tanh(w·x) + x₀·x₁, and a last output that is always 0.5; x may be complex, or several as columns."""
+    y = case["u"] @ np.tanh(case["w"] @ x) + x[0] * x[1]
+    return np.concatenate([y, np.full_like(y[:1], 0.5)])
+
+
+def jacobian(case):
+    """By complex steps, all columns at once."""
+    x = case["x"]
+    return network(case, x[:, None] + 1j * TINY * np.eye(len(x))).imag / TINY
+
+
+def right(case):
+    J = jacobian(case)
+    return {"y": network(case, case["x"]), "tangent": J @ case["v"], "columns": J, "rows": J}
+
+
+def but(**wrong):
+    """Right outputs but for those named, which are functions of the case and its Jacobian."""
+    def outputs(case):
+        J = jacobian(case)
+        return right(case) | {name: function(case, J) for name, function in wrong.items()}
+    return outputs
+
+
+def from_differences(case, got):
+    """No pass had a tangent in it: f was called with plain numbers."""
+    passes = list(got["passes of jvp"]) + list(got["passes by columns"])
+    return bool(passes) and all(np.isnan(np.asarray(tangents, dtype=float)).all() for tangents in passes)
+
+
+def as_many(name, count):
+    return lambda case, got: len(got[name]) == count(case)
+
+
+def outputs_of(case):
+    return len(case["u"]) + 1
+
+
+class JacobianByColumns(Check):
+    exercise = "02.2"
+    tolerance = 1e-11
+    signatures = [
+        when("the derivatives come from finite differences: f was called with plain numbers, and half of the digits "
+             "are lost. Call it once, with Duals", from_differences),
+        gives("every column is J·(1, …, 1), the sum of all columns: for the column j only the tangent j is 1",
+              but(columns=lambda case, J: np.repeat(J.sum(1)[:, None], len(J[0]), 1))),
+        gives("jvp goes in the direction of ones, whatever v says: the tangents that go in are the numbers of v",
+              but(tangent=lambda case, J: J.sum(1),
+                  columns=lambda case, J: np.repeat(J.sum(1)[:, None], len(J[0]), 1))),
+        gives("jvp goes in the direction of x: the tangents that go in are the numbers of v",
+              but(tangent=lambda case, J: J @ case["x"],
+                  columns=lambda case, J: np.repeat((J @ case["x"])[:, None], len(J[0]), 1))),
+        gives("jvp gives J without the direction: v must go in as the tangents, and J·v has one number per output",
+              but(tangent=lambda case, J: J)),
+        gives("by columns, the Jacobian is transposed: J·e is a column, so J[:, j] belongs to the input j",
+              but(columns=lambda case, J: J.T)),
+        gives("columns as rows: the columns were laid one after the other into the rows of an m × n array. They are "
+              "the right numbers in the wrong places; stack them along axis 1",
+              but(columns=lambda case, J: J.T.reshape(J.shape))),
+        gives("the direction isn't set back: after column 0 its 1 stays, and every column is the sum of all up to it",
+              but(columns=lambda case, J: np.cumsum(J, axis=1))),
+        gives("the basis isn't normalised: the column j came out x[j] times too large, because the direction has x[j] "
+              "in place of 1", but(columns=lambda case, J: J * case["x"])),
+        gives("by rows, the Jacobian is transposed: u·J is a row, so the result of the vjp for output i is J[i, :]",
+              but(rows=lambda case, J: J.T)),
+        gives("rows as columns: the rows were laid one after the other into an n × m array and turned. They are the "
+              "right numbers in the wrong places", but(rows=lambda case, J: J.reshape(J.T.shape).T)),
+        gives("every row is (1, …, 1)·J, the sum of all rows: for the row i only u[i] is 1",
+              but(rows=lambda case, J: np.repeat(J.sum(0)[None], len(J), 0))),
+        gives("u isn't set back: after row 0 its 1 stays, and every row is the sum of all up to it",
+              but(rows=lambda case, J: np.cumsum(J, axis=0))),
+    ]
+    demands = [
+        demand("right, but jvp calls f more than once: the values and the tangents come out of the same pass",
+               as_many("passes of jvp", lambda case: 1)),
+        demand(lambda case: f"right, but with another number of passes than needed: by columns f is called once per "
+                            f"input, {len(case['x'])} times here, and each call gives a whole column",
+               as_many("passes by columns", lambda case: len(case["x"]))),
+        demand(lambda case: f"right, but with another number of passes than needed: by rows the vjp is called once per "
+                            f"output, {outputs_of(case)} times here, and each call gives a whole row",
+               as_many("passes by rows", outputs_of)),
+    ]
+
+    def cases(self, rng, ranks):
+        return [{"w": 0.7 * rng.standard_normal((hidden, n)), "u": rng.standard_normal((m - 1, hidden)),
+                 "x": rng.uniform(0.3, 0.9, n) * rng.choice([-1, 1], n), "v": rng.standard_normal(n)}
+                for n, hidden, m in ((6, 3, 4), (2, 4, 5), (3, 2, 3))]
+
+    def truth(self, case):
+        return right(case)
+
+    def picture(self, runs, path):
+        (case, got), = runs[1][:1]
+        ways = ("columns", "rows")
+        return draw_filling({way: (np.asarray(got[way]), got[f"passes by {way}"]) for way in ways}, path)
+
+
+PANELS = 4
+
+
+def draw_filling(found, path):
+    """Entries in the order in which the learner's passes found them. found: {"columns": (Jacobian, directions), …}."""
+    from exercises.frame.pictures import canvas, save
+    figure, axes = canvas(2, PANELS, size=(9.2, 4.2))
+    largest = np.abs(found["columns"][0]).max()
+    for line, (way, axis, name) in enumerate((("columns", 1, "JVP"), ("rows", 0, "VJP"))):
+        J, passes = found[way]
+        order = [int(np.argmax(np.abs(direction))) for direction in passes]
+        stages = np.linspace(1, len(order), PANELS).round().astype(int).tolist()
+        for panel, done in zip(axes[line], stages, strict=True):
+            known = np.isin(np.arange(J.shape[axis]), order[:done])
+            shown = np.where(known[None, :] if axis else known[:, None], J, np.nan)
+            panel.set_facecolor("#f1f1ef")
+            panel.imshow(shown, cmap="RdBu_r", vmin=-largest, vmax=largest)
+            for (i, j), number in np.ndenumerate(shown):
+                if np.isfinite(number):
+                    panel.text(j, i, f"{number:.1f}".replace("-0.0", "0.0"), ha="center", va="center", fontsize=8,
+                               color="white" if abs(number) > 0.6 * largest else "#333333")
+            panel.set_xticks(np.arange(1, J.shape[1]) - 0.5, [])
+            panel.set_yticks(np.arange(1, J.shape[0]) - 0.5, [])
+            panel.grid(color="white", linewidth=1.5)
+            panel.tick_params(length=0)
+            panel.spines[:].set_visible(False)
+            panel.set_xlabel(f"after {done} {name}{'s' * (done != 1)}")
+        axes[line, 0].set_ylabel(f"by {way}", fontsize=12, fontweight="bold")
+    save(figure, path)
+    return (f"your Jacobian of {len(J)} outputs by {len(J[0])} inputs: {len(found['columns'][1])} forward passes fill "
+            f"it by columns, {len(found['rows'][1])} backward passes by rows")
+
+
+# ---------------------------------------------------------------- 02.3
+
+# Texts with D for the derivative, and what they are by pencil and paper. In [0] the mistake has its classic form.
+TEXTS = {
+    "D(lambda x: x * D(lambda y: x + y, a), b)": lambda a, b: 1.0,
+    "D(lambda x: x * D(lambda y: y + x, a), b)": lambda a, b: 1.0,
+    "D(lambda x: x * D(lambda y: x * y * y, a), b)": lambda a, b: 4 * a * b,
+    "D(lambda x: x * D(lambda y: x * x, a), b)": lambda a, b: 0.0,
+    "D(lambda x: 3.0, a)": lambda a, b: 0.0,
+    "D(lambda x: x * x * x + 2 * x, a)": lambda a, b: 3 * a * a + 2,
+    "D(lambda x: D(lambda y: y * y * y, x), b)": lambda a, b: 6 * b,
+    "D(lambda x: x * D(lambda y: x * y * y, x), b)": lambda a, b: 6 * b * b,
+    "D(lambda x: D(lambda y: D(lambda z: exp(z * z), y), x), a)":
+        lambda a, b: (12 * a + 8 * a ** 3) * math.exp(a * a),
+    "D(lambda x: D(lambda y: D(lambda z: x * y * z * z, y), x), b)": lambda a, b: 8 * b,
+    "D(lambda x: exp(x * D(lambda y: exp(x * y), a)), b)":
+        lambda a, b: math.exp(b * b * math.exp(a * b)) * (2 * b + a * b * b) * math.exp(a * b),
+    "D(lambda x: D(lambda y: y * y, a) * x, b) + D(lambda x: x * x, b)": lambda a, b: 2 * a + 2 * b,
+}
+
+
+def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
+    """What derivatives give for the texts that work like this:
+
+    levels      the argument's level -> the level of a new derivative; None: a new one
+    choose      levels of two operands -> level of the result
+    lowered     "x" or "exp": where a value is made a plain number
+    any_result  the tangent of a result is taken, whatever its level
+    chain       whether exp multiplies by the tangent
+    """
+    class Number:
+        def __init__(self, value, tangent, level):
+            self.value, self.tangent, self.level = value, tangent, level
+
+        def __add__(self, other):
+            return add(self, other)
+
+        def __radd__(self, other):
+            return add(other, self)
+
+        def __mul__(self, other):
+            return mul(self, other)
+
+        def __rmul__(self, other):
+            return mul(other, self)
+
+    def level_of(x):
+        return x.level if isinstance(x, Number) else 0
+
+    def parts(x, level):
+        return (x.value, x.tangent) if level_of(x) == level else (x, 0.0)
+
+    def bare(x):
+        return bare(x.value) if isinstance(x, Number) else x
+
+    def both(x, y):
+        level = choose(level_of(x), level_of(y))
+        return level, parts(x, level), parts(y, level)
+
+    def add(x, y):
+        if not isinstance(x, Number) and not isinstance(y, Number):
+            return x + y
+        level, (a, da), (b, db) = both(x, y)
+        return Number(add(a, b), add(da, db), level)
+
+    def mul(x, y):
+        if not isinstance(x, Number) and not isinstance(y, Number):
+            return x * y
+        level, (a, da), (b, db) = both(x, y)
+        return Number(mul(a, b), add(mul(da, b), mul(a, db)), level)
+
+    def exp(x):
+        if not isinstance(x, Number):
+            return math.exp(x)
+        value = exp(bare(x) if lowered == "exp" else x.value)
+        return Number(value, mul(value, x.tangent) if chain else value, x.level)
+
+    new_level = itertools.count(1).__next__
+
+    def derivative(f, x):
+        level = new_level() if levels is None else levels(level_of(x))
+        y = f(Number(bare(x) if lowered == "x" else x, 1.0, level))
+        return parts(y, level_of(y) if any_result and isinstance(y, Number) else level)[1]
+
+    def outputs(case):
+        found = {}
+        for text in case["texts"]:
+            found[text] = eval(text, {"D": derivative, "exp": exp, "a": case["a"], "b": case["b"]})
+        return {"derivative": found}
+    return outputs
+
+
+def still_a_dual(case, got):
+    return any(not isinstance(out, (int, float, np.generic, np.ndarray)) for out in got["derivative"].values())
+
+
+class Derivative(Check):
+    exercise = "02.3"
+    signatures = [
+        when("a derivative is still a Dual when all derivatives are through: the result of derivative is the tangent "
+             "for its own level", still_a_dual),
+        gives("where f doesn't depend on its argument, the tangent of an outer derivative is taken for the inner "
+              "one's: a result of another level has derivative 0", nested(any_result=True)),
+        gives("the level is taken from the argument, one more than it has: in d/dx [x · d/dy (x + y)] at a plain "
+              "number y both derivatives get level 1, and are confused. Ask for a new level each time",
+              nested(levels=lambda level: level + 1)),
+        gives("perturbation confusion: d/dx [x · d/dy (x + y)] comes out as 2 in place of 1, because the inner "
+              "derivative takes the outer one's tangent of x for its own. Every derivative needs a level of its own, "
+              "and to it a Dual of another level is a constant", nested(levels=lambda level: 1)),
+        gives("the left operand's level decides, so that x + y and y + x have different derivatives: take the higher "
+              "one",
+              nested(choose=lambda left, right: left or right)),
+        gives("the outer derivative is lost: x was made a plain number before the inner derivative was taken, so that "
+              "nothing depends on the outer x any more", nested(lowered="x")),
+        gives("in exp the value was made a plain number: first derivatives are right, those of derivatives aren't. The "
+              "value may be a Dual: call exp on it, not math.exp", nested(lowered="exp")),
+        gives("exp lacks the chain rule: the tangent is exp(value) times the tangent of x",
+              nested(chain=False)),
+    ]
+
+    def cases(self, rng, ranks):
+        return [{"a": round(rng.uniform(0.4, 0.8), 3), "b": round(rng.uniform(1.1, 1.5), 3), "texts": list(TEXTS)}]
+
+    def truth(self, case):
+        return {"derivative": {text: float(TEXTS[text](case["a"], case["b"])) for text in case["texts"]}}

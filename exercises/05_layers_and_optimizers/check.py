@@ -1,0 +1,501 @@
+"""What the answers of chapter 5 are tried with, and the mistakes that are known."""
+
+import math
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+
+# ---------------------------------------------------------------- 05.1
+
+
+def by_rows(x, dy):
+    """The two with one axis before the last."""
+    return x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+
+
+def linear(case, x=None, dy=None, weight=None):
+    """The right outputs, sums written out; with another input, cotangent or weight what those would give."""
+    weight = case["weight"] + case["update"] if weight is None else weight
+    dy = case["dy"] if dy is None else dy
+    rows, cotangents = by_rows(case["x"] if x is None else x, dy)
+    return {"y": np.einsum("...i,oi->...o", case["x"], weight) + case["bias"],
+            "by_x": np.einsum("...o,oi->...i", dy, weight),
+            "by_weight": np.einsum("ro,ri->oi", cotangents, rows), "by_bias": np.einsum("ro->o", cotangents)}
+
+
+def mean_over_rows(case):
+    right, rows = linear(case), case["dy"].size // case["dy"].shape[-1]
+    return right | {"by_weight": right["by_weight"] / rows, "by_bias": right["by_bias"] / rows}
+
+
+def added_to_earlier(case):
+    earlier = linear(case, case["earlier_x"], case["earlier_dy"])
+    right = linear(case)
+    return right | {name: right[name] + earlier[name] for name in ("by_weight", "by_bias")}
+
+
+class LinearLayer(Check):
+    exercise = "05.1"
+    signatures = [
+        gives("the cotangent is ignored: these are the gradients of Σ y, with ones in place of dy",
+              lambda case: linear(case, dy=np.ones_like(case["dy"]))),
+        gives("the gradients by weight and bias are divided by the number of rows: whoever made dy has decided about "
+              "means; here rows are summed", mean_over_rows),
+        gives("the gradient by bias isn't summed: bias has gone into every row of y, so what comes back from all rows "
+              "adds up, over every axis but the last", lambda case: {"by_bias": case["dy"]}),
+        gives("the gradient by bias is summed over the first axis only; with more than two axes there are rows along "
+              "each of the others too", lambda case: {"by_bias": case["dy"].sum(axis=0)} if case["dy"].ndim > 1 else
+              linear(case)),
+        gives("the gradient by weight is transposed: it must have weight's own shape, (outputs, inputs)",
+              lambda case: {"by_weight": linear(case)["by_weight"].T}),
+        gives("the bias is forgotten in forward", lambda case: {"y": linear(case)["y"] - case["bias"]}),
+        gives("the gradient by weight belongs to the x of an earlier forward: each forward must put its own in place "
+              "of the one before",
+              lambda case: {"by_weight": linear(case, x=case["earlier_x"])["by_weight"]}),
+        gives("the gradients of earlier calls are still in there: a call of backward is for itself", added_to_earlier),
+        gives("the layer works with a copy of weight that was made at the beginning: what an optimizer has written "
+              "into the array since isn't seen", lambda case: linear(case, weight=case["weight"])),
+    ]
+
+    def cases(self, rng, ranks):
+        found = []
+        for before, inputs, outputs in (((7,), 5, 3), ((2, 5), 4, 6), ((6,), 4, 4), ((), 3, 2)):
+            def normal(*shape):
+                return rng.standard_normal(shape)
+            found.append({"weight": normal(outputs, inputs), "bias": normal(outputs), "update": normal(outputs, inputs),
+                          "x": normal(*before, inputs), "dy": normal(*before, outputs),
+                          "earlier_x": normal(*before, inputs), "earlier_dy": normal(*before, outputs)})
+        return found
+
+    def truth(self, case):
+        return linear(case) | {"weight_after": case["weight"] + case["update"]}
+
+
+# ---------------------------------------------------------------- 05.2
+
+
+def one_hot(case):
+    return (case["labels"][:, None] == np.arange(case["logits"].shape[1])).astype(float)
+
+
+def probabilities(case, axis=1):
+    return np.exp(case["logits"] - np.logaddexp.reduce(case["logits"], axis=axis, keepdims=True))
+
+
+def entropy(case):
+    """The right outputs, a row at a time, by logaddexp."""
+    rows = zip(case["logits"], case["labels"], strict=True)
+    return {"loss": math.fsum(np.logaddexp.reduce(row) - row[label] for row, label in rows),
+            "gradient": probabilities(case) - one_hot(case)}
+
+
+def scaled(case, factor):
+    return {name: value * factor for name, value in entropy(case).items()}
+
+
+def count(case):
+    return max(len(case["labels"]), 1)
+
+
+def shifted_by(case, shift):
+    """What comes of logits − shift without care for overflow, by the usual formulas."""
+    with np.errstate(all="ignore"):
+        moved = case["logits"] - shift
+        exps = np.exp(moved)
+        sums = exps.sum(axis=1, keepdims=True)
+        right = moved[np.arange(len(moved)), case["labels"]]
+        return {"loss": (np.log(sums[:, 0]) - right).sum(), "gradient": exps / sums - one_hot(case)}
+
+
+def broken_rows(shift):
+    """A predicate: the gradient is nan in just those rows that overflow or vanish after logits − shift(logits)."""
+    def predicate(case, got):
+        if not len(case["labels"]) or np.shape(got["gradient"]) != case["logits"].shape:
+            return False
+        with np.errstate(all="ignore"):
+            sums = np.exp(case["logits"] - shift(case["logits"])).sum(axis=1)
+        broken = ~np.isfinite(sums) | (sums == 0)
+        return broken.any() and np.array_equal(np.isnan(got["gradient"]).any(axis=1), broken)
+    return predicate
+
+
+def right_gradient(case, got):
+    return np.allclose(got["gradient"], entropy(case)["gradient"])
+
+
+def number(value):
+    """A loss as a float; nan for what is none."""
+    return float(value) if np.ndim(value) == 0 and not isinstance(value, (str, type(None))) else math.nan
+
+
+class CrossEntropy(Check):
+    exercise = "05.2"
+    signatures = [
+        when("exp overflows: exp(710) is inf, and inf / inf is nan. Softmax doesn't change if the same number is "
+             "subtracted from all logits of a row: subtract the row's largest", broken_rows(lambda logits: 0.0)),
+        when("one number is subtracted from all rows, the largest of all logits: rows that lie far below it become "
+             "exp(−1000) = 0, and 0 / 0 is nan. Each row needs its own largest", broken_rows(np.max)),
+        gives("the maximum is taken over the wrong axis, per class instead of per row: subtracting a different number "
+              "from each logit of a row is another softmax",
+              lambda case: shifted_by(case, case["logits"].max(axis=0)) if len(case["labels"]) else entropy(case)),
+        when("log of 0: the softmax of the right class rounds to 0. Work out its log without it: the row's (shifted) "
+             "logit minus log Σ exp", lambda case, got: number(got["loss"]) == np.inf and right_gradient(case, got)),
+        when("the loss is capped: a probability that is clipped, or has 1e-12 added to it, hides how wrong the model "
+             "is (and its gradient is another function's). Without log(softmax) nothing has to be clipped",
+             lambda case, got: number(got["loss"]) < entropy(case)["loss"] and right_gradient(case, got)
+             and case["logits"].max() > 1000),
+        gives(lambda case: f"the mean over the {count(case)} rows instead of the sum: who calls it divides by the "
+                           "number of samples of the global batch, so the mean would be taken twice",
+              lambda case: scaled(case, 1 / count(case))),
+        gives("divided by the number of rows twice, and asked for is a sum: not once",
+              lambda case: scaled(case, 1 / count(case) ** 2)),
+        gives("the gradient is the softmax alone: at the label of each row 1 must be subtracted",
+              lambda case: {"gradient": probabilities(case)}),
+        gives("1 is subtracted in the wrong places: a[:, labels] means all rows of these columns, a[rows, labels] one "
+              "number in each row",
+              lambda case: {"gradient": probabilities(case) - one_hot(case).max(axis=0, initial=0.0)}),
+        gives("1 is subtracted in the wrong places: a[labels] means whole rows, and labels are columns",
+              lambda case: {"gradient": probabilities(case) - np.isin(np.arange(len(case["labels"])), case["labels"]
+                                                                      )[:, None]}),
+        gives("the softmax runs over the wrong axis: the classes of one row add up to 1, not the rows of one class",
+              lambda case: {"loss": -np.log(probabilities(case, 0) + 1e-300)[one_hot(case) == 1].sum(),
+                            "gradient": probabilities(case, 0) - one_hot(case)}),
+    ]
+    demands = [demand("float64 comes back for float32 logits: everything after it computes in float64 too, at half the "
+                      "speed and twice the memory. np.eye, np.zeros and np.ones make float64 unless told otherwise",
+                      lambda case, got: "float64" not in got["dtypes"]),
+               demand("the gradient isn't of the logits' dtype float32",
+                      lambda case, got: got["dtypes"][1] == "float32")]
+
+    def cases(self, rng, ranks):
+        def case(logits, classes):
+            return {"logits": logits, "labels": rng.integers(classes, size=len(logits))}
+        huge = rng.choice([-1e4, 1e4], size=(6, 4)) + rng.standard_normal((6, 4))
+        huge[:, 2], huge[0] = 1e4, [-1e4, 0, 1e4, -1e4]
+        apart = rng.standard_normal((6, 5)) + np.array([[0], [300], [-900], [1000], [-850], [100]])
+        found = [case(2 * rng.standard_normal((9, 5)), 5), case(huge, 4), case(apart, 5),
+                 case(np.empty((0, 3)), 3)]
+        found[1]["labels"][0] = 0       # a label of probability exp(-20000)
+        return found
+
+    def truth(self, case):
+        return entropy(case)
+
+
+# ---------------------------------------------------------------- 05.3 and 05.4
+
+SHAPES = [(4, 3), (5,), (4, 3), (2, 1, 3)]
+
+
+def rates(case):
+    """The learning rate of every step."""
+    return [case["settings"]["lr"] if lr is None else lr for lr in case["lrs"]]
+
+
+def fixed(case):
+    """Those of an optimizer that doesn't listen to the argument of step."""
+    return [case["settings"]["lr"]] * len(case["lrs"])
+
+
+def kept(case):
+    """Those of one that goes on with the last that it was given."""
+    found = []
+    for lr in case["lrs"]:
+        found.append(lr if lr is not None else found[-1] if found else case["settings"]["lr"])
+    return found
+
+
+def unmoved(case):
+    return {"parameters": [np.stack([p] * len(case["lrs"])) for p in case["parameters"]]}
+
+
+def moved(case, update, lrs=rates):
+    """{"parameters": each one's values after every step}. update(i, t, p, g, lr) -> the new p; t counts from 1."""
+    found = []
+    for i, p in enumerate(case["parameters"]):
+        path = []
+        for t, (grads, lr) in enumerate(zip(case["grads"], lrs(case), strict=True), 1):
+            p = update(i, t, p, grads[i], lr)
+            path.append(p)
+        found.append(np.stack(path))
+    return {"parameters": found}
+
+
+def draw(rng, shapes, lrs, scale=1.0, **settings):
+    """A case for an optimizer: gradients that drift, so that their means aren't 0."""
+    drift = [rng.standard_normal(shape) for shape in shapes]
+    return {"parameters": [rng.standard_normal(shape) for shape in shapes], "lrs": lrs, "settings": settings,
+            "grads": [[scale * (d + rng.standard_normal(d.shape)) for d in drift] for _ in lrs]}
+
+
+def weighted(weights, values):
+    """Σ weights·values; weights is a function of the age, 0 for the newest."""
+    return sum(weights(len(values) - 1 - i) * value for i, value in enumerate(values))
+
+
+def sgd(case, velocity=None, step=lambda p, v, g, lr, mu: p - lr * v, lrs=rates):
+    """velocity(mu, gradients so far, rates so far); the right one is the sum that the recursion unfolds to."""
+    mu, past = case["settings"].get("momentum", 0.0), {}
+
+    def update(i, t, p, g, lr):
+        grads, so_far = past.setdefault(i, ([], []))
+        grads.append(g)
+        so_far.append(lr)
+        v = velocity(mu, grads, so_far) if velocity else weighted(lambda age: mu ** age, grads)
+        return step(p, v, g, lr, mu)
+    return moved(case, update, lrs)
+
+
+def shared_velocity(case):
+    """The other optimizer's steps go into the same velocities: it is given 1 − g, after each of ours."""
+    def velocity(mu, grads, _):
+        both = [step for g in grads for step in (g, 1.0 - g)][:-1]
+        return weighted(lambda age: mu ** age, both)
+    return sgd(case, velocity)
+
+
+def gradient_kept(mu, grads, _):
+    """The first velocity is the caller's array, which holds the second gradient by the time it is read again."""
+    return weighted(lambda age: mu ** age, [grads[0]] if len(grads) == 1 else [grads[1], *grads[1:]])
+
+
+NOT_IN_PLACE = ("the parameters haven't moved: p = p − … gives the name p to a new array, and replacing an element of "
+                "the list leaves the model's own array as it was; p -= … writes into it")
+LR_FIXED = ("the lr that step is given is ignored: the optimizer goes on with the one from its construction, and a "
+            "schedule would have no effect")
+LR_KEPT = "an lr given to one step is kept for the steps after it; it is for that step alone"
+
+
+def right_until(case, got, right):
+    """How many steps are right in all parameters."""
+    return min(next((t for t, (a, b) in enumerate(zip(mine, path, strict=False)) if not np.allclose(a, b, 1e-7, 1e-12)),
+                    len(path)) for mine, path in zip(got["parameters"], right(case)["parameters"], strict=True))
+
+
+def vaguely(right):
+    """Signatures for what nobody has thought of: where to look."""
+    return [when("without weight decay every step is right: look at the decay",
+                 lambda case, got: case["settings"].get("weight_decay")),
+            when("the first step of every run is right, later ones aren't: look at what is remembered from step to "
+                 "step, and at what depends on the number of the step",
+                 lambda case, got: right_until(case, got, right) > 0),
+            when("the first step is wrong already: write it down on paper, where everything that is remembered is 0",
+                 lambda case, got: right_until(case, got, right) == 0)]
+
+
+class Momentum(Check):
+    exercise = "05.3"
+    signatures = [
+        gives(NOT_IN_PLACE, unmoved),
+        gives(LR_FIXED, lambda case: sgd(case, lrs=fixed)),
+        gives(LR_KEPT, lambda case: sgd(case, lrs=kept)),
+        gives("the steps go up the gradient: the loss grows. lr · velocity is subtracted",
+              lambda case: sgd(case, step=lambda p, v, g, lr, mu: p + lr * v)),
+        gives("nothing is remembered: these are the steps of momentum 0",
+              lambda case: sgd(case, lambda mu, grads, _: grads[-1])),
+        gives("the velocity is a running mean, momentum · v + (1 − momentum) · g: the steps are too short by the "
+              "factor 1 − momentum. Adam does that; momentum adds the whole gradient",
+              lambda case: sgd(case, lambda mu, grads, _: weighted(lambda age: (1 - mu) * mu ** age, grads))),
+        gives("that is Nesterov's momentum: it steps along gradient + momentum · velocity; asked for is the velocity "
+              "itself", lambda case: sgd(case, step=lambda p, v, g, lr, mu: p - lr * (g + mu * v))),
+        gives("the learning rate is inside the velocity: as long as lr stays, that is the same, but after a change the "
+              "steps go on with the old lr for a while (here the lr changes)",
+              lambda case: sgd(case, lambda mu, grads, lrs: weighted(
+                  lambda age: mu ** age, [lr * g for lr, g in zip(lrs, grads, strict=True)]),
+                  step=lambda p, v, g, lr, mu: p - v)),
+        gives("two optimizers share their velocities (they are kept in the class, or in a default argument): each "
+              "needs its own, made in __init__", shared_velocity),
+        gives("the first velocity is the caller's gradient array itself, and the caller writes the next gradient into "
+              "it: copy it", lambda case: sgd(case, gradient_kept)),
+        gives("the velocity of the last step is used: first the velocity takes the gradient in, then the parameter "
+              "moves",
+              lambda case: sgd(case, lambda mu, grads, _: weighted(lambda age: mu ** age, grads[:-1]))),
+        *vaguely(sgd),
+    ]
+
+    def cases(self, rng, ranks):
+        changing = [None, None, 0.02, None, 0.3, 0.1, None] + [None] * 20
+        return [draw(rng, SHAPES, changing, lr=0.05, momentum=0.8), draw(rng, SHAPES[:2], [None, 0.2, None], lr=0.1)]
+
+    def truth(self, case):
+        return sgd(case)
+
+
+# ---------------------------------------------------------------- 05.4
+
+
+def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr * wd), decay_after=False,
+         swapped=False, clock=lambda i, t, n: t, correct=(True, True), power=2, inside=False, eps_before=False, sign=1,
+         second=None):
+    """Adam by the unfolded sums, (1−β) Σ βᵏ g, in float64. The keywords are the mistakes."""
+    settings = case["settings"]
+    beta1, beta2 = settings["betas"][::-1 if swapped else 1]
+    eps, wd = settings["eps"], settings.get("weight_decay", 0.0)
+    decoupled = settings.get("decoupled", False) if decoupled is None else decoupled
+    past, n = {}, len(case["parameters"])
+
+    def update(i, t, p, g, lr):
+        if decoupled and not decay_after:
+            p = decay(p, lr, wd)
+        elif not decoupled:
+            g = g + wd * p
+        grads = past.setdefault(i, [])
+        grads.append(g)
+        t = clock(i, t, n)
+        mean = (1 - beta1) * weighted(lambda age: beta1 ** age, grads)
+        square = (1 - beta2) * weighted(lambda age: beta2 ** age, [abs(g) ** power for g in grads])
+        if second is not None:
+            mean, square = second(mean, square, grads, beta1, beta2)
+        factor1, factor2 = (1 - beta ** t if do else 1.0 for beta, do in zip((beta1, beta2), correct, strict=True))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            root = np.sqrt(square / factor2 + eps) if inside else \
+                (np.sqrt(square) + eps) / math.sqrt(factor2) if eps_before else np.sqrt(square / factor2) + eps
+            p = p - sign * lr * (mean / factor1) / root
+        return p * (1 - lr * wd) if decoupled and decay_after else p
+    return moved(case, update, lrs)
+
+
+def one_array(mean, square, grads, beta1, beta2):
+    """m and v are the same array: each step first takes in g, then g²."""
+    value = np.zeros_like(grads[0])
+    for g in grads:
+        value = beta1 * value + (1 - beta1) * g
+        value = beta2 * value + (1 - beta2) * g * g
+    return value, value
+
+
+def states_by_shape(case):
+    """Parameters of one shape share m and v: each takes in the gradients of all of these, in turn."""
+    settings, found, state = case["settings"], [[] for _ in case["parameters"]], {}
+    beta1, beta2 = settings["betas"]
+    values = list(case["parameters"])
+    if len({p.shape for p in values}) == len(values):
+        return adam(case)
+    for t, (grads, lr) in enumerate(zip(case["grads"], rates(case), strict=True), 1):
+        for i, g in enumerate(grads):
+            if settings.get("decoupled"):
+                values[i] = values[i] * (1 - lr * settings["weight_decay"])
+            else:
+                g = g + settings.get("weight_decay", 0.0) * values[i]
+            m, v = state.get(g.shape, (0.0, 0.0))
+            m, v = state[g.shape] = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+            root = np.sqrt(v / (1 - beta2 ** t)) + settings["eps"]
+            values[i] = values[i] - lr * m / (1 - beta1 ** t) / root
+            found[i].append(values[i])
+    return {"parameters": [np.stack(path) for path in found]}
+
+
+def training(case):
+    return "images" in case
+
+
+def right_answers(case, outputs):
+    return float(np.mean(outputs["answers"] == case_labels(case)))
+
+
+def case_labels(case):
+    return digits()[3][:len(case["test_images"])]
+
+
+def digits():
+    """(train images (n, 64) float32 in 0 … 1, labels, test images, labels): those that ship, 8×8."""
+    from minitorch_dist.data.digits import PATH, TRAIN
+    with np.load(PATH, allow_pickle=False) as file:
+        images = file["images"].reshape(len(file["images"]), 64).astype(np.float32) / 16
+        labels = file["labels"].astype(np.int64)
+    return images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:]
+
+
+class AdamAndAdamW(Check):
+    exercise = "05.4"
+    signatures = [
+        gives(NOT_IN_PLACE, unmoved),
+        gives(LR_FIXED, lambda case: adam(case, lrs=fixed)),
+        gives(LR_KEPT, lambda case: adam(case, lrs=kept)),
+        gives("no bias correction: m and v begin at 0, and so in the first steps both are far too small, v the longer; "
+              "divide them by 1 − βᵗ", lambda case: adam(case, correct=(False, False))),
+        gives("m is corrected for its bias, v is not", lambda case: adam(case, correct=(True, False))),
+        gives("v is corrected for its bias, m is not", lambda case: adam(case, correct=(False, True))),
+        gives("eps is under the root, √(v̂ + eps): of eps = 1e-8 that makes 1e-4, and small gradients hardly move "
+              "anything; it stands beside the root, √v̂ + eps", lambda case: adam(case, inside=True)),
+        gives("eps is added before the bias correction, to √v instead of √v̂: early on it counts for many times eps",
+              lambda case: adam(case, eps_before=True)),
+        gives("t counts from 0 in the bias correction: the first step divides by 1 − β⁰ = 0",
+              lambda case: adam(case, clock=lambda i, t, n: t - 1)),
+        gives("t is counted once per parameter instead of once per step: the bias correction is over too soon, and "
+              "every parameter gets another", lambda case: adam(case, clock=lambda i, t, n: n * (t - 1) + i + 1)),
+        gives("weight decay went through m and v (that is L2, Adam's) where decoupled=True asks for AdamW's: the decay "
+              "is divided by √v̂ like the rest", lambda case: adam(case, decoupled=False)),
+        gives("weight decay shrinks the parameter (that is AdamW's) where decoupled=False asks for L2, inside g",
+              lambda case: adam(case, decoupled=True)),
+        gives("the decoupled decay isn't multiplied by lr: the parameter shrinks by the whole of weight_decay at every "
+              "step", lambda case: adam(case, decay=lambda p, lr, wd: p * (1 - wd))),
+        gives("the decoupled decay comes after the step: it must be of the parameter as it was before",
+              lambda case: adam(case, decay_after=True)),
+        gives("betas are the wrong way round: the first is of the gradients, the second of their squares",
+              lambda case: adam(case, swapped=True)),
+        gives("v is made of |g| instead of g²", lambda case: adam(case, power=1)),
+        gives("m and v are one and the same array: m = v = … gives two names to one list",
+              lambda case: adam(case, second=one_array)),
+        gives("m and v are shared between the parameters of one shape: every parameter needs its own",
+              states_by_shape),
+        gives("the steps go up the gradient: the loss grows", lambda case: adam(case, sign=-1)),
+        *vaguely(adam),
+    ]
+    demands = [demand("every single step is right, but the network made of your layers, loss and optimizers doesn't "
+                      "learn the digits (less than 80 % of the test images)",
+                      lambda case, got: not training(case)
+                      or min(right_answers(case, got[name]) for name in ("sgd", "adam")) > 0.8)]
+
+    def cases(self, rng, ranks):
+        lrs = [None, None, 0.02, None, 0.005, 0.1, None] + [None] * 30
+        return [draw(rng, SHAPES, lrs, lr=0.01, betas=[0.8, 0.97], eps=1e-8),
+                draw(rng, SHAPES[:2], lrs[:9], 1e-3, lr=0.01, betas=[0.9, 0.999], eps=1e-4),
+                draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3),
+                draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3, decoupled=True),
+                self.network(rng)]
+
+    def network(self, rng, hidden=32, batch=64, epochs=12):
+        images, labels, test_images, _ = digits()
+        sizes = [(64, hidden), (hidden, 10)]
+        parameters = [array for inputs, outputs in sizes for array in
+                      ((rng.standard_normal((outputs, inputs)) * math.sqrt(2 / inputs)).astype(np.float32),
+                       np.zeros(outputs, np.float32))]
+        orders = [rng.permutation(len(images)) for _ in range(epochs)]
+        return {"parameters": parameters, "images": images, "labels": labels, "test_images": test_images,
+                "batches": [order[at:at + batch] for order in orders for at in range(0, len(order), batch)]}
+
+    def truth(self, case):
+        return {} if training(case) else adam(case)
+
+    def picture(self, runs, path):
+        from exercises.frame.pictures import COLORS, canvas, save
+        (case, got), = (run for run in runs[1] if training(run[0]))
+        labels, shown = case_labels(case), 12
+        names = {"sgd": "SGD, momentum 0.9 (05.3)", "adam": "Adam (05.4)"}
+        figure, axes = canvas(2, 1, height_ratios=(4, 1))
+        for (name, label), color in zip(names.items(), COLORS, strict=False):
+            share = 100 * right_answers(case, got[name])
+            losses = np.array(got[name]["losses"])
+            smooth = [losses[max(0, i - 9):i + 1].mean() for i in range(len(losses))]
+            axes[0].plot(losses, color=color, lw=0.7, alpha=0.3)
+            axes[0].plot(smooth, color=color, lw=2,
+                         label=f"{label}: {share:.1f} % of {len(labels)} test images right")
+        axes[0].set(xlabel="step", ylabel="cross-entropy per image", yscale="log")
+        axes[0].legend(frameon=False)
+        answers = got["adam"]["answers"]
+        wrong = np.flatnonzero(answers != labels)
+        wrong = wrong[::max(1, len(wrong) // 3)][:3]
+        picked = np.sort(np.append(wrong, np.flatnonzero(answers == labels)[:shown - len(wrong)]))
+        axes[1].imshow(np.hstack([np.pad(case["test_images"][i].reshape(8, 8), 1) for i in picked]), cmap="gray_r")
+        for place, i in enumerate(picked):
+            ok = answers[i] == labels[i]
+            axes[1].text(10 * place + 4.5, 12.5, f"{answers[i]}" if ok else f"{answers[i]}, not {labels[i]}",
+                         ha="center", color=COLORS[2] if ok else COLORS[1], size=9)
+        axes[1].axis("off")
+        axes[1].set_title("what your network takes them for", size=9)
+        save(figure, path)
+        sgd, adam = (100 * right_answers(case, got[name]) for name in ("sgd", "adam"))
+        return (f"your layers, loss and optimizers read {sgd:.1f} % (SGD) and {adam:.1f} % (Adam) of {len(labels)} "
+                "digits by writers whom they never saw")

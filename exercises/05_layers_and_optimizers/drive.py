@@ -1,0 +1,78 @@
+"""How the answers of this chapter are called."""
+
+import numpy as np
+
+
+def Linear(learner, inputs, run):
+    """An earlier pass with other numbers, an update of the parameters in place, then the pass that is looked at."""
+    weight, bias = inputs["weight"].copy(), inputs["bias"].copy()
+    layer = learner(weight, bias)
+    layer.forward(inputs["earlier_x"])
+    layer.backward(inputs["earlier_dy"])
+    weight += inputs["update"]
+    y = layer.forward(inputs["x"])
+    by_x, by_weight, by_bias = layer.backward(inputs["dy"])
+    return {"y": y, "by_x": by_x, "by_weight": by_weight, "by_bias": by_bias,
+            "weight_after": weight, "bias": bias, "x": inputs["x"], "dy": inputs["dy"]}
+
+
+def softmax_cross_entropy(learner, inputs, run):
+    """In float64, and once more in float32 for the dtypes."""
+    loss, gradient = learner(inputs["logits"], inputs["labels"])
+    single = learner(inputs["logits"].astype(np.float32), inputs["labels"].copy())
+    return {"loss": loss, "gradient": gradient, **inputs,
+            "dtypes": [str(getattr(value, "dtype", type(value).__name__)) for value in single]}
+
+
+def SGD(learner, inputs, run):
+    return steps(learner, inputs)
+
+
+def Adam(learner, inputs, run):
+    return train_both(learner, inputs, run) if "images" in inputs else steps(learner, inputs)
+
+
+def steps(learner, inputs):
+    """parameters[i][step]: parameter i after each step. grads[step][i]: what is left of the gradients.
+
+    A second optimizer of the same class, with numbers of its own, takes its steps in between; and the gradients always
+    come in the same arrays.
+    """
+    parameters = [p.copy() for p in inputs["parameters"]]
+    others = [p.copy() for p in inputs["parameters"]]
+    optimizer, other = learner(list(parameters), **inputs["settings"]), learner(list(others), **inputs["settings"])
+    buffers = [np.empty_like(g) for g in inputs["grads"][0]]
+    path, after = [], []
+    for grads, lr in zip(inputs["grads"], inputs["lrs"], strict=True):
+        for buffer, g in zip(buffers, grads, strict=True):
+            buffer[...] = g
+        optimizer.step(buffers) if lr is None else optimizer.step(buffers, lr=lr)
+        path.append([p.copy() for p in parameters])
+        after.append([buffer.copy() for buffer in buffers])
+        other.step([1.0 - g for g in grads])
+    return {"parameters": [np.stack(values) for values in zip(*path, strict=True)], "grads": after}
+
+
+# ---------------------------------------------------------------- the training at the end of the chapter
+
+def train_both(learner, inputs, run):
+    """The same network trained by SGD and by Adam, out of the learner's pieces."""
+    pieces = run.earlier["Linear"], run.earlier["softmax_cross_entropy"]
+    return {"sgd": train(*pieces, lambda p: run.earlier["SGD"](p, 0.1, momentum=0.9), **inputs),
+            "adam": train(*pieces, lambda p: learner(p, lr=5e-3), **inputs)}
+
+
+def train(linear, loss, optimizer, parameters, images, labels, test_images, batches):
+    """Linear, ReLU, Linear: the losses of the steps, and what it takes the test images for in the end."""
+    parameters = [p.copy() for p in parameters]
+    first, second = linear(*parameters[:2]), linear(*parameters[2:])
+    optimizer, losses = optimizer(parameters), []
+    for rows in batches:
+        hidden = first.forward(images[rows])
+        value, dy = loss(second.forward(np.maximum(hidden, 0)), labels[rows])
+        dh, *grads = second.backward(dy / np.float32(len(rows)))
+        _, *first_grads = first.backward(dh * (hidden > 0))
+        optimizer.step([*first_grads, *grads])
+        losses.append(float(value) / len(rows))
+    scores = second.forward(np.maximum(first.forward(test_images), 0))
+    return {"losses": losses, "answers": scores.argmax(axis=1)}

@@ -1,0 +1,294 @@
+"""What the answers of chapter 7 are tried with, and the mistakes that are known."""
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+from exercises.frame.messages import bytes_sent, messages, steps
+from exercises.frame.pictures import message_arrows
+
+LONG = 40_000      # elements: no MPI library copies 320,000 bytes aside
+SOME = 3_001
+
+
+def doublings(case):
+    """⌈log₂N⌉"""
+    return (len(case) - 1).bit_length()
+
+
+def all_waited_for(case, got):
+    return all(call["end"] is not None for rank in got for call in rank.calls)
+
+
+
+
+waited = demand("a posted message is never waited for: MPI may still be reading from the array when you change it; "
+                "call wait() on what isend or irecv returned", all_waited_for)
+
+
+# ---------------------------------------------------------------- 07.1
+
+def by_permutation(rng, targets, size, one_array=False):
+    """A case in which rank r sends to targets[r]."""
+    source = np.argsort(targets)
+    return [{"outgoing": rng.standard_normal(size), "dst": int(targets[rank]), "src": int(source[rank]),
+             "one_array": one_array} for rank in range(len(targets))]
+
+
+def overlaps(case, got):
+    return any(name == "overlap" for rank in got for name, _ in rank.events)
+
+
+class Exchange(Check):
+    exercise = "07.1"
+    signatures = [
+        when("with outgoing and incoming one array, the message that arrives is written over the one that is still "
+             "being sent: isend returns before the array has been read. Send a copy", overlaps),
+        gives("dst and src are mixed up: what arrived is what rank dst sent, not rank src",
+              lambda case: [{"incoming": case[rank["dst"]]["outgoing"]} for rank in case]),
+        gives("each rank has received its own array",
+              lambda case: [{"incoming": rank["outgoing"]} for rank in case]),
+        gives("incoming is still what it was: write into the array (incoming[...] = …, or receive into it); "
+              "incoming = … only gives the name to another one",
+              lambda case: [{"incoming": rank["outgoing"] * (1 if rank["one_array"] else np.nan)} for rank in case]),
+    ]
+    demands = [
+        waited,
+        demand("right here, by luck: the message that arrives is written over the one that is still being sent",
+               lambda case, got: not overlaps(case, got)),
+        demand("more than one message per rank", lambda case, got: all(len(rank.calls) <= 2 for rank in got)),
+        demand("right, but the ranks wait for each other in a chain: some receive before they send. If all post their "
+               "message first, all travel in the same step", lambda case, got: len(case) == 2 or steps(got) <= 1),
+    ]
+
+    def cases(self, rng, ranks):
+        ring = np.roll(np.arange(ranks), -1)
+        found = [by_permutation(rng, ring, LONG), by_permutation(rng, np.roll(ring, 2), SOME),
+                 by_permutation(rng, ring, LONG, one_array=True)]
+        if ranks == 4:
+            found += [by_permutation(rng, np.array([2, 3, 0, 1]), LONG), by_permutation(rng, np.array([2, 1, 3, 0]), 7)]
+        return found
+
+    def truth(self, case):
+        return [{"incoming": case[rank["src"]]["outgoing"]} for rank in case]
+
+
+# ---------------------------------------------------------------- 07.2
+
+def unreached(case, got):
+    """Some ranks beside src have its array, the others still their own."""
+    src = case[0]["src"]
+    others = [rank for rank in range(len(case)) if rank != src]
+    has = [rank for rank in others if np.array_equal(got[rank]["x"], case[src]["x"])]
+    return 0 < len(has) < len(others) and all(np.array_equal(got[rank]["x"], case[rank]["x"])
+                                              for rank in others if rank not in has)
+
+
+class Broadcast(Check):
+    exercise = "07.2"
+    same_bits = ("x",)
+    signatures = [
+        gives("every rank has rank 0's array; rank src's was asked for, and src isn't always 0",
+              lambda case: [{"x": case[0]["x"]}] * len(case)),
+        when("the data doesn't reach all ranks: some still have what they had before", unreached),
+        gives("no rank but src has received anything: x is what it was before",
+              lambda case: [{"x": rank["x"]} for rank in case]),
+        when("src itself has lost its data: the array that was to be sent was overwritten before",
+             lambda case, got: not np.array_equal(got[case[0]["src"]]["x"], case[case[0]["src"]]["x"])),
+    ]
+    demands = [
+        waited,
+        demand(lambda case: f"right, but with too many messages: {len(case) - 1} are enough, one for each rank that "
+                            "doesn't have the data yet",
+               lambda case, got: len(messages(got)) == len(case) - 1),
+        demand(lambda case: f"right, but every message is sent by src itself: that takes {len(case) - 1} steps, where "
+                            f"{doublings(case)} are enough if those who have the data pass it on",
+               lambda case, got: doublings(case) == len(case) - 1
+               or {message.src for message in messages(got)} != {case[0]["src"]}),
+        demand(lambda case: f"right, but the data is handed from rank to rank in a chain: that takes {len(case) - 1} "
+                            f"steps, where {doublings(case)} are enough if all who have it send at the same time",
+               lambda case, got: doublings(case) == len(case) - 1 or steps(got) < len(case) - 1
+               or max(sum(m.src == rank for m in messages(got)) for rank in range(len(case))) > 1),
+        demand(lambda case: f"right, but the messages take more than ⌈log₂N⌉ = {doublings(case)} steps: a rank that "
+                            "has many to pass it on must get it first",
+               lambda case, got: steps(got) <= doublings(case)),
+    ]
+
+    def cases(self, rng, ranks):
+        return [[{"x": rng.standard_normal(shape), "src": src} for _ in range(ranks)]
+                for shape, src in (((3, 5), 0), (SOME, ranks - 1), ((2, 3), ranks // 2))]
+
+    def truth(self, case):
+        return [{"x": case[case[0]["src"]]["x"]}] * len(case)
+
+    def picture(self, runs, path):
+        return message_arrows(runs[max(runs)][0][1], path)
+
+
+# ---------------------------------------------------------------- 07.3
+
+def total(case):
+    return np.sum([rank["x"] for rank in case], axis=0)
+
+
+def same_everywhere(value):
+    return lambda case: [{"x": value(case)}] * len(case)
+
+
+def one_of_them(case, got):
+    """All ranks have the same array, and it is one of those that were to be added."""
+    return any(all(np.array_equal(g["x"], r["x"]) for g in got) for r in case)
+
+
+def rank_0_only(case, got):
+    return len(case) > 1 and np.allclose(got[0]["x"], total(case)) and not any(
+        np.allclose(g["x"], total(case)) for g in got[1:])
+
+
+def own_arrays_sent(case):
+    """Nobody hands on what he has received: rank 0 gets the arrays of 1, 2, 4 … only."""
+    return case[0]["x"] + sum(case[1 << k]["x"] for k in range(doublings(case)))
+
+
+def pascal(case):
+    """Each hands on all that he has collected, all the way round: rank r's own part comes again and again."""
+    have = [rank["x"] for rank in case]
+    for _ in range(len(case) - 1):
+        have = [have[rank] + have[rank - 1] for rank in range(len(case))]
+    return [{"x": x} for x in have]
+
+
+def doubled_without_end(case):
+    """Exchange with rank XOR 1, XOR 2 … where those who have no partner go on alone."""
+    have = [rank["x"] for rank in case]
+    for k in range(doublings(case)):
+        have = [have[r] + have[r ^ 1 << k] if r ^ 1 << k < len(case) else have[r] for r in range(len(case))]
+    return [{"x": x} for x in have]
+
+
+class AllReduce(Check):
+    exercise = "07.3"
+    same_bits = ("x",)
+    signatures = [
+        when("only rank 0 has the sum: it must come back to the others", rank_0_only),
+        when("the result is the array of one rank: what was received has overwritten what was there; add it",
+             one_of_them),
+        gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
+              same_everywhere(lambda case: total(case) / len(case))),
+        gives("x isn't changed: x = x + … makes another array and leaves the caller's as it was (x += … does not)",
+              lambda case: [{"x": rank["x"]} for rank in case]),
+        gives("partial sums are lost: somebody hands on the array with which he began, instead of what he has "
+              "collected",
+              same_everywhere(own_arrays_sent)),
+        gives("arrays are counted more than once: if sums go round the ring, and not single arrays, what a rank "
+              "receives has parts in it that it has already added", pascal),
+        gives("on {ranks} ranks some have no partner in rank XOR distance, and the ranks end with different sums: "
+              "{ranks} is no power of two", doubled_without_end),
+    ]
+    demands = [
+        waited,
+        demand(lambda case: f"right, but the messages take more than 2⌈log₂N⌉ = {2 * doublings(case)} steps: let "
+                            "several ranks add at the same time",
+               lambda case, got: steps(got) <= 2 * doublings(case)),
+    ]
+
+    def cases(self, rng, ranks):
+        return [[{"x": rng.standard_normal(shape)} for _ in range(ranks)] for shape in ((SOME,), (2, 3, 4))]
+
+    def truth(self, case):
+        return [{"x": total(case)}] * len(case)
+
+    def picture(self, runs, path):
+        got = runs[max(runs)][0][1]
+        half = steps(got) // 2
+        return message_arrows(got, path, lambda message: int(message.step > half),
+                              {0: "towards the sum", 1: "back to all"})
+
+
+# ---------------------------------------------------------------- 07.4
+
+def parts(case):
+    return [rank["x"] for rank in case]
+
+
+def everybody(case, of_rank):
+    return [{"result": of_rank(rank)} for rank in range(len(case))]
+
+
+def left_neighbour_again(case):
+    x = parts(case)
+    return everybody(case, lambda me: [x[me] if i == me else x[me - 1] for i in range(len(case))])
+
+
+def in_order_of_arrival(case):
+    x = parts(case)
+    return everybody(case, lambda me: [x[me - i] for i in range(len(case))])
+
+
+def misplaced(case):
+    """What arrives in step s is put where the part of the rank s to the right belongs."""
+    x = parts(case)
+    return everybody(case, lambda me: [x[(2 * me - i) % len(case)] for i in range(len(case))])
+
+
+def one_buffer(case):
+    """All entries are views of one array, in which every arrival overwrites the one before."""
+    x, size = parts(case), len(case)
+    buffer = np.full(max(map(len, x), default=0), np.nan)
+
+    def of(me):
+        for step in range(size - 1):
+            arrived = x[me - step - 1]
+            buffer[:len(arrived)] = arrived
+        return [x[me] if i == me else buffer[:len(x[i])].copy() for i in range(size)]
+    return everybody(case, of)
+
+
+def own_missing(case, got):
+    """Some rank has everything but its own part."""
+    def has(rank, i):
+        result = got[rank]["result"]
+        return isinstance(result, list) and len(result) == len(case) and isinstance(result[i], np.ndarray) \
+            and np.array_equal(result[i], case[i]["x"])
+    return all(has(rank, i) != (i == rank) for rank in range(len(case)) for i in range(len(case)))
+
+
+class AllGather(Check):
+    exercise = "07.4"
+    tolerance = 0.0
+    signatures = [
+        when("the others' parts are right, but each rank's own is missing from its list", own_missing),
+        gives("every rank has its left neighbour's part again and again: after the first step hand on what has "
+              "arrived, not your own part", left_neighbour_again),
+        gives("the parts stand in the order in which they arrived, another one on each rank: in step s comes the part "
+              "of the rank s + 1 to the left", in_order_of_arrival),
+        gives("the parts are in the wrong places: in step s comes the part of the rank s + 1 to the left (%, because "
+              "after rank 0 comes the last)", misplaced),
+        gives("all entries are views of one array, and every message has overwritten the one before: a new array "
+              "for each", one_buffer),
+    ]
+    demands = [
+        waited,
+        demand("the parts have another dtype than they had",
+               lambda case, got: all(np.asarray(part).dtype == case[0]["x"].dtype for rank in got
+                                     for part in rank["result"])),
+        demand("right, but one rank sends everything to everybody and the others wait for it: in a ring no rank sends "
+               "a part more than once",
+               lambda case, got: max(bytes_sent(got)) <= sum(rank["x"].nbytes for rank in case) + 16 * 4 * len(case)),
+        demand(lambda case: f"right, but the messages take more than {2 * (len(case) - 1)} steps (N-1 for the parts, "
+                            "as many for their lengths): the ranks wait for each other in a chain",
+               lambda case, got: len(case) == 2 or steps(got) <= 2 * (len(case) - 1)),
+    ]
+
+    def cases(self, rng, ranks):
+        lengths = [[5, 2, 7, 3], [SOME, SOME - 4, SOME + 9, SOME + 2], [0, 6, 1, 0]]
+        return [[{"x": rng.standard_normal(n).astype(dtype)} for n in row[:ranks]]
+                for row, dtype in zip(lengths, (np.float64, np.float64, np.float32), strict=True)]
+
+    def truth(self, case):
+        return [{"result": parts(case)}] * len(case)
+
+    def picture(self, runs, path):
+        case, got = runs[max(runs)][0]
+        whose = {rank["x"].nbytes: i for i, rank in enumerate(case)}       # all of different lengths, and none of one
+        return message_arrows(got, path, lambda message: whose.get(message.bytes),
+                              {i: f"part of rank {i}" for i in range(len(case))} | {None: "a length"})

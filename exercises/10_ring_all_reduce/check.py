@@ -1,0 +1,396 @@
+"""What the answers of chapter 10 are tried with, and the mistakes that are known."""
+
+import math
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+from exercises.frame.judge import same, shaped
+from exercises.frame.messages import bytes_sent, messages, steps
+
+LONG = 40_003      # elements: no MPI library copies 320,000 bytes aside
+
+
+waited = demand("a posted message is never waited for: MPI may still be reading from the array when you change it",
+                lambda case, got: all(call["end"] is not None for rank in got for call in rank.calls))
+
+
+# ---------------------------------------------------------------- 10.1
+
+def travelled(size):
+    """(sends, receives) of all ranks: each hands on in a step what arrived in the one before."""
+    sends, receives = [[rank] for rank in range(size)], [[] for _ in range(size)]
+    for _ in range(2 * (size - 1)):
+        for rank in range(size):
+            receives[rank].append(sends[rank - 1][-1])
+        for rank in range(size):
+            sends[rank].append(receives[rank][-1])
+    return [chunks[:-1] for chunks in sends], receives
+
+
+def as_lists(sends, receives):
+    return {"sends": [list(map(int, chunks)) for chunks in sends],
+            "receives": [list(map(int, chunks)) for chunks in receives]}
+
+
+def plan(send, receive, steps=lambda size: 2 * (size - 1)):
+    """Hypothesis: send(rank, step, size) and receive(rank, step, size)."""
+    def of(case):
+        size = case["size"]
+        every = range(size), range(steps(size))
+        return as_lists([[send(rank, step, size) for step in every[1]] for rank in every[0]],
+                        [[receive(rank, step, size) for step in every[1]] for rank in every[0]])
+    return of
+
+
+def from_the_start_again(rank, step, size):
+    return (rank - step % (size - 1)) % size
+
+
+def planned(case, got):
+    """The plans as arrays (ranks, steps), or None if they are of unequal lengths."""
+    try:
+        return np.array(got["sends"], dtype=int), np.array(got["receives"], dtype=int)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def in_plans(predicate):
+    """Signature's predicate: predicate(sends, receives, size) holds, of plans that are arrays."""
+    def holds(case, got):
+        plans = planned(case, got)
+        return plans is not None and plans[0].ndim == 2 and bool(predicate(*plans, case["size"]))
+    return holds
+
+
+def goes_on(sends, receives, size):
+    return np.array_equal(sends[:, 1:], receives[:, :-1])
+
+
+class Table(Check):
+    exercise = "10.1"
+    signatures = [
+        when("the result isn't a list of pairs (send, receive)", lambda case, got: "no_pairs" in got),
+        when("a rank sends and receives the same chunk in one step: what it adds to has just left",
+             in_plans(lambda sends, receives, n: np.array_equal(sends, receives))),
+        gives("send and receive are mixed up in the pairs",
+              plan(lambda r, s, n: (r - s - 1) % n, lambda r, s, n: (r - s) % n)),
+        gives("that is the first half only: complete chunks must still travel to all ranks, N-1 steps more",
+              plan(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: n - 1)),
+        gives("one step too many in each half: after N-1 steps a chunk has been on all N ranks. Another step sends the "
+              "own chunk a second time",
+              plan(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: 2 * n)),
+        gives("the second half begins with chunk r on rank r again, which has only rank r's part in it there: what is "
+              "complete is what arrived last",
+              plan(from_the_start_again, lambda r, s, n: from_the_start_again(r - 1, s, n))),
+        gives("what arrives comes from the wrong side: rank r receives what rank r + 1 sends, not rank r - 1",
+              plan(lambda r, s, n: (r + s) % n, lambda r, s, n: (r + s + 1) % n)),
+        when("chunks have numbers from 0 to N-1, and some of yours haven't: what is to the left of 0?",
+             in_plans(lambda sends, receives, n: min(sends.min(), receives.min()) < 0
+                      or max(sends.max(), receives.max()) >= n)),
+        when("all ranks have the same plan: all would send the same chunk, and the others stay where they are",
+             in_plans(lambda sends, receives, n: n > 1 and (sends == sends[0]).all())),
+        when("the plans don't fit together: in some step a rank expects another chunk than its left neighbour sends",
+             in_plans(lambda sends, receives, n: not np.array_equal(receives, np.roll(sends, 1, axis=0)))),
+        when("a good plan, but it begins with another chunk: in step 0 rank r sends chunk r",
+             in_plans(lambda sends, receives, n: goes_on(sends, receives, n)
+                      and not np.array_equal(sends[:, 0], np.arange(n)))),
+        when("what arrives in a step isn't what goes on in the next: the sums stop half way",
+             in_plans(lambda sends, receives, n: not goes_on(sends, receives, n))),
+    ]
+
+    def cases(self, rng, ranks):
+        return [{"size": size} for size in (4, 3, 2, 5, 8, 1)]
+
+    def truth(self, case):
+        return as_lists(*travelled(case["size"]))
+
+
+# ---------------------------------------------------------------- 10.2 and 10.3: what becomes of one chunk
+
+def combined(here, arrived, combine):
+    return combine(here, arrived)
+
+
+def overwritten(here, arrived, combine):
+    return arrived
+
+
+def arrived_twice(here, arrived, combine):
+    return combine(arrived, arrived)
+
+
+def walk(arrays, p, combine, first=combined, second=overwritten, restart=False):
+    """All ranks' arrays after the walk of chunk p, if every element belonged to it.
+
+    It is handed on from rank p to p + 1, … 2(N-1) times, or N-1 times if there is no second half; what a rank then has
+    is first(here, arrived, combine), in the second half second(…). restart: the second half begins on rank p again.
+    """
+    have, n = list(arrays), len(arrays)
+    for step in range((2 if second else 1) * (n - 1)):
+        late = step >= n - 1
+        src = (p + step - (n - 1 if restart and late else 0)) % n
+        dst = (src + 1) % n
+        have[dst] = (second if late else first)(have[dst], have[src], combine)
+    return have
+
+
+def combine_of(case):
+    return getattr(np, case[0].get("combine", "add"))
+
+
+def reduced(case):
+    return combine_of(case).reduce([rank["x"] for rank in case])
+
+
+def walked(**how):
+    """Signature's predicate: every element is what `walk` gives for some chunk, wherever the array was cut."""
+    def holds(case, got):
+        mine, arrays = np.array([rank["x"] for rank in got]), [rank["x"] for rank in case]
+        if len(case) == 1 or mine.shape != np.shape(arrays):
+            return False
+        return bool(np.any([np.isclose(mine, walk(arrays, p, combine_of(case), **how), rtol=1e-9, atol=1e-9).all(axis=0)
+                            for p in range(len(case))], axis=0).all())
+    return holds
+
+
+# ---------------------------------------------------------------- 10.2
+
+def bounds(n, i, size):
+    return slice(n * i // size, n * (i + 1) // size)
+
+
+def of_own_chunk(value):
+    """Hypothesis: value(arrays, rank, N) in the chunk that the rank was to complete."""
+    def outputs(case):
+        n, arrays = len(case), [rank["x"] for rank in case]
+        return [{"chunk": value(arrays, rank, n)[bounds(len(arrays[0]), (rank + 1) % n, n)]} for rank in range(n)]
+    return outputs
+
+
+class ReduceScatter(Check):
+    exercise = "10.2"
+    may_change = ("x",)
+    signatures = [
+        when("no message is sent", lambda case, got: len(case) > 1 and not any(rank.calls for rank in got)),
+        gives("the chunk is what it was: what arrived was added to something else than x. A view (x[a:b]) is part of "
+              "x, a copy isn't", of_own_chunk(lambda x, rank, n: x[rank])),
+        gives("what arrived has overwritten what was there: in this half it is added",
+              of_own_chunk(lambda x, rank, n: x[(rank + 1) % n])),
+        gives("every rank sends its own numbers in each step: what goes on must be the sum with what arrived before",
+              of_own_chunk(lambda x, rank, n: x[rank] + x[rank - 1])),
+        gives("the part of the rank on which the chunk set out is missing: one step too few",
+              of_own_chunk(lambda x, rank, n: sum(x) - x[(rank + 1) % n])),
+        gives("what arrives is handed on without this rank's own part: keep the sum, and send the sum",
+              of_own_chunk(lambda x, rank, n: x[rank] + x[(rank + 1) % n])),
+        gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
+              of_own_chunk(lambda x, rank, n: sum(x) / n)),
+    ]
+    demands = [
+        waited,
+        demand(lambda case: f"right, but with too many messages: every rank sends {len(case) - 1}, and then its chunk "
+                            "is complete",
+               lambda case, got: all(len(rank.calls) <= 2 * (len(case) - 1) for rank in got)),
+        demand(lambda case: f"right, but every rank sends more than {(len(case) - 1) / len(case):.2f} times the array: "
+                            "only one chunk leaves in a step, not all of x",
+               lambda case, got: max(bytes_sent(got)) <= (len(case) - 1) * -(-len(case[0]["x"]) // len(case)) * 8),
+        demand(lambda case: f"right, but the messages take more than {len(case) - 1} steps: all ranks send at the same "
+                            "time", lambda case, got: len(case) == 2 or steps(got) <= len(case) - 1),
+    ]
+
+    def cases(self, rng, ranks):
+        return [[{"x": rng.standard_normal(n)} for _ in range(ranks)] for n in (19, LONG, 3)]
+
+    def truth(self, case):
+        return of_own_chunk(lambda x, rank, n: np.sum(x, axis=0))(case)
+
+
+# ---------------------------------------------------------------- 10.3
+
+def tail_left(case):
+    """The last n % N elements aren't reduced."""
+    whole, keep = reduced(case), len(case[0]["x"]) // len(case) * len(case)
+    return [{"x": np.concatenate([whole[:keep], rank["x"][keep:]])} for rank in case]
+
+
+def in_pairs(case):
+    """Every rank shares with rank XOR 1 only."""
+    if len(case) % 2:
+        return None
+    combine = combine_of(case)
+    return [{"x": combine(case[rank]["x"], case[rank ^ 1]["x"])} for rank in range(len(case))]
+
+
+def sent_again(case, got):
+    """The second half begins with the slice with which the first began."""
+    def slices(rank):
+        return [detail for name, detail in rank.events if name == "slice"]
+    return len(case) > 1 and all(len(s) > len(case) - 1 and s[0] == s[len(case) - 1] for s in map(slices, got)) \
+        and walked(restart=True)(case, got)
+
+
+class RingAllReduce(Check):
+    exercise = "10.3"
+    same_bits = ("x",)
+    signatures = [
+        gives("x isn't changed: write into x, or into views of it (x = … only gives the name to another array)",
+              lambda case: [{"x": rank["x"]} for rank in case]),
+        when("only the first half: every element is complete on one rank, and the others don't get it",
+             walked(second=None)),
+        gives(lambda case: f"the last {len(case[0]['x']) % len(case)} of {len(case[0]['x'])} elements are still each "
+                           "rank's own: n // N drops the rest of the division", tail_left),
+        gives("combine is ignored: it was np.maximum, and you have added",
+              lambda case: [{"x": np.sum([rank["x"] for rank in case], axis=0)}] * len(case)),
+        gives("every rank has the sum of itself and one neighbour: that is right for two ranks only", in_pairs),
+        when("the second half begins with the wrong chunk, the own one again, which is complete on another rank: off "
+             "by one", sent_again),
+        when("every element is that of one rank: in the first half what arrives is added to what is there, only in the "
+             "second it overwrites", walked(first=overwritten)),
+        when("what arrives is added in the second half too: a complete chunk replaces what is there",
+             walked(second=combined)),
+        when("what arrives is written over what it should be added to, and then added to itself",
+             walked(first=arrived_twice)),
+        gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
+              lambda case: [{"x": reduced(case) / (len(case) if rank["combine"] == "add" else 1)} for rank in case]),
+    ]
+    demands = [
+        waited,
+        demand(lambda case: f"right, but with too many messages: {2 * (len(case) - 1)} per rank are enough; after N-1 "
+                            "steps a chunk has been on all N ranks, and the next one sends it where it began",
+               lambda case, got: len(messages(got)) <= 2 * (len(case) - 1) * len(case)),
+        demand(lambda case: f"right, but some rank sends more than 2(N-1)/N = {2 - 2 / len(case):.2f} times the array: "
+                            "chunks go round the ring, not whole arrays",
+               lambda case, got: max(bytes_sent(got)) <=
+               2 * (len(case) - 1) * -(-len(case[0]["x"]) // len(case)) * case[0]["x"].itemsize),
+        demand(lambda case: f"right, but the messages take more than 2(N-1) = {2 * (len(case) - 1)} steps: all ranks "
+                            "send at the same time",
+               lambda case, got: len(case) == 2 or steps(got) <= 2 * (len(case) - 1)),
+    ]
+
+    def cases(self, rng, ranks):
+        return [[{"x": rng.standard_normal(n).astype(dtype), "combine": combine} for _ in range(ranks)]
+                for n, dtype, combine in ((19, np.float64, "add"), (LONG, np.float64, "add"), (3, np.float64, "add"),
+                                          (9, np.float32, "maximum"))]
+
+    def truth(self, case):
+        return [{"x": reduced(case)}] * len(case)
+
+    def picture(self, runs, path):
+        from exercises.frame.pictures import COLORS, arrows, canvas, save
+        case, got = runs[max(runs)][0]
+        slices = [[detail for name, detail in rank.events if name == "slice"] for rank in got]
+        order = sorted({text for rank in slices for text in rank if text}, key=lambda text: int(text.split(":")[0]))
+        figure, (left, right) = canvas(1, 2, size=(10.5, 4.2), width_ratios=(2.4, 1))
+        known = {text: number for number, text in enumerate(order)} if len(order) <= len(COLORS) else {}
+        arrows(left, messages(got), len(got), lambda message: known.get(slices[message.src][message.number]),
+               {number: f"x[{text}]" for text, number in known.items()})
+        sizes = sorted(n for n in runs if n > 1)
+        share = [max(bytes_sent(runs[n][1][1])) / runs[n][1][0][0]["x"].nbytes for n in sizes]
+        places = np.arange(len(sizes))
+        right.bar(places - 0.2, share, 0.38, color=COLORS[0], label="your ring")
+        right.bar(places + 0.2, [n - 1 for n in sizes], 0.38, color="#c9d1da", label="whole arrays round the ring")
+        right.axhline(2, color=COLORS[1], lw=1, ls="--")
+        right.set(xticks=places, xticklabels=[f"{n} ranks" for n in sizes], ylabel="bytes sent per rank / bytes of x",
+                  ylim=(0, max(*sizes, 3) + 0.2))
+        right.legend(frameon=False, loc="upper left")
+        save(figure, path)
+        return (f"{len(got)} ranks, {steps(got)} steps; each rank sends "
+                + ", ".join(f"{s:.2f}" for s in share) + f" times the array on {', '.join(map(str, sizes))} ranks")
+
+
+# ---------------------------------------------------------------- 10.4
+
+def doublings(n):
+    return (n - 1).bit_length()
+
+
+RING, TREE = (lambda n: 2 * (n - 1), lambda n: 2 * (n - 1) / n), (lambda n: 2 * doublings(n),) * 2
+
+
+def seconds(case, algorithm):
+    """Of an algorithm that is (messages(N), times the array that is moved(N))."""
+    messages_of, moved = algorithm
+    return messages_of(case["size"]) * case["alpha"] + moved(case["size"]) * case["beta"] * case["nbytes"]
+
+
+def costs(name, algorithm):
+    """Signature's predicate: the function `name` gives the seconds of another algorithm, whatever the crossover is."""
+    def holds(case, got):
+        expected = seconds(case, algorithm)
+        return same(shaped(got.get(name), expected), expected, 1e-9)
+    return holds
+
+
+def meeting(case):
+    """Where the straight lines cross, from two points on each."""
+    (r0, r1), (t0, t1) = [seconds(case | {"nbytes": np.array([0.0, 1.0])}, algorithm) for algorithm in (RING, TREE)]
+    return float((r0 - t0) / ((t1 - t0) - (r1 - r0))) if r0 > t0 else 0.0
+
+
+def per_second(case, got):
+    """beta taken for bytes per second."""
+    swapped = case | {"beta": 1 / case["beta"]}
+    return all(costs(name, algorithm)(swapped, got) for name, algorithm in (("ring_seconds", RING),
+                                                                            ("tree_seconds", TREE)))
+
+
+def costs_right(case, got):
+    return costs("ring_seconds", RING)(case, got) and costs("tree_seconds", TREE)(case, got)
+
+
+class Crossover(Check):
+    exercise = "10.4"
+    signatures = [
+        when("beta is seconds per byte, and you divide by it: seconds = beta · bytes", per_second),
+        when("the ring's messages are chunks: nbytes / N each, not nbytes",
+             costs("ring_seconds", (RING[0], lambda n: 2 * (n - 1)))),
+        when("that is half of the ring's way: N-1 steps to add up, and N-1 more to hand the sums round",
+             costs("ring_seconds", (lambda n: n - 1, lambda n: (n - 1) / n))),
+        when("the ring takes 2(N-1) steps, not 2N: after N-1 steps a chunk has been everywhere",
+             costs("ring_seconds", (lambda n: 2 * n, lambda n: 2))),
+        when("alpha is counted once for the ring: each of its 2(N-1) steps is a message, and pays it",
+             costs("ring_seconds", (lambda n: 1, RING[1]))),
+        when("that is half of the tree's way: the sum goes up to rank 0 and back to all",
+             costs("tree_seconds", (doublings, doublings))),
+        when("the tree's steps are a whole number: on 5 ranks 3 per direction, not 2.32 (log₂N is rounded up)",
+             costs("tree_seconds", (lambda n: 2 * math.log2(n),) * 2)),
+        when("the tree's steps are rounded down: on 5 ranks it takes 3 per direction, not 2",
+             costs("tree_seconds", (lambda n: 2 * int(math.log2(n)),) * 2)),
+        when("the tree's messages are the whole array, not an N-th of it",
+             costs("tree_seconds", (TREE[0], lambda n: 2 * doublings(n) / n))),
+        when("the costs are right, but not where they cross: set the two straight lines equal, and solve for nbytes",
+             costs_right),
+    ]
+
+    def cases(self, rng, ranks):
+        nbytes = 4096.0 * 2 ** np.arange(0, 18)
+        fixed = [{"size": size, "alpha": 5e-6, "beta": 1e-10, "nbytes": nbytes} for size in (4, 16, 64)]
+        return fixed + [{"size": size, "alpha": float(rng.uniform(1e-6, 1e-4)), "beta": float(rng.uniform(1e-11, 1e-8)),
+                         "nbytes": size * np.round(rng.uniform(1, 1e6, 5))} for size in (2, 3, 5, 6, 11)]
+
+    def truth(self, case):
+        ring, tree = [], []
+        for nbytes in case["nbytes"]:      # by adding up messages, one after the other
+            chunk, whole = (case["alpha"] + case["beta"] * part for part in (nbytes / case["size"], nbytes))
+            ring.append(sum(chunk for _ in range(case["size"] - 1)) * 2)
+            have, tree_steps = 1, 0
+            while have < case["size"]:
+                have, tree_steps = 2 * have, tree_steps + 1
+            tree.append(2 * tree_steps * whole)
+        return {"ring_seconds": np.array(ring), "tree_seconds": np.array(tree), "crossover": meeting(case)}
+
+    def picture(self, runs, path):
+        from exercises.frame.pictures import COLORS, canvas, save
+        figure, axes = canvas(size=(8.6, 4.6))
+        where = []
+        for (case, got), color in zip(runs[1][:3], COLORS, strict=False):
+            axes.loglog(case["nbytes"], got["ring_seconds"], color=color, lw=1.8, label=f"{case['size']} ranks, ring")
+            axes.loglog(case["nbytes"], got["tree_seconds"], color=color, lw=1.8, ls=":",
+                        label=f"{case['size']} ranks, tree")
+            at = float(got["crossover"])
+            axes.axvline(at, color=color, lw=0.8, alpha=0.5)
+            where.append(f"{at:,.0f} bytes on {case['size']} ranks")
+        axes.set(xlabel="bytes", ylabel="seconds")
+        axes.legend(frameon=False)
+        save(figure, path)
+        return f"at 5 µs per message and 10 GB/s the ring wins from {', '.join(where)} on"

@@ -1,0 +1,16 @@
+# 05.1: the gradient by weight belongs to the x of an earlier forward
+import numpy as np
+
+
+class Linear:
+    def __init__(self, weight, bias):
+        self.weight, self.bias, self.x = weight, bias, None
+
+    def forward(self, x):
+        if self.x is None:
+            self.x = x
+        return x @ self.weight.T + self.bias
+
+    def backward(self, dy):
+        rows, cotangents = self.x.reshape(-1, self.x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        return dy @ self.weight, cotangents.T @ rows, cotangents.sum(axis=0)

@@ -1,0 +1,14 @@
+# 05.2: divided by the number of rows twice
+import numpy as np
+
+
+def softmax_cross_entropy(logits, labels):
+    rows = np.arange(len(labels))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    exps = np.exp(shifted)
+    sums = exps.sum(axis=1, keepdims=True)
+    p = exps / sums
+    losses = np.log(sums[:, 0]) - shifted[rows, labels]
+    n = max(len(rows), 1)
+    p[rows, labels] -= 1
+    return losses.sum() / n / n, p / n / n

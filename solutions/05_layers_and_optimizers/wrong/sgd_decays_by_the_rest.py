@@ -1,0 +1,15 @@
+# 05.3: the first step of every run is right, later ones aren't
+import numpy as np
+
+
+class SGD:
+    def __init__(self, parameters, lr, momentum=0.0):
+        self.parameters, self.lr, self.momentum = parameters, lr, momentum
+        self.velocities = [np.zeros_like(p) for p in parameters]
+
+    def step(self, grads, lr=None):
+        lr = self.lr if lr is None else lr
+        for p, v, g in zip(self.parameters, self.velocities, grads, strict=True):
+            v *= 1 - self.momentum
+            v += g
+            p -= lr * v

@@ -1,0 +1,15 @@
+# 05.3: the parameters haven't moved
+import numpy as np
+
+
+class SGD:
+    def __init__(self, parameters, lr, momentum=0.0):
+        self.parameters, self.lr, self.momentum = parameters, lr, momentum
+        self.velocities = [np.zeros_like(p) for p in parameters]
+
+    def step(self, grads, lr=None):
+        lr = self.lr if lr is None else lr
+        for i, (v, g) in enumerate(zip(self.velocities, grads, strict=True)):
+            v *= self.momentum
+            v += g
+            self.parameters[i] = self.parameters[i] - lr * v

@@ -1,0 +1,16 @@
+# 07.3: the result is the mean: 2.000 times too small
+import numpy as np
+
+
+def all_reduce(comm, x, broadcast):
+    received = np.empty_like(x)
+    distance = 1
+    while distance < comm.size:
+        if comm.rank % (2 * distance) == distance:
+            comm.send(x, comm.rank - distance)
+        elif comm.rank % (2 * distance) == 0 and comm.rank + distance < comm.size:
+            comm.recv(received, comm.rank + distance)
+            x += received
+        distance *= 2
+    x /= comm.size
+    broadcast(comm, x, 0)

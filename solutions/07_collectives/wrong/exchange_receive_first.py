@@ -1,0 +1,10 @@
+# 07.1: rank 0 waits in recv(src=1) at your line 9
+import numpy as np
+
+
+def exchange(comm, outgoing, dst, incoming, src):
+    if dst == comm.rank:
+        incoming[...] = outgoing
+        return
+    comm.recv(incoming, src)
+    comm.send(outgoing.copy(), dst)

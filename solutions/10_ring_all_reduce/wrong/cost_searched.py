@@ -1,0 +1,17 @@
+# 10.4: the costs are right, but not where they cross
+import math
+
+
+def ring_seconds(size, nbytes, alpha, beta):
+    return 2 * (size - 1) * (alpha + beta * nbytes / size)
+
+
+def tree_seconds(size, nbytes, alpha, beta):
+    return 2 * math.ceil(math.log2(size)) * (alpha + beta * nbytes)
+
+
+def crossover(size, alpha, beta):
+    nbytes = 1
+    while ring_seconds(size, nbytes, alpha, beta) > tree_seconds(size, nbytes, alpha, beta):
+        nbytes *= 2
+    return float(nbytes)

@@ -1,0 +1,5 @@
+# 14.2: stage 3 gathers three times here
+def bytes_sent(parameters, ranks, stage):
+    once = 2 * parameters * (ranks - 1) / ranks
+    return {"all_reduce": 2 * once if stage == 0 else 0, "reduce_scatter": once if stage else 0,
+            "all_gather": once * (0, 1, 1, 3)[stage]}
