@@ -26,7 +26,7 @@ from minitorch_dist.comm.algorithms import ALGORITHMS  # noqa: E402
 from minitorch_dist.testing import ranks  # noqa: E402
 
 SIZES = [1 << k for k in range(10, 27, 2)]
-TURN, ROUNDS, FEW_ROUNDS = 0.003, 60, 8    # short turns: some find the machine quiet
+TURN, ROUNDS, SOME_ROUNDS, FEW_ROUNDS = 0.003, 60, 25, 8    # short turns: some find the machine quiet
 MANY_BYTES = 4 << 20
 LIMIT = 900
 COLORS = ("#1d3557", "#2a9d8f", "#9b2c8f", "#b08900", "#6c757d", "#b3261e", "#f4a259")
@@ -78,8 +78,8 @@ def measure(world, unchecked, nbytes, skipped):
               for name, function in functions.items()}
     turns = {name: [] for name in functions}
     gc.disable()
-    many = nbytes < MANY_BYTES and world.size <= (os.cpu_count() or 1)
-    for _ in range(ROUNDS if many else FEW_ROUNDS):
+    rounds = ROUNDS if world.size <= (os.cpu_count() or 1) else SOME_ROUNDS
+    for _ in range(rounds if nbytes < MANY_BYTES else FEW_ROUNDS):
         for name, function in functions.items():
             turns[name].append(turn(function, counts[name], world))
     gc.enable()

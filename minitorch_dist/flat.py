@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .autodiff.tensor import Tensor
 from .autodiff.writes import wrote
-from .backend import xp
+from .backend import zeros
 
 ALIGN = 16      # elements: each tensor starts on a cache line, and a GPU kernel may load 128 bits at a time
 BLOCK = 4096    # elements: norms are summed per block, and shards are cut between blocks
@@ -44,10 +44,10 @@ def layout(tensors, spare=0):
 
 
 class FlatBuffer:
-    """Move leaf tensors of one dtype into one array, and their gradients into another.
+    """Move leaf tensors of one dtype and device into one array, and their gradients into another.
 
     tensors  leaves that require grad; their values are kept, their storage is replaced by views
-    empty    empty(size, dtype) -> array for the gradients (e.g. Communicator.empty, which is collective)
+    empty    empty(size, dtype, device) -> array for the gradients (e.g. Communicator.empty, which is collective)
 
     spare    so many elements of the gradients' padding are set apart as `tail`, for what is to travel with them
 
@@ -56,20 +56,24 @@ class FlatBuffer:
     view of `grads`, later ones are added there.
     """
 
-    def __init__(self, tensors, empty=xp.zeros, spare=0):
+    def __init__(self, tensors, empty=zeros, spare=0):
         tensors = list(tensors)
         dtypes = {t.dtype for t in tensors}
         if len(dtypes) != 1:
             raise ValueError(f"a FlatBuffer holds tensors of one dtype, got {sorted(map(str, dtypes))}")
+        devices = {t.device for t in tensors}
+        if len(devices) != 1:
+            raise ValueError(f"a FlatBuffer holds tensors of one device, got {sorted(devices)}: move the model as a "
+                             "whole, with model.to(device)")
         for t in tensors:
             if not (t.is_leaf and t.requires_grad):
                 raise ValueError(f"a FlatBuffer holds leaves that require grad; one of shape {t.shape} is not")
         if len({id(t) for t in tensors}) != len(tensors):
             raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
-        self.dtype, = dtypes
+        (self.dtype,), (self.device,) = dtypes, devices
         self.segments, self.size = layout(tensors, spare)
-        self.params = xp.zeros(self.size, self.dtype)
-        self.grads = empty(self.size, self.dtype)
+        self.params = zeros(self.size, self.dtype, self.device)
+        self.grads = empty(self.size, self.dtype, self.device)
         self.grads[...] = 0
         end = max((s.end for s in self.segments), default=0)
         self.tail = self.grads[end:end + spare]
@@ -112,12 +116,12 @@ class FlatBuffer:
 
 def flat_buffers(tensors):
     """The FlatBuffers that hold the given leaves, in order of first use. Leaves without one move into new ones,
-    one per dtype."""
+    one per dtype and device."""
     tensors = list({id(t): t for t in tensors}.values())
     homeless = {}
     for t in tensors:
         if t.node.flat is None:
-            homeless.setdefault(t.dtype, []).append(t)
+            homeless.setdefault((t.dtype, t.device), []).append(t)
     for group in homeless.values():
         FlatBuffer(group)
     return list({id(t.node.flat): t.node.flat for t in tensors}.values())

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .backend import xp
+from .backend import is_array
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 
@@ -123,8 +123,8 @@ def keep(array, kind):
 
     A view counts for all of the array that it looks into, and several views of one array count once.
     """
-    if isinstance(array, xp.ndarray):       # a NumPy scalar is no array; CuPy has counters of its own
-        while isinstance(array.base, xp.ndarray):
+    if is_array(array):
+        while is_array(array.base):
             array = array.base
         for book in open_ledgers:
             if book.memory:

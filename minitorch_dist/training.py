@@ -6,6 +6,7 @@ The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), wh
 import hashlib
 import json
 import os
+import platform
 import resource
 import signal
 import sys
@@ -28,7 +29,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                accumulate=1, stop=False):
     """One optimizer step on a global batch.
 
-    model      a DistributedDataParallel
+    model      a DistributedDataParallel; the batch is moved to its device
     loss_sum   loss_sum(model, shard) -> the SUM of the shard's losses, a one-element Tensor
     units      losses per sample (1 for images, tokens for text): the sum is divided by batch.count · units
     accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
@@ -38,6 +39,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
     optimizer.zero_grad()
+    device = next(model.parameters()).device
     total = BinaryCounter()
     scale = 1 / (batch.count * units)
     if accumulate > 1 and model.exact:
@@ -48,7 +50,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         for i, piece in enumerate(pieces):
             with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
                   backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
-                losses = loss_sum(model, piece)
+                losses = loss_sum(model, piece.to(device))
                 (losses * scale).backward()
             loss += losses.item()
         total.add(xp.array([loss, float(stop)]))
@@ -58,6 +60,19 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def take_device(name, world):
+    """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
+    node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective."""
+    try:
+        if name != "cuda":
+            return backend.use(name)
+        gpus = backend.load_cupy().cuda.runtime.getDeviceCount()
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"device {name}: {error}") from error
+    nodes = world.all_gather_object(platform.node())
+    return backend.use(f"cuda:{nodes[:world.rank].count(platform.node()) % gpus}")
 
 
 def cut(shard, pieces):
@@ -227,7 +242,7 @@ def parameters_sha256(model):
     """Digest of all parameters in name order: equal digests, equal bits."""
     digest = hashlib.sha256()
     for _, p in sorted(model.named_parameters()):
-        digest.update(p.numpy().tobytes())
+        digest.update(p.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

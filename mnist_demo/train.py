@@ -3,6 +3,7 @@
     python mnist_demo/train.py --out runs/one
     mpirun -n 2 python mnist_demo/train.py --out runs/two
     python mnist_demo/compare.py runs/one runs/two -o runs/curves.png
+    mpirun -n 2 python mnist_demo/train.py --mine       # with what you wrote in the course
 
 Each run leaves history.jsonl (one line per optimizer step), summary.json and
 parameters.npz in its folder. The loss of a step is that of the GLOBAL batch, so
@@ -21,6 +22,9 @@ from minitorch_dist.backend import xp
 from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
+import mine  # noqa: E402
+
 MODELS = {      # name -> constructor from the arguments and a dtype
     "mlp": lambda a, dtype: nn.mlp(a.widths, a.dropout, dtype),
     "cnn": lambda a, dtype: nn.lenet(a.dropout, dtype),
@@ -36,6 +40,8 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
+LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
+TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
 
@@ -60,7 +66,7 @@ def parse(argv):
     p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
-    p.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
@@ -69,6 +75,12 @@ def parse(argv):
     p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
                    help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
                         "for ui.perfetto.dev and timeline.png in the run's folder")
+    p.add_argument("--comm", metavar="ALGORITHM",
+                   help="who reduces: auto (the node's shared memory, else MPI), mpi, shared, ring, tree, "
+                        "recursive_doubling, halving_doubling, FILE.py:FUNCTION (default: $MINITORCH_COMM, else auto)")
+    p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
+    p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
+                   "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
     args = p.parse_args(argv)
     try:
@@ -81,6 +93,11 @@ def parse(argv):
             p.error(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if min(args.widths, default=1) < 1:
         p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
+    if args.mine:
+        if args.exact or args.comm or args.device != "cpu":
+            p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
+        args.optimizer, args.dtype = args.optimizer or "adam", args.dtype or "float64"
+    args.dtype = args.dtype or "float32"
     for name, value in DEFAULTS[args.model].items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     args.lr = OPTIMIZERS[args.optimizer][1] if args.lr is None else args.lr
@@ -95,25 +112,29 @@ def loss_sum(model, shard):
 def accuracy(model, images, labels, world):
     """Percent of the test set that the model gets right; each rank takes its share of fixed chunks."""
     model.eval()
-    right = xp.zeros(1, xp.int64)
+    right, device = xp.zeros(1, xp.int64), next(model.parameters()).device
     with mt.no_grad():
         for i in range(world.rank * EVAL_CHUNK, len(labels), world.size * EVAL_CHUNK):
-            logits = model(images[i:i + EVAL_CHUNK])
-            right += (logits.argmax(axis=1).numpy() == labels[i:i + EVAL_CHUNK]).sum()
+            logits = model(mt.backend.to(images[i:i + EVAL_CHUNK], device))
+            right += (logits.argmax(axis=1).cpu().numpy() == labels[i:i + EVAL_CHUNK]).sum()
     model.train()
     world.all_reduce(right)
     return 100.0 * int(right[0]) / len(labels)
 
 
-def train(args, world):
-    """Train, and return the summary; rank 0 writes the history as it goes."""
+def train(args, world, plugged=LIBRARY):
+    """Train, and return the summary; rank 0 writes the history as it goes. plugged: a mine.Plugged."""
     run, stop = training.Run(args.out, world), False
+    world.algorithm = plugged.algorithm(args.comm or world.algorithm)
+    device = training.take_device(args.device, world)
     if args.exact:
         training.prepare_exact(world, args.micro_shards)
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     dtype = xp.dtype(args.dtype)
     images, test_images = (xp.asarray(a, dtype) for a in (dataset.train_images, dataset.test_images))
-    loader = data.Loader(images, dataset.train_labels, args.batch_size or dataset.default_batch_size, seed=args.seed,
+    batch_size = args.batch_size or dataset.default_batch_size
+    loader = data.Loader(images, dataset.train_labels, batch_size, seed=args.seed,
+                         parts=plugged.parts(len(images), batch_size, world.size, args.seed),
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
                          augment=RandomShift(len(images), reach=args.augment, seed=args.seed) if args.augment else None)
     epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
@@ -121,9 +142,11 @@ def train(args, world):
     epochs = -(-steps // len(loader))
 
     mt.manual_seed(args.seed)
-    model = DistributedDataParallel(MODELS[args.model](args, dtype), world, bucket_cap_mb=args.bucket_mb,
+    model = DistributedDataParallel(MODELS[args.model](args, dtype).to(device), world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
-    optimizer = OPTIMIZERS[args.optimizer][0](training.decay_groups(model, args.weight_decay), args.lr)
+    plugged.hook(model)
+    groups = training.decay_groups(model, args.weight_decay)
+    optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
 
@@ -133,12 +156,12 @@ def train(args, world):
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
                      f"{', exact' * args.exact}")
         for epoch in range(epochs):
-            for batch in loader.epoch(epoch):
+            for batch in plugged.watch(loader.epoch(epoch)):
                 tracer.at(run.step)
                 begin = time.perf_counter()
                 loss, stop = training.train_step(
-                    model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step, clip=args.clip,
-                    micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted)
+                    model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=args.seed, step=run.step,
+                    clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted)
                 schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
@@ -155,16 +178,40 @@ def train(args, world):
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
-        epochs=epochs, interrupted=stop)
+        comm=comm.name_of(world.algorithm), device=device, epochs=epochs, interrupted=stop)
+
+
+def train_mine(args, world):
+    """Train with the pieces of the course, then on the same batches with the library's; (summary, one curve or not)."""
+    pieces, whose = mine.of_the_course()
+    library = argparse.Namespace(**vars(args) | {"out": args.out / "library"})
+    if world.rank == 0:
+        print("\n".join(["what runs where:", *whose]), flush=True)
+        if args.optimizer == "sgd":
+            print("  …but the optimizer is the library's SGD, as you asked: the course's is Adam")
+    usual = world.algorithm
+    summary = train(args, world, mine.Plugged(pieces))
+    if summary["interrupted"]:
+        return summary, True
+    if world.rank == 0:
+        print("the same batches, with the library's own:", flush=True)
+    world.algorithm = usual
+    train(library, world, mine.Plugged({}, order=pieces["sampler"]))
+    one = True
+    if world.rank == 0:
+        lines, one = mine.compare(args.out, library.out, TOLERANCE[args.dtype])
+        print("\n".join(lines), flush=True)
+    return summary, world.broadcast_object(one)
 
 
 def main(argv=None):
-    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
+    """The program; returns the exit status: 0, 1 where --mine draws another curve than the library, 2 for what can't
+    be trained, 130 after Ctrl-C."""
     args = parse(argv)
     world = comm.world()
-    args.out = args.out or Path("runs") / f"{world.size}-rank{'s' * (world.size > 1)}"
+    args.out = args.out or Path("runs") / f"{'mine-' * args.mine}{world.size}-rank{'s' * (world.size > 1)}"
     try:
-        summary = train(args, world)
+        summary, one = train_mine(args, world) if args.mine else (train(args, world), True)
     except (data.DataNotFound, data.IdxError, ValueError) as error:
         if world.size > 1:
             raise
@@ -173,7 +220,7 @@ def main(argv=None):
     if world.rank == 0:
         print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
               f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
-    return 130 if summary["interrupted"] else 0
+    return 130 if summary["interrupted"] else int(not one)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def said(stdout="", returncode=0, stderr=""):
 
 
 SOUND = {"on_path": ("mpirun",), "library": said(MPICH_LIBRARY), "version": said(MPICH_MPIRUN), "hello": said(BOTH),
-         "nvidia": None, "compiler": said("cc 12.2.0\n"), "wheels": ("mpich",)}
+         "nvidia": None, "compiler": said("cc 12.2.0\n"), "wheels": ("mpich",), "without": ("triton",),
+         "cupy": said("CUDA 13.0 on a driver for 13.0, compute capability 90\n"), "kernel": said("all right\n")}
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def machine(monkeypatch):
 
         def ask(command):
             if command[0] == sys.executable:
-                return here["library"]
+                return here["kernel" if "kernels" in command[2] else "cupy" if "cupy" in command[2] else "library"]
             if command[0].endswith("mpirun"):
                 return here["version" if "--version" in command else "hello"]
             return here["nvidia" if command[0].endswith("nvidia-smi") else "compiler"]
@@ -48,7 +49,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(doctor.shutil, "which", which)
         monkeypatch.setattr(doctor.os.path, "samefile", lambda one, other: one == other)
         monkeypatch.setattr(doctor, "version_of", lambda name: "1.0" if name in here["wheels"] else None)
-        monkeypatch.setattr(doctor, "installed", lambda name: True)
+        monkeypatch.setattr(doctor, "installed", lambda name: name not in here["without"])
     return machine
 
 
@@ -143,7 +144,7 @@ def test_srun_does_without_mpirun(machine):
 
 def test_no_gpu_is_no_fault(machine):
     machine()
-    for finding in (doctor.gpu(), doctor.gpu_packages()):
+    for finding in (doctor.gpu(), doctor.cupy(), doctor.triton()):
         assert (finding.status, finding.fix) == ("missing", "")
 
 
@@ -151,12 +152,41 @@ def test_no_gpu_is_no_fault(machine):
                                           ("CUDA UMD Version: 12.9", "gpu-cuda12"),
                                           ("CUDA Version: 13.0", "gpu-cuda13")])
 def test_a_gpu_wants_its_packages(machine, shown, extra):
-    card = "NVIDIA H200, 580.65, 143771 MiB\n"
-    machine(on_path=("nvidia-smi",), nvidia=said(f"{card}{shown}"))
-    assert doctor.gpu_packages().status == "warn" and extra in doctor.gpu_packages().fix
-    machine(on_path=("nvidia-smi",), nvidia=said(card * 2), wheels=("cupy-cuda13x", "triton"))
+    machine(on_path=("nvidia-smi",), nvidia=said(f"{CARD}{shown}"))
+    for finding in (doctor.cupy(), doctor.triton()):
+        assert finding.status == "warn" and extra in finding.fix
+    assert "CuPy's own kernels serve" in doctor.triton().value
+
+
+CARD = "NVIDIA H200, 580.65, 143771 MiB\n"
+GPU = {"on_path": ("nvidia-smi",), "nvidia": said(CARD * 2), "wheels": ("cupy-cuda13x", "triton"), "without": ()}
+
+
+def test_a_gpu_with_all_it_needs(machine):
+    machine(**GPU)
     assert doctor.gpu().value == "2 × NVIDIA H200, 580.65, 143771 MiB"
-    assert doctor.gpu_packages() == doctor.Finding("GPU packages", "ok", "cupy 1.0, triton 1.0")
+    assert doctor.cupy() == doctor.Finding(
+        "CuPy", "ok", "cupy-cuda13x 1.0, CUDA 13.0 on a driver for 13.0, compute capability 90")
+    assert doctor.triton() == doctor.Finding("Triton", "ok", "triton 1.0, all right")
+
+
+def test_cupy_or_a_kernel_that_fails_on_the_gpu(machine):
+    machine(**GPU | {"cupy": said(stderr="ImportError: libnvrtc.so.13\n", returncode=1)})
+    assert doctor.cupy().status == "broken" and "libnvrtc" in doctor.cupy().value
+    assert doctor.cupy().fix.endswith("uninstall -y cupy-cuda13x; pip install -e '.[gpu-cuda13]'")
+    machine(**GPU | {"kernel": said(stderr="RuntimeError: no image\n", returncode=1)})
+    assert doctor.triton().status == "warn" and "no image" in doctor.triton().value
+
+
+def test_two_cupy_wheels_are_one_too_many(machine):
+    machine(**GPU | {"wheels": ("cupy-cuda13x", "cupy-cuda12x")})
+    assert doctor.cupy().status == "broken" and "cupy-cuda13x 1.0 and cupy-cuda12x 1.0" in doctor.cupy().value
+
+
+def test_triton_without_a_gpu_shows_and_interprets(machine):
+    machine(without=())
+    finding = doctor.triton()
+    assert finding.status == "ok" and "interpreted" in finding.value and not finding.fix
 
 
 def test_a_broken_driver_is_a_warning(machine):
@@ -196,7 +226,7 @@ def test_mnist_is_looked_for_where_it_was_named(monkeypatch, tmp_path):
 
 
 def test_nothing_heavy_is_imported():
-    code = ("import sys; from minitorch_dist import doctor; doctor.gpu_packages(); doctor.demo_packages(); "
+    code = ("import sys; from minitorch_dist import doctor; doctor.cupy(); doctor.triton(); doctor.demo_packages(); "
             "print(*({'cupy', 'triton', 'matplotlib', 'mpi4py'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 

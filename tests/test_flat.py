@@ -131,7 +131,7 @@ def test_the_tape_outlives_the_move():
 def test_gradient_storage_comes_from_the_given_function():
     made = []
 
-    def empty(size, dtype):
+    def empty(size, dtype, device):
         made.append(np.full(size, np.nan, dtype))
         return made[-1]
     flat = FlatBuffer(leaves(), empty=empty)

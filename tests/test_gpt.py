@@ -113,6 +113,8 @@ ENDLESS = {
 @pytest.mark.parametrize("program", ENDLESS)
 def test_ctrl_c_saves_what_there_is(tmp_path, program, n):
     """SIGINT to the program, or to mpirun, which is what a terminal's Ctrl-C reaches."""
+    if n > 1 and len(ranks.mpirun_command()) > 1:
+        pytest.skip("Open MPI's mpirun hands no Ctrl-C on: it kills its ranks within half a second")
     out = tmp_path / "run"
     mpirun = [] if n == 1 else [shutil.which("mpirun") or Path(sys.executable).with_name("mpirun"), "-n", str(n)]
     process = subprocess.Popen([*mpirun, sys.executable, *ENDLESS[program], "--out", out], text=True, cwd=tmp_path,

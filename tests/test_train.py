@@ -1,8 +1,10 @@
 """The demo's train.py as users start it: its files, its errors, its accuracy, its exact mode."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,10 @@ def read(folder):
     return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
 
 
-def train(tmp_path, n, *flags, limit=60):
+def train(tmp_path, n, *flags, limit=60, **options):
     """A run that must end well; (summary, history, rank 0's stdout)."""
     out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-    run = start(n, *flags, "--out", out, limit=limit).check()
+    run = start(n, *flags, "--out", out, limit=limit, **options).check()
     assert not any(text.strip() for text in run.stdout[1:]), "only rank 0 speaks"
     return *read(out), run.stdout[0]
 
@@ -62,6 +64,69 @@ def test_two_ranks_draw_the_curve_of_one(tmp_path):
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(alone, together, strict=True)) < 1e-10
 
 
+OWN_REDUCER = """
+import numpy as np
+
+def to_and_fro(wire, x, combine):
+    if wire.rank == 0:
+        wire.send(x, 1)
+        wire.recv(x, 1)
+    else:
+        theirs = np.empty_like(x)
+        wire.recv(theirs, 0)
+        combine(theirs, x, out=x)
+        wire.send(x, 0)
+"""
+
+
+def test_who_reduces_is_a_choice_that_keeps_the_curve(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_REDUCER)
+    flags = [*SMALL, "--steps", "20", "--dtype", "float64"]
+    _, alone, _ = train(tmp_path, 1, *flags)
+    for name, slot in (("ring", "ring"), ("mpi", "mpi"), ("to_and_fro", f"{tmp_path}/own.py:to_and_fro")):
+        summary, history, _ = train(tmp_path, 2, *flags, "--comm", slot)
+        assert summary["comm"] == name
+        assert max(abs(a["loss"] - b["loss"]) for a, b in zip(alone, history, strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_pieces_of_the_course_train_as_the_library_does(tmp_path, n):
+    flags = [*SMALL, "--steps", "114", "--mine", "--dropout", "0.2", "--weight-decay", "0.1", "--optimizer", "adamw",
+             "--bucket-mb", "0.000001"]
+    summary, history, said = train(tmp_path, n, *flags, env={"MINITORCH_MINE": str(tmp_path / "none")})
+    library, theirs = read(tmp_path / "run-0" / "library")
+    assert summary["comm"] != library["comm"] and summary["parameters_sha256"] != library["parameters_sha256"]
+    assert summary["dtype"] == library["dtype"] == "float64" and len(history) == 114
+    assert 0 < max(abs(a["loss"] - b["loss"]) for a, b in zip(history, theirs, strict=True)) < 1e-9
+    assert history[-1]["loss"] < 0.7 * history[0]["loss"]
+    assert [line.split()[:3] for line in said.splitlines()[1:7]] == [
+        ["optimizer", "05.4", "ours"], ["loss", "05.2", "ours"], ["collective", "10.3", "ours"],
+        ["gradient_sync", "08.3", "ours"], ["sampler", "08.1", "ours"], ["all", "together", "15.1"]]
+    assert "WITHIN TOLERANCE" in said and "parameters at the end" in said
+    assert (tmp_path / "run-0" / "curves.png").stat().st_size > 10_000
+
+
+def test_a_wrong_piece_of_the_course_shows(tmp_path):
+    """An answer counts as passed if progress.json says so of the very file."""
+    folder = tmp_path / "mine" / "05_layers_and_optimizers"
+    folder.mkdir(parents=True)
+    wrong = TRAIN.parents[1] / "solutions" / folder.name / "wrong" / "adam_no_correction.py"
+    digest = hashlib.sha256(wrong.read_bytes()).hexdigest()
+    shutil.copyfile(wrong, folder / "adam.py")
+    (folder.parent / "progress.json").write_text(json.dumps({"05.4": {"passed": "2026-01-01", "sha256": digest}}))
+    run = start(2, *SMALL, "--steps", "5", "--mine", "--out", tmp_path / "run",
+                env={"MINITORCH_MINE": str(folder.parent)})
+    assert run.returncode == 1, run.report()
+    assert "optimizer      05.4  yours" in run.stdout[0]
+    assert "DIFFERENT from step 2" in run.stdout[0] and "BEYOND" in run.stdout[0]
+
+
+@pytest.mark.parametrize("flags", [["--exact"], ["--comm", "ring"], ["--device", "cuda"]])
+def test_mine_refuses_what_it_would_replace(flags):
+    run = start(1, *SMALL, "--mine", *flags)
+    assert run.returncode == 2 and "without --exact, --comm and --device" in run.stderr[0]
+
+
 def test_a_trace_shows_what_every_rank_did(tmp_path):
     flags = [*SMALL, "--steps", "9", "--bucket-mb", "0.000001"]
     plain, _, _ = train(tmp_path, 2, *flags)
@@ -80,6 +145,8 @@ def test_a_trace_shows_what_every_rank_did(tmp_path):
 def test_exact_runs_have_one_hash(tmp_path):
     flags = [*SMALL, "--steps", "112", "--dropout", "0.2", "--exact"]   # the last batch has 7 rows
     digests = {n: train(tmp_path, n, *flags)[0]["parameters_sha256"] for n in (1, 2, 4)}
+    digests["4 on 2 nodes"] = train(tmp_path, 4, *flags, "--bucket-mb", "0.01",
+                                    env={"MINITORCH_NODES": "2"})[0]["parameters_sha256"]
     assert len(set(digests.values())) == 1, digests
     assert train(tmp_path, 1, *flags, "--seed", "1")[0]["parameters_sha256"] != digests[1]
 

@@ -4,6 +4,7 @@ The child's files are data of an unknown author: nothing in them is run or unpic
 """
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -20,7 +21,8 @@ from .child import Unknown, forbidden, load, save
 
 CHILD = Path(__file__).with_name("child.py")
 PYTHON_FLAGS = ("-I", "-u", "-B", "-X", "utf8", "-X", "faulthandler")     # -I ignores PYTHON… in the environment
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+               "TRITON_INTERPRET": "1"}      # Triton asks when it is imported: kernels run in its interpreter, in NumPy
 STARTING_SECONDS = 15      # that a launch may take beyond its limit
 STILL_SECONDS = 1.5        # if all ranks have waited in one call for so long, they wait for each other
 MOST_BYTES = 1 << 28       # of the outputs of one process
@@ -31,7 +33,7 @@ PRINTED_LINES = 12
 class Failure:
     """Why there are no outputs to judge.
 
-    kind     "not begun", "syntax", "forbidden", "error", "deadlock", "slow" or "no answer"
+    kind     "not begun", "syntax", "not installed", "forbidden", "error", "deadlock", "slow" or "no answer"
     message  one sentence
     details  further lines
     """
@@ -79,6 +81,16 @@ def forbidden_import(exercise, text):
     return None
 
 
+def missing_package(exercise):
+    """A Failure if a package that the exercise allows, and so needs, isn't there."""
+    for name in exercise.allow:
+        package = name.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            return Failure("not installed", f"this exercise needs {package}, which isn't installed: pip install "
+                                            f"{package}. The chapter's README says where there is one")
+    return None
+
+
 def patience():
     """By how much limits grow because the machine is busy with other things: processes per core, 1 to 3."""
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 3.0)
@@ -92,7 +104,7 @@ def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=Non
     drive   the chapter's drive.py, if it has one
     """
     text, failure = read_source(path)
-    failure = failure or forbidden_import(exercise, text)
+    failure = failure or missing_package(exercise) or forbidden_import(exercise, text)
     if failure:
         return Launched(None, failure, [], 0.0)
     box = Path(tempfile.mkdtemp(prefix="check-")).resolve()

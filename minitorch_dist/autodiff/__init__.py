@@ -3,6 +3,7 @@
 from . import methods, ops
 from .check import GradientError, check_grads
 from .checkpointing import checkpoint
+from .create import arange, eye, full, ones, ones_like, rand, randn, zeros, zeros_like
 from .custom import custom_jvp, custom_vjp, stop_gradient
 from .forward import Dual
 from .jacobian import hessian, hvp, jacfwd, jacrev
@@ -15,8 +16,9 @@ from .transforms import grad, jvp, value_and_grad, vjp
 from .writes import wrote
 
 __all__ = [
-    "LINEAR", "OPS", "Dual", "GradientError", "LinearOp", "Primitive", "Tensor", "at_end_of_backward", "check_grads",
-    "checkpoint", "custom_jvp", "custom_vjp", "detect_anomaly", "enable_grad", "from_numpy", "grad", "hessian", "hvp",
-    "is_grad_enabled", "jacfwd", "jacrev", "jvp", "linear_transpose", "linearize", "methods", "no_grad", "ops",
-    "saved_tensors_hooks", "stop_gradient", "tensor", "value_and_grad", "vjp", "wrote",
+    "LINEAR", "OPS", "Dual", "GradientError", "LinearOp", "Primitive", "Tensor", "arange", "at_end_of_backward",
+    "check_grads", "checkpoint", "custom_jvp", "custom_vjp", "detect_anomaly", "enable_grad", "eye", "from_numpy",
+    "full", "grad", "hessian", "hvp", "is_grad_enabled", "jacfwd", "jacrev", "jvp", "linear_transpose", "linearize",
+    "methods", "no_grad", "ones", "ones_like", "ops", "rand", "randn", "saved_tensors_hooks", "stop_gradient",
+    "tensor", "value_and_grad", "vjp", "wrote", "zeros", "zeros_like",
 ]

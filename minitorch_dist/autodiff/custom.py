@@ -2,10 +2,10 @@
 
 from ..backend import xp, zeros_like
 from .forward import Dual
-from .linear import LinVar
+from .linear import Input, LinVar
 from .primitive import TRACED, lower, mode, state
 from .reverse import check_cotangent, new_level, ready_made, run
-from .tensor import Leaf, Node, Tensor, count_kept, outputs, user_line, wrap
+from .tensor import Node, Tensor, count_kept, outputs, user_line, wrap
 from .tree import flatten
 from .writes import log
 
@@ -96,7 +96,8 @@ class Call:
         if ct is None:
             return ready_made([None] * len(node.parents))
         *_, args, extra = saved
-        parts = [xp.zeros(*like) if c is None else c for c, like in zip(ct.parts, self.outs, strict=True)]
+        example = lower(next(c for c in ct.parts if c is not None))
+        parts = [zeros_like(example, *like) if c is None else c for c, like in zip(ct.parts, self.outs, strict=True)]
         again = self.level == 0 and any(c.__class__ in TRACED for c in parts)
         if again:   # to be differentiated again: what the derivative is made of must hang on the inputs
             check_rerun(node, args)
@@ -223,7 +224,7 @@ class custom_jvp(Custom):
     def forward(self, values, rebuild):
         with new_level() as level:
             floating = [getattr(getattr(v, "dtype", None), "kind", None) == "f" for v in values]
-            leaves = [Leaf(v.shape, v.dtype) if d else None for v, d in zip(values, floating, strict=True)]
+            leaves = [Input(v) if d else None for v, d in zip(values, floating, strict=True)]
             tangents = [_no_tangent(v) if leaf is None else LinVar(leaf, level)
                         for v, leaf in zip(values, leaves, strict=True)]
             outs, ts, rebuild_out = self.apply_rule(values, tangents, rebuild)

@@ -5,12 +5,14 @@ Each op gets a function made once, with its table entry unpacked into locals.
 Anything but eager tensors and plain numbers goes the general way, by `bind`.
 """
 
-from ..backend import xp
+from ..backend import check_devices, xp
 from .primitive import TRACED, Primitive, bind, state
 from .tensor import Node, Tensor, attach
 
 # Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
 PLAIN = frozenset((float, int, bool, xp.ndarray, *(xp.dtype(c).type for c in "?bBhHiIlLqQefd")))
+
+# A `try` costs nothing where nothing is raised: so arrays of several devices are looked for when an op has failed.
 
 
 def unary(name, forward, rule, doc):
@@ -23,7 +25,11 @@ def unary(name, forward, rule, doc):
         if x.__class__ is not Tensor:
             return bind(primitive, (x,)) if x.__class__ in TRACED else forward(x)
         a, parent = x.data, x.node
-        out = forward(a)
+        try:
+            out = forward(a)
+        except Exception as error:
+            check_devices(name, (a,), error)
+            raise
         if parent is None or rule is None:
             return Tensor(out)
         if state.special:
@@ -61,7 +67,11 @@ def binary(name, forward, x_rule, y_rule, doc):
             a, p, b, q = x, None, y.data, y.node
         else:
             return bind(primitive, (operand(name, x), operand(name, y)))
-        out = forward(a, b)
+        try:
+            out = forward(a, b)
+        except Exception as error:
+            check_devices(name, (a, b), error)
+            raise
         if (p is None and q is None) or constant:
             return Tensor(out)
         if state.special:
@@ -90,7 +100,11 @@ def with_params(primitive):
         if x.__class__ is not Tensor or state.special:
             return bind(primitive, (x,), params) if x.__class__ in TRACED else forward(x, *params)
         a, parent = x.data, x.node
-        out = forward(a, *params)
+        try:
+            out = forward(a, *params)
+        except Exception as error:
+            check_devices(primitive.name, (a,), error)
+            raise
         if parent is None:
             return Tensor(out)
         saved = (out if keeps_ans else None, a if keeps_x else None, *params)

@@ -32,7 +32,7 @@ import itertools
 import re
 from collections import Counter
 
-from ..backend import xp
+from ..backend import xp, zeros_like
 from .forward import Dual
 from .ops.elementwise import astype
 from .ops.reduction import broadcast_to
@@ -44,6 +44,16 @@ from .tree import flatten
 from .writes import log, tick
 
 
+class Input(Leaf):
+    """An input (or an example of an output) of a linear program; `zero` is 0-d, of its dtype and on its device."""
+
+    __slots__ = ("zero",)
+
+    def __init__(self, like):
+        super().__init__(like.shape, like.dtype)
+        self.zero = like.zero if isinstance(like, Input) else zeros_like(lower(like), (), like.dtype)
+
+
 class Equation:
     """One line of a linear program: the sum over `terms` of LinearOp(parent; residual).
 
@@ -51,8 +61,9 @@ class Equation:
     its own primitive, so that transposing a program is the one loop in reverse.run.
     """
 
-    def __init__(self, terms, shape, dtype):
-        self.terms, self.shape, self.dtype, self.date = terms, shape, dtype, tick()
+    def __init__(self, terms, example):
+        self.terms, self.shape, self.dtype, self.date = terms, example.shape, example.dtype, tick()
+        self.zero = zeros_like(example, ())
         self.parents = [parent for _, parent, _ in terms]
         self.name = " + ".join(linear.name for linear, _, _ in terms)
         # What check_stale looks at: a residual may be an array of the user's, and be overwritten.
@@ -88,7 +99,7 @@ class LinVar(Traced):
 
     def lowered(self):
         # For code that only asks for shape, dtype or module: zeros without memory.
-        return xp.broadcast_to(xp.zeros((), self.dtype), self.shape)
+        return xp.broadcast_to(self.node.zero, self.shape)
 
     def __repr__(self):
         return f"LinVar({self.dtype}{list(self.shape)}, level={self.level})"
@@ -118,8 +129,8 @@ def extend(primitive, args, params, level):
     example = primitive.forward(*[lower(a) for a in args], *params)
     example = example[0] if primitive.aux else example
     if not primitive.multi:
-        return LinVar(Equation(terms, example.shape, example.dtype), level)
-    return tuple(LinVar(Equation([_part(*term, k, len(example)) for term in terms], e.shape, e.dtype), level)
+        return LinVar(Equation(terms, example), level)
+    return tuple(LinVar(Equation([_part(*term, k, len(example)) for term in terms], e), level)
                  for k, e in enumerate(example))
 
 
@@ -139,7 +150,7 @@ class LinearProgram:
 
     def __init__(self, inputs, outputs, examples, rebuild_in, rebuild_out):
         self.inputs, self.outputs = inputs, outputs
-        self.examples = [Leaf(e.shape, e.dtype) for e in examples]      # the outputs' shapes and dtypes
+        self.examples = [Input(e) for e in examples]     # the outputs' shapes and dtypes
         self._rebuild_in, self._rebuild_out = rebuild_in, rebuild_out
 
     @property
@@ -239,7 +250,7 @@ def _check(values, likes, what, name):
 
 
 def _zeros(like):
-    return xp.zeros(like.shape, like.dtype)
+    return zeros_like(like.zero, like.shape)
 
 
 def linearize(f, *primals):
@@ -251,7 +262,7 @@ def linearize(f, *primals):
     values, rebuild = flatten(primals)
     values = [_array(v, f"input {i}") for i, v in enumerate(values)]
     with new_level() as level, new_level() as tangent_level:
-        leaves = [Leaf(v.shape, v.dtype) for v in values]
+        leaves = [Input(v) for v in values]
         duals = [Dual(v, LinVar(leaf, tangent_level), level) for v, leaf in zip(values, leaves, strict=True)]
         out = f(*rebuild(duals))
     outs, rebuild_out = flatten(out)
@@ -275,7 +286,7 @@ def trace_linear(f, *examples):
     """A linear function f as a LinearProgram, by running it on unknown tangents shaped like the examples."""
     values, rebuild = flatten(examples)
     with new_level() as level:
-        leaves = [Leaf(v.shape, v.dtype) for v in values]
+        leaves = [Input(v) for v in values]
         out = f(*rebuild([LinVar(leaf, level) for leaf in leaves]))
     outs, rebuild_out = flatten(out)
     nodes = [y.node if y.__class__ is LinVar and y.level == level else None for y in outs]

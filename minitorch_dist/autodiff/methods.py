@@ -6,7 +6,7 @@ torch: x.max(dim), x.min(dim) and x.sort(dim) give the values alone (the places
 are x.argmax(dim), x.argmin(dim), x.argsort(dim)); x.size and x.T are NumPy's.
 """
 
-from ..backend import xp
+from ..backend import names_device, xp
 from . import ops
 from .ops.indexing import At
 from .ops.shape import split_by_size
@@ -80,6 +80,11 @@ def masked_fill(x, mask, value):
     return ops.where(mask, value, x)
 
 
+def to(x, target):
+    """x on a device, named by a string, or in a dtype. Itself, where that is so already."""
+    return ops.to_device(x, target) if names_device(target) else ops.astype(x, target)
+
+
 def logical(op):
     """&, | and ^ on bools; on integers they would be bitwise, which there is no op for."""
     def method(x, y):
@@ -112,13 +117,14 @@ METHODS = {
     **{name: _with_dims(getattr(ops, name)) for name in (
         "all", "any", "argmax", "argmin", "argsort", "cumsum", "flip", "log_softmax", "logsumexp", "max", "mean", "min",
         "prod", "softmax", "sort", "squeeze", "sum")},
-    **{f.__name__: f for f in (expand, gather, masked_fill, permute, repeat, transpose)},
+    **{f.__name__: f for f in (expand, gather, masked_fill, permute, repeat, to, transpose)},
     "var": _with_dims(var), "std": _with_dims(std), "split": split_by_size, "abs": ops.absolute, "pow": ops.power,
     "amax": _with_dims(ops.max), "amin": _with_dims(ops.min),
     "clamp": lambda x, min=None, max=None: ops.clip(x, min, max),
     "view": ops.reshape, "unsqueeze": lambda x, dim: ops.expand_dims(x, dim), "remainder": ops.mod,
     "repeat_interleave": lambda x, repeats, dim=None: ops.repeat(x, repeats, dim),
     "index_select": lambda x, dim, index: ops.take(x, index, dim),
+    "cpu": lambda x: ops.to_device(x, "cpu"), "cuda": lambda x, device="cuda": ops.to_device(x, device),
     "eq": ops.equal, "ne": ops.not_equal, "gt": ops.greater, "ge": ops.greater_equal, "lt": ops.less,
     "le": ops.less_equal, "mm": ops.matmul, "bmm": ops.matmul,
 }

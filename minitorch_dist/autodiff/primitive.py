@@ -25,6 +25,9 @@ import inspect
 import threading
 from contextlib import contextmanager
 
+from .. import kernels
+from ..backend import check_devices, device_of, to, xp
+
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
 
@@ -158,7 +161,8 @@ class Primitive:
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
                  definition=None, pullback=None, listed=True, **rules):
-        self.name, self.forward, self.inputs = name, forward, tuple(inputs.split())
+        self.name, self.inputs = name, tuple(inputs.split())
+        self.forward = self._bind_forward(forward) if pullback else forward
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
         self.definition = definition
         # Where each name stands in a node's list of saved values.
@@ -188,12 +192,29 @@ class Primitive:
             self.kept[wanted] = tuple(i in need for i in range(len(self.layout)))
         return self.kept[wanted]
 
+    def _bind_forward(self, forward):
+        """A fused op's forward: a GPU kernel's, where kernels/ has one that wins on these arguments."""
+        def forward_or_kernel(*args):
+            if args[0].__class__ is not xp.ndarray and (kernel := kernels.for_op(self.name, args)):
+                return kernel.forward(*args)
+            return forward(*args)
+        return forward_or_kernel
+
     def _bind_pullback(self, pullback):
         places = self.places(list(inspect.signature(pullback).parameters)[2:])
         # The definition needs every input and parameter, should backward be differentiated.
         needed = frozenset(places) | frozenset(range(1, len(self.layout) - self.aux))
         self.needs = tuple(needed for _ in self.inputs)
-        return lambda ct, wanted, saved: pullback(ct, wanted, *[saved[i] for i in places])
+        last = len(self.layout) - self.aux
+
+        def pull(ct, wanted, saved):
+            if ct.__class__ is not xp.ndarray:
+                made_by_kernel = saved[last].__class__ is kernels.Kept if self.aux else True
+                if made_by_kernel and (kernel := kernels.for_op(self.name, saved[1:last], made=self.aux)):
+                    names = list(inspect.signature(kernel.pullback).parameters)[2:]
+                    return kernel.pullback(ct, wanted, *[saved[i] for i in self.places(names)])
+            return pullback(ct, wanted, *[saved[i] for i in places])
+        return pull
 
     def cotangents(self, node, saved, ct, wanted):
         """What stands in for `pulls` in a fused op: its cotangents are made all at once."""
@@ -257,6 +278,11 @@ class Traced:
         return self.primal_array().size
 
     @property
+    def device(self):
+        """Where the values live: "cpu", "cuda:0", …"""
+        return device_of(lower(self))
+
+    @property
     def T(self):
         """All axes reversed, as in NumPy."""
         return self.transpose()
@@ -266,16 +292,20 @@ class Traced:
         return lower(self)
 
     def __bool__(self):
-        return bool(lower(self))
+        return bool(self._number())
 
     def __float__(self):
-        return float(lower(self))
+        return float(self._number())
 
     def __int__(self):
-        return int(lower(self))
+        return int(self._number())
 
     def __index__(self):
-        return lower(self).__index__()
+        return self._number().__index__()
+
+    def _number(self):
+        """The bare array, for a conversion to a number; from a GPU it is waited for."""
+        return to(lower(self), "cpu")
 
     def __len__(self):
         if not self.shape:
@@ -307,7 +337,11 @@ def bind(primitive, args, params=()):
         if a.__class__ in TRACED and a.level > level:
             level, top = a.level, a
     if level < 0:
-        out = primitive.forward(*args, *params)
+        try:
+            out = primitive.forward(*args, *params)
+        except Exception as error:
+            check_devices(primitive.name, args, error)
+            raise
         return out[0] if primitive.aux else out
     return top.process(primitive, args, params, level)
 

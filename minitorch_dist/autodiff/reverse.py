@@ -38,7 +38,7 @@ residual, multiplying by it the LinearOp's transpose.
 
 from contextlib import nullcontext
 
-from ..backend import module_of, xp
+from ..backend import device_of, module_of, xp
 from ..ledger import keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
@@ -62,6 +62,9 @@ def backward_from(output, gradient, retain, create):
                                "gradient of its own; pass gradient=, or take .sum() first")
         gradient = module_of(output.data).ones(output.shape, output.dtype)
     check_cotangent(gradient, output.shape, output.dtype)
+    if device_of(lower(gradient)) != output.device:
+        raise RuntimeError(f"backward: the gradient {list(gradient.shape)} lives on {device_of(lower(gradient))}, the "
+                           f"tensor on {output.device}: move it there with .to({output.device!r})")
     if create:      # a tensor, so that all that follows is recorded
         gradient = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
     else:

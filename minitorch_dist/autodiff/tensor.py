@@ -4,7 +4,8 @@ import os
 import traceback
 import weakref
 
-from ..backend import ARRAY_TYPES, module_of, xp
+from .. import backend
+from ..backend import ARRAY_TYPES, check_devices, is_array, module_of, to, to_device_of, xp
 from ..ledger import keep
 from .primitive import TRACED, Traced, aux_of, bind, lower, state
 from .writes import tick, wrote
@@ -102,9 +103,9 @@ class Tensor(Traced):
     def grad(self, value):
         if value is not None:
             value = value if isinstance(value, Tensor) else Tensor(value)
-            if value.shape != self.shape or value.dtype != self.dtype:
-                raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} for a tensor of shape "
-                                 f"{self.shape} and dtype {self.dtype}: they must be equal")
+            if value.shape != self.shape or value.dtype != self.dtype or value.device != self.device:
+                raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} on {value.device} for a tensor "
+                                 f"of shape {self.shape} and dtype {self.dtype} on {self.device}: they must be equal")
         self._grad = value
 
     def backward(self, gradient=None, retain_graph=False, create_graph=False):
@@ -157,19 +158,23 @@ class Tensor(Traced):
     # ------------------------------------------------------------ values
 
     def numpy(self):
-        """A read-only view of the values as a NumPy array (from a GPU: a copy)."""
-        data = self.data.get() if hasattr(self.data, "get") else self.data
-        view = xp.asarray(data).view()
+        """A read-only view of the values as a NumPy array. TypeError for a tensor on a GPU."""
+        if not isinstance(self.data, ARRAY_TYPES):
+            raise TypeError(f"a tensor on {self.device} is no NumPy array: bring it to the host first, with "
+                            ".cpu().numpy()")
+        view = xp.asarray(self.data).view()
         view.flags.writeable = False
         return view
 
     def item(self):
-        """The value of a one-element tensor as a Python number."""
+        """The value of a one-element tensor as a Python number; from a GPU it is waited for."""
+        if backend.put_off:
+            backend.settle()
         return self.data.item()
 
     def tolist(self):
-        """The values as nested Python lists."""
-        return self.data.tolist()
+        """The values as nested Python lists; from a GPU they are waited for."""
+        return to(self.data, "cpu").tolist()
 
     def __setitem__(self, index, value):
         """Write in place; only outside recording. While recording, x.at[i].set(v) gives a new tensor."""
@@ -178,12 +183,13 @@ class Tensor(Traced):
                                "use x = x.at[index].set(value), or write under no_grad()")
         if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
             raise TypeError(f"{type(self.data).__name__} can't be written in place")
-        self.data[lower(index)] = lower(value)
+        self.data[lower(index)] = to_device_of(lower(value), self.data)
         wrote(self.data, "in-place assignment")
 
     def __repr__(self):
-        values = xp.array2string(self.numpy(), separator=", ", prefix="tensor(", threshold=100)
+        values = xp.array2string(xp.asarray(to(self.data, "cpu")), separator=", ", prefix="tensor(", threshold=100)
         kind = "" if self.dtype in (xp.float32, xp.int64, xp.bool_) else f", dtype={self.dtype}"
+        kind += "" if self.device == "cpu" else f", device={self.device!r}"
         made = "" if self.node is None else ", requires_grad" if self.is_leaf else f", from {self.node.primitive.name}"
         return f"tensor({values}{kind}{made})"
 
@@ -199,7 +205,7 @@ class Tensor(Traced):
         return twin
 
     def __reduce__(self):
-        return _restore, (self.numpy().copy(), self.requires_grad and self.is_leaf)
+        return _restore, (xp.array(to(self.data, "cpu")), self.requires_grad and self.is_leaf, self.device)
 
     @staticmethod
     def process(primitive, args, params, level):
@@ -222,14 +228,15 @@ class Lifted(Tensor):
         return f"Lifted({self.data!r}, level={self.level})"
 
 
-def _restore(array, requires_grad):
-    return Tensor(array).requires_grad_() if requires_grad else Tensor(array)
+def _restore(array, requires_grad, device="cpu"):
+    return Tensor(to(array, device)).requires_grad_(requires_grad)
 
 
-def tensor(values, dtype=None, requires_grad=False):
+def tensor(values, dtype=None, requires_grad=False, device=None):
     """A Tensor holding a COPY of `values` (nested lists, numbers, an array, a Tensor).
 
-    dtype: given, or the array's own; Python floats become float32, Python ints int64 (torch's defaults).
+    dtype   given, or the array's own; Python floats become float32, Python ints int64 (torch's defaults)
+    device  where it shall live ("cpu", "cuda", "cuda:1"); default: where `values` are
     """
     values = lower(values)
     if dtype is None and not hasattr(values, "dtype"):
@@ -237,6 +244,8 @@ def tensor(values, dtype=None, requires_grad=False):
     array = module_of(values).array(values, dtype=dtype) if hasattr(values, "dtype") else xp.array(values, dtype=dtype)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"tensor of dtype {array.dtype}: only floating, integer and bool arrays can be tensors")
+    if device is not None:
+        array = to(array, device)
     return Tensor(array).requires_grad_() if requires_grad else Tensor(array)
 
 
@@ -270,12 +279,21 @@ def record(primitive, args, params, level):
         if primitive.aux:
             aux = aux_of(primitive, raw, params)
     else:
-        out = primitive.forward(*raw, *params)
+        out = run_forward(primitive, raw, params)
         if primitive.aux:
             out, aux = out
     if level and not any(primitive.differentiable):
         return out                      # piecewise constant: it belongs to the level below
     return attach(primitive, parents, raw, params, out, aux, level)
+
+
+def run_forward(primitive, raw, params):
+    """A primitive's forward on raw arrays; arrays of several devices are named, not CuPy's complaint about them."""
+    try:
+        return primitive.forward(*raw, *params)
+    except Exception as error:
+        check_devices(primitive.name, raw, error)
+        raise
 
 
 def attach(primitive, parents, raw, params, out, aux, level):
@@ -320,7 +338,7 @@ class Packed:
 
     def __init__(self, saved, pack, unpack):
         self.unpack = unpack
-        self.parts = [(True, pack(v)) if isinstance(v, xp.ndarray) and v.ndim else (False, v) for v in saved]
+        self.parts = [(True, pack(v)) if is_array(v) and v.ndim else (False, v) for v in saved]
 
     def open(self, node):
         """The saved values again."""

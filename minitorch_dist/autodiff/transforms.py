@@ -4,7 +4,7 @@ They take functions of arrays (or of nested tuples, lists and dicts of arrays),
 nest in any order to any depth, and leave no trace on the arrays.
 """
 
-from ..backend import module_of, xp
+from ..backend import module_of, xp, zeros_like
 from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
@@ -25,7 +25,7 @@ def _array(value, what):
 def _zeros(value):
     value = lower(value)
     value = value if hasattr(value, "dtype") else xp.asarray(value)
-    return module_of(value).zeros(value.shape, value.dtype)
+    return zeros_like(value)
 
 
 def _at_level(y, kind, level):

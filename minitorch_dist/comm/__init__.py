@@ -7,12 +7,12 @@ import sys
 from minitorch_dist.launch_env import launched_rank, launched_size
 
 from . import guard, mpi
-from .communicator import Communicator, world_of_one
+from .communicator import Communicator, name_of, world_of_one
 from .mismatch import MismatchError
 from .state import state
 from .work import Work
 
-__all__ = ["Communicator", "MismatchError", "Work", "launched_size", "world"]
+__all__ = ["Communicator", "MismatchError", "Work", "launched_size", "name_of", "world"]
 
 
 @functools.cache
@@ -23,8 +23,10 @@ def world():
     is installed: from then on a rank that fails ends the job (comm/guard.py). RuntimeError where the launcher started
     several ranks that can't find each other.
 
-    MINITORCH_COMM chooses who reduces (Communicator.algorithm), MINITORCH_CHECK=0 switches off the check that all ranks
-    call the same collectives, and MINITORCH_STALL_SECONDS says after how long a wait is given up (comm/guard.py).
+    MINITORCH_COMM chooses who reduces (Communicator.algorithm; folder/file.py:name for a function of one's own),
+    MINITORCH_NODES=2 pretends that the ranks live on two machines (comm/nodes.py), MINITORCH_CHECK=0 switches off the
+    check that all ranks call the same collectives, and MINITORCH_STALL_SECONDS says after how long a wait is given up
+    (comm/guard.py).
     """
     if "MINITORCH_RANK_STATE" in os.environ:
         state.record_in(os.environ["MINITORCH_RANK_STATE"], launched_rank())

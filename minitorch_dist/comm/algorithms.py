@@ -1,6 +1,7 @@
 """All-reduce written on send and receive, four times, for reading: what an MPI library does inside.
 
     world.all_reduce(x, algorithm="ring")       # or MINITORCH_COMM=ring for all reductions of a program
+    world.all_reduce(x, algorithm=mine)         # or MINITORCH_COMM=folder/file.py:mine: a function like those here
 
 Each function is called on every rank with a flat array x, which becomes the reduction of all ranks' x. `combine` is
 np.add, np.maximum or np.minimum. Any number of ranks, any length. The results have the same bits on all ranks, but
@@ -17,6 +18,9 @@ Sources: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communica
 Patarasuk, Yuan 2009, "Bandwidth optimal all-reduce algorithms".
 """
 
+import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -178,11 +182,42 @@ class Wire:
         """Receive into x."""
         self._recv("recv", x, source, False)
 
+    def isend(self, x, to):
+        """Begin to send x; the Work's wait() returns when it may be overwritten."""
+        return self._send("isend", x, to, True)
+
+    def irecv(self, x, source):
+        """Begin to receive into x; it is there after the Work's wait()."""
+        return self._recv("irecv", x, source, True)
+
     def exchange(self, leaving, to, arriving, source):
         """Send and receive at the same time."""
-        work = self._send("isend", leaving, to, True)
-        self._recv("recv", arriving, source, False)
+        work = self.isend(leaving, to)
+        self.recv(arriving, source)
         work.wait()
+
+
+# ---------------------------------------------------------------- a function of one's own
+
+def named(algorithm):
+    """What `algorithm` stands for: of "folder/file.py:name" the function, of all else itself.
+
+    ValueError where the file can't be found, or has no such function. What its import raises passes through.
+    """
+    path, colon, name = algorithm.rpartition(":") if isinstance(algorithm, str) else ("", "", "")
+    if not colon:
+        return algorithm
+    if not os.path.isfile(path):
+        raise ValueError(f"algorithm={algorithm!r}: there is no file {os.path.abspath(path)}")
+    module_name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(module_name, module)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"algorithm={algorithm!r}: {path} has no function {name}")
+    return function
 
 
 # ---------------------------------------------------------------- how much they move

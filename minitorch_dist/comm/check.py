@@ -2,20 +2,21 @@
 
 import numpy as np
 
+from ..backend import byte_range, device_of, is_array, on_host
 from .mpi import INTERNAL_TAG
 from .reduction import OPS, REDUCIBLE, is_power_of_two
 
 
 def array(call, name, x, written=False):
-    """x is a C-contiguous NumPy array of plain data, writable where the call writes to it."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"{call}: {name} must be a NumPy array, got {type(x).__name__}")
+    """x is a C-contiguous array of plain data, NumPy's or CuPy's, writable where the call writes to it."""
+    if not is_array(x):
+        raise TypeError(f"{call}: {name} must be a NumPy array (or CuPy's), got {type(x).__name__}")
     if not x.flags.c_contiguous:
         raise ValueError(f"{call}: {name} has shape {x.shape} and strides {x.strides}, which isn't C-contiguous; "
                          f"pass np.ascontiguousarray({name}) and copy the result back where it is wanted")
     if x.dtype.hasobject:
         raise TypeError(f"{call}: {name} has dtype {x.dtype}, Python objects; use broadcast_object or gather_object")
-    if written and not x.flags.writeable:
+    if written and on_host(x) and not x.flags.writeable:
         raise ValueError(f"{call}: {name} is read-only, and the result is written to it; pass {name}.copy()")
 
 
@@ -44,7 +45,7 @@ def algorithm(algorithm, names):
     """`algorithm` is the name of an engine or an algorithm, or a function that can be one."""
     if not callable(algorithm) and algorithm not in names:
         raise ValueError(f"algorithm={algorithm!r} is unknown; one of {', '.join(names)}, or a function "
-                         f"f(wire, x, combine) (MINITORCH_COMM sets the default)")
+                         f"f(wire, x, combine), or folder/file.py:function (MINITORCH_COMM sets the default)")
 
 
 def rank(call, name, value, size, own=None):
@@ -68,9 +69,16 @@ def parts(call, whole_name, whole, part_name, part, size, own):
         raise ValueError(f"{call}: {whole_name} has {whole.size} elements (shape {whole.shape}), {part_name} has "
                          f"{part.size} (shape {part.shape}); on {size} ranks {whole_name} must have "
                          f"{size} × {part.size} = {size * part.size}")
-    if np.may_share_memory(whole, part) and whole.ctypes.data + own * part.nbytes != part.ctypes.data:
+    one_device(call, whole_name, whole, part_name, part)
+    if np.may_share_memory(whole, part) and byte_range(whole)[0] + own * part.nbytes != byte_range(part)[0]:
         raise ValueError(f"{call}: {part_name} overlaps {whole_name}, but isn't this rank's part of it "
                          f"({whole_name}.reshape({size}, -1)[{own}])")
+
+
+def one_device(call, a_name, a, b_name, b):
+    """Both live on the same device."""
+    if device_of(a) != device_of(b):
+        raise ValueError(f"{call}: {a_name} lives on {device_of(a)} and {b_name} on {device_of(b)}; move one of them")
 
 
 def exchange(out, x, send_counts, recv_counts, size):
@@ -78,6 +86,7 @@ def exchange(out, x, send_counts, recv_counts, size):
     if out.dtype != x.dtype or out.shape[1:] != x.shape[1:] or x.ndim == 0 or out.ndim == 0:
         raise ValueError(f"all_to_all: x is {x.dtype}{list(x.shape)} and out {out.dtype}{list(out.shape)}; "
                          f"they must agree in dtype and in all axes but the first")
+    one_device("all_to_all", "out", out, "x", x)
     if np.may_share_memory(out, x):
         raise ValueError("all_to_all: out and x overlap; give it an array of its own")
     return (_row_counts("send_counts", send_counts, "x", x, size),

@@ -10,8 +10,10 @@ import numpy as np
 
 from minitorch_dist import ledger
 
+from ..backend import on_host, zeros
 from . import check, mismatch
-from .algorithms import ALGORITHMS, Wire
+from .algorithms import ALGORITHMS, Wire, named
+from .device import OnDevices, down, up
 from .local import LocalEngine, aligned_zeros
 from .mpi import INTERNAL_TAG, Deferred
 from .nodes import NodesWindow
@@ -25,7 +27,7 @@ from .work import Work, timeline_detail
 ENGINES = ("auto", "mpi", "shared")
 
 
-class Communicator(Objects):
+class Communicator(Objects, OnDevices):
     """`size` ranks, of which this process is `rank`.
 
     rank, size    as in MPI: ranks count from 0
@@ -37,16 +39,16 @@ class Communicator(Objects):
                   None. Of a posted operation, `after` comes when it has completed.
     algorithm     who reduces: "auto" (the shared window where the array lives in it, else MPI), "mpi", "shared" (as
                   auto, but RuntimeError where the ranks share no memory), a name of comm/algorithms.ALGORITHMS, or a
-                  function like those: f(wire, x, combine), called on every rank with a flat array x that is to become
-                  the reduction by combine(a, b, out=) of all ranks' x; wire has rank, size, send(x, to),
-                  recv(x, source) and exchange(leaving, to, arriving, source)
+                  function like those there (or "folder/file.py:name", where it stands): f(wire, x, combine), called on
+                  every rank with a flat array x that is to become the reduction by combine(a, b, out=) of all ranks'
+                  x; wire has rank, size, send(x, to), recv(x, source) and exchange(leaving, to, arriving, source)
 
     Collectives are called by all ranks in the same order, with arrays of the same shape and dtype; otherwise they
-    raise a MismatchError on all ranks. Arrays are NumPy's, C-contiguous. An array made by `empty` is in the node's
-    shared window, where reductions are several times faster than MPI's own; all ranks must then pass the same piece
-    of it. Where the ranks live on several nodes each node has its window, and comm/nodes.py says what goes through it.
-    Calls come from one thread at a time. With async_op=True a call returns a Work at once, and the arrays may
-    not be touched until it has been waited for.
+    raise a MismatchError on all ranks. Arrays are NumPy's or CuPy's, C-contiguous; `gpu_path` says how those on GPUs
+    travel (comm/device.py). An array made by `empty` is in the node's shared window, where reductions are several times
+    faster than MPI's own; all ranks must then pass the same piece of it. Where the ranks live on several nodes each
+    node has its window, and comm/nodes.py says what goes through it. Calls come from one thread at a time. With
+    async_op=True a call returns a Work at once, and the arrays may not be touched until it has been waited for.
     """
 
     def __init__(self, engine, name, hooks=(), algorithm="auto"):
@@ -76,6 +78,7 @@ class Communicator(Objects):
 
     @algorithm.setter
     def algorithm(self, algorithm):
+        algorithm = named(algorithm)
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         if algorithm == "shared" and self._window is None and self.size > 1:
             raise RuntimeError(f"algorithm='shared': the ranks of {self.name!r} share no memory (a node each, or a "
@@ -83,8 +86,11 @@ class Communicator(Objects):
         self._algorithm = algorithm
         self._repeated.clear()
 
-    def empty(self, shape, dtype):
-        """A zeroed array, C-contiguous, 64-byte aligned, in the node's shared window where there is one. Collective."""
+    def empty(self, shape, dtype, device="cpu"):
+        """A zeroed array, C-contiguous, 64-byte aligned: in the node's shared window where there is one, or on a GPU.
+        Collective."""
+        if device != "cpu":
+            return zeros(shape, dtype, device)
         x = None
         if self._window is not None and self._algorithm in ("auto", "shared") and np.prod(shape, dtype=np.int64):
             self._agree("empty", np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
@@ -93,7 +99,7 @@ class Communicator(Objects):
 
     def in_window(self, x):
         """True if the array lives in the shared window of this communicator."""
-        return self._window is not None and self._window.find(x) is not None
+        return self._window is not None and on_host(x) and self._window.find(x) is not None
 
     # ------------------------------------------------------------ reductions
 
@@ -112,7 +118,7 @@ class Communicator(Objects):
         check.reduction("all_reduce", x, op)
         if exact:
             check.exact("all_reduce", op, self.size)
-        algorithm = self._algorithm if algorithm is None else algorithm
+        algorithm = self._algorithm if algorithm is None else named(algorithm)
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         call = Call(self, "all_reduce", x, None)
         detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {name_of(algorithm)}")
@@ -121,14 +127,14 @@ class Communicator(Objects):
         place = self._place(x) if algorithm in ("auto", "shared") else None
         if place is not None and (self._window.keeps_tree or not exact):
             self._count_bytes("all_reduce", *self._window.sent(x))
-            if algorithm == "auto" and self._window.remembers and Repeated.worth(x):
+            if algorithm == "auto" and self._window.remembers:
                 self._remember(x, op, place, call, key)
             return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op, exact))
         if algorithm not in ENGINES and not exact:
             self._count("all_reduce", 0)     # its messages are counted one by one
             return self._run(call, key, (x,), async_op, start=lambda: self._by_hand(x, op, algorithm, async_op))
         self._count("all_reduce", x.nbytes, formula="all_reduce exact" if exact else "all_reduce")
-        return self._run(call, key, (x,), async_op, start=lambda: self._engine.all_reduce(x, op, exact, async_op))
+        return self._run(call, key, (x,), async_op, start=lambda: self._engine_of(x).all_reduce(x, op, exact, async_op))
 
     def _remember(self, x, op, place, call, key):
         """Keep what was worked out for this array as long as it lives."""
@@ -140,7 +146,11 @@ class Communicator(Objects):
         """All-reduce by one of comm/algorithms.py, or a function like them."""
         if async_op:
             return Deferred(lambda: self._by_hand(x, op, algorithm, False))
-        if self.size > 1:
+        if self.size > 1 and not on_host(x):
+            host = down(x)
+            self._by_hand(host, op, algorithm, False)
+            up(host, x)
+        elif self.size > 1:
             wire = Wire(self, lambda call, x, to, post: self._send_unchecked(call, x, to, INTERNAL_TAG, post),
                         lambda call, x, source, post: self._recv_unchecked(call, x, source, INTERNAL_TAG, post))
             function = algorithm if callable(algorithm) else ALGORITHMS[algorithm].function
@@ -158,7 +168,7 @@ class Communicator(Objects):
         self._begin(call)
         self._count("reduce", 0 if self.rank == dst else x.nbytes)
         work = None if (place := self._place(x)) is None else self._window.reduce(x, place, dst, op)
-        return self._run(call, key, (x,), async_op, lambda: self._engine.reduce(x, dst, op, async_op), work)
+        return self._run(call, key, (x,), async_op, lambda: self._engine_of(x).reduce(x, dst, op, async_op), work)
 
     def reduce_scatter(self, out, x, op="sum", async_op=False):
         """out becomes this rank's N-th of the reduction of all ranks' x; x.size = N · out.size.
@@ -175,7 +185,7 @@ class Communicator(Objects):
         across = self._window.across if work else 0
         self._count_bytes("reduce_scatter", (self.size - 1) * out.nbytes, across * out.nbytes)
         return self._run(call, key, (x, out), async_op,
-                         lambda: self._engine.reduce_scatter(out, x, op, async_op), work)
+                         lambda: self._engine_of(x).reduce_scatter(out, x, op, async_op), work)
 
     # ------------------------------------------------------------ moves
 
@@ -189,7 +199,7 @@ class Communicator(Objects):
         work = None if (place := self._place(out)) is None else self._window.all_gather(out, place, x)
         across = self._window.across if work else 0
         self._count_bytes("all_gather", (self.size - 1) * x.nbytes, across * x.nbytes)
-        return self._run(call, key, (x, out), async_op, lambda: self._engine.all_gather(out, x, async_op), work)
+        return self._run(call, key, (x, out), async_op, lambda: self._engine_of(x).all_gather(out, x, async_op), work)
 
     def gather(self, out, x, dst=0, async_op=False):
         """Rank dst's out becomes all ranks' x, one after the other; out.size = N · x.size. The others pass None."""
@@ -201,7 +211,7 @@ class Communicator(Objects):
         call, key = Call(self, "gather", x, dst), ("gather", x.dtype, x.shape, f"dst={dst}")
         self._begin(call)
         self._count("gather", 0 if self.rank == dst else x.nbytes)
-        return self._run(call, key, (x, out), async_op, start=lambda: self._engine.gather(out, x, dst, async_op))
+        return self._run(call, key, (x, out), async_op, start=lambda: self._engine_of(x).gather(out, x, dst, async_op))
 
     def scatter(self, out, x, src=0, async_op=False):
         """out becomes this rank's N-th of rank src's x; x.size = N · out.size. The others pass None for x."""
@@ -213,7 +223,7 @@ class Communicator(Objects):
         call, key = Call(self, "scatter", out, src), ("scatter", out.dtype, out.shape, f"src={src}")
         self._begin(call)
         self._count("scatter", x.nbytes if self.rank == src else 0, out.nbytes if self.rank == src else 0)
-        return self._run(call, key, (out, x), async_op, start=lambda: self._engine.scatter(out, x, src, async_op))
+        return self._run(call, key, (out, x), async_op, lambda: self._engine_of(out).scatter(out, x, src, async_op))
 
     def all_to_all(self, out, x, send_counts=None, recv_counts=None, async_op=False):
         """Rank i's j-th part of x becomes rank j's i-th part of out.
@@ -230,7 +240,7 @@ class Communicator(Objects):
         self._begin(call)
         self._count("all_to_all", x.nbytes, x.nbytes * send_counts[self.rank] // max(len(x), 1))
         return self._run(call, key, (x, out), async_op,
-                         start=lambda: self._engine.all_to_all(out, x, send_counts, recv_counts, async_op))
+                         start=lambda: self._engine_of(x).all_to_all(out, x, send_counts, recv_counts, async_op))
 
     def broadcast(self, x, src=0, async_op=False):
         """x becomes rank src's x, in place."""
@@ -239,7 +249,7 @@ class Communicator(Objects):
         call, key = Call(self, "broadcast", x, src), ("broadcast", x.dtype, x.shape, f"src={src}")
         self._begin(call)
         self._count("broadcast", x.nbytes if self.rank == src else 0)
-        return self._run(call, key, (x,), async_op, start=lambda: self._engine.broadcast(x, src, async_op))
+        return self._run(call, key, (x,), async_op, start=lambda: self._engine_of(x).broadcast(x, src, async_op))
 
     def barrier(self):
         """Return when all ranks have come here."""
@@ -280,7 +290,7 @@ class Communicator(Objects):
         call = Call(self, call, x, dst)
         self._begin(call)
         self._count_bytes("send", x.nbytes, x.nbytes if dst in self._elsewhere else 0)
-        return self._do(call, (x,), async_op, lambda: self._engine.send(x, dst, tag, async_op))
+        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).send(x, dst, tag, async_op))
 
     def _recv(self, call, x, src, tag, async_op):
         check.array(call, "x", x, written=True)
@@ -292,7 +302,7 @@ class Communicator(Objects):
         call = Call(self, call, x, src)
         self._begin(call)
         self._count("recv", x.nbytes)
-        return self._do(call, (x,), async_op, lambda: self._engine.recv(x, src, tag, async_op))
+        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).recv(x, src, tag, async_op))
 
     # ------------------------------------------------------------ groups
 
@@ -314,7 +324,7 @@ class Communicator(Objects):
     # ------------------------------------------------------------ the parts of every call
 
     def _place(self, x):
-        if self._window is None or self._algorithm not in ("auto", "shared"):
+        if self._window is None or self._algorithm not in ("auto", "shared") or not on_host(x):
             return None
         return self._window.find(x)
 
@@ -345,6 +355,8 @@ class Communicator(Objects):
 
     def _run(self, call, key, buffers, async_op, start=None, work=None):
         """Check and run, or post, a collective: this rank's `work()` in the window if given, else `start()`."""
+        if not on_host(buffers[0]):
+            key = (*key[:3], f"{key[3] or ''} on a GPU".strip())
         if work is not None:
             def start():
                 return Request(self._window, self._window.post(key, caller() if async_op else None), work)

@@ -186,14 +186,24 @@ class MpiEngine:
     def recv(self, x, src, tag, async_op=False):
         status = self.MPI.Status()
 
+        def unequal(arrived):
+            return RuntimeError(
+                f"recv from rank {src} with tag {tag} got {arrived} bytes for an array of {x.nbytes} "
+                f"({x.dtype}{list(x.shape)}); send and recv must name arrays of one shape and dtype")
+
         def check_size():
             if status.Get_count(self.MPI.BYTE) != x.nbytes:
-                raise RuntimeError(
-                    f"recv from rank {src} with tag {tag} got {status.Get_count(self.MPI.BYTE)} bytes for an array of "
-                    f"{x.nbytes} ({x.dtype}{list(x.shape)}); send and recv must name arrays of one shape and dtype")
+                raise unequal(status.Get_count(self.MPI.BYTE))
+
+        def in_our_words(error):
+            too_long = error.Get_error_class() == self.MPI.ERR_TRUNCATE
+            return unequal(f"more than {x.nbytes}") if too_long else error
         if async_op:
-            return Request(self, self.comm.Irecv(as_bytes(x), src, tag), x, then=check_size, status=status)
-        self.comm.Recv(as_bytes(x), src, tag, status)
+            return Request(self, self.comm.Irecv(as_bytes(x), src, tag), x, check_size, status, in_our_words)
+        try:
+            self.comm.Recv(as_bytes(x), src, tag, status)
+        except self.MPI.Exception as error:
+            raise in_our_words(error) from None
         check_size()
 
     # ------------------------------------------------------------ the job
@@ -230,23 +240,31 @@ def _row_bytes(x):
 
 
 class Request:
-    """A posted MPI operation; `then()` runs once, when it has completed."""
+    """A posted MPI operation; `then()` runs once, when it has completed. failed(error): what to raise for MPI's."""
 
-    def __init__(self, engine, request, buffers, then=None, status=None):
+    def __init__(self, engine, request, buffers, then=None, status=None, failed=lambda error: error):
         self.engine, self.request, self.buffers, self.then, self.status = engine, request, buffers, then, status
+        self.failed = failed
         engine.outstanding.add(self)
 
     def test(self):
         """True once finished; never waits."""
-        if not self.request.Test(self.status):
+        if not self._ask(self.request.Test):
             return False
         self._finish()
         return True
 
+    def _ask(self, call):
+        try:
+            return call(self.status)
+        except self.engine.MPI.Exception as error:
+            self.engine.outstanding.discard(self)
+            raise self.failed(error) from None
+
     def wait(self, timeout=None):
         """Finish it. False if that took more than `timeout` seconds."""
         if timeout is None:
-            self.request.Wait(self.status)
+            self._ask(self.request.Wait)
             self._finish()
             return True
         limit = time.monotonic() + timeout

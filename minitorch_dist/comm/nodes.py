@@ -42,6 +42,7 @@ class NodesWindow(Window):
     def __init__(self, engine, node, name, lines):
         super().__init__(node, name, lines)
         self.checked = False     # by lines, which reach no farther than the node
+        self._spins = 0          # waiting for a network, the core may as well be offered to somebody
         self.check = mismatch.AcrossNodes(engine, name) if mismatch.wanted() else None
         self.whole, self.lanes = engine, min(map(len, engine.nodes))
         self.lane = engine.split(node.rank if node.rank < self.lanes else None, engine.rank)
@@ -76,7 +77,7 @@ class NodesWindow(Window):
         def begin():
             if not result.size:
                 return None
-            self._reduce_blocks(slices, [result], sum_for_mean(op))
+            self.add_up(self.blocks(slices, slices[:1]), sum_for_mean(op))
             return Then(self.lane.all_reduce(result, sum_for_mean(op), exact, async_op=True), spread)
         return begin
 
@@ -96,7 +97,7 @@ class NodesWindow(Window):
 
         def begin():
             for row, parts in zip(sums, rows, strict=True):
-                self._reduce_blocks(parts, [row], sum_for_mean(op))
+                self.add_up(self.blocks(parts, [row]), sum_for_mean(op))
             return Then(self.lane.reduce_scatter(out, sums, sum_for_mean(op), async_op=True), divide)
         return begin
 

@@ -7,18 +7,24 @@ OPS = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}   # 
 REDUCIBLE = frozenset(np.dtype(code) for code in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
 
-def tree_reduce(parts, combine, out):
-    """out = ((p0+p1)+(p2+p3))+…, the balanced binary tree in rank order; `out` may be parts[0].
+def tree_reduce(parts, combine, out, between):
+    """out = ((p0+p1)+(p2+p3))+…, the balanced binary tree in rank order; `out` may be one of the parts, as an object.
 
-    An odd one out moves up a level unpaired, so that any number of parts has one fixed order: for three, (p0+p1)+p2.
+    Returns where the sum stands: in `out`; of a single part, in that part. The left half has a power of two of parts,
+    and the right half, maybe shorter, is a tree of its own: so any number of parts has one fixed order, three for
+    instance (p0+p1)+p2. between: arrays for partial sums, one for each level but the last. The right half comes first:
+    what is written last is then read again first, and `out` is written only when the parts but p0, p1 have been read.
     """
     if len(parts) == 1:
-        np.copyto(out, parts[0])
-        return out
-    while len(parts) > 2:
-        pairs = [combine(left, right) for left, right in zip(parts[0::2], parts[1::2], strict=False)]
-        parts = pairs + parts[2 * len(pairs):]
-    return combine(parts[0], parts[1], out=out)
+        return parts[0]
+    if len(parts) == 2:
+        return combine(parts[0], parts[1], out=out)
+    half = 1 << (len(parts) - 1).bit_length() - 1
+    right = tree_reduce(parts[half:], combine, between[0], between[1:])
+    if right is out:
+        np.copyto(between[0], right)
+        right = between[0]
+    return combine(tree_reduce(parts[:half], combine, out, between[1:]), right, out=out)
 
 
 def is_power_of_two(n):

@@ -59,7 +59,7 @@ class Window:
     """
 
     keeps_tree = True    # sums are those of the balanced tree in rank order
-    remembers = True     # small reductions can be Repeated
+    remembers = True     # reductions can be Repeated
     across = 0           # nodes besides this rank's
 
     @classmethod
@@ -80,6 +80,7 @@ class Window:
         self.pending = collections.deque()    # requests that it hasn't finished, oldest first
         self._spins = SPINS if self.size <= cores() else 0
         self._firsts, self._segments = [], []  # sorted by address
+        self._scratch = np.empty(((self.size - 1).bit_length() - 1 if self.size > 1 else 0, BLOCK_BYTES), np.uint8)
 
     # ------------------------------------------------------------ memory
 
@@ -124,12 +125,12 @@ class Window:
         """Each rank reduces its slice of x over all ranks, in tree order (exact or not), and writes the result to all.
         """
         slices = self.own_slices(x, place)
-        return lambda: self._reduce_blocks(slices, slices, op)
+        return lambda: self.add_up(self.blocks(slices, slices), op)
 
     def reduce(self, x, place, dst, op):
         """Each rank reduces its slice of x over all ranks, in tree order, and writes the result to rank dst's x."""
         slices = self.own_slices(x, place)
-        return lambda: self._reduce_blocks(slices, [slices[dst]], op)
+        return lambda: self.add_up(self.blocks(slices, [slices[dst]]), op)
 
     def own_slices(self, x, place):
         segment, offset = place
@@ -140,7 +141,7 @@ class Window:
         """Each rank reduces its N-th of x over all ranks into its out; x lies in the window."""
         segment, offset = place
         slices = segment.views(offset + self.rank * out.nbytes, out.size, x.dtype)
-        return lambda: self._reduce_blocks(slices, [out.reshape(-1)], op)
+        return lambda: self.add_up(self.blocks(slices, [out.reshape(-1)]), op)
 
     def all_gather(self, out, place, x):
         """Each rank writes x to its N-th of every rank's out; out lies in the window."""
@@ -159,17 +160,27 @@ class Window:
         first, last = cut(x.size, self.rank, self.size, GRAIN)
         return 2 * (self.size - 1) * (last - first) * x.itemsize, 0
 
-    def _reduce_blocks(self, sources, outs, op):
-        combine, count = OPS[op], outs[0].size
-        block = BLOCK_BYTES // outs[0].itemsize
-        for first in range(0, count, block):
-            parts = [source[first:first + block] for source in sources]
-            result = outs[0][first:first + block]
-            tree_reduce(parts, combine, out=result)
-            if op == "mean":
+    def blocks(self, sources, outs):
+        """What is to be added up, one block after the other: (parts, result, its copies, arrays for partial sums)."""
+        whole, *others = outs
+        length, first_byte = BLOCK_BYTES // whole.itemsize, address(whole)
+        own = next((i for i, source in enumerate(sources) if address(source) == first_byte), None)
+        between = [row.view(whole.dtype) for row in self._scratch]
+        for first in range(0, whole.size, length):
+            last = min(first + length, whole.size)
+            parts = [source[first:last] for source in sources]
+            yield (parts, whole[first:last] if own is None else parts[own], [out[first:last] for out in others],
+                   between if last - first == length else [row[:last - first] for row in between])
+
+    def add_up(self, blocks, op):
+        """Reduce each block in tree order, and copy the result to where it belongs."""
+        combine, mean = OPS[op], op == "mean"
+        for parts, result, copies, between in blocks:
+            tree_reduce(parts, combine, result, between)
+            if mean:
                 np.divide(result, self.size, out=result)
-            for out in outs[1:]:
-                out[first:first + block] = result
+            for copy in copies:
+                np.copyto(copy, result)
 
     # ------------------------------------------------------------ meeting
 
@@ -280,22 +291,16 @@ class Window:
 
 
 class Repeated:
-    """The all-reduce of one small array, worked out once: what is left is to post, to wait, to add and to wait.
+    """The all-reduce of one array, worked out once: what is left is to post, to wait, to add and to wait.
 
     Of 4 KiB on two ranks the addition takes a tenth of the time, and finding out what to add to what a third.
     """
 
-    __slots__ = ("window", "dtype", "shape", "slices", "combine", "mean", "call", "key", "reference")
+    __slots__ = ("window", "dtype", "shape", "slices", "blocks", "op", "call", "key", "reference")
 
     def __init__(self, window, x, place, op, call, key):
-        self.window, self.dtype, self.shape, self.call, self.key = window, x.dtype, x.shape, call, key
-        self.slices = window.own_slices(x, place)
-        self.combine, self.mean = OPS[op], op == "mean"
-
-    @staticmethod
-    def worth(x):
-        """Whether an array is so small."""
-        return x.nbytes <= BLOCK_BYTES
+        self.window, self.dtype, self.shape, self.op, self.call, self.key = window, x.dtype, x.shape, op, call, key
+        self.slices, self.blocks = window.own_slices(x, place), None
 
     def fits(self, x):
         """Whether the array is still what it was, and nothing posted has to be finished first."""
@@ -305,19 +310,14 @@ class Repeated:
     def run(self):
         """Do it."""
         window, spins = self.window, 0
+        if self.blocks is None:     # here and not before: an array may come only once
+            self.blocks = list(window.blocks(self.slices, self.slices))
         state.enter(self.call)
         try:
             number = window.post(self.key)
             while not window.arrived(number):
                 spins = window.pause(spins)
-            slices = self.slices
-            result = slices[0]
-            if result.size:
-                tree_reduce(slices, self.combine, out=result)
-                if self.mean:
-                    np.divide(result, window.size, out=result)
-                for out in slices[1:]:
-                    out[...] = result
+            window.add_up(self.blocks, self.op)
             window.finish(number)
             while not window.finished(number):
                 spins = window.pause(spins)

@@ -1,9 +1,10 @@
 """A rank's share of every global batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..backend import to
 from .sampler import Sampler
 
 
@@ -15,6 +16,12 @@ class Shard:
     inputs: np.ndarray
     labels: np.ndarray
     rows: tuple
+
+    def to(self, device):
+        """The same rows on a device; itself, where they are there already."""
+        if device == "cpu":
+            return self
+        return replace(self, inputs=to(self.inputs, device), labels=to(self.labels, device))
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,13 @@ class Loader:
                      cut into V shards, the same ones for every size, of which each rank has V/size (see exact mode)
     seed, shuffle, drop_last   see Sampler
     augment          None, or augment(images, indices in the data set, epoch) -> images (see augment.py)
+    parts            None, or parts(rank, epoch) -> an index array per global batch: that rank's rows, in place of the
+                     Sampler's order and the even cut; with micro_shards=1
     Raises ValueError where these don't fit together.
     """
 
     def __init__(self, images, labels, batch_size, seed=0, rank=0, size=1, micro_shards=1, shuffle=True,
-                 drop_last=False, augment=None):
+                 drop_last=False, augment=None, parts=None):
         if len(images) != len(labels):
             raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
         if not 0 <= rank < size:
@@ -69,7 +78,10 @@ class Loader:
         if batch_size < size:
             raise ValueError(f"batch_size={batch_size} counts the samples of all ranks together; with size={size} some "
                              f"rank would never get one. Take a batch_size of at least {size}, or fewer ranks.")
-        self.images, self.labels, self.augment = images, labels, augment
+        if parts is not None and micro_shards > 1:
+            raise ValueError(f"parts decides on whole ranks' rows, and micro_shards={micro_shards} on pieces of them: "
+                             "take one of the two.")
+        self.images, self.labels, self.augment, self.parts = images, labels, augment, parts
         self.rank, self.size = rank, size
         shards_each, first = (1, rank) if micro_shards == 1 else (micro_shards // size, rank * micro_shards // size)
         self.shard_indices, self.shards_total = range(first, first + shards_each), max(micro_shards, size)
@@ -80,14 +92,31 @@ class Loader:
 
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's batches, from step `start` on: a resumed run gets what the first would have got."""
+        if self.parts is not None:
+            return self._given(epoch, start)
         return (self._batch(indices, epoch) for indices in self.sampler.epoch(epoch, start))
+
+    def _given(self, epoch, start):
+        of_ranks = [self.parts(rank, epoch) for rank in range(self.size)]
+        if any(len(parts) != len(self) for parts in of_ranks):
+            raise ValueError(f"parts gave the ranks {[len(parts) for parts in of_ranks]} batches in epoch {epoch}, and "
+                             f"the epoch has {len(self)}.")
+        for step in range(start, len(self)):
+            ends = np.cumsum([0, *(len(parts[step]) for parts in of_ranks)]).tolist()
+            if not ends[-1]:
+                raise ValueError(f"parts left batch {step} of epoch {epoch} without a sample on any rank.")
+            inputs, labels = self._rows(of_ranks[self.rank][step], epoch)
+            rows = ends[self.rank], ends[self.rank + 1]
+            yield Batch(inputs, labels, ends[-1], rows, [Shard(self.rank, inputs, labels, rows)])
+
+    def _rows(self, indices, epoch):
+        inputs, labels = self.images[indices], self.labels[indices]
+        return (inputs if self.augment is None else self.augment(inputs, indices, epoch)), labels
 
     def _batch(self, indices, epoch):
         count = len(indices)
         lo, hi = share(count, self.rank, self.size)
-        inputs, labels = self.images[indices[lo:hi]], self.labels[indices[lo:hi]]
-        if self.augment is not None:
-            inputs = self.augment(inputs, indices[lo:hi], epoch)
+        inputs, labels = self._rows(indices[lo:hi], epoch)
         shards = [self._shard(i, inputs, labels, lo, count) for i in self.shard_indices]
         return Batch(inputs, labels, count, (lo, hi), shards)
 

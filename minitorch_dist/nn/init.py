@@ -1,4 +1,5 @@
-"""Initial values. They come from the default random stream (backend.manual_seed), so every rank draws the same.
+"""Initial values, as raw arrays. They come from the default random stream (backend.manual_seed), drawn on the host:
+every rank and every device gets the same.
 
 Weights are (out, in, …); fan_in = in · receptive field, fan_out = out · receptive field.
 Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
@@ -6,7 +7,7 @@ Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
 
 import math
 
-from ..backend import next_stream, xp
+from ..backend import next_stream, to, xp
 
 
 def fans(shape):
@@ -17,36 +18,36 @@ def fans(shape):
     return shape[1] * field, shape[0] * field
 
 
-def uniform(shape, bound, dtype=xp.float32):
+def uniform(shape, bound, dtype=xp.float32, device="cpu"):
     """U(-bound, bound)."""
-    return next_stream().uniform(-bound, bound, shape).astype(dtype)
+    return to(next_stream().uniform(-bound, bound, shape).astype(dtype), device)
 
 
-def normal(shape, std, dtype=xp.float32):
+def normal(shape, std, dtype=xp.float32, device="cpu"):
     """N(0, std²)."""
-    return (next_stream().standard_normal(shape) * std).astype(dtype)
+    return to((next_stream().standard_normal(shape) * std).astype(dtype), device)
 
 
-def he_normal(shape, dtype=xp.float32):
+def he_normal(shape, dtype=xp.float32, device="cpu"):
     """N(0, 2/fan_in): keeps the variance of activations through ReLU layers."""
-    return normal(shape, math.sqrt(2 / fans(shape)[0]), dtype)
+    return normal(shape, math.sqrt(2 / fans(shape)[0]), dtype, device)
 
 
-def he_uniform(shape, dtype=xp.float32):
+def he_uniform(shape, dtype=xp.float32, device="cpu"):
     """U with variance 2/fan_in."""
-    return uniform(shape, math.sqrt(6 / fans(shape)[0]), dtype)
+    return uniform(shape, math.sqrt(6 / fans(shape)[0]), dtype, device)
 
 
-def xavier_normal(shape, dtype=xp.float32):
+def xavier_normal(shape, dtype=xp.float32, device="cpu"):
     """N(0, 2/(fan_in + fan_out)): keeps the variance both ways through linear or tanh layers."""
-    return normal(shape, math.sqrt(2 / sum(fans(shape))), dtype)
+    return normal(shape, math.sqrt(2 / sum(fans(shape))), dtype, device)
 
 
-def xavier_uniform(shape, dtype=xp.float32):
+def xavier_uniform(shape, dtype=xp.float32, device="cpu"):
     """U with variance 2/(fan_in + fan_out)."""
-    return uniform(shape, math.sqrt(6 / sum(fans(shape))), dtype)
+    return uniform(shape, math.sqrt(6 / sum(fans(shape))), dtype, device)
 
 
-def torch_linear(shape, dtype=xp.float32):
+def torch_linear(shape, dtype=xp.float32, device="cpu"):
     """U(±1/√fan_in): what torch.nn.Linear starts from."""
-    return uniform(shape, 1 / math.sqrt(fans(shape)[0]), dtype)
+    return uniform(shape, 1 / math.sqrt(fans(shape)[0]), dtype, device)

@@ -2,7 +2,6 @@
 
 import math
 
-from .. import backend
 from ..autodiff import ops
 from ..backend import xp
 from . import init
@@ -106,8 +105,7 @@ class Dropout(Module):
     def forward(self, x):
         if not self.training or self.p == 0:
             return x
-        keep = backend.random_rows(x.shape) >= self.p
-        return x * (keep / x.dtype.type(1 - self.p)).astype(x.dtype)
+        return ops.dropout(x, self.p)
 
     def extra_repr(self):
         return f"p={self.p}"

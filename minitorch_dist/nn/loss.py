@@ -1,7 +1,9 @@
 """Losses. Their arguments' shapes must be equal: broadcasting a loss is always a mistake."""
 
+from .. import backend
 from ..autodiff import ops
 from ..autodiff.primitive import lower
+from ..backend import on_host
 
 
 def _reduced(losses, reduction):
@@ -34,6 +36,11 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
             raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
         logits, labels = ops.reshape(logits, (labels.size, logits.shape[-1])), labels.reshape(-1)
     counted = labels != ignore_index
+    if not on_host(labels):     # how many count is known to the GPU alone: all stay, and those ignored become 0
+        losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
+        if reduction == "mean":
+            return ops.sum(losses) / counted.sum().astype(losses.dtype)
+        return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
     if counted.all():
         losses = ops.softmax_cross_entropy(logits, labels)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)

@@ -151,13 +151,12 @@ class Module:
     # ------------------------------------------------------------ state
 
     def state_dict(self):
-        """{name: NumPy array} of all parameters and buffers, copied."""
-        state = {name: p.numpy().copy() for name, p in self.named_parameters()}
-        state.update((name, backend.xp.array(_array(b))) for name, b in self.named_buffers())
-        return state
+        """{name: NumPy array} of all parameters and buffers, copied to the host."""
+        return {name: backend.xp.array(backend.to(_array(value), "cpu"))
+                for name, value in (*self.named_parameters(), *self.named_buffers())}
 
     def load_state_dict(self, state):
-        """Write {name: array} into the parameters and buffers; nothing is written unless everything fits.
+        """Write {name: array}, from any device, into parameters and buffers; nothing is written unless everything fits.
 
         Raises KeyError for missing or unknown names, ValueError for another shape or dtype.
         """
@@ -174,8 +173,48 @@ class Module:
                                  f"the values have shape {values[name].shape} and dtype {values[name].dtype}")
         with no_grad():
             for name, target in targets.items():
-                target[...] = values[name]
+                target[...] = backend.to_device_of(values[name], target)
                 wrote(target, "load_state_dict")
+
+    # ------------------------------------------------------------ devices
+
+    def to(self, target):
+        """Move all parameters (with their gradients) and buffers to a device, or cast the floating ones to a dtype.
+        Returns self.
+
+        Parameters stay the same tensors. As in torch: first move the model, then make its optimizer or wrap it in
+        DistributedDataParallel, which lay the parameters into arrays of their own; afterwards RuntimeError.
+        """
+        def moved(array):
+            if backend.names_device(target):
+                return backend.to(array, target)
+            return array.astype(target, copy=False) if array.dtype.kind == "f" else array
+
+        for name, p in self.named_parameters():
+            if p.node is not None and p.node.flat is not None and moved(p.data) is not p.data:
+                raise RuntimeError(f"{type(self).__name__}.to({target!r}): {name} lives in the flat buffer of an "
+                                   "optimizer or of DistributedDataParallel already: call .to() before making those")
+        for p in self.parameters():
+            p.data, grad = moved(p.data), p.grad
+            if p.node is not None:
+                p.node.dtype = p.dtype
+            if grad is not None:
+                p.grad = moved(grad.data)
+        for module in self.modules():
+            for name, value in module._buffers.items():
+                if isinstance(value, Tensor):
+                    value.data = moved(value.data)
+                elif value is not None:
+                    module._register(module._buffers, name, moved(value))
+        return self
+
+    def cpu(self):
+        """to("cpu")."""
+        return self.to("cpu")
+
+    def cuda(self, device="cuda"):
+        """to("cuda"), the current GPU."""
+        return self.to(device)
 
     def train(self, mode=True):
         """Set training mode (dropout on) for the whole tree. Returns self."""

@@ -1,6 +1,7 @@
 """Normalisation layers."""
 
 from ..autodiff import ops
+from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
 from ..backend import xp
@@ -90,7 +91,7 @@ class BatchNorm(Module):
     def _over_ranks(self, x, count, column):
         """Two sums over the ranks: the mean must be known before the variance, or large means would drown it."""
         axes = (0, *range(2, len(x.shape)))
-        sums = self.reduce(ops.concatenate([ops.sum(x, axes), xp.array([count], x.dtype)], 0))
+        sums = self.reduce(ops.concatenate([ops.sum(x, axes), full((1,), count, x.dtype, x.device)], 0))
         count = int(lower(sums)[-1])
         self._check(count, x)
         mean = sums[:-1] / count

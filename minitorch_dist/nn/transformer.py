@@ -6,7 +6,7 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import xp
+from ..backend import module_of, to_device_of, xp
 from . import init
 from .layers import GELU, Dropout, Linear
 from .module import Module, Parameter, Sequential
@@ -33,7 +33,8 @@ def rotary(x, base=10_000.0):
     *_, time, size = x.shape
     if size % 2:
         raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
-    angles = xp.arange(time)[:, None] * base ** (-xp.arange(size // 2) * 2.0 / size)
+    here = lower(x)
+    angles = xp.arange(time, like=here)[:, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
     cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
     left, right = x[..., :size // 2], x[..., size // 2:]
     return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
@@ -72,7 +73,7 @@ class MultiHeadAttention(Module):
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
-            unit = xp.broadcast_to(xp.eye(x.shape[1], dtype=x.dtype), (*k.shape[:3], x.shape[1]))
+            unit = xp.broadcast_to(module_of(lower(x)).eye(x.shape[1], dtype=x.dtype), (*k.shape[:3], x.shape[1]))
             return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal))
 
     def forward(self, x):
@@ -144,15 +145,16 @@ class GPT(Module):
             raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
         x = self.embed(tokens)
         if self.positions == "learned":
-            x = x + self.position(xp.arange(time))
+            x = x + self.position(xp.arange(time, like=self.position.weight.data))
         x = self.norm(self.blocks(self.dropout(x)))
         weight = self.embed.weight if self.head is None else self.head.weight
         return ops.linear(x, weight)
 
     def generate(self, tokens, count, temperature=1.0, stream=None):
-        """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count). temperature 0 takes the
-        likeliest; `stream` is a np.random.Generator (default: the library's)."""
-        tokens = xp.asarray(lower(tokens))
+        """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
+        temperature 0 takes the likeliest; `stream` is a np.random.Generator (default: the library's)."""
+        tokens = lower(tokens)
+        tokens = to_device_of(xp.asarray(tokens) if isinstance(tokens, list) else tokens, self.embed.weight.data)
         stream = stream or backend.next_stream()
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
@@ -164,7 +166,7 @@ class GPT(Module):
                         new = logits.argmax(1)
                     else:
                         # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
-                        new = (logits / temperature + stream.gumbel(size=logits.shape)).argmax(1)
+                        new = (logits / temperature + to_device_of(stream.gumbel(size=logits.shape), logits)).argmax(1)
                     tokens = xp.concatenate([tokens, new[:, None]], 1)
         finally:
             for module, training in modes:

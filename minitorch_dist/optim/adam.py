@@ -2,33 +2,75 @@
 
 from math import sqrt
 
-from ..backend import xp
+from .. import kernels
+from ..autodiff.writes import wrote
+from ..backend import device_of, xp, zeros_like
 from .optimizer import Optimizer, check_settings
 
 
 class Adam(Optimizer):
     """m = β₁m + (1-β₁)g,  v = β₂v + (1-β₂)g²,  p -= lr · m̂ / (√v̂ + eps), with bias-corrected m̂ and v̂.
 
-    weight_decay adds weight_decay · p to g (L2). torch's settings and arithmetic.
-    Source: Kingma & Ba 2015.
+    weight_decay  adds weight_decay · p to g (L2)
+    amsgrad       v̂ is made of the largest v so far
+    maximize      goes up the gradient
+
+    torch's settings and arithmetic. Parameters of 16 bits have a float32 master copy ("master" in the state), which is
+    updated and then rounded. On a GPU with Triton the whole model is updated in one launch (kernels/adam.py); on the
+    CPU in tiles that fit into the cache. Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad).
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
     decoupled = False
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False):
         check_settings(lr=(lr, lr >= 0, "at least 0"), eps=(eps, eps >= 0, "at least 0"),
                        betas=(betas, all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
                        weight_decay=(weight_decay, weight_decay >= 0, "at least 0"))
+        self.amsgrad, self.maximize = amsgrad, maximize
+        if amsgrad:
+            self.state_names = (*self.state_names, "max_exp_avg_sq")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
+    def empty_state(self, flat):
+        self.fused = None       # kernels.adam.Update per dtype, with the slots it updates; made at the first step
+        exact = xp.promote_types(flat.dtype, xp.float32)
+        state = {name: zeros_like(flat.params, dtype=exact) for name in self.state_names}
+        return state if exact == flat.dtype else {"master": flat.params.astype(exact), **state}
+
+    def step(self, grad_scale=None, found_inf=None):
+        """Update every parameter that has a gradient, in place.
+
+        grad_scale  the gradients were multiplied by it (loss scaling): they are divided by it on the way, and stay
+        found_inf   where it isn't 0, no parameter changes and no step is counted
+
+        Both are numbers, or float32 arrays of one element where the parameters are: then a GPU is not waited for.
+        """
+        self.scaling = grad_scale, found_inf
+        super().step()
+
+    def apply(self):
+        if all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
+            return self.apply_fused()
+        self.count_on_host()
+        self.fused = None
+        grad_scale, found_inf = self.scaling
+        if found_inf is None or not float(found_inf):
+            self.factor = (-1.0 if self.maximize else 1.0) / (1.0 if grad_scale is None else float(grad_scale))
+            super().apply()
+
     def update(self, p, g, state, group, step):
+        low, p = p, state.get("master", p)
         m, v, t = state["exp_avg"], state["exp_avg_sq"], self.scratch(p)
         beta1, beta2 = group["betas"]
+        if low is not p:        # a parameter that somebody has set since the last step counts as set
+            xp.copyto(p, low, where=p.astype(low.dtype) != low)
+        if self.factor != 1 or low is not p:
+            g = xp.multiply(g, self.factor, out=self.scratch(p, 1), dtype=p.dtype)
         if group["weight_decay"] and self.decoupled:
             p *= 1 - group["lr"] * group["weight_decay"]
         elif group["weight_decay"]:
-            decayed = self.scratch(p, 1)
+            decayed = self.scratch(p, 2)
             xp.multiply(p, group["weight_decay"], out=decayed)
             decayed += g
             g = decayed
@@ -39,6 +81,8 @@ class Adam(Optimizer):
         xp.multiply(g, g, out=t)
         t *= 1 - beta2
         v += t
+        if self.amsgrad:
+            v = xp.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
         # lr · m̂ / (√v̂ + eps) with the two corrections folded into the numbers, not the arrays.
         correction = sqrt(1 - beta2 ** step)
         xp.sqrt(v, out=t)
@@ -46,6 +90,53 @@ class Adam(Optimizer):
         xp.divide(m, t, out=t)
         t *= group["lr"] * correction / (1 - beta1 ** step)
         p -= t
+        if low is not p:
+            low[...] = p
+
+    # ---------------------------------------------------------------- on a GPU: one launch
+
+    def apply_fused(self):
+        """Update all parameters of one dtype in one launch."""
+        if self.fused is None:
+            self.fused = self.tables()
+        alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in self.groups}
+        scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in self.scaling]
+        for update, slots in self.fused:
+            update([None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots], *scaling)
+        for slots in self.slots:
+            for slot in slots:
+                if slot.segment.tensor.grad is not None:
+                    wrote(slot.segment.tensor.data, f"{type(self).__name__}.step")
+
+    def tables(self):
+        """[(Update, its slots)], one per dtype of parameters and device."""
+        kinds = {}      # (dtype, device) -> ([the arrays of each slot], [slot])
+        for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+            names = {"p": flat.params, "g": flat.grads, "m": state["exp_avg"], "v": state["exp_avg_sq"]}
+            names |= {"master": state["master"]} if "master" in state else {}
+            names |= {"largest": state["max_exp_avg_sq"]} if self.amsgrad else {}
+            arrays, here = kinds.setdefault((flat.dtype, device_of(flat.params)), ([], []))
+            for slot in slots:
+                part = slice(slot.segment.start, slot.segment.end)
+                arrays.append({name: array[part] for name, array in names.items()})
+                here.append(slot)
+        update = kernels.load("adam").Update
+        return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, self.maximize), slots)
+                for arrays, slots in kinds.values()]
+
+    def count_on_host(self):
+        """Bring the numbers of updates, which the kernel counts on the device, back to the slots."""
+        for update, slots in self.fused or ():
+            for slot, steps in zip(slots, update.counts(), strict=True):
+                slot.steps = steps
+
+    def state_dict(self):
+        self.count_on_host()
+        return super().state_dict()
+
+    def load_state_dict(self, saved):
+        super().load_state_dict(saved)
+        self.fused = None
 
 
 class AdamW(Adam):
@@ -56,5 +147,5 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
-        super().__init__(params, lr, betas, eps, weight_decay)
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, maximize=False):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)

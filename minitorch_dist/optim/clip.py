@@ -1,7 +1,7 @@
 """Gradient clipping by global norm."""
 
 from ..autodiff.writes import wrote
-from ..backend import xp
+from ..backend import to, xp
 from ..flat import BLOCK, flat_buffers
 
 
@@ -39,7 +39,7 @@ def clip_grad_norm_(params, max_norm):
             for s in segments:
                 grads[s.start:s.stop] = flat.grads[s.start:s.stop]
         parts.append((flat, segments, grads))
-    norm = float(xp.sqrt(tree_sum(s for _, _, grads in parts for s in block_sums(grads))))
+    norm = float(xp.sqrt(tree_sum(s for _, _, grads in parts for s in to(block_sums(grads), "cpu"))))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import ledger
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import xp
+from ..backend import module_of, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
 
 # Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
@@ -54,9 +54,13 @@ class Optimizer:
         """Make empty state where the parameters live now."""
         group_of = {id(p): group for group in self.groups for p in group["params"]}
         self.flats = flat_buffers([p for group in self.groups for p in group["params"]])
-        self.state = [{name: xp.zeros(flat.size, flat.dtype) for name in self.state_names} for flat in self.flats]
+        self.state = [self.empty_state(flat) for flat in self.flats]
         self.slots = [[Slot(s, group_of[id(s.tensor)]) for s in flat.segments if id(s.tensor) in group_of]
                       for flat in self.flats]
+
+    def empty_state(self, flat):
+        """The state arrays for one FlatBuffer, {name: array of its size}, before the first step."""
+        return {name: zeros_like(flat.params) for name in self.state_names}
 
     def _follow(self):
         """Take the state along to where the parameters live now."""
@@ -81,20 +85,27 @@ class Optimizer:
         if any(slot.segment.tensor.node.flat is not flat
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
             self._follow()
-        for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+        for flat, state in zip(self.flats, self.state, strict=True):
             if ledger.open_ledgers:
                 for array in state.values():
                     ledger.keep(array, "optimizer")
             flat.collect(fill_missing=False)
+        self.apply()
+        if begin is not None:
+            ledger.span("compute", "optimizer", begin)
+
+    def apply(self):
+        """Update all parameters; their gradients lie in the flat buffers. Here: in tiles, by `update`."""
+        for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+            host = isinstance(flat.params, xp.ndarray)
             for start, stop, group, steps in runs(slots):
-                for tile in range(start, stop, TILE):
-                    end = min(tile + TILE, stop)
+                for tile in range(start, stop, TILE if host else stop - start):
+                    end = min(tile + TILE, stop) if host else stop
                     self.update(flat.params[tile:end], flat.grads[tile:end],
                                 {name: array[tile:end] for name, array in state.items()}, group, steps)
                 wrote(flat.params[start:stop], f"{type(self).__name__}.step")
-                ledger.launch(type(self).__name__.lower())
-        if begin is not None:
-            ledger.span("compute", "optimizer", begin)
+                if host:        # on a GPU that was a dozen of CuPy's own kernels, which nobody counts
+                    ledger.launch(type(self).__name__.lower())
 
     def update(self, p, g, state, group, step):
         """Update one tile in place: p, g and the state arrays are 1-d and of equal length; step counts from 1.
@@ -103,21 +114,24 @@ class Optimizer:
 
     def scratch(self, like, k=0):
         """The k-th working array of a tile's length and dtype; its content is whatever was left there."""
+        if not isinstance(like, xp.ndarray):
+            return module_of(like).empty_like(like)     # from CuPy's memory pool
         key = (k, like.dtype)
         if key not in self._scratch:
             self._scratch[key] = xp.empty(TILE, like.dtype)
         return self._scratch[key][:like.size]
 
     def state_dict(self):
-        """{"groups": the settings, "steps": per parameter, "state": per parameter {name: array}}; arrays copied."""
+        """{"groups": the settings, "steps": per parameter, "state": per parameter {name: NumPy array}}; arrays are
+        copied to the host."""
         places = {id(slot.segment.tensor): (slot, state)
                   for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
         order = [places[id(p)] for group in self.groups for p in group["params"]]
         return {
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
             "steps": [slot.steps for slot, _ in order],
-            "state": [{name: a[slot.segment.start:slot.segment.stop].reshape(slot.segment.tensor.shape).copy()
-                       for name, a in state.items()} for slot, state in order],
+            "state": [{name: xp.array(to(a[slot.segment.start:slot.segment.stop], "cpu"))
+                       .reshape(slot.segment.tensor.shape) for name, a in state.items()} for slot, state in order],
         }
 
     def load_state_dict(self, saved):
@@ -128,11 +142,11 @@ class Optimizer:
         if len(saved["state"]) != len(order) or len(saved["groups"]) != len(self.groups):
             raise ValueError(f"the saved state has {len(saved['groups'])} groups and {len(saved['state'])} parameters, "
                              f"this optimizer {len(self.groups)} and {len(order)}")
-        for (slot, _), arrays in zip(order, saved["state"], strict=True):
-            if set(arrays) != set(self.state_names):
+        for (slot, state), arrays in zip(order, saved["state"], strict=True):
+            if set(arrays) != set(state):
                 raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "
-                                 f"{sorted(self.state_names)}: it comes from another optimizer")
-            for name in self.state_names:
+                                 f"{sorted(state)}: it comes from another optimizer")
+            for name in state:
                 if arrays[name].shape != slot.segment.tensor.shape:
                     raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "
                                      f"{slot.segment.tensor.shape}")
@@ -140,8 +154,8 @@ class Optimizer:
             group.update(settings)
         for (slot, state), steps, arrays in zip(order, saved["steps"], saved["state"], strict=True):
             slot.steps = steps
-            for name in self.state_names:
-                state[name][slot.segment.start:slot.segment.stop] = arrays[name].ravel()
+            for name in state:
+                state[name][slot.segment.start:slot.segment.stop] = to_device_of(arrays[name].ravel(), state[name])
 
 
 def runs(slots):

@@ -5,7 +5,7 @@ in backward. In exact mode a micro-shard is a batch of its own, so that forward 
 statistics move once a step by the mean over the micro-shards, which is added up along the tree of the gradients.
 """
 
-from ..backend import xp
+from ..backend import to_device_of, xp
 from ..nn.norm import BatchNorm
 from .exact import BinaryCounter
 
@@ -42,10 +42,15 @@ class MicroShardStatistics:
             layer.move = self._take
         self.places = {id(layer): slice(*ends[i:i + 2]) for i, layer in enumerate(self.layers)}
         self.vector = xp.zeros(ends[-1], xp.float64)
+        if self.layers:     # beside the statistics themselves
+            self.vector = to_device_of(self.vector, self.layers[0].running_mean)
 
     def _take(self, layer, mean, var):
         part = self.vector[self.places[id(layer)]]
-        part += xp.concatenate([mean, var, [1.0]])
+        n = layer.num_features
+        part[:n] += mean
+        part[n:-1] += var
+        part[-1] += 1
 
     def fold(self, last):
         """A micro-shard is through; after this rank's last one of the step, move the running statistics."""
@@ -57,7 +62,7 @@ class MicroShardStatistics:
             total = self.counter.total().copy()
             self.comm.all_reduce(total, exact=True)
             for layer in self.layers:
-                *sums, count = total[self.places[id(layer)]]
+                part, n = total[self.places[id(layer)]], layer.num_features
+                count = float(part[-1])
                 if count:
-                    mean, var = xp.split(xp.array(sums) / count, 2)
-                    layer.moved(*(s.astype(layer.running_mean.dtype) for s in (mean, var)))
+                    layer.moved(*((s / count).astype(layer.running_mean.dtype) for s in (part[:n], part[n:-1])))

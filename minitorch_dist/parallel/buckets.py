@@ -7,6 +7,7 @@ of one are there it is posted, while backward goes on with the layers before:
     on the wire            | bucket 0  | bucket 1  | bucket 2  | bucket 3 |
 """
 
+from ..backend import to, to_device_of, xp
 from ..flat import FlatBuffer
 from .exact import BinaryCounter
 
@@ -44,6 +45,8 @@ class Bucket:
         self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
         self.finish = None      # once posted: waits until `grads` is the sum over all ranks
         self.counter = BinaryCounter()
+        self.used = [False] * len(tensors)      # by this rank, since they were handed out last
+        self.alone = comm.size == 1
         self.summed = ()        # the gradients as they were handed out last: sums over all ranks
 
     def start_over(self):
@@ -61,14 +64,18 @@ class Bucket:
             raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
                                "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
                                "last inside no_sync()")
-        self.flat.tail[...] = [grad is not None for grad in grads]
+        here = [grad is not None for grad in grads]
+        self.used = [a or b for a, b in zip(self.used, here, strict=True)]
+        self.flat.tail[...] = 1 if all(here) else to_device_of(xp.array(here, self.flat.dtype), self.flat.tail)
         self.flat.collect(fill_missing=True)
 
     def hand_out(self):
         """`grads` is the sum: every parameter that some rank has used has its gradient there, the others have none."""
-        for s, users in zip(self.segments, self.flat.tail, strict=True):
+        # From a GPU the counts must be waited for: not where this rank knows them by itself.
+        for s, users in zip(self.segments, self.used if self.alone else to(self.flat.tail, "cpu"), strict=True):
             if not users:
                 s.tensor.grad = None
+        self.used = [False] * len(self.used)
         self.flat.tail[...] = 0     # norms are taken of the whole buffer
         self.summed = [s.tensor.grad for s in self.segments]
 

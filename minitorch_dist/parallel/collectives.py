@@ -18,10 +18,9 @@ All ranks call them in the same order, and then backward is in the same order to
 together or cut; all ranks' parts have the same shape. Sums only.
 """
 
-import numpy as np
-
 from ..autodiff.ops import transpose
 from ..autodiff.primitive import LinearOp, Primitive, bind
+from ..backend import module_of, xp
 
 # ---------------------------------------------------------------- linear maps
 
@@ -37,40 +36,52 @@ collected = LinearOp("reduce", lambda t, r: reduce(t, *r), lambda c, r: broadcas
 
 # ---------------------------------------------------------------- forward, on arrays; parts lie along the first axis
 
+def _copy(x):
+    return module_of(x).array(x, order="C")
+
+
+def _empty(x, rows):
+    return module_of(x).empty((rows, *x.shape[1:]), x.dtype)
+
+
+def _contiguous(x):
+    return module_of(x).ascontiguousarray(x)
+
+
 def _summed(x, comm):
-    out = np.array(x, order="C")
+    out = _copy(x)
     comm.all_reduce(out)
     return out
 
 
 def _gather(x, comm):
-    out = np.empty((comm.size * x.shape[0], *x.shape[1:]), x.dtype)
-    comm.all_gather(out, np.ascontiguousarray(x))
+    out = _empty(x, comm.size * x.shape[0])
+    comm.all_gather(out, _contiguous(x))
     return out
 
 
 def _reduce_scatter(x, comm):
-    out = np.empty((x.shape[0] // comm.size, *x.shape[1:]), x.dtype)
-    comm.reduce_scatter(out, np.ascontiguousarray(x))
+    out = _empty(x, x.shape[0] // comm.size)
+    comm.reduce_scatter(out, _contiguous(x))
     return out
 
 
 def _exchange(x, comm, send_counts, recv_counts):
-    out = np.empty((len(x) if recv_counts is None else sum(recv_counts), *x.shape[1:]), x.dtype)
-    comm.all_to_all(out, np.ascontiguousarray(x), send_counts, recv_counts)
+    out = _empty(x, len(x) if recv_counts is None else sum(recv_counts))
+    comm.all_to_all(out, _contiguous(x), send_counts, recv_counts)
     return out
 
 
 def _broadcast(x, comm, src):
-    out = np.array(x, order="C")
+    out = _copy(x)
     comm.broadcast(out, src)
     return out
 
 
 def _reduce(x, comm, dst):
-    out = np.array(x, order="C")
+    out = _copy(x)
     comm.reduce(out, dst)
-    return out if comm.rank == dst else np.zeros_like(out)
+    return out if comm.rank == dst else xp.zeros_like(out)
 
 
 _copy_to = Primitive("copy_to", lambda x, comm: x, params="comm", x=(copied, "comm"))

@@ -13,7 +13,8 @@ class Join:
             raise RuntimeError("join in exact mode: it needs one fixed number of micro-shards per step on every rank")
         if layers(model.module) or model.synchronised_buffers:
             raise RuntimeError("join: this model's forward talks to other ranks (BatchNorm or broadcast buffers), "
-                               "which a rank without data can't answer; use LayerNorm, or cut the data evenly (data.Loader)")
+                               "which a rank without data can't answer; use LayerNorm, or cut the data evenly "
+                               "(data.Loader)")
         self.model, self.update = model, update
 
     def __enter__(self):

@@ -28,6 +28,11 @@ TAIL_LINES = 40       # of each rank's output in a report
 STACK_SECONDS = 0.3   # for the ranks to dump their stacks
 END_SECONDS = 1       # for mpirun to end its ranks before they are killed
 GONE_SECONDS = 1      # for the killed to go
+LOOK_EVERY = 0.05     # seconds between two looks at the ranks' states
+
+# What a program needs to start at all: all that `inherit=False` leaves of the environment.
+NEEDED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "SYSTEMROOT")
+NEEDED_PREFIXES = ("LC_", "OMPI_MCA_", "OMPI_ALLOW_", "PRTE_", "MPICH_", "FI_", "UCX_")
 
 # Each rank writes into files of its own; $0 is the folder. `exec` keeps the pid, so that the launcher knows it.
 PER_RANK = ('rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}; echo $$ > "$0/rank-$rank.pid"; '
@@ -87,12 +92,17 @@ class Run:
         return f"in call {state['calls']}, {state['op']} on {state['axis']!r}" + (f" ({detail})" if detail else "")
 
 
-def launch(arguments, n, limit=60, env=None, cwd=None, force=False):
+def launch(arguments, n, limit=60, env=None, cwd=None, force=False, inherit=True, still=None):
     """Run `mpirun -n N python *arguments`; a Run. One rank runs without mpirun, unless `force`.
 
-    limit: seconds. env: variables added to this process's own; those of a launcher above it are left out.
+    limit    seconds
+    env      variables added to this process's own; those of a launcher above it are left out
+    inherit  False: of this process's own only those that a program needs to start
+    still    seconds after which the run is ended, as if at its limit, when all ranks have waited in one and the same
+             call for so long: they wait for each other
     """
-    return _launch([str(argument) for argument in arguments], n, limit, env, cwd, force, lambda folder: None)[0]
+    return _launch([str(argument) for argument in arguments], n, limit, env, cwd, force, lambda folder: None,
+                   inherit=inherit, still=still)[0]
 
 
 def call(target, n, args=(), limit=60, env=None, cwd=None):
@@ -141,22 +151,25 @@ def mpirun_command():
 
 # ---------------------------------------------------------------- inside
 
-def _launch(arguments, n, limit, env, cwd, force, prepare, collect=lambda folder: None):
+def _launch(arguments, n, limit, env, cwd, force, prepare, collect=lambda folder: None, inherit=True, still=None):
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
     try:
         prepare(folder)
-        run = _run(folder, arguments, n, limit, env, cwd, force)
+        run = _run(folder, arguments, n, limit, env, cwd, force, inherit, still)
         return run, collect(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder, arguments, n, limit, env, cwd, force):
+def _run(folder, arguments, n, limit, env, cwd, force, inherit, still):
     mpirun = [*mpirun_command(), "-n", str(n)] if n > 1 or force else []
     python = [sys.executable, *arguments]
     if CHILD.as_posix() in arguments:
         python.append(str(folder))
-    environment = without_launcher(os.environ) | {
+    own = without_launcher(os.environ)
+    if not inherit:
+        own = {name: value for name, value in own.items() if name in NEEDED or name.startswith(NEEDED_PREFIXES)}
+    environment = own | {
         "MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (env or {})
     start = time.monotonic()
     with open(folder / "launcher.err", "w") as said:   # MPICH's mpirun names the signal that killed a rank on stdout
@@ -164,7 +177,7 @@ def _run(folder, arguments, n, limit, env, cwd, force):
                                    env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                                    start_new_session=True)
         try:
-            process.wait(limit)
+            _wait(process, folder, n, limit, still)
             timed_out = False
         except subprocess.TimeoutExpired:
             timed_out = True
@@ -175,9 +188,30 @@ def _run(folder, arguments, n, limit, env, cwd, force):
 
     def texts(kind):
         return [_read(folder / f"rank-{rank}.{kind}") for rank in range(n)]
-    states = [json.loads(text) if text.strip() else None for text in texts("state")]
     return Run([*mpirun, *python], None if timed_out else process.returncode, timed_out, seconds, texts("out"),
-               texts("err"), states, texts("stack"), _read(folder / "launcher.err"))
+               texts("err"), _states(folder, n), texts("stack"), _read(folder / "launcher.err"))
+
+
+def _states(folder, n):
+    texts = [_read(folder / f"rank-{rank}.state") for rank in range(n)]
+    return [json.loads(text) if text.strip() else None for text in texts]
+
+
+def _wait(process, folder, n, limit, still):
+    """Wait for the end. TimeoutExpired at the limit, or when all ranks have stood still for `still` seconds."""
+    if still is None:
+        process.wait(limit)
+        return
+    end, seen, since = time.monotonic() + limit, None, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_EVERY)
+            return
+        states, now = _states(folder, n), time.monotonic()
+        if states != seen or not all(state is not None and state["waiting"] for state in states):
+            seen, since = states, now
+        if now > end or now - since > still:
+            raise subprocess.TimeoutExpired(process.args, now - since)
 
 
 def _read(path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import minitorch_dist as mt
+from minitorch_dist.autodiff.primitive import bind
 
 rng = np.random.default_rng(7)
 
@@ -49,6 +50,7 @@ ROWS = np.array([2, 0, 0, 1])
 ZEROS = np.zeros((2, 3, 4), bool)
 ZEROS[0, 1, 2] = ZEROS[1, 2, 0] = ZEROS[0, 2, 3] = True      # line 0 has none, line 1 one, line 2 two zeros
 ORDER = np.argsort(normal(3, 4), 1)
+WEIGHTS = np.arange(12.0).reshape(3, 4)
 MASK = np.array([[True, False, True, True], [False, True, True, False], [True, True, False, False]])
 
 SAMPLES = [
@@ -75,6 +77,7 @@ SAMPLES = [
     Sample("abs", mt.absolute, (away_from_zero(3, 5),)),
     Sample("where", lambda x, y: mt.where(MASK, x, y), (normal(3, 4), normal(4))),
     Sample("astype", lambda x: mt.astype(mt.exp(mt.astype(x, np.float64)), np.float64), (normal(2, 3),), "same"),
+    Sample("to_device", lambda x: mt.exp(bind(mt.OPS["to_device"], (x,), ("cpu", "cpu"))), (normal(2, 3),)),
     # shape
     Sample("reshape", lambda x: mt.exp(mt.reshape(x, (2, 6))), (normal(3, 4),)),
     Sample("reshape", lambda x: mt.sin(mt.reshape(x, -1, 2)), (normal(3, 4),), "unknown"),
@@ -111,7 +114,7 @@ SAMPLES = [
     Sample("take", lambda x: mt.exp(mt.take(x, ROWS, 1)) * mt.take(x, [7, 0, -1, 7]), (normal(2, 4),)),
     Sample("topk", lambda x: mt.topk(x, 2, 0)[0] * mt.topk(x, 2, 0, largest=False)[0], (distinct(4, 3),)),
     Sample("embedding", lambda w: mt.exp(mt.embedding(ROWS.reshape(2, 2), w)), (normal(3, 2),)),
-    Sample("sort", lambda x: mt.sort(x, 0) * np.arange(12).reshape(3, 4).astype(x.dtype), (distinct(3, 4),)),
+    Sample("sort", lambda x: mt.sort(x, 0) * WEIGHTS.astype(x.dtype), (distinct(3, 4),)),
     # contractions
     *(Sample("matmul", mt.matmul, (normal(*a), normal(*b)), f"{a}@{b}") for a, b in (
         ((2, 3), (3, 4)), ((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((5, 2, 3), (3, 4)), ((2, 3), (5, 3, 4)),
@@ -174,7 +177,7 @@ SAMPLES += [
         ("where", lambda x: mt.where(MASK, x, 0.0), (normal(3, 4),), "each"),
         ("reshape", lambda x: mt.reshape(x, (2, 6)), (normal(3, 4),), "each"),
         ("transpose", lambda x: mt.transpose(x, (2, 0, 1)), (normal(2, 3, 4),), "each"),
-        ("concatenate", lambda x: mt.concatenate([x, 2.0 * x[:1], np.zeros((1, 2), x.dtype)]), (normal(3, 2),), "each"),
+        ("concatenate", lambda x: mt.concatenate([x, 2.0 * x[:1], mt.zeros_like(x[:1]).data]), (normal(3, 2),), "each"),
         ("split", lambda x: (lambda a, b: mt.stack([a, b[1:]]))(*mt.split(x, [2])), (normal(5, 2),), "each"),
         ("sum", lambda x: mt.sum(x, (0, 2)), (normal(2, 3, 4),), "each"),
         ("broadcast_to", lambda x: mt.broadcast_to(x, (2, 3, 4)), (normal(3, 1),), "each"),

@@ -59,6 +59,16 @@ def exact_bits():
     return results
 
 
+def exact_in_order(order):
+    """On the ranks of the world in that order: (they themselves, the exact sum, the usual one)."""
+    world = comm.world()
+    c = world.split(0, key=order.index(world.rank))
+    exact, usual = (placed(c, data_of(world.rank, 4097, "f4"), window=True) for _ in range(2))
+    c.all_reduce(exact, exact=True)
+    c.all_reduce(usual)
+    return c.world_ranks, exact.copy(), usual.copy()
+
+
 def views():
     """A reduction of one row of a window array: (whole array after it, was the view in the window?)."""
     world = comm.world()
@@ -172,7 +182,7 @@ def groups():
 
 
 def counted():
-    """{call: (calls, bytes)} in the ledger of this rank, and the number of hook calls seen."""
+    """{call: (calls, bytes, those between nodes, keys)} in the ledger of this rank."""
     world = comm.world()
     size, rank = world.size, world.rank
     n = 16 * size * 100
@@ -185,10 +195,13 @@ def counted():
         "all_reduce odd plain": lambda: world.all_reduce(odd_plain),
         "all_reduce posted": lambda: world.all_reduce(plain, async_op=True).wait(),
         "reduce_scatter": lambda: world.reduce_scatter(part, plain),
+        "reduce_scatter window": lambda: world.reduce_scatter(part, in_window),
         "all_gather": lambda: world.all_gather(in_window, part),
         "all_to_all": lambda: world.all_to_all(odd_plain[:n], plain),
         "broadcast": lambda: world.broadcast(plain, 1),
         "send": lambda: world.send(plain, 1) if rank == 0 else world.recv(plain, 0) if rank == 1 else None,
+        "send across": lambda: world.send(plain, size - 1) if rank == 0 else
+            world.recv(plain, 0) if rank == size - 1 else None,
         "barrier": world.barrier,
     }
     if size in (2, 4):
@@ -197,7 +210,8 @@ def counted():
     for name, run in calls.items():
         with ledger.record() as book:
             run()
-        counts[name] = sum(book.calls.values()), book.total_bytes_sent(), sorted(book.calls)
+        counts[name] = (sum(book.calls.values()), book.total_bytes_sent(), sum(book.bytes_between_nodes.values()),
+                        sorted(book.calls))
     return counts
 
 
@@ -338,3 +352,19 @@ def short_message():
         world.recv(np.zeros(6), 0)
     except RuntimeError as error:
         return str(error)
+
+
+def long_message():
+    """Rank 0 sends 5 numbers, twice, to a rank that expects 3: received at once, and posted."""
+    world = comm.world()
+    if world.rank == 0:
+        world.send(np.zeros(5), 1)
+        world.send(np.zeros(5), 1)
+        return None
+    messages = []
+    for receive in (world.recv, lambda x, src: world.irecv(x, src).wait()):
+        try:
+            receive(np.zeros(3), 0)
+        except RuntimeError as error:
+            messages.append(str(error))
+    return messages

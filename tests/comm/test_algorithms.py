@@ -5,8 +5,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from minitorch_dist.comm import cost
+from minitorch_dist.comm import Communicator, cost
 from minitorch_dist.comm.algorithms import ALGORITHMS
+from minitorch_dist.comm.local import LocalEngine
 from minitorch_dist.testing import ranks
 
 from .cases import data_of
@@ -86,6 +87,49 @@ def test_the_environment_chooses():
             assert name == "mpi" or posted in (1.0, 2.0)      # it runs inside wait
             assert messages == {"ring": 2, "tree": 1, "mpi": 0}[name]
     assert ranks.call(CASES + "chosen", 2, env={"MINITORCH_COMM": "shared"})[0][2]
+
+
+OWN = """
+import numpy as np
+calls = 0
+
+def star(wire, x, combine):
+    global calls
+    calls += 1
+    if wire.rank:
+        wire.send(x, 0)
+        wire.recv(x, 0)
+        return
+    theirs = np.empty_like(x)
+    for other in range(1, wire.size):
+        wire.recv(theirs, other)
+        combine(x, theirs, out=x)
+    for other in range(1, wire.size):
+        wire.send(x, other)
+"""
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_function_of_ones_own(tmp_path, n):
+    (tmp_path / "own.py").write_text(OWN)
+    slot = f"{tmp_path}/own.py:star"
+    for rank, (sums, means, of_part, in_window, sent, shown) in enumerate(
+            ranks.call(CASES + "own_algorithm", n, env={"MINITORCH_COMM": slot})):
+        parts = [data_of(other, 35, "f8").reshape(5, 7) for other in range(n)]
+        assert all(close_to_sum(result, parts) for result in sums) and len(sums) == 4
+        assert close_to_sum(means, parts, 1 / n)
+        assert of_part and not in_window
+        assert sent == (0 if n == 1 else 35 * 8 * (n - 1 if rank == 0 else 1))
+        assert shown is None or "all_reduce(float64[5], sum by star)" in shown and "sum by ring" in shown
+        assert (shown is None) == (n == 1)
+
+
+@pytest.mark.parametrize("slot, words", [("nowhere/own.py:star", "there is no file"),
+                                         ("{}/own.py:star_", "has no function star_"), ("{}/own.py:calls", "function")])
+def test_a_slot_that_holds_no_function(tmp_path, slot, words):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ValueError, match=words):
+        Communicator(LocalEngine(), "alone", algorithm=slot.format(tmp_path))
 
 
 # ---------------------------------------------------------------- the cost model

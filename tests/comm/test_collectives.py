@@ -1,4 +1,4 @@
-"""Every collective against what NumPy makes of the data that each rank is known to hold."""
+"""Every collective against what NumPy makes of the data that each rank is known to hold, on one node and on several."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,15 @@ from .cases import DTYPES, SIZES, data_of
 
 CASES = "tests.comm.cases:"
 MPICH_RING = {   # sums in an order that isn't the tree's; MPICH's usual one happens to be
-    "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": "ring", "MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
-EVERY_N = pytest.mark.parametrize("n", [1, 2, 3, 4])
+    "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": "ring", "MPIR_CVAR_IALLREDUCE_INTRA_ALGORITHM": "tsp_ring",
+    "MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
+EVERYWHERE = pytest.mark.parametrize("n, nodes", [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (4, 2)])
+SEVERAL = pytest.mark.parametrize("n, nodes", [(2, 1), (3, 1), (3, 2), (4, 2)])
+
+
+def on(n, nodes, case, env=None):
+    """What the case gives on n ranks that pretend to live on so many nodes."""
+    return ranks.call(CASES + case, n, env={"MINITORCH_NODES": str(nodes)} | (env or {}))
 
 
 def held(n, size, dtype):
@@ -32,9 +39,9 @@ def balanced_tree(parts):
     return balanced_tree(parts[:half]) + balanced_tree(parts[half:])
 
 
-@EVERY_N
-def test_all_reduce(n):
-    results = ranks.call(CASES + "all_reduce_everything", n)
+@EVERYWHERE
+def test_all_reduce(n, nodes):
+    results = on(n, nodes, "all_reduce_everything")
     assert set(results[0]) >= {(size, dtype, "sum", window) for size in SIZES for dtype in DTYPES
                                for window in (True, False)}
     for key, result in results[0].items():
@@ -49,9 +56,9 @@ def test_all_reduce(n):
             assert (result == (np.max if op == "max" else np.min)(parts, axis=0)).all(), key
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 8])
-def test_exact_sum_is_the_balanced_tree_to_the_last_bit(n):
-    for results in ranks.call(CASES + "exact_bits", n, env=MPICH_RING):
+@pytest.mark.parametrize("n, nodes", [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 3), (8, 4)])
+def test_exact_sum_is_the_balanced_tree_to_the_last_bit(n, nodes):
+    for results in on(n, nodes, "exact_bits", MPICH_RING):
         for (size, dtype, window), result in results.items():
             tree = balanced_tree(held(n, size, dtype))
             assert result.tobytes() == tree.tobytes(), (size, dtype, window)
@@ -60,30 +67,41 @@ def test_exact_sum_is_the_balanced_tree_to_the_last_bit(n):
         assert balanced_tree(parts).tobytes() != sum(parts[1:], parts[0]).tobytes()
 
 
-def test_view_of_a_window_array_is_reduced_in_the_window_and_nothing_else():
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (2, 3, 0, 1)])
+def test_exact_sum_where_the_nodes_are_no_blocks_in_rank_order(order):
+    """Two nodes, (0, 1) and (2, 3), of a world that is numbered anew: rank i is the world's rank order[i]."""
+    for ranks_here, result, nearly in ranks.call(CASES + "exact_in_order", 4, (order,), env={"MINITORCH_NODES": "2"}):
+        assert ranks_here == list(order)
+        parts = [data_of(rank, 4097, "f4") for rank in order]
+        assert result.tobytes() == balanced_tree(parts).tobytes()
+        assert close_to_sum(nearly, parts)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_view_of_a_window_array_is_reduced_in_the_window_and_nothing_else(nodes):
     n = 3
-    for rank, (whole, in_window) in enumerate(ranks.call(CASES + "views", n)):
+    for rank, (whole, in_window) in enumerate(on(n, nodes, "views")):
         assert in_window
         parts = [part.reshape(3, 1000) for part in held(n, 3000, "f4")]
         assert close_to_sum(whole[1], [part[1] for part in parts])
         assert (whole[[0, 2]] == parts[rank][[0, 2]]).all()
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_works_outstanding_and_waited_for_in_another_order(n):
-    values = ranks.call(CASES + "outstanding", n)
+@SEVERAL
+def test_works_outstanding_and_waited_for_in_another_order(n, nodes):
+    values = on(n, nodes, "outstanding")
     assert values[0][1], "posting in the window must not touch the data"
     for arrays, _ in values:
         for x in arrays:
             assert close_to_sum(x, held(n, x.size, "f8"))
-    for arrays in ranks.call(CASES + "polling", n):
+    for arrays in on(n, nodes, "polling"):
         for x in arrays:
             assert close_to_sum(x, held(n, x.size, "f8"))
 
 
-@EVERY_N
-def test_data_movers(n):
-    for rank, results in enumerate(ranks.call(CASES + "data_movers", n)):
+@EVERYWHERE
+def test_data_movers(n, nodes):
+    for rank, results in enumerate(on(n, nodes, "data_movers")):
         whole = held(n, 100 * n, "f4")
         mine = [part.reshape(n, 100)[rank] for part in whole]
         gathered = np.array(held(n, 100, "f4"))
@@ -121,8 +139,9 @@ def test_objects(n):
         assert nothing == [None] * n
 
 
-def test_groups():
-    values = ranks.call(CASES + "groups", 4)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_groups(nodes):
+    values = on(4, nodes, "groups")
     assert values == [
         (1, 2, "half", [2, 0], [2, 0], 101.0, None),
         (1, 2, "half", [3, 1], [3, 1], 1010.0, ("world/7", [1, 2, 3])),
@@ -136,10 +155,11 @@ def test_bytes_in_the_ledger_are_the_formulas(n):
     values = ranks.call(CASES + "counted", n)
     M, odd = 16 * n * 100 * 4, 100003 * 4
     for rank, counts in enumerate(values):
-        for name, (calls, _, keys) in counts.items():
-            assert calls == (1 if name != "send" or rank < 2 else 0)
+        for name, (calls, _, between, keys) in counts.items():
+            assert between == 0
+            assert calls == (1 if rank in {"send": (0, 1), "send across": (0, n - 1)}.get(name, (rank,)) else 0)
             assert all(axis == "world" and name.startswith((op, "send")) for axis, op in keys)
-        sent = {name: bytes_sent for name, (_, bytes_sent, _) in counts.items()}
+        sent = {name: bytes_sent for name, (_, bytes_sent, _, _) in counts.items()}
         for name in ("all_reduce window", "all_reduce plain", "all_reduce posted"):
             assert sent[name] == 2 * (n - 1) * M // n, name
         for name in ("reduce_scatter", "all_gather", "all_to_all"):
@@ -152,6 +172,26 @@ def test_bytes_in_the_ledger_are_the_formulas(n):
     for name in ("all_reduce odd window", "all_reduce odd plain"):
         assert sum(counts[name][1] for counts in values) == 2 * (n - 1) * odd
         assert all(abs(counts[name][1] - 2 * (n - 1) * odd / n) <= 2 * (n - 1) * 64 * n for counts in values)
+
+
+def test_bytes_between_nodes():
+    """All bytes are a ring's, in sum; between K nodes of n ranks go those of K rings of one rank per node."""
+    n, M, odd = 4, 16 * 4 * 100 * 4, 100003 * 4
+    values = on(n, 2, "counted")
+    for rank, counts in enumerate(values):
+        sent = {name: (bytes_sent, between) for name, (_, bytes_sent, between, _) in counts.items()}
+        assert sent["all_reduce window"] == (2 * 3 * M // 4, M // 2)     # one of two lanes sends 2 · 1/2 of half of M
+        assert sent["all_reduce plain"] == sent["all_reduce posted"] == (2 * 3 * M // 4, 0)     # as MPI likes
+        assert sent["reduce_scatter window"] == sent["all_gather"] == (3 * M // 4, M // 4)
+        assert sent["reduce_scatter"] == (3 * M // 4, 0)
+        assert sent["all_reduce exact plain"] == (2 * M, 0)
+        assert sent["send"] == (M if rank == 0 else 0, 0)
+        assert sent["send across"] == (M if rank == 0 else 0, M if rank == 0 else 0)
+    assert sum(counts["all_reduce odd window"][1] for counts in values) == 2 * 3 * odd
+    assert sum(counts["all_reduce odd window"][2] for counts in values) == 2 * 1 * odd
+    halves = 4 * (100003 // 2), 4 * (100003 - 100003 // 2)     # ranks 0 and 2 are the one lane of (0, 1) and (2)
+    assert [counts["all_reduce odd window"][1:3] for counts in on(3, 2, "counted")] == [
+        (2 * odd + 2 * halves[0], 2 * halves[0]), (0, 0), (2 * halves[1], 2 * halves[1])]
 
 
 def test_hooks_see_every_operation():
@@ -174,8 +214,15 @@ def test_window_memory():
         assert not dirty
 
 
-def test_plain_memory_where_the_window_has_none():
-    assert ranks.call(CASES + "without_memory", 2) == [(False, 3.0)] * 2
+@pytest.mark.parametrize("n, nodes, total", [(2, 1, 3.0), (3, 2, 6.0)])
+def test_plain_memory_where_the_window_has_none(n, nodes, total):
+    assert on(n, nodes, "without_memory") == [(False, total)] * n
+
+
+@pytest.mark.parametrize("nodes", ["two", "0", "-1"])
+def test_a_wrong_number_of_pretended_nodes(nodes):
+    with pytest.raises(AssertionError, match=f"MINITORCH_NODES='{nodes}' must be a number"):
+        ranks.call(CASES + "views", 2, env={"MINITORCH_NODES": nodes})
 
 
 def test_memory_of_one_rank_is_aligned_too():

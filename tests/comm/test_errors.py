@@ -48,6 +48,12 @@ def test_a_message_of_another_size():
     assert "40 bytes" in message and "48" in message and "float64[6]" in message
 
 
+def test_a_message_longer_than_the_array():
+    _, messages = ranks.call(CASES + "long_message", 2)
+    assert len(messages) == 2
+    assert all("more than 24 bytes for an array of 24 (float64[3])" in message for message in messages)
+
+
 def test_wait_with_a_limit():
     on_rank_0, on_rank_1 = ranks.call(CASES + "timeout_is_error", 2)
     assert len(on_rank_0) == 2 and on_rank_1 == []

@@ -30,14 +30,14 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize("across_nodes", [False, True])
-def test_every_rank_raises_and_names_what_each_has_called(across_nodes):
-    values = ranks.call(CASES + "mismatches", 3, args=(across_nodes,))
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_every_rank_raises_and_names_what_each_has_called(nodes):
+    values = ranks.call(CASES + "mismatches", 3, env={"MINITORCH_NODES": str(nodes)})
     for messages in values:
         assert set(messages) == set(CALLED)
         for name, (usual, odd) in CALLED.items():
             message = messages[name]
-            if across_nodes and name == "empty":
+            if nodes == 3 and name == "empty":
                 assert message is None      # plain memory: nothing to agree on
                 continue
             assert message is not None, f"{name}: not noticed"
@@ -48,14 +48,18 @@ def test_every_rank_raises_and_names_what_each_has_called(across_nodes):
             assert all("reading_cases.py:" in line and "in <lambda>" in line for line in lines[2:5]), message
 
 
-@pytest.mark.parametrize("n, one_by_one", [(2, True), (3, True), (3, False)])
-def test_posting_far_ahead_is_no_mismatch(n, one_by_one):
+@pytest.mark.parametrize("n, nodes, one_by_one", [(2, 1, True), (3, 1, True), (3, 1, False), (3, 2, True),
+                                                  (4, 2, False)])
+def test_posting_far_ahead_is_no_mismatch(n, nodes, one_by_one):
     total = n * (n + 1) / 2
-    assert all(values == [total] * 150 for values in ranks.call(CASES + "many_posted", n, args=(one_by_one,)))
+    for values in ranks.call(CASES + "many_posted", n, (one_by_one,), env={"MINITORCH_NODES": str(nodes)}):
+        assert values == [total] * 150
 
 
-def test_the_check_can_be_switched_off():
-    assert ranks.call(CASES + "unchecked", 2, env={"MINITORCH_CHECK": "0"}) == [(8.0, 8.0)] * 2
+@pytest.mark.parametrize("n, nodes", [(2, 1), (3, 2)])
+def test_the_check_can_be_switched_off(n, nodes):
+    values = ranks.call(CASES + "unchecked", n, env={"MINITORCH_CHECK": "0", "MINITORCH_NODES": str(nodes)})
+    assert values == [(n ** 3, n ** 3)] * n
 
 
 def test_fingerprints_are_the_same_in_every_process_and_differ_between_calls():
@@ -68,9 +72,9 @@ def test_fingerprints_are_the_same_in_every_process_and_differ_between_calls():
 
 # ---------------------------------------------------------------- rooted and repeated
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_rooted_collectives(n):
-    for rank, results in enumerate(ranks.call(CASES + "rooted", n)):
+@pytest.mark.parametrize("n, nodes", [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2)])
+def test_rooted_collectives(n, nodes):
+    for rank, results in enumerate(ranks.call(CASES + "rooted", n, env={"MINITORCH_NODES": str(nodes)})):
         for root in range(n):
             for window in (True, False):
                 parts = [data_of(other, 1003, "f4") for other in range(n)]
@@ -101,9 +105,9 @@ def test_bytes_of_the_rooted_collectives():
                         "scatter": (n - 1) * share if rank == 1 else 0}
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_small_arrays_reduced_again_and_again(n):
-    for facts, known, after in ranks.call(CASES + "repeated", n):
+@pytest.mark.parametrize("n, nodes", [(2, 1), (3, 1), (3, 2)])
+def test_arrays_reduced_again_and_again(n, nodes):
+    for facts, known, after in ranks.call(CASES + "repeated", n, env={"MINITORCH_NODES": str(nodes)}):
         for result, expected in facts:
             np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
-        assert known == 4 and after == 0    # three ops of x, and the posted array
+        assert known == (7 if nodes == 1 else 0) and after == 0    # three ops of each, and the posted array

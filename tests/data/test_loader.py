@@ -112,3 +112,34 @@ def test_images_and_labels_that_differ_in_number():
 def test_a_start_outside_the_epoch():
     with pytest.raises(ValueError, match="start=5"):
         Loader(*samples(), 10).epoch(0, start=5)
+
+
+def uneven(rank, epoch):
+    """Batches of 5 and 3 of the samples 0 to 7, the second all on rank 1."""
+    order = np.roll(np.arange(8), epoch)
+    return [[order[[4, 0, 2]], order[:0]], [order[[1, 3]], order[5:]]][rank]
+
+
+def test_parts_decide_on_rows():
+    images, labels = samples(8)
+    loaders = [Loader(images, labels, 5, rank=r, size=2, parts=uneven) for r in range(2)]
+    for epoch, labels_of in ((0, [[[4, 0, 2], [1, 3]], [[], [5, 6, 7]]]), (1, [[[3, 7, 1], [0, 2]], [[], [4, 5, 6]]])):
+        batches = list(zip(*(loader.epoch(epoch) for loader in loaders), strict=True))
+        assert [[part.labels.tolist() for part in parts] for parts in batches] == labels_of
+        assert [[part.count for part in parts] for parts in batches] == [[5, 5], [3, 3]]
+        assert [[part.rows for part in parts] for parts in batches] == [[(0, 3), (3, 5)], [(0, 0), (0, 3)]]
+        for rank, part in enumerate(parts for pair in batches for parts in pair):
+            (shard,) = part.shards
+            assert (shard.index, shard.rows) == (rank % 2, part.rows)
+            np.testing.assert_array_equal(shard.inputs, images[part.labels])
+    assert [batch.count for batch in loaders[0].epoch(0, start=1)] == [3]
+
+
+def test_parts_that_do_not_fit():
+    images, labels = samples(8)
+    with pytest.raises(ValueError, match=r"parts gave the ranks \[1\] batches in epoch 0, and the epoch has 2"):
+        list(Loader(images, labels, 5, parts=lambda rank, epoch: [np.arange(8)]).epoch(0))
+    with pytest.raises(ValueError, match="without a sample on any rank"):
+        list(Loader(images, labels, 5, parts=lambda rank, epoch: [np.arange(5), np.arange(0)]).epoch(0))
+    with pytest.raises(ValueError, match="take one of the two"):
+        Loader(images, labels, 5, micro_shards=2, parts=uneven)

@@ -201,6 +201,13 @@ def test_bits_demands_and_inputs():
     assert judged(type("K", (Kept,), {"may_change": ("x",)})(), [case], [[changed]], 1) is None
 
 
+def test_a_sentence_may_ask_what_came_out():
+    class Told(Doubled):
+        demands = [demand(lambda case, got: f"{len(got)} ranks, the second gave {got[1]['y'][0]:g} for "
+                                            f"{case[1]['x'][0]:g}", lambda case, got: False)]
+    assert said(lambda x: 2 * x, check=Told) == "2 ranks, the second gave 4 for 2"
+
+
 def test_integers_are_compared_exactly_and_floats_by_the_largest():
     assert not judge.same(np.array([2**53 + 1]), np.array([2**53]), 1e-3)
     assert judge.same(np.array([1e9, 1e-3]), np.array([1e9, 0.0]), 1e-9)

@@ -28,7 +28,7 @@ class PlainMemory:
     def __getattr__(self, name):
         return getattr(self.communicator, name)
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype, device="cpu"):
         return np.zeros(shape, dtype)
 
 

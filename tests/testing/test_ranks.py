@@ -77,6 +77,28 @@ def test_launch_keeps_ranks_apart(tmp_path):
     assert run.seconds < 5 and run.launcher_stderr == ""
 
 
+def test_a_launch_can_leave_the_environment_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "42")
+    script = tmp_path / "show.py"
+    script.write_text("import os\nprint(os.environ.get('A_SECRET'), os.environ['COLOUR'], 'PATH' in os.environ)\n")
+    for n in (1, 2):
+        for inherit, secret in ((True, "42"), (False, "None")):
+            run = ranks.launch([script], n, env={"COLOUR": "green"}, inherit=inherit).check()
+            assert run.stdout == [f"{secret} green True\n"] * n
+
+
+def test_ranks_that_wait_for_each_other_end_before_the_limit(tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text("import sys, time\nimport numpy as np\nfrom minitorch_dist import comm\n"
+                      "w = comm.world()\nx = np.zeros(3)\n"
+                      "if w.rank == 0 and sys.argv[1] == 'sleep':\n    time.sleep(1.2)\n    w.send(x, 1)\n"
+                      "w.recv(x, 1 - w.rank) if w.rank or sys.argv[1] == 'wait' else None\n")
+    run = ranks.launch([script, "wait"], 2, limit=30, still=0.6)
+    assert run.timed_out and run.seconds < 10 and [state["op"] for state in run.state] == ["recv"] * 2
+    assert all("wait.py" in stack for stack in run.stack)
+    ranks.launch([script, "sleep"], 2, limit=30, still=0.6).check()      # one still computes: no deadlock
+
+
 def test_a_failing_status_is_reported(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("import sys; print('a word'); sys.exit(4)")

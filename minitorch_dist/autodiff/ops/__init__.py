@@ -11,6 +11,8 @@ Functions have NumPy's names and semantics (torch's, where NumPy has none); meth
 - Ties in max, min, maximum, minimum, clip and max_pool share the gradient evenly; sort, topk and argmax take the first.
 - At kinks: relu'(0) = 0, |x|'(0) = 0; d(x**y)/dy = 0 where x ≤ 0; mod and floor pass over their jumps.
 - prod's derivatives are right where elements are 0. where's are 0 in the branch not taken.
+- The arrays of an op live on one device, and so does its result; indices and class numbers from the host are moved. On
+  a GPU an index out of range raises late (backend.refuse).
 - Empty arrays, 0-d arrays, axes of extent 1 and arrays of any strides are ordinary arguments. A reduction that has no
   value for nothing (max, argmax) raises over an empty axis; sum gives 0 and prod 1.
 """
@@ -31,6 +33,7 @@ from .arrange import (
 )
 from .attention import scaled_dot_product_attention
 from .convolution import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from .device import to_device
 from .einsum import einsum, outer, tensordot
 from .elementwise import (
     absolute,

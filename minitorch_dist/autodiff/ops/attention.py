@@ -2,7 +2,7 @@
 
 import math
 
-from ...backend import module_of, xp
+from ...backend import check_devices, module_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import where
 from .fused import softmax
@@ -10,7 +10,16 @@ from .linalg import matmul
 from .shape import reshape, swap_last
 
 
-def _definition(q, k, v, mask, scale):
+def _allowed(q, k, mask, causal):
+    """Which sources each position may look at, broadcasting to (batch, heads, time, sources); None: all."""
+    if not causal:
+        return mask
+    seen = module_of(lower(q)).tri(q.shape[2], k.shape[2], dtype=bool)
+    return seen if mask is None else mask & seen
+
+
+def _definition(q, k, v, mask, causal, scale):
+    mask = _allowed(q, k, mask, causal)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
@@ -30,14 +39,15 @@ def _grouped(x, groups):
     return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
 
 
-def _forward(q, k, v, mask, scale):
-    groups = k.shape[1]
+def _forward(q, k, v, mask, causal, scale):
+    groups, mask = k.shape[1], _allowed(q, k, mask, causal)
     p = xp.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
     p *= scale
     if mask is not None:
         xp.copyto(p, -xp.inf, where=xp.logical_not(mask))
     # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
-    p -= xp.maximum(p.max(axis=-1, keepdims=True, initial=-xp.inf), xp.finfo(p.dtype).min)
+    if p.size:      # a row of no source at all has no maximum, and needs none
+        p -= xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
     xp.exp(p, out=p)
     p /= xp.maximum(p.sum(axis=-1, keepdims=True), 1)
     return xp.matmul(_grouped(p, groups), v).reshape(*q.shape[:3], v.shape[-1]), p
@@ -58,7 +68,7 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
     return gq, gk, xp.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 
-_attention = Primitive("attention", _forward, "q k v", "mask scale", aux=True,
+_attention = Primitive("attention", _forward, "q k v", "mask causal scale", aux=True,
                        definition=_definition, pullback=_pullback)
 
 
@@ -73,7 +83,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     scale      default 1 / sqrt(size)
 
     A position that may look at nothing gives 0. torch asks for enable_gqa=True before it groups heads; here the shapes
-    say it. Backward keeps the (batch, heads, time, sources) weights.
+    say it. Backward keeps the (batch, heads, time, sources) weights; on a GPU, without attn_mask, a kernel that makes
+    them twice instead (kernels/flash_attention.py).
     """
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
@@ -81,14 +92,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
         raise ValueError(f"attention: query {q}, key {k}, value {v} must be (batch, heads, time, size), (batch, "
                          "kv_heads, sources, size) and (batch, kv_heads, sources, out), kv_heads a divisor of heads")
     mask = None if attn_mask is None else lower(attn_mask)
-    if mask is not None and mask.dtype != bool:
-        raise TypeError(f"attention: attn_mask of dtype {mask.dtype}; it must be bool, True where a position may look")
-    if is_causal:
-        causal = module_of(lower(query)).tri(q[2], k[2], dtype=bool)
-        mask = causal if mask is None else mask & causal
     if mask is not None:
+        if mask.dtype != bool:
+            raise TypeError(f"attention: attn_mask of dtype {mask.dtype}; it must be bool, True where a position may "
+                            "look")
+        check_devices("attention", (lower(query), mask))
         try:
             xp.broadcast_shapes(mask.shape, (q[0], q[1], q[2], k[2]))
         except ValueError:
             raise ValueError(f"attention: attn_mask {mask.shape} doesn't broadcast to {(*q[:3], k[2])}") from None
-    return bind(_attention, (query, key, value), (mask, 1 / math.sqrt(q[3]) if scale is None else scale))
+    return bind(_attention, (query, key, value), (mask, is_causal, 1 / math.sqrt(q[3]) if scale is None else scale))

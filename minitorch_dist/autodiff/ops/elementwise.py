@@ -150,7 +150,8 @@ _cast = Primitive("astype", lambda x, old, new: x.astype(new), params="old new",
 
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
-    return bind(_where, (lower(condition), x, y))
+    condition = lower(condition)
+    return bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, x, y))
 
 
 def astype(x, dtype):

@@ -7,17 +7,17 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import module_of, xp
+from ...backend import to_device_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, tanh
-from .indexing import getitem
+from .indexing import check_numbers, getitem
 from .reduction import logsumexp, sum
 
 # ---------------------------------------------------------------- softmax cross-entropy
 
 
 def _picked(logits, labels):
-    return getitem(logits, (module_of(labels).arange(len(labels)), labels))
+    return getitem(logits, (xp.arange(len(labels), like=labels), labels))
 
 
 def _xent_definition(logits, labels):
@@ -25,7 +25,7 @@ def _xent_definition(logits, labels):
 
 
 def _xent_forward(logits, labels):
-    rows = module_of(logits).arange(len(labels))
+    rows = xp.arange(len(labels), like=labels)
     z = logits - logits.max(axis=1, keepdims=True)      # so that exp can't overflow
     right = z[rows, labels]
     xp.exp(z, out=z)
@@ -36,7 +36,7 @@ def _xent_forward(logits, labels):
 
 def _xent_pullback(ct, wanted, labels, aux):
     g = aux * ct[:, None]
-    g[module_of(g).arange(len(labels)), labels] -= ct
+    g[xp.arange(len(labels), like=labels), labels] -= ct
     return (g,)
 
 
@@ -54,12 +54,8 @@ def softmax_cross_entropy(logits, labels):
     if len(logits.shape) != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(f"softmax_cross_entropy: logits {logits.shape} and labels {labels.shape}: "
                          "they must be (n, classes) and (n,)")
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"softmax_cross_entropy: labels of dtype {labels.dtype}: class numbers must be integers")
-    if labels.size and not (0 <= labels.min() and labels.max() < logits.shape[1]):
-        raise ValueError(f"softmax_cross_entropy: labels from {labels.min()} to {labels.max()}, but there are "
-                         f"{logits.shape[1]} classes: 0 to {logits.shape[1] - 1}")
-    return bind(_xent, (logits,), (labels,))
+    check_numbers("softmax_cross_entropy", labels, logits.shape[1], "labels", "classes")
+    return bind(_xent, (logits,), (to_device_of(labels, lower(logits)),))
 
 
 # ---------------------------------------------------------------- softmax

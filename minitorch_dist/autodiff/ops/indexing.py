@@ -2,7 +2,7 @@
 
 import math
 
-from ...backend import module_of, xp, zeros_like
+from ...backend import DEVICE_ARRAYS, is_array, module_of, on_host, refuse, to_device_of, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype, constant, where
@@ -25,12 +25,12 @@ def _scatter(x, index, shape):
     parts = index if isinstance(index, tuple) else (index,)
     if is_basic(index):
         out[index] = x
-    elif x.size < 256 or not all(getattr(p, "dtype", None) is not None and p.dtype.kind in "iu" for p in parts):
+    elif x.size < 256 or not on_host(x) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
         xp.add.at(out, index, x)    # an element that the index names twice gets both
     else:       # the same on flat arrays, where NumPy is five times faster
         rows = flat_index(parts, shape[:len(parts)])
         inner = math.prod(shape[len(parts):])
-        places = rows if inner == 1 else (rows[:, None] * inner + module_of(x).arange(inner)).ravel()
+        places = rows if inner == 1 else (rows[:, None] * inner + xp.arange(inner)).ravel()
         xp.add.at(out.reshape(-1), places, x.ravel())
     return out
 
@@ -65,18 +65,48 @@ _sort = Primitive("sort", _sort_forward, params="axis", aux=True, x=(ordered, "a
 def _plain(index):
     """An index with tensors in it as bare arrays, lists as arrays."""
     if isinstance(index, tuple):
-        return tuple(_plain(part) for part in index)
+        return tuple([_plain(part) for part in index])
     return xp.asarray(index) if isinstance(index, list) else lower(index)
+
+
+def _placed(index, x, shape):
+    """A plain index beside x: for an x on a GPU its arrays are brought there, and checked against `shape`, the one that
+    is indexed, because CuPy takes a place out of range modulo the extent."""
+    array = lower(x)
+    if not DEVICE_ARRAYS or on_host(array):
+        return index
+    parts, axis = index if isinstance(index, tuple) else (index,), 0
+    parts = tuple(to_device_of(p, array) if is_array(p) else p for p in parts)
+    for i, part in enumerate(parts):
+        if part is Ellipsis:    # the axes behind it are counted from the end
+            axis = len(shape) - sum(taken(p) for p in parts[i + 1:])
+        elif is_array(part) and part.dtype.kind in "iu" and part.size and axis < len(shape):
+            extent = shape[axis]
+            refuse(((part < -extent) | (part >= extent)).any(), IndexError(
+                f"an index on axis {axis} of shape {tuple(shape)} is out of range: {-extent} to {extent - 1}"))
+        if part is not Ellipsis:
+            axis += taken(part)
+    return parts if isinstance(index, tuple) else parts[0]
+
+
+def taken(part):
+    """How many axes a part of an index consumes."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if is_array(part) and part.dtype.kind == "b" else 1
 
 
 def getitem(x, index):
     """x[index] with all of NumPy's indices: integers, slices, None, …, integer and bool arrays."""
-    return _gathering(x, (_plain(index), x.shape))
+    index = _plain(index)
+    if DEVICE_ARRAYS:       # never, on a machine without a GPU
+        index = _placed(index, x, x.shape)
+    return _gathering(x, (index, x.shape))
 
 
 def scatter_add(x, index, shape):
     """Zeros of `shape` with x added at `index` (repeated places add up): the transpose of getitem."""
-    return bind(_scatter_add, (x,), (_plain(index), tuple(shape)))
+    return bind(_scatter_add, (x,), (_placed(_plain(index), x, shape), tuple(shape)))
 
 
 def reorder(x, order, axis):
@@ -95,7 +125,7 @@ def take(x, indices, axis=None):
     """The elements of x at integer `indices` along `axis` (None: of the flattened x), as np.take."""
     if axis is None:
         x, axis = reshape(x, (-1,) if x.size else (0,)), 0
-    axis, indices = _axis(axis, x.shape), xp.asarray(indices) if isinstance(indices, (list, tuple)) else lower(indices)
+    axis, indices = _axis(axis, x.shape), list(indices) if isinstance(indices, tuple) else indices
     return getitem(x, (slice(None),) * axis + (indices,) if axis else indices)
 
 
@@ -106,7 +136,7 @@ def take_along_axis(x, indices, axis=-1):
     if len(indices.shape) != len(x.shape) or indices.dtype.kind not in "iu":
         raise ValueError(f"take_along_axis: indices of shape {indices.shape} and dtype {indices.dtype} for x of shape "
                          f"{x.shape}: they must be integers with as many axes")
-    lines = [module_of(indices).arange(n).reshape((-1,) + (1,) * (len(x.shape) - i - 1)) for i, n in enumerate(x.shape)]
+    lines = [xp.arange(n, like=indices).reshape((-1,) + (1,) * (len(x.shape) - i - 1)) for i, n in enumerate(x.shape)]
     lines[axis] = indices
     return getitem(x, tuple(lines))
 
@@ -140,7 +170,7 @@ def one_hot(labels, num_classes, dtype=xp.float32):
     Raises ValueError on labels outside of 0 … num_classes-1.
     """
     raw = xp.asarray(labels) if isinstance(labels, (list, tuple, int)) else lower(labels)
-    _check_labels("one_hot", raw, num_classes)
+    check_numbers("one_hot", raw, num_classes)
     return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)
 
 
@@ -148,15 +178,19 @@ def embedding(input, weight):
     """Rows of weight (n, …) at integer `input` (…): -> (…, *weight.shape[1:]). The gradient of a row is the sum over
     its uses. Raises ValueError on numbers outside of 0 … n-1."""
     input = lower(input)
-    _check_labels("embedding", input, weight.shape[0])
-    return getitem(weight, input)
+    check_numbers("embedding", input, weight.shape[0])
+    return _gathering(weight, (to_device_of(input, lower(weight)), weight.shape))
 
 
-def _check_labels(name, labels, count):
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"{name}: numbers of dtype {labels.dtype}; they must be integers")
-    if labels.size and not (0 <= labels.min() and labels.max() < count):
-        raise ValueError(f"{name}: numbers from {labels.min()} to {labels.max()}, but there are {count}: "
+def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
+    """TypeError unless raw `numbers` are integers, ValueError unless they lie in 0 … count-1 (see backend.refuse)."""
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"{name}: {what} of dtype {numbers.dtype}; they must be integers")
+    if not on_host(numbers):
+        refuse(((numbers < 0) | (numbers >= count)).any(),
+               ValueError(f"{name}: some of the {what} are out of range: there are {count} {kinds}, 0 to {count - 1}"))
+    elif numbers.size and not (0 <= numbers.min() and numbers.max() < count):
+        raise ValueError(f"{name}: {what} from {numbers.min()} to {numbers.max()}, but there are {count} {kinds}: "
                          f"0 to {count - 1}")
 
 
@@ -167,7 +201,7 @@ class At:
         self.x = x
 
     def __getitem__(self, index):
-        return _AtIndex(self.x, _plain(index))
+        return _AtIndex(self.x, _placed(_plain(index), self.x, self.x.shape))
 
 
 class _AtIndex:
@@ -180,15 +214,14 @@ class _AtIndex:
 
     def set(self, value):
         """x with value at the index. Raises when an integer-array index names a place twice."""
-        hit = xp.zeros(self.x.shape, xp.int64)
+        hit = zeros_like(lower(self.x), dtype=xp.int32)     # (CuPy can't add at places of int64)
         xp.add.at(hit, self.index, 1)
-        if hit.max(initial=0) > 1:
-            raise ValueError("at[index].set: the index names some elements more than once, so the result would "
-                             "depend on the order; use .add, or make the index unique")
+        refuse((hit > 1).any(), ValueError("at[index].set: the index names some elements more than once, so the result "
+                                           "would depend on the order; use .add, or make the index unique"))
         return where(hit == 1, scatter_add(self._fitted(value), self.index, self.x.shape), self.x)
 
     def _fitted(self, value):
         from .reduction import broadcast_to
         target = lower(self.x)[self.index]
-        value = value if hasattr(value, "shape") else xp.asarray(value, self.x.dtype)
+        value = value if hasattr(value, "shape") else to_device_of(xp.asarray(value, self.x.dtype), target)
         return broadcast_to(astype(value, self.x.dtype), target.shape)

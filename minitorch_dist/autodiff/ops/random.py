@@ -1,28 +1,43 @@
 """Random numbers from explicit streams (generators of backend.stream): constants for differentiation.
 
-The same stream in the same state gives the same numbers; there is no hidden one.
+The same stream in the same state gives the same numbers, on every device: they are drawn on the host and moved. Only
+dropout by the library's own streams makes them on a GPU, the same ones (kernels/dropout.py). There is no hidden stream.
 """
 
-from ... import backend
+from ... import backend, kernels
 from ...backend import xp
-from ..primitive import lower
+from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype
 
 
-def uniform(stream, shape, low=0.0, high=1.0, dtype=xp.float32):
+def uniform(stream, shape, low=0.0, high=1.0, dtype=xp.float32, device="cpu"):
     """Numbers from [low, high)."""
-    return _tensor(_draw(stream.random, shape, dtype) * (high - low) + low)
+    return _tensor(_draw(stream.random, shape, dtype) * (high - low) + low, device)
 
 
-def normal(stream, shape, mean=0.0, std=1.0, dtype=xp.float32):
+def normal(stream, shape, mean=0.0, std=1.0, dtype=xp.float32, device="cpu"):
     """Numbers of the normal distribution."""
-    return _tensor(_draw(stream.standard_normal, shape, dtype) * std + mean)
+    return _tensor(_draw(stream.standard_normal, shape, dtype) * std + mean, device)
 
 
-def bernoulli(stream, shape, p=0.5):
+def bernoulli(stream, shape, p=0.5, device="cpu"):
     """True with probability p."""
     _check_probability("bernoulli", p)
-    return _tensor(_draw(stream.random, shape, xp.float32) < p)
+    return _tensor(_draw(stream.random, shape, xp.float32) < p, device)
+
+
+def _thin_out(x, p, draws):
+    return kernels.load("dropout").dropout_of_draws(x, p, draws)
+
+
+# Linear in x and its own transpose. Nothing is kept but the keys.
+_thinned = LinearOp("thinned", *[lambda x, residual: bind(_dropout, (x,), residual)] * 2, listed=False)
+_dropout = Primitive("dropout", _thin_out, "x", "p draws", x=(_thinned, "p draws"), listed=False)
+
+
+def made_on_device(raw):
+    """Whether a kernel makes the library's own random numbers for dropout where they are used."""
+    return backend.is_array(raw) and kernels.usable(raw) and raw.dtype.name in ("float32", "float16", "bfloat16")
 
 
 def dropout(x, p=0.5, stream=None, mask=None):
@@ -35,9 +50,11 @@ def dropout(x, p=0.5, stream=None, mask=None):
     _check_probability("dropout", p)
     if p == 1:
         return x * 0.0
+    if mask is None and stream is None and made_on_device(lower(x)):
+        return bind(_dropout, (x,), (p, backend.random_draws(x.shape)))
     if mask is None:
-        drawn = backend.random_rows(x.shape) if stream is None else _draw(stream.random, x.shape, xp.float32)
-        mask = drawn >= p
+        mask = (backend.random_rows(x.shape, lower(x)) if stream is None
+                else backend.to_device_of(_draw(stream.random, x.shape, xp.float32), lower(x))) >= p
     return x * (astype(lower(mask), x.dtype) / (1 - p))
 
 
@@ -53,6 +70,6 @@ def _draw(method, shape, dtype):
     return array.astype(dtype, copy=False)
 
 
-def _tensor(array):
+def _tensor(array, device):
     from ..tensor import Tensor
-    return Tensor(xp.asarray(array))
+    return Tensor(backend.to(xp.asarray(array), device))

@@ -43,7 +43,7 @@ def unbroadcast(c, shape):
 
 def _filled(x, old, new):
     # A real array of its own, not a read-only view of stride 0: and 8 times cheaper than np.broadcast_to.
-    out = xp.empty(new, x.dtype, like=x) if isinstance(x, xp.ndarray) else xp.empty(new, x.dtype)
+    out = xp.empty(new, x.dtype) if isinstance(x, xp.generic) else xp.empty(new, x.dtype, like=x)
     out[...] = x
     return out
 

@@ -1,4 +1,4 @@
-# 01.3: no answer within 3 s
+# 01.3: no answer within
 def backward(root, order):
     for node in order(root):
         node.grad = 0.0

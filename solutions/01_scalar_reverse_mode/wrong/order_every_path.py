@@ -1,4 +1,4 @@
-# 01.2: no answer within 3 s
+# 01.2: no answer within
 def order(root):
     result, queue = [], [root]
     while queue:

@@ -1,0 +1,140 @@
+"""A whole training step on the GPU: an MLP, LeNet and a GPT, beside torch eager and torch.compile; kernels per step.
+
+    python benchmarks/gpu/train.py      # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
+
+A step is forward, cross-entropy, backward and AdamW in float32, with the batch on the device already and the loss left
+there. "launches" counts our own fused kernels, by the ledger.
+"""
+
+import time
+
+from _gpu import free, gpu
+from _harness import Report, installed
+from _models import TITLES
+
+AIMS = {"gpt": 1.0}     # times torch eager's speed
+ROUNDS, CALLS = 15, 20
+MLP = (784, 2048, 2048, 10)
+
+
+def mlp(batch=512):
+    """(model, inputs, labels), as _models does for the others."""
+    import numpy as np
+
+    import minitorch_dist as mt
+    from minitorch_dist import nn
+    mt.manual_seed(0)
+    layers = [layer for a, b in zip(MLP, MLP[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    draw = np.random.default_rng(0)
+    return nn.Sequential(*layers[:-1]), draw.random((batch, MLP[0]), np.float32), draw.integers(0, MLP[-1], batch)
+
+
+def parts(name):
+    """(our model, inputs, labels) on the host."""
+    import _models
+    return mlp() if name == "mlp" else (_models.model_of(name), *_models.batch_of(name))
+
+
+def ours(name):
+    """A step of ours; returns the loss, a Tensor on the device."""
+    from minitorch_dist import backend, nn, optim
+    model, x, labels = parts(name)
+    model = model.to("cuda")
+    x, labels = backend.to(x, "cuda"), backend.to(labels, "cuda")
+    optimizer = optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        loss = nn.cross_entropy(model(x), labels, reduction="sum") / labels.size
+        loss.backward()
+        optimizer.step()
+        return loss
+    return step
+
+
+def theirs(torch, name, compiled):
+    """A step of torch from the same weights; returns the loss, on the device."""
+    import _models
+    model, x, labels = parts(name)
+    weights = {key: torch.from_numpy(value) for key, value in model.state_dict().items()}
+    functional = torch.nn.functional
+    if name == "mlp":
+        layers = [layer for a, b in zip(MLP, MLP[1:], strict=False)
+                  for layer in (torch.nn.Linear(a, b), torch.nn.ReLU())]
+        rival = torch.nn.Sequential(*layers[:-1])
+    else:
+        rival = (_models._lenet if name == "lenet" else _models._gpt)(torch, functional)
+    rival.load_state_dict(weights)
+    rival = rival.to("cuda")
+    optimizer = torch.optim.AdamW(rival.parameters(), 1e-3, weight_decay=0.01, fused=True)
+    x, labels = torch.from_numpy(x).to("cuda"), torch.from_numpy(labels).to("cuda")
+
+    def loss_of(x, labels):
+        out = rival(x)
+        return functional.cross_entropy(out.reshape(-1, out.shape[-1]), labels.reshape(-1))
+    loss_of = torch.compile(loss_of) if compiled else loss_of
+
+    def step():
+        optimizer.zero_grad()
+        loss = loss_of(x, labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+    return step
+
+
+def seconds(cupy, steps):
+    """{who: best seconds per step}, in turns; a turn ends when the device is done."""
+    best = dict.fromkeys(steps, float("inf"))
+    for turn in range(ROUNDS + 1):
+        for who, step in steps.items():
+            step()
+            cupy.cuda.Device().synchronize()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                step()
+            cupy.cuda.Device().synchronize()
+            if turn:
+                best[who] = min(best[who], (time.perf_counter() - begin) / CALLS)
+    return best
+
+
+def main():
+    """Measure and report; one line where there is no GPU."""
+    cupy, device = gpu()
+    if cupy is None:
+        return
+    from minitorch_dist import kernels, ledger
+    report, torch = Report("gpu_train", f"Training steps on {device}"), None
+    if installed(report.skipped, "torch"):
+        import torch
+    for name in ("mlp", "lenet", "gpt"):
+        steps = {"ours": ours(name)}
+        if torch:
+            steps |= {"torch eager": theirs(torch, name, False), "torch.compile": theirs(torch, name, True)}
+        losses = {who: [float(step().item()) for _ in range(5)] for who, step in steps.items()}
+        if max(abs(a - b) for values in losses.values() for a, b in zip(values, losses["ours"], strict=True)) > 1e-2:
+            raise RuntimeError(f"{name}: the rivals compute something else: {losses}")
+        with ledger.record() as book:
+            steps["ours"]()
+        plain = ours(name)
+
+        def without(plain=plain):
+            with kernels.disable():
+                return plain()
+        steps["ours, CuPy's kernels alone"] = without
+        best = seconds(cupy, steps)
+        title = TITLES.get(name, f"MLP {'-'.join(map(str, MLP))}, batch 512")
+        report.table(f"{title}; {sum(book.launches.values())} fused kernels per step: {dict(book.launches)}", [
+            {"step of": who, "ms": f"{1e3 * t:.3f}", "× torch eager": f"{best.get('torch eager', t) / t:.2f}"}
+            for who, t in best.items()])
+        if torch and name in AIMS:
+            ratio = best["torch eager"] / best["ours"]
+            report.aim(f"{name}: times torch eager's speed", f"≥ {AIMS[name]}", f"{ratio:.2f}", ratio >= AIMS[name])
+        steps.clear()
+        free(cupy, torch)
+    report.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""From a Kernel and arrays to a running kernel, on CuPy's current stream.
+
+Triton's own launcher wants torch, or takes the default stream instead of CuPy's; so machine code is loaded with CuPy's
+Module and started by CuPy's Function. What is asked of CUDA stands in CupyDriver, so that tests can put a recording one
+in its place and compare each launch with the PTX.
+"""
+
+import math
+
+import numpy as np
+
+from .. import ledger
+from ..backend import module_of
+
+# NumPy's name of a dtype -> Triton's. NumPy has no bfloat16: a uint16 array holds its bits.
+TYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint16": "bf16",
+         "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "uint32": "u32", "uint64": "u64",
+         "bool": "i1"}
+NUMBERS = {"i32": np.int32, "i64": np.int64, "fp32": np.float32, "fp64": np.float64}
+NULL = np.uint64(0)
+PLAIN_SHARED = 48 * 1024        # bytes of shared memory that a program gets unasked
+
+
+def empty(shape, dtype, like):
+    """An uninitialised array on `like`'s device: where kernels' outputs come from. Tests fill it with NaN."""
+    return module_of(like).empty(shape, dtype)
+
+
+def contiguous(x):
+    """The array itself, or a C-contiguous copy: for entries that the engine calls, whose arrays may be views."""
+    return x if x.flags.c_contiguous else module_of(x).ascontiguousarray(x)
+
+
+class CupyDriver:
+    """What a launch asks of CUDA, by CuPy."""
+
+    def __init__(self):
+        import cupy
+        from cupy_backends.cuda.api import driver
+        self.cupy, self.driver = cupy, driver
+
+    def current(self):
+        """The number of the current device."""
+        return self.cupy.cuda.runtime.getDevice()
+
+    def using(self, device):
+        """A context in which another device is the current one."""
+        return self.cupy.cuda.Device(device)
+
+    def capability(self, device):
+        """Its compute capability: 90 for 9.0."""
+        return int(self.cupy.cuda.Device(device).compute_capability)
+
+    def name(self, device):
+        """What the device is called, e.g. "NVIDIA H200"."""
+        return self.cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+
+    def milliseconds(self, run):
+        """How long what run() launches takes on the GPU, by events on the current stream."""
+        begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return self.cupy.cuda.get_elapsed_time(begin, end)
+
+    def load(self, binary, device):
+        """Load machine code on the current device: function(grid, block, args, shared_mem) on the current stream."""
+        if binary.shared > PLAIN_SHARED:
+            runtime = self.cupy.cuda.runtime
+            most = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
+            if binary.shared > most:
+                raise RuntimeError(f"kernel {binary.name} needs {binary.shared:,} bytes of shared memory per program, "
+                                   f"the device has {most:,}: take smaller blocks or fewer stages")
+        module = self.cupy.cuda.function.Module()
+        module.load(binary.cubin)
+        function = module.get_function(binary.name)     # it keeps the module loaded
+        if binary.shared > PLAIN_SHARED:
+            self.driver.funcSetAttribute(
+                function.ptr, self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, binary.shared)
+        return function
+
+
+_driver = None      # made when first needed
+
+
+def driver():
+    """The CupyDriver, or what a test has put in its place."""
+    global _driver
+    if _driver is None:
+        _driver = CupyDriver()
+    return _driver
+
+
+def launch(kernel, grid, args, options):
+    """Start a kernel: see Kernel.__call__."""
+    if len(args) != len(kernel.signature):
+        raise TypeError(f"kernel {kernel.name} takes {len(kernel.signature)} arguments "
+                        f"({', '.join(kernel.signature)}), got {len(args)}")
+    device = placed(kernel, [(name, a) for (name, kind), a in zip(kernel.signature.items(), args, strict=True)
+                             if kind[0] == "*" and a is not None])
+    if math.prod(grid) == 0:
+        return
+    if device is None:
+        from .interpret import interpret
+        interpret(kernel, grid, args, options)
+    else:
+        cuda = driver()
+        if device == cuda.current():
+            start(kernel, cuda, device, grid, args, options)
+        else:
+            with cuda.using(device):
+                start(kernel, cuda, device, grid, args, options)
+    ledger.launch(kernel.name)
+
+
+def placed(kernel, arrays):
+    """The device that all arrays are on, by number; None for NumPy's. Raises where they aren't usable as they are."""
+    where = set()
+    for name, a in arrays:
+        if not hasattr(a, "flags"):
+            raise TypeError(f"kernel {kernel.name}: {name} must be an array, it is a {type(a).__name__}")
+        where.add(None if isinstance(a, np.ndarray) else a.device.id)
+        if name not in kernel.strided and not a.flags.c_contiguous:
+            raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
+                             "C-contiguous (ascontiguousarray copies it)")
+    if len(where) != 1:
+        places = {name: "the CPU" if isinstance(a, np.ndarray) else f"cuda:{a.device.id}" for name, a in arrays}
+        raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on {places}")
+    return where.pop()
+
+
+_functions = {}     # (kernel, types and alignment, options, device) -> (function, Binary)
+
+
+def start(kernel, cuda, device, grid, args, options):
+    """Launch on the current device, which holds the arrays."""
+    values, specifics = [], []
+    for (name, kind), a in zip(kernel.signature.items(), args, strict=True):
+        if kind[0] == "*":
+            if a is None:
+                specifics.append(None)
+                continue
+            address = a.data.ptr
+            specifics.append((a.dtype, address % 16 == 0))
+            values.append(np.uint64(address))
+        else:
+            values.append(NUMBERS[kind](a))     # a bare Python float would go as a double, an int as 64 bits
+            specifics.append(name in kernel.divisible and a % 16 == 0)
+    key = kernel, tuple(specifics), tuple(options.items()), device
+    loaded = _functions.get(key)
+    if loaded is None:
+        loaded = _functions[key] = prepare(kernel, cuda, device, args, specifics, options)
+    function, binary = loaded
+    if len(grid) > 1 and max(grid[1:]) > 65535 or grid[0] >= 2 ** 31:
+        raise ValueError(f"kernel {kernel.name}: a grid of {grid}; CUDA takes up to 2³¹ - 1, 65,535 and 65,535")
+    function(tuple(grid), (32 * binary.warps, 1, 1), (*values, *[NULL] * binary.scratch), shared_mem=binary.shared)
+
+
+def prepare(kernel, cuda, device, args, specifics, options):
+    """Machine code for arguments of these types and alignments, loaded on the device."""
+    from .build import build
+    types, divisible = {}, []
+    for (name, kind), a, special in zip(kernel.signature.items(), args, specifics, strict=True):
+        types[name] = pointer_type(kernel, name, a) if kind[0] == "*" else kind
+        if special is True or isinstance(special, tuple) and special[1]:
+            divisible.append(name)
+    binary = build(kernel, types, divisible, options, cuda.capability(device))
+    return cuda.load(binary, device), binary
+
+
+def pointer_type(kernel, name, array):
+    """Triton's type of a pointer to the array's elements; None for None. TypeError where the kernel takes another."""
+    if array is None:
+        return None
+    asked, have = kernel.signature[name], f"*{TYPES.get(array.dtype.name)}"
+    if have == "*None" or asked not in ("*", have):
+        raise TypeError(f"kernel {kernel.name}: {name} has dtype {array.dtype}; it takes {asked[1:] or list(TYPES)}")
+    return have

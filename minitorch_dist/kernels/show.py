@@ -1,0 +1,107 @@
+"""`python -m minitorch_dist kernels`: the kernels there are, and each stage of the way from Python to machine code."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from . import MODULES, OPS, installed, interpreting, table
+
+STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+
+
+def compiled(kernel, example, capability):
+    """Triton's compiled kernel for one of kernel.examples, pointers and divisible numbers being multiples of 16."""
+    from .build import compile_triton
+    types, options = kernel.example(example)
+    return compile_triton(kernel, types, divisible(kernel, types), options, capability)
+
+
+def divisible(kernel, types):
+    """The parameters that are multiples of 16 in the usual case."""
+    return [name for name, kind in types.items() if kind and (kind[0] == "*" or name in kernel.divisible)]
+
+
+def listing(cubin, tool="cuobjdump", flag="-sass"):
+    """What one of the disassemblers in Triton's wheel says about machine code."""
+    import tempfile
+
+    import triton
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([program, flag, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def stage(kernel, example, capability, name):
+    """One stage as text."""
+    asm = compiled(kernel, example, capability).asm
+    if name != "sass":
+        return asm[name]
+    # Each instruction's line ends in its encoding, and a line of encoding alone follows.
+    lines = [re.sub(r"\s*/\* 0x[0-9a-f]+ \*/\s*$", "", line) for line in listing(asm["cubin"]).splitlines()]
+    return "\n".join(line for line in lines if line.strip())
+
+
+def usage(cubin):
+    """{"registers": per thread, "stack": bytes per thread, "local": bytes of local memory} of machine code."""
+    text = listing(cubin, flag="-res-usage")
+    return {name: int(re.search(rf"{key}:(\d+)", text)[1])
+            for name, key in (("registers", "REG"), ("stack", "STACK"), ("local", "LOCAL"))}
+
+
+def describe(example):
+    """An example in a few words: "bf16, MASTER=True, no found_inf"."""
+    words = [str(example["*"])] if "*" in example else []
+    words += [f"no {name}" if value is None else f"{name}={value}" for name, value in example.items() if name != "*"]
+    return ", ".join(words) or "as recorded"
+
+
+def overview():
+    """The list of kernels, and which ops of the op table they serve."""
+    lines = []
+    for kernel in table().values():
+        module = sys.modules[kernel.fn.__module__]
+        lines.append(f"{kernel.name}  ({module.__name__.rpartition('.')[2]}.py: {module.__doc__.splitlines()[0]})")
+        lines += [f"    --example {i}: {describe(example)}" for i, example in enumerate(kernel.examples)]
+    for op, entry in OPS.items():
+        lines.append(f"op {op}: served by {entry.module}.py from {entry.wins_from:,} elements up, of "
+                     f"{', '.join(entry.dtypes)}")
+    return "\n".join(lines)
+
+
+def run(args):
+    """Print the list, or one stage of one kernel. Returns the exit status."""
+    if not installed():
+        print(f"kernels: Triton is not installed, so none can be shown; there are the modules {', '.join(MODULES)}. "
+              "pip install triton (Linux)", file=sys.stderr)
+        return 1
+    if interpreting():
+        print("kernels: TRITON_INTERPRET is set, and an interpreted kernel has no stages: unset it", file=sys.stderr)
+        return 1
+    if args.kernel is None:
+        print(overview())
+        return 0
+    kernel = table().get(args.kernel)
+    if kernel is None or not 0 <= args.example < len(kernel.examples):
+        print(f"kernels: no kernel {args.kernel!r} with an example {args.example}; without arguments all are listed",
+              file=sys.stderr)
+        return 1
+    text = stage(kernel, kernel.examples[args.example], args.cc, args.show)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:     # `| head` has seen enough; what Python flushes on exit goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def add_command(commands):
+    """Add `kernels` to the subparsers of the command line."""
+    parser = commands.add_parser("kernels", help="GPU kernels, and each stage from Python to machine code")
+    parser.add_argument("kernel", nargs="?", help="one of those that are listed without it")
+    parser.add_argument("--show", choices=STAGES, default="ttir", help="which stage (default: %(default)s)")
+    parser.add_argument("--cc", type=int, default=90, help="compute capability, 90 for 9.0 (default: %(default)s)")
+    parser.add_argument("--example", type=int, default=0, help="which of its examples (default: the first)")
+    parser.set_defaults(run=run)

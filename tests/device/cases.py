@@ -1,0 +1,155 @@
+"""What two ranks do with arrays on GPUs (the stand-in); each function runs on every rank. Every call is made with
+arrays of the host too, and the results are compared by the parent."""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, ledger, nn, optim, training
+from minitorch_dist.data import Loader
+from minitorch_dist.parallel import DistributedDataParallel
+
+from .fake_cuda import events
+from .fake_cupy import installed
+
+
+def stand_in(path, rank):
+    """The stand-in, with NCCL where it is asked for; nothing where CuPy itself shall run."""
+    if path.startswith("real"):
+        return nullcontext()
+    if path != "nccl":
+        return installed()
+    from . import fake_nccl
+    return installed(nccl=fake_nccl.module())
+
+
+def gpu_of(path, rank):
+    """NCCL wants a GPU for each rank; otherwise all share the first."""
+    return f"cuda:{rank if path.endswith('nccl') else 0}"
+
+
+def values(rank, size, dtype, salt=0):
+    rng = np.random.default_rng([rank, size, salt])
+    return (rng.standard_normal(size) * 10).astype(dtype)
+
+
+def calls(world, place, async_op):
+    """{name of a call: the arrays after it}, with all arrays made by `place`."""
+    rank, n, results = world.rank, world.size, {}
+
+    def run(name, call, *arrays):
+        work = call(*arrays)
+        assert (work is not None) == async_op
+        if async_op:
+            work.wait()
+            assert work.is_completed()
+        results[name] = [a for a in arrays if a is not None]
+
+    for dtype in ("f4", "f8", "i4", "i8", "i2", "u1"):
+        for op in ("sum", "max", "min") + (("mean",) if dtype[0] == "f" else ()):
+            run(f"all_reduce {op} {dtype}", lambda x, op=op: world.all_reduce(x, op, async_op=async_op),
+                place(values(rank, 37, dtype)))
+            run(f"reduce {op} {dtype}", lambda x, op=op: world.reduce(x, 1, op, async_op=async_op),
+                place(values(rank, 5, dtype)))
+            run(f"reduce_scatter {op} {dtype}",
+                lambda out, x, op=op: world.reduce_scatter(out, x, op, async_op=async_op),
+                place(np.zeros(9, dtype)), place(values(rank, 9 * n, dtype)))
+    run("exact", lambda x: world.all_reduce(x, exact=True, async_op=async_op), place(values(rank, 37, "f4")))
+    whole = place(values(rank, 6 * n, "f4"))
+    run("reduce_scatter in place", lambda out, x: world.reduce_scatter(out, x, async_op=async_op),
+        whole.reshape(n, 6)[rank], whole)
+    run("all_gather", lambda out, x: world.all_gather(out, x, async_op=async_op),
+        place(np.zeros((n, 3, 2), bool)), place(values(rank, 6, "f8").reshape(3, 2) > 0))
+    whole = place(values(rank, 6 * n, "f4"))
+    run("all_gather in place", lambda out, x: world.all_gather(out, x, async_op=async_op),
+        whole, whole.reshape(n, 6)[rank])
+    run("gather", lambda out, x: world.gather(out, x, 1, async_op=async_op),
+        place(np.zeros(4 * n, "f8")) if rank == 1 else None, place(values(rank, 4, "f8")))
+    run("scatter", lambda out, x: world.scatter(out, x, 1, async_op=async_op),
+        place(np.zeros(4, "f8")), place(values(rank, 4 * n, "f8")) if rank == 1 else None)
+    counts = [[0, 3], [2, 1]]       # rows from rank to rank; rank 0 keeps none for itself
+    run("all_to_all", lambda out, x: world.all_to_all(out, x, counts[rank], [c[rank] for c in counts],
+                                                      async_op=async_op),
+        place(np.zeros((sum(c[rank] for c in counts), 2), "f4")), place(values(rank, 6, "f4").reshape(3, 2)))
+    run("broadcast", lambda x: world.broadcast(x, 1, async_op=async_op), place(values(rank, 7, "f2")))
+    run("empty", lambda x: world.all_reduce(x, async_op=async_op), place(np.zeros((0, 3), "f4")))
+    run("0-d", lambda x: world.all_reduce(x, async_op=async_op), place(np.array(2.0 + rank)))
+    if not async_op:
+        run("by hand", lambda x: world.all_reduce(x, "mean", algorithm="ring"), place(values(rank, 37, "f4")))
+        run("message", lambda x: world.send(x, 1, 4) if rank == 0 else world.recv(x, 0, 4),
+            place(values(rank, 5, "f4")))
+    else:
+        run("message", lambda x: world.isend(x, 1) if rank == 0 else world.irecv(x, 0), place(values(rank, 5, "f4")))
+    return results
+
+
+def every_call(path):
+    """(results on the host, those on a GPU, counts on the host, those on a GPU, the path, the events of one call)."""
+    world = comm.world()
+    with stand_in(path, world.rank):
+        backend.use(gpu_of(path, world.rank))
+        found = []
+        for place in (np.array, lambda x: backend.to(x, "cuda")):
+            with ledger.record() as book:
+                results = {}
+                for async_op in (False, True):
+                    results |= {(name, async_op): arrays for name, arrays in calls(world, place, async_op).items()}
+            kinds = {type(a) for arrays in results.values() for a in arrays}
+            assert (kinds == {np.ndarray}) == (place is np.array) and len(kinds) == 1
+            results = {name: [backend.to(a, "cpu") for a in arrays] for name, arrays in results.items()}
+            found.append((results, dict(book.calls), dict(book.bytes_sent)))
+        events.clear()
+        x = backend.to(values(world.rank, 8, "f4"), "cuda")
+        work = world.all_reduce(x, async_op=True)
+        work.wait(timeout=10)
+        return found, world.gpu_path, list(events)
+
+
+def trained(path, exact):
+    """Three steps of DistributedDataParallel: (parameters and losses on the host, those on the GPU)."""
+    world = comm.world()
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((21, 784)), rng.integers(0, 10, 21)
+    results = []
+    with stand_in(path, world.rank):
+        mine = backend.use(gpu_of(path, world.rank))
+        for device in ("cpu", mine):
+            mt.manual_seed(world.rank)      # rank 0's values are sent to all
+            net = nn.Sequential(nn.mlp((6,), dropout=0.2, dtype=np.float64), nn.BatchNorm(10, dtype=np.float64))
+            model = DistributedDataParallel(net.to(device), world, exact=exact, bucket_cap_mb=0.01,
+                                            first_bucket_mb=0.01)
+            optimizer = optim.AdamW(model.parameters(), lr=0.01)
+            loader = Loader(x, labels, 21, rank=world.rank, size=world.size, micro_shards=8 if exact else 1)
+            losses = [training.train_step(model, optimizer, batch, lambda m, s: nn.cross_entropy(
+                m(s.inputs), s.labels, reduction="sum"), world, seed=1, step=step)[0]
+                for step in range(3) for batch in loader.epoch(step)]
+            results.append((losses, model.state_dict()))
+        training.check_replicas(model, world)
+    return results
+
+
+def mismatch():
+    """The text of the error where one rank's array lives on a GPU and the other's doesn't."""
+    world = comm.world()
+    with stand_in("staged", world.rank):
+        x = backend.to(np.ones(3), "cpu" if world.rank else "cuda")
+        try:
+            world.all_reduce(x)
+        except comm.MismatchError as error:
+            return str(error)
+
+
+def differentiable():
+    """Collectives of the op table on GPU arrays: gradients on the host, and on the GPU."""
+    from minitorch_dist.parallel import collectives as c
+    world = comm.world()
+    results = []
+    with stand_in("staged", world.rank):
+        for device in ("cpu", "cuda"):
+            x = mt.tensor(values(world.rank, 8, "f8").reshape(4, 2), device=device, requires_grad=True)
+            y = [c.reduce_from(x * x, world), c.all_gather(x, world, 1), c.reduce_scatter(x, world),
+                 c.all_to_all(x, world), c.broadcast(x, world, 1), c.reduce(x, world, 1)]
+            sum((part * part).sum() for part in y).backward()
+            results.append([x.grad.cpu().numpy(), *(part.detach().cpu().numpy() for part in y)])
+    return results

@@ -1,0 +1,407 @@
+"""A stand-in for CuPy on a machine without a GPU: arrays that behave as CuPy's do, their numbers kept by NumPy.
+
+    with installed() as cupy:
+        x = mt.tensor([1.0, 2.0], device="cuda")
+
+What it is for is to refuse what CuPy refuses, so that code which passes here runs on a GPU:
+
+- only the functions, methods and arguments of cupy_api.json exist, which is taken from a real CuPy (api.py);
+- an array mixed with one of NumPy raises TypeError, and so does NumPy asking for its elements;
+- reductions give 0-d arrays; an index out of range is taken modulo the extent; add.at knows few dtypes;
+- ops run on the current one of two GPUs, and raise on the other one's arrays.
+
+Every copy between host and GPU is counted in `transfers`: "up" and "down" by name, and "implicit", which CuPy makes
+without being asked, for indices.
+"""
+
+import functools
+import inspect
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+from . import api
+from .fake_cuda import Device, cuda, current, events
+
+SCALARS = (bool, int, float, np.generic)
+API = api.stored()
+transfers = Counter()
+launches = Counter()    # ufuncs, methods and functions, by name
+
+
+def signature(parameters):
+    return inspect.signature(eval(f"lambda {parameters}: None"))
+
+
+# ---------------------------------------------------------------- arrays
+
+def refuse_numpy(value):
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"Unsupported type {type(value)}")
+
+
+def bare(value):
+    """The NumPy array under one of ours, on the current GPU; numbers as they are; TypeError for anything else."""
+    if isinstance(value, ndarray):
+        if value.device.id != current():
+            raise ValueError(f"The device where the array resides ({value.device.id}) is different from the current "
+                             f"device ({current()}). Peer access is unavailable between these devices.")
+        return value.host
+    if isinstance(value, SCALARS):
+        return value
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def ours(result, base=None):
+    """A NumPy result as an array of ours; numbers become 0-d arrays."""
+    return ndarray(np.asarray(result), current(), base)
+
+
+class ndarray:
+    """A NumPy array that nobody takes for one."""
+
+    __array_priority__ = 100
+    __hash__ = None
+
+    def __init__(self, host, device, base=None):
+        self.host, self.device_id, self.base = host, device, base
+
+    shape = property(lambda self: self.host.shape)
+    strides = property(lambda self: self.host.strides)
+    dtype = property(lambda self: self.host.dtype)
+    size = property(lambda self: self.host.size)
+    ndim = property(lambda self: self.host.ndim)
+    nbytes = property(lambda self: self.host.nbytes)
+    itemsize = property(lambda self: self.host.itemsize)
+    T = property(lambda self: self.transpose())
+    device = property(lambda self: Device(self.device_id))
+    data = property(lambda self: SimpleNamespace(ptr=self.host.__array_interface__["data"][0]))
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous,
+                                                  f_contiguous=self.host.flags.f_contiguous,
+                                                  owndata=self.base is None))
+    __cuda_array_interface__ = property(lambda self: {"shape": self.shape, "typestr": self.dtype.str, "version": 3,
+                                                      "data": (self.data.ptr, False)})
+
+    def __array__(self, dtype=None):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "
+                        "array explicitly.")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if method not in ("__call__", "at") or ufunc.__name__ not in (*API["ufuncs"], "matmul"):
+            return NotImplemented
+        if "out" in kwargs:
+            kwargs["out"], = kwargs["out"]
+        values = (*inputs, kwargs["out"]) if "out" in kwargs else inputs
+        if method == "at":
+            return add_at(ufunc, *inputs)
+        if not all(isinstance(v, (ndarray, np.ndarray, *SCALARS)) for v in values):
+            return NotImplemented
+        return run_ufunc(ufunc, *inputs, **kwargs)
+
+    def __array_function__(self, func, types, args, kwargs):
+        function = FUNCTIONS.get(func.__name__) if func.__module__ == "numpy" else None
+        if function is None or not all(t in (ndarray, np.ndarray) for t in types):
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    # ------------------------------------------------------------ elements
+
+    def __getitem__(self, index):
+        return ours(self.host[plain_index(index, self.shape)], self)
+
+    def __setitem__(self, index, value):
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        if not isinstance(value, ndarray):
+            value = value.item() if isinstance(value, np.ndarray) else value
+            if not isinstance(value, SCALARS):
+                raise TypeError(f"fill can't take a {type(value)}")
+        bare(self)[plain_index(index, self.shape)] = bare(value)
+
+    def __len__(self):
+        return len(self.host)
+
+    def __iter__(self):
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self):
+        if self.size != 1:
+            raise ValueError("The truth value of an array with more than one element is ambiguous.")
+        return bool(self.get())
+
+    def __float__(self):
+        return float(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __repr__(self):
+        return f"cuda:{self.device_id} {self.host!r}"
+
+    # ------------------------------------------------------------ copies
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        transfers["down"] += 1
+        if out is None:
+            return np.array(self.host, order=order)
+        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != self.shape:
+            raise TypeError(f"{self.dtype}{self.shape} can't be copied to {type(out)}")
+        np.copyto(out, self.host)
+        return out
+
+    def set(self, arr, stream=None):
+        if type(arr) is not np.ndarray or arr.dtype != self.dtype or arr.shape != self.shape:
+            raise TypeError(f"{type(arr)} can't be copied to {self.dtype}{self.shape}")
+        if not self.flags.c_contiguous:
+            raise RuntimeError("Cannot set to non-contiguous array")
+        transfers["up"] += 1
+        np.copyto(self.host, arr)
+
+    def item(self):
+        if self.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def tobytes(self, order="C"):
+        return self.get().tobytes()
+
+    def copy(self, order="C"):
+        return ndarray(np.array(self.host, order=order), current())     # from another GPU as well
+
+    def __deepcopy__(self, memo):
+        return self.copy()
+
+
+def method(name, parameters):
+    """One of NumPy's methods, with CuPy's arguments only."""
+    known = signature(f"self, {parameters}")
+
+    def call(self, *args, **kwargs):
+        given = known.bind(self, *args, **kwargs)
+        kwargs = {k: bare(v) if isinstance(v, ndarray) else v for k, v in given.kwargs.items()}
+        if name == "transpose" and given.args[1:] == ((),):
+            given = known.bind(self)
+        result = np.asarray(getattr(np.asarray(bare(self)), name)(*given.args[1:], **kwargs))
+        if name == "astype" and result is self.host:
+            return self
+        return ours(result, self if np.may_share_memory(result, self.host) else None)
+    call.__name__ = name
+    return call
+
+
+for _name, _parameters in API["methods"].items():
+    if _name not in vars(ndarray):
+        setattr(ndarray, _name, method(_name, _parameters))
+
+
+def plain_index(index, shape):
+    """An index for NumPy that does what CuPy does: places out of range are taken modulo the extent."""
+    parts, axis, found = index if isinstance(index, tuple) else (index,), 0, []
+    used = sum(p.ndim if getattr(p, "dtype", None) == np.bool_ else p is not None and p is not Ellipsis for p in parts)
+    for part in parts:
+        if isinstance(part, (list, np.ndarray)):
+            transfers["implicit"] += 1
+            part = ours(np.asarray(part))
+        if isinstance(part, ndarray):
+            if part.dtype.kind not in "biu":
+                raise IndexError(f"arrays used as indices must be of integer or boolean type, not {part.dtype}")
+            part = bare(part)
+            if part.dtype.kind == "b":
+                transfers["down"] += 1      # how many are true
+                axis += part.ndim
+            else:
+                part, axis = part % max(shape[axis], 1), axis + 1
+        elif part is Ellipsis:
+            axis += len(shape) - used
+        elif part is not None:
+            axis += 1
+        found.append(part)
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- ufuncs and operators
+
+def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
+    launches[ufunc.__name__] += 1
+    if len(args) > ufunc.nin:
+        *args, out = args
+    values = [bare(a) for a in args]
+    if ufunc is np.matmul and not all(isinstance(a, ndarray) for a in args):
+        raise TypeError("matmul takes arrays")
+    if out is not None:
+        if not isinstance(out, ndarray):
+            raise TypeError(f"out must be a cupy.ndarray, not {type(out)}")
+        ufunc(*values, out=bare(out), dtype=dtype, casting=casting)
+        return out
+    return ours(ufunc(*values, dtype=dtype, casting=casting))
+
+
+def add_at(ufunc, a, indices, b):
+    if ufunc is not np.add:
+        raise NotImplementedError(f"{ufunc.__name__}.at")
+    if a.dtype.name not in ("int32", "float16", "float32", "float64", "uint32", "uint64"):
+        raise TypeError("scatter_add only supports int32, float16, float32, float64, uint32, uint64, as data type")
+    np.add.at(bare(a), plain_index(indices, a.shape), bare(b))
+
+
+def operator(ufunc, swapped=False, inplace=False):
+    def operate(self, other):
+        if getattr(type(other), "__array_ufunc__", False) is None:
+            return NotImplemented
+        refuse_numpy(other)
+        return run_ufunc(ufunc, *((other, self) if swapped else (self, other)), out=self if inplace else None)
+    return operate
+
+
+for _name, _ufunc in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "pow": np.power,
+                      "mod": np.remainder, "floordiv": np.floor_divide, "matmul": np.matmul, "and": np.bitwise_and,
+                      "or": np.bitwise_or, "xor": np.bitwise_xor}.items():
+    setattr(ndarray, f"__{_name}__", operator(_ufunc))
+    setattr(ndarray, f"__r{_name}__", operator(_ufunc, swapped=True))
+    setattr(ndarray, f"__i{_name}__", operator(_ufunc, inplace=True))
+for _name, _ufunc in {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+                      "ne": np.not_equal}.items():
+    setattr(ndarray, f"__{_name}__", operator(_ufunc))
+for _name, _ufunc in {"neg": np.negative, "abs": np.absolute, "invert": np.invert}.items():
+    setattr(ndarray, f"__{_name}__", lambda self, _ufunc=_ufunc: run_ufunc(_ufunc, self))
+
+
+# ---------------------------------------------------------------- functions
+
+def translated(value):
+    """Arguments for NumPy's function of the same name: our arrays by theirs, also in lists; NumPy's are refused."""
+    refuse_numpy(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(translated(v) for v in value)
+    return bare(value) if isinstance(value, ndarray) else value
+
+
+def function(name, parameters):
+    """NumPy's function of this name, with CuPy's arguments, on our arrays only."""
+    known, numpys = signature(parameters), getattr(np, name, None)
+
+    def call(*args, **kwargs):
+        given = known.bind(*args, **kwargs)
+        if name in ("concatenate", "stack") and not all(isinstance(a, ndarray) for a in given.arguments["tup"]):
+            raise TypeError("Only cupy arrays can be concatenated")
+        if name == "argsort" and given.arguments.get("kind") not in (None, "stable"):
+            raise ValueError("kind can only be None or 'stable'")
+        out = given.arguments.get("out")
+        result = numpys(*translated(given.args), **translated_dict(given.kwargs))
+        if out is not None:
+            return out
+        first = args[0] if args and isinstance(args[0], ndarray) else None
+        return [ours(r, first) for r in result] if isinstance(result, list) else ours(result)
+    call.__name__ = name
+    return call
+
+
+def translated_dict(arguments):
+    return {k: translated(v) for k, v in arguments.items()}
+
+
+def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+    if isinstance(obj, ndarray):
+        same = obj.device_id == current() and (dtype is None or dtype == obj.dtype)
+        return obj if same and not copy else ndarray(np.array(obj.host, dtype, order=order), current())
+    host = np.array(obj, dtype, order=order)
+    transfers["up"] += host.ndim > 0        # a number is an argument of the kernel that fills
+    return ours(host)
+
+
+def where(condition, x=None, y=None):
+    refuse_numpy(condition)
+    return ours(np.where(np.asarray(bare(condition.astype("?", copy=False))), bare(x), bare(y)))
+
+
+def copyto(dst, src, casting="same_kind", where=None):
+    if isinstance(src, np.ndarray) and src.ndim:
+        raise ValueError("non-scalar numpy.ndarray cannot be used for copyto")
+    np.copyto(bare(dst), bare(src), casting, where=True if where is None else bare(where))
+
+
+def may_share_memory(a, b, max_work=None):
+    return np.may_share_memory(bare(a), bare(b))
+
+
+def broadcast_to(array, shape):
+    strides = (0,) * (len(shape) - array.ndim) + tuple(
+        0 if e == 1 else s for e, s in zip(array.shape, array.strides, strict=True))
+    np.broadcast_shapes(array.shape, shape)
+    return ours(np.lib.stride_tricks.as_strided(bare(array), shape, strides), array)
+
+
+def einsum(subscripts, *operands, dtype=None, optimize=False):
+    return ours(np.einsum(subscripts, *map(bare, operands), dtype=dtype, optimize=optimize))
+
+
+SPECIAL = {
+    "array": array, "where": where, "copyto": copyto, "may_share_memory": may_share_memory, "einsum": einsum,
+    "broadcast_to": broadcast_to,
+    "asarray": lambda a, dtype=None, order=None, *, copy=None, blocking=False: array(a, dtype, False, order or "K"),
+    "ascontiguousarray": lambda a, dtype=None: array(a, dtype, False) if a.flags.c_contiguous else a.copy(),
+    "asnumpy": lambda a, stream=None, order="C", out=None, *, blocking=True: a.get(order=order, out=out),
+    "get_array_module": lambda *args: cupy if any(isinstance(a, ndarray) for a in args) else np,
+    "result_type": lambda *values: np.result_type(*[v.dtype if isinstance(v, ndarray) else v for v in values]),
+    "get_default_memory_pool": lambda: SimpleNamespace(used_bytes=lambda: 4096, total_bytes=lambda: 8192),
+}
+FUNCTIONS = {name: SPECIAL.get(name) or function(name, text) for name, text in API["functions"].items()}
+
+
+# ---------------------------------------------------------------- modules
+
+def as_strided(x, shape=None, strides=None):
+    return ours(np.lib.stride_tricks.as_strided(bare(x), shape, strides), x)
+
+
+def _module():
+    top = ModuleType("cupy")
+    top.__path__ = []
+    vars(top).update(FUNCTIONS, ndarray=ndarray, cuda=cuda, __version__="stand-in",
+                     lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)))
+    for name in (*API["ufuncs"], "matmul"):
+        setattr(top, name, functools.partial(run_ufunc, getattr(np, name)))
+    return top
+
+
+cupy = _module()
+
+
+@contextmanager
+def installed(**modules):
+    """Let `import cupy` find the stand-in, and the library think that there are GPUs. modules: further ones, like
+    nccl, to be found under cupy.cuda."""
+    from minitorch_dist import backend, kernels
+    names = {"cupy": cupy, "cupy.cuda": cuda, **{f"cupy.cuda.{name}": m for name, m in modules.items()}}
+    before = {name: sys.modules.get(name) for name in names}
+    known = {*backend.DEVICE_ARRAYS}
+    backend.DEVICE_ARRAYS.clear()
+    sys.modules.update(names)
+    vars(cuda).update(modules)
+    for log in (transfers, launches, events):
+        log.clear()
+    Device(0).use()
+    try:
+        with kernels.disable():
+            yield cupy
+    finally:
+        backend.DEVICE_ARRAYS.clear()
+        backend.DEVICE_ARRAYS.update(known)
+        backend.put_off.clear()
+        for name in modules:
+            delattr(cuda, name)
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+

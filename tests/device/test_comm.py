@@ -1,0 +1,80 @@
+"""Collectives on GPU arrays: by pinned memory, by NCCL (a stand-in that MPI carries) and by CUDA-aware MPI."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist import backend, comm
+from minitorch_dist.testing import ranks
+
+from .fake_cupy import installed, ndarray
+
+CASES = "tests.device.cases:"
+PATHS = {   # path -> (its environment, what gpu_path says)
+    "staged": ({}, "staged: ranks 0, 1 share a GPU, which NCCL refuses"),
+    "nccl": ({}, "nccl: every rank owns a GPU"),
+    "cuda-aware": ({"MINITORCH_CUDA_AWARE": "1"}, "cuda-aware MPI: MINITORCH_CUDA_AWARE=1"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_call_gives_what_it_gives_on_the_host(path):
+    environment, said = PATHS[path]
+    for rank, (found, gpu_path, events) in enumerate(ranks.call(CASES + "every_call", 2, (path,), env=environment)):
+        (host, *host_counts), (gpu, *gpu_counts) = found
+        assert len(host) == len(gpu) > 140
+        for name, arrays in host.items():
+            for a, b in zip(arrays, gpu[name], strict=True):
+                np.testing.assert_array_equal(a, b, err_msg=f"rank {rank}, {name}")
+        assert host_counts == gpu_counts and gpu_path == said
+        if path == "nccl":
+            check_streams(events)
+
+
+def check_streams(events):
+    """NCCL's stream waits for what the program's holds, and the program's for NCCL's result."""
+    (a, program, ready), (b, side, awaited), (c, on), (d, recorded, done), (e, last, result) = events
+    assert (a, b, c, d, e) == ("record", "wait", "allReduce", "record", "wait")
+    assert program == last != side == on == recorded and ready == awaited and done == result
+
+
+@pytest.mark.parametrize("path, exact", [("staged", False), ("staged", True), ("nccl", False), ("nccl", True)])
+def test_data_parallel_training_is_that_of_the_host(path, exact):
+    both = ranks.call(CASES + "trained", 2, (path, exact))
+    for (host_losses, host), (gpu_losses, gpu) in both:
+        assert host_losses == gpu_losses
+        for name in host:
+            np.testing.assert_array_equal(host[name], gpu[name], err_msg=name)
+            np.testing.assert_array_equal(host[name], both[0][0][1][name], err_msg=name)
+
+
+def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
+    for text in ranks.call(CASES + "mismatch", 2):
+        assert "sum on a GPU" in text and "rank" in text
+
+
+def test_differentiable_collectives():
+    for host, gpu in ranks.call(CASES + "differentiable", 2):
+        for a, b in zip(host, gpu, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_rank_alone_needs_no_copies():
+    world = comm.communicator.world_of_one()
+    with installed():
+        x = world.empty((3, 2), np.float32, "cuda")
+        assert type(x) is ndarray and not x.get().any()
+        out = backend.to(np.ones((3, 2), np.float32), "cuda")
+        world.all_gather(out, x)
+        world.all_reduce(out, "mean")
+        assert not out.get().any() and world.gpu_path is None
+        with pytest.raises(ValueError, match="out lives on cuda:0 and x on cpu"):
+            world.all_gather(out, np.ones((3, 2), np.float32))
+        with pytest.raises(TypeError, match="must be a NumPy array"):
+            world.all_reduce([1.0])
+
+
+def test_nothing_of_a_gpu_is_imported_unasked():
+    run = ranks.launch(["-c", "import sys, minitorch_dist as mt; from minitorch_dist import comm; comm.world();"
+                        "mt.tensor([1.0]).sum().item(); mt.backend.memory_info();"
+                        "assert not {'cupy', 'triton'} & {*sys.modules}"], 1)
+    run.check()

@@ -1,0 +1,221 @@
+"""Training on a GPU (the stand-in): the bits of a training on the host, and no copy but the batch, the loss, and what
+the step was asked for."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, ledger, nn, optim, training
+from minitorch_dist.data import Loader
+from minitorch_dist.parallel import DistributedDataParallel
+
+from .fake_cupy import installed, launches, transfers
+
+BATCH, STEPS = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with installed() as cupy:
+        yield cupy
+
+
+def images(classes=10):
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((BATCH * STEPS, 784)).astype(np.float32), rng.integers(0, classes, BATCH * STEPS)
+
+
+def text(ignored=0.0):
+    tokens = np.random.default_rng(6).integers(0, 11, (BATCH * STEPS, 8))
+    labels = np.where(np.random.default_rng(7).random((BATCH * STEPS, 7)) < ignored, -100, tokens[:, 1:])
+    return tokens[:, :-1], labels
+
+
+def residual():
+    return nn.Sequential(nn.Reshape(1, 28, 28), nn.AvgPool2d(4), nn.ResidualBlock(1, 3, 2), nn.Flatten(),
+                         nn.Linear(48, 10))
+
+
+MODELS = {  # name -> (constructor, data, dropouts per step)
+    "mlp": (lambda: nn.mlp((16, 12)), images, 0),
+    "mlp with dropout": (lambda: nn.mlp((16, 12), dropout=0.3), images, 2),
+    "lenet": (nn.lenet, images, 0),
+    "residual": (residual, images, 0),
+    "image transformer": (lambda: nn.ImageTransformer(layers=1, dim=8, heads=2), images, 0),
+    "gpt": (lambda: nn.GPT(11, 7, layers=2, heads=2, dim=8), text, 0),
+    "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
+                                   tied=False, dropout=0.2), text, 3),
+    "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
+}
+OPTIMIZERS = {
+    "sgd": lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda groups: optim.Adam(groups, lr=0.01),
+    "adamw": lambda groups: optim.AdamW(groups, lr=0.01),
+}
+
+
+def loss_sum(model, shard):
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def train(device, model, data, optimizer="adamw", **options):
+    """(losses, state of the model, state of the optimizer, copies of the last step)."""
+    mt.manual_seed(1)
+    exact = options.pop("exact", False)
+    world = comm.communicator.world_of_one()
+    ddp = DistributedDataParallel(model().to(device), world, exact=exact, micro_shards=2)
+    optimizer = OPTIMIZERS[optimizer](training.decay_groups(ddp, 0.1))
+    loader = Loader(*data(), BATCH, micro_shards=2 if exact else 1)
+    losses = []
+    for step, batch in enumerate(loader.epoch(0)):
+        transfers.clear()
+        losses.append(training.train_step(ddp, optimizer, batch, loss_sum, world, seed=3, step=step, units=2,
+                                          micro_shards=2 if exact else 8, **options)[0])
+        copies = dict(transfers)
+    if device == "cuda":
+        kinds = {type(p.data) for p in ddp.parameters()} | {type(b) for _, b in ddp.named_buffers()}
+        assert kinds == backend.DEVICE_ARRAYS
+    return losses, ddp.state_dict(), optimizer.state_dict(), copies
+
+
+def assert_same(a, b):
+    assert a[0] == b[0]
+    for x, y in ((a[1], b[1]), *zip(a[2]["state"], b[2]["state"], strict=True)):
+        assert list(x) == list(y)
+        for name in x:
+            np.testing.assert_array_equal(x[name], y[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains_to_the_same_bits_without_hidden_copies(name):
+    model, data, dropouts = MODELS[name]
+    here, there = train("cpu", model, data), train("cuda", model, data)
+    if "ignored" in name:       # sums over as many zeros, instead of over fewer losses
+        np.testing.assert_allclose(here[0], there[0], rtol=1e-6)
+    else:
+        assert_same(here, there)
+    # Up: inputs and labels, and dropout's numbers. Down: the loss, and with it the answers of the checks.
+    assert there[3] == {"up": 2 + dropouts, "down": 2}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("options, down", [({"clip": 0.1}, 3), ({"accumulate": 3}, 6), ({"exact": True}, 4)], ids=str)
+def test_every_way_of_stepping(optimizer, options, down):
+    model, data, _ = MODELS["mlp"]
+    here, there = (train(device, model, data, optimizer, **options) for device in ("cpu", "cuda"))
+    assert_same(here, there)
+    assert there[3]["down"] == down and not there[3].get("implicit")
+
+
+def test_exact_mode_with_batch_norm():
+    here, there = (train(device, residual, images, exact=True) for device in ("cpu", "cuda"))
+    assert_same(here, there)
+
+
+def test_training_goes_on_from_a_state_saved_on_the_other_device():
+    model, data, _ = MODELS["residual"]
+    _, state, _, _ = train("cuda", model, data)
+    mt.manual_seed(9)
+    twin = model().to("cpu")
+    twin.load_state_dict(state)
+    mt.manual_seed(9)
+    other = model().to("cuda")
+    other.load_state_dict({k: backend.to(v, "cuda") for k, v in state.items()})
+    x = images()[0][:2]
+    np.testing.assert_array_equal(twin.eval()(x).numpy(), other.eval()(backend.to(x, "cuda")).cpu().numpy())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_s_state_travels(optimizer):
+    def setting(device):
+        params = [mt.tensor([1.0, 2.0, 3.0], requires_grad=True, device=device),
+                  mt.ones(2, 2, device=device, requires_grad=True)]
+        return params, OPTIMIZERS[optimizer](params)
+
+    def step(params, opt):
+        opt.zero_grad()
+        sum((p * p * p).sum() for p in params).backward()
+        opt.step()
+    (here, first), (there, second) = setting("cpu"), setting("cuda")
+    step(here, first)
+    with mt.no_grad():
+        for a, b in zip(here, there, strict=True):
+            b[...] = a.numpy()
+    second.load_state_dict(first.state_dict())
+    step(here, first)
+    step(there, second)
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.cpu().numpy())
+
+
+def test_generation_and_attention_weights():
+    mt.manual_seed(0)
+    net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary")
+    tokens, x = text()[0][:2, :3], np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    expected = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)], net.blocks[0].attention.weights(x)
+    net.to("cuda")
+    found = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)]
+    weights = net.blocks[0].attention.weights(backend.to(x, "cuda"))
+    for f, e in zip((*found, weights), (*expected[0], expected[1]), strict=True):
+        np.testing.assert_array_equal(backend.to(f, "cpu"), e)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignored", [0.0, 0.4])
+def test_losses(reduction, ignored):
+    rng = np.random.default_rng(2)
+    logits, (_, labels) = rng.standard_normal((BATCH * STEPS, 7, 11)), text(ignored)
+    results = []
+    for device, where_labels in (("cpu", "cpu"), ("cuda", "cuda"), ("cuda", "cpu")):
+        z = mt.tensor(logits, requires_grad=True, device=device)
+        loss = nn.cross_entropy(z, backend.to(labels, where_labels), reduction)
+        loss.sum().backward()
+        p, t = mt.tensor(logits, device=device), mt.tensor(logits[::-1], device=device)
+        results.append((loss.cpu().numpy(), z.grad.cpu().numpy(), nn.mse_loss(p, t, reduction).cpu().numpy()))
+    for found in results[1:]:
+        for f, e in zip(found, results[0], strict=True):
+            np.testing.assert_allclose(f, e, rtol=1e-13, atol=1e-15)
+
+
+def test_the_ledger_counts_gpu_memory():
+    x = mt.ones(100, device="cuda", requires_grad=True)
+    with ledger.record(memory=True) as book:
+        y = x.exp() * x
+        y.sum().backward()
+    assert book.peak["parameter"] == 400 and book.peak["activation"] == 400 and book.live["gradient"] == 400
+
+
+def test_the_demo_on_a_gpu(tmp_path):
+    """The program itself, all ways of it: the parameters' digest is that of the host."""
+    program = runpy.run_path(str(Path(backend.__file__).parents[1] / "mnist_demo" / "train.py"))
+    for more in (["--model", "mlp", "--hidden", "9", "--dropout", "0.2"], ["--model", "cnn", "--clip", "0.5"]):
+        summaries = []
+        for device in ("cpu", "cuda"):
+            out = tmp_path / device
+            flags = ["--data", "digits", "--steps", "2", "--device", device, *more, "--out", str(out)]
+            assert program["main"](flags) == 0
+            summaries.append(json.loads((out / "summary.json").read_text()))
+        for key in ("parameters_sha256", "test_accuracy", "final_loss"):
+            assert summaries[0][key] == summaries[1][key], key
+        assert [s["device"] for s in summaries] == ["cpu", "cuda:0"]
+
+
+def test_the_demo_says_which_device_there_isn_t(tmp_path, capsys):
+    program = runpy.run_path(str(Path(backend.__file__).parents[1] / "mnist_demo" / "train.py"))
+    assert program["main"](["--data", "digits", "--device", "cuda:7", "--out", str(tmp_path)]) == 2
+    assert "device cuda:7: " in capsys.readouterr().err
+
+
+def test_clipping_takes_as_many_launches_however_many_parameters():
+    counts = []
+    for size in (10, 100_000):
+        p = mt.zeros(size, device="cuda", requires_grad=True)
+        p.grad = mt.ones(size, device="cuda")
+        launches.clear()
+        assert optim.clip_grad_norm_([p], 0.5) == pytest.approx(size ** 0.5)
+        counts.append(launches.total())
+    assert counts[0] == counts[1]

@@ -1,0 +1,72 @@
+"""Attention: lengths that are no multiples of a block, heads of any size, shared keys, causal or not, large scores."""
+
+import numpy as np
+
+from minitorch_dist.kernels import flash_attention as module
+
+from ..harness import Sample, random
+
+
+def heads_last(x):
+    """The same values in memory as (batch, time, heads, size): how heads lie that were split off a row of features."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+def with_blocks(entry, queries, sources):
+    """The entry with blocks of other sizes, as the autotuner may choose them."""
+    def run(*args):
+        usual = module._blocks
+        module._blocks = lambda *more: {"QUERIES": queries, "SOURCES": sources}
+        try:
+            return entry(*args)
+        finally:
+            module._blocks = usual
+    return run
+
+
+def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, causal=False, dtype="float32", scale=None,
+         layout=None, label="", tolerance=None, extent=None,
+         blocks=None):
+    kv, out, scale = kv_heads or heads, out or size, size ** -0.5 if scale is None else scale
+    q, k = random(batch, heads, times, size, dtype=dtype), random(batch, kv, sources, size, dtype=dtype, seed=1)
+    v = random(batch, kv, sources, out, dtype=dtype, seed=2)
+    ct = random(batch, heads, times, out, dtype=dtype, seed=3)
+    if layout:
+        q, k, v, ct = map(layout, (q, k, v, ct))
+    label = f"{times}x{sources} {size},{out} {heads}/{kv} {dtype}{' causal' * causal} {label}"
+
+    def forward(q, k, v):
+        return module.flash_attention(q, k, v, causal, scale)[0]
+
+    def backward(ct, q, k, v):
+        kept = module.flash_attention(q, k, v, causal, scale)[1]
+        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept), q, k)
+
+    def gradient(ct, q, k, v):
+        return plus(module.gradient(ct, q, k, v, causal, scale), q, k)
+
+    def plus(gs, q, k):     # the only source has all the weight, whatever q and k: nothing to be relative to
+        return (gs[0] + q, gs[1] + k, gs[2]) if sources == 1 else gs
+    if blocks:
+        forward, backward = (with_blocks(entry, *blocks) for entry in (forward, backward))
+        label += f" blocks of {blocks}"
+    extent = extent or max(times, sources)
+    return [Sample("flash_attention", extent, forward, lambda *args: module.definition(*args, causal, scale), (q, k, v),
+                   label.rstrip(), tolerance),
+            Sample(" ".join(kernel.name for kernel in module.KERNELS), extent, backward, gradient, (ct, q, k, v),
+                   label.rstrip(), tolerance)]
+
+
+SAMPLES = [
+    *pair(1, 1), *pair(31, 31, causal=True), *pair(1025, 31), *pair(31, 1025, causal=True),
+    *pair(200, 200, causal=True), *pair(3, 1, extent=1), *pair(130, 70, causal=True), *pair(33, 150),
+    *pair(70, 130, batch=2, heads=3), *pair(70, 130, heads=4, kv_heads=2, causal=True), *pair(40, 50, size=5, out=19),
+    *pair(40, 50, size=100, causal=True),
+    *pair(70, 70, batch=2, heads=2, causal=True, layout=heads_last, label="heads last"),
+    *pair(70, 70, causal=True, dtype="float16"), *pair(70, 70, size=32, dtype="bfloat16"),
+    *pair(70, 90, causal=True, blocks=(16, 32)), *pair(90, 70, causal=True, blocks=(32, 16)),
+    *pair(50, 40, blocks=(16, 32)), *pair(70, 90, heads=2, kv_heads=1, causal=True, blocks=(64, 16)),
+    # A score of 1e4 is known to 1e-3 in float32, and so is its weight. Backward is then as good as nothing of q and k.
+    pair(40, 50, scale=1e3, label="scores of 1e4", tolerance=2e-3)[0],
+    *pair(40, 50, scale=10, label="scores of 100", tolerance=1e-4),
+]

@@ -1,0 +1,89 @@
+"""Every kernel compiled for every GPU type, without a GPU: it compiles, its parameters are the PTX's, it fits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist import kernels
+
+ROOT = Path(__file__).parents[2]
+CAPABILITIES = (75, 80, 90, 100)
+# Bytes of shared memory that a program may have, once asked for. Source: CUDA C++ programming guide, table of limits.
+SHARED = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+CASES = [(name, index, cc) for name, kernel in kernels.table().items() for index in range(len(kernel.examples))
+         for cc in CAPABILITIES]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """{id: facts} of compile_all, by two processes at once."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cubins"))}
+    halves = [CAPABILITIES[::2], CAPABILITIES[1::2]]
+    running = [subprocess.Popen([sys.executable, "-m", f"{__package__}.compile_all", *map(str, half)], cwd=ROOT,
+                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+               for half in halves]
+    try:
+        answers = [process.communicate(timeout=540) for process in running]
+    finally:
+        for process in running:
+            process.kill()      # where a test run is interrupted
+    assert [process.returncode for process in running] == [0, 0], answers
+    every = [json.loads(line) for out, _ in answers for line in out.splitlines()]
+    return {facts.pop("id"): facts for facts in every}
+
+
+@pytest.mark.parametrize("name, index, cc", CASES, ids=lambda v: str(v))
+def test_compiles(compiled, name, index, cc):
+    facts = compiled[f"{name}-{index}-sm{cc}"]
+    assert "error" not in facts, facts["error"]
+    assert facts["cubin"] > 0 and facts["shared"] <= SHARED[cc]
+
+
+@pytest.mark.parametrize("name, index, cc", CASES, ids=lambda v: str(v))
+def test_takes_what_its_record_says(compiled, name, index, cc):
+    """build.checked has compared the record with the PTX; here it is compared with the record's own words."""
+    kernel, facts = kernels.table()[name], compiled[f"{name}-{index}-sm{cc}"]
+    types, _ = kernel.example(kernel.examples[index])
+    assert facts["types"] == [kind for kind in types.values() if kind is not None]
+    assert facts["scratch"] in (1, 2)
+
+
+def test_fused_adam_moves_128_bits_at_a_time_and_keeps_all_in_registers(compiled):
+    """4 loads and 3 stores of 8 elements per thread are 8 and 6 instructions of 128 bits; v̂ of amsgrad is one more."""
+    for index, loads, stores in ((0, 8, 6), (1, 8, 6), (2, 10, 8)):
+        facts = compiled[f"adam-{index}-sm90"]
+        assert facts["memory"]["LDG.128"] == loads and facts["memory"]["STG.128"] == stores
+        assert facts["local"] == 0
+    for index in (0, 1):
+        facts = compiled[f"adam-{index}-sm90"]
+        assert facts["stack"] == 0 and not {"LDL", "STL"} & set(facts["memory"])
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "norm", "bias_gelu", "dropout", "flash_attention"])
+def test_blocks_are_small_enough_for_the_registers(compiled, name):
+    """No example of these families, forward or backward, moves a register to memory for want of room."""
+    found = {key: facts["stack"] for key, facts in compiled.items() if key.startswith(name) and key.endswith("sm90")}
+    assert found and not any(found.values()), found
+
+
+@pytest.mark.parametrize("stage, word", [("ttir", "tt.load"), ("ttgir", "#ttg.blocked"), ("llir", "define"),
+                                         ("ptx", ".target sm_80"), ("sass", "LDG.E.128")])
+def test_the_command_shows_each_stage(stage, word):
+    done = command("adam", "--show", stage, "--cc", "80")
+    assert done.returncode == 0 and word in done.stdout, done.stderr
+
+
+def test_the_command_lists_all_kernels_and_names_what_is_wrong():
+    listing = command().stdout
+    assert all(f"{name}  (" in listing for name in kernels.table())
+    assert command("nothing").returncode == 1 and "no kernel 'nothing'" in command("nothing").stderr
+    assert "unset it" in command(interpret="1").stderr
+
+
+def command(*arguments, interpret="0"):
+    return subprocess.run([sys.executable, "-m", "minitorch_dist", "kernels", *arguments], capture_output=True,
+                          text=True, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": interpret}, timeout=120)

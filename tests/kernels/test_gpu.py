@@ -1,0 +1,112 @@
+"""Every kernel on a GPU against its definition in float64, and what only a GPU can show: streams, devices, events."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import kernels, ledger, optim
+from minitorch_dist.kernels import add, autotune, launch
+
+from . import harness
+
+pytestmark = pytest.mark.gpu
+SAMPLES = harness.samples()
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    """CuPy on a machine where it finds a GPU."""
+    if kernels.interpreting():
+        pytest.skip("Triton interprets in this process: make test-gpu")
+    cupy = pytest.importorskip("cupy", reason="no CuPy: python -m minitorch_dist doctor says what to install")
+    if not cupy.is_available():
+        pytest.skip("no GPU here")
+    return cupy
+
+
+def up(cupy, args):
+    return tuple(cupy.asarray(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def poisoned(cupy, made):
+    """In launch.empty's place: outputs full of poison with guarded margins, on the GPU."""
+    def empty(shape, dtype, like):
+        size = int(np.prod(shape))
+        whole = cupy.full(size + 2 * harness.MARGIN, harness.poison(dtype), dtype)
+        made.append(whole)
+        return whole[harness.MARGIN:harness.MARGIN + size].reshape(shape)
+    return empty
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+def test_as_defined(sample, cupy, monkeypatch):
+    wanted = sample.definition(*map(harness.exact, harness.copied(sample.args)))
+    made, args = [], up(cupy, sample.args)
+    monkeypatch.setattr(launch, "empty", poisoned(cupy, made))
+    with ledger.record() as book:
+        got = sample.entry(*args)
+    assert set(book.launches) == set(sample.names)
+    harness.compare(sample, tuple(None if g is None else g.get() for g in harness.as_tuple(got)), wanted)
+    for whole in made:
+        for margin in (whole[:harness.MARGIN], whole[-harness.MARGIN:]):
+            wanted = np.full(harness.MARGIN, harness.poison(whole.dtype), whole.dtype)
+            np.testing.assert_array_equal(margin.get(), wanted)
+    if not sample.in_place:
+        for before, after in zip(sample.args, args, strict=True):
+            if isinstance(before, np.ndarray):
+                np.testing.assert_array_equal(before, after.get())
+
+
+def test_a_kernel_runs_on_the_current_stream(cupy):
+    """Work queued on one stream before it, and read on the same stream after it, without any synchronisation."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        x = cupy.zeros(1 << 24, cupy.float32)
+        for _ in range(20):
+            x += 1
+        y = add.add(x, x)
+        total = float(y[-1])
+    stream.synchronize()
+    assert total == 40
+
+
+def test_each_device_has_its_own_machine_code(cupy):
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one GPU only")
+    with cupy.cuda.Device(1):
+        x = cupy.arange(1000, dtype=cupy.float32)
+    y = add.add(x, x)       # launched from device 0's context
+    assert cupy.cuda.runtime.getDevice() == 0 and y.device.id == 1 and float(y.sum()) == 999_000
+
+
+def test_the_optimizer_makes_one_launch_and_the_numbers_of_the_cpu(cupy):
+    def model():
+        rng = np.random.default_rng(3)
+        return [mt.tensor(rng.standard_normal(shape), dtype=np.float32, requires_grad=True)
+                for shape in ((70, 30), (30,), (513, 5))]
+    cpu, gpu = model(), [p.to("cuda").detach().requires_grad_() for p in model()]
+    optimizers = [optim.AdamW([{"params": ps[:1]}, {"params": ps[1:], "weight_decay": 0.0}], lr=1e-2)
+                  for ps in (cpu, gpu)]
+    for step in range(10):
+        for k, (p, q) in enumerate(zip(cpu, gpu, strict=True)):
+            p.grad = mt.tensor(np.random.default_rng([step, k]).standard_normal(p.shape), dtype=np.float32)
+            q.grad = p.grad.to("cuda")
+        optimizers[0].step()
+        with ledger.record() as book:
+            optimizers[1].step()
+        assert dict(book.launches) == {"adam": 1}
+    for p, q in zip(cpu, gpu, strict=True):
+        np.testing.assert_allclose(q.cpu().numpy(), p.numpy(), rtol=1e-5, atol=1e-6)
+    with kernels.disable():
+        optimizers[1].step()
+    assert optimizers[1].state_dict()["steps"] == [11, 11, 11]
+
+
+def test_configurations_are_timed_by_events(cupy, monkeypatch):
+    monkeypatch.setenv("MINITORCH_AUTOTUNE", "1")
+    x = cupy.ones(1 << 20, cupy.float32)
+    out = cupy.empty_like(x)
+
+    def run(options):
+        add.ADD((-(-x.size // options["BLOCK"]),), x, x, out, x.size, **options)
+    best = autotune.best(add.ADD, (x.size,), x, run)
+    assert best in add.ADD.configs and float(out.sum()) == 2 * x.size

@@ -1,0 +1,48 @@
+"""Every kernel in Triton's interpreter against its definition in float64: poisoned outputs, odd sizes."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist import kernels, ledger
+
+from . import harness
+
+pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+SAMPLES = harness.samples()
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+def test_as_defined(sample, monkeypatch):
+    guard = harness.guarded(monkeypatch)
+    wanted = sample.definition(*map(harness.exact, harness.copied(sample.args)))
+    args = harness.copied(sample.args)
+    with ledger.record() as book:
+        got = sample.entry(*args)
+    assert set(book.launches) == set(sample.names)
+    guard.check()
+    harness.compare(sample, got, wanted)
+    if not sample.in_place:
+        for before, after in zip(sample.args, args, strict=True):
+            np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.size <= 100], ids=lambda s: s.id)
+def test_strided_inputs_are_refused_or_right(sample, monkeypatch):
+    wanted = sample.definition(*map(harness.exact, harness.copied(sample.args)))
+    for i, a in enumerate(sample.args):
+        if not isinstance(a, np.ndarray) or a.ndim == 0 or a.shape[-1] < 2:
+            continue
+        harness.guarded(monkeypatch)
+        args = harness.copied(sample.args)
+        try:
+            got = sample.entry(*args[:i], harness.strided(args[i]), *args[i + 1:])
+        except ValueError as error:
+            assert "stride" in str(error) or "contiguous" in str(error)
+        else:
+            harness.compare(sample, got, wanted)
+
+
+def test_every_kernel_has_samples_of_every_size():
+    have = {name: {s.size for s in SAMPLES if name in s.names} for name in kernels.table()}
+    assert not {name: sizes for name, sizes in have.items() if not sizes.issuperset(harness.SIZES)}
+    assert set().union(*(s.names for s in SAMPLES)) == set(have)

@@ -1,0 +1,244 @@
+"""Launch arguments against a recording driver: all samples' launches with their PTX, then the launcher's own rules."""
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist import kernels, ledger
+from minitorch_dist.kernels import build, interpret, launch
+from minitorch_dist.kernels.add import ADD
+
+from . import harness
+from .recording import DeviceArray, RecordingDriver, fake_build
+
+pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+ROOT = Path(__file__).parents[2]
+SAMPLES = harness.samples()
+
+
+# ---------------------------------------------------------------- every launch of every sample
+
+@pytest.fixture(scope="module")
+def launches():
+    """{sample's id: [(kernel, args, grid, a call as recorded)]}: what each sample's entry would start on a GPU."""
+    found, now = {}, []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(build, "build", fake_build())
+
+    def record(kernel, grid, args, options):
+        gpu = RecordingDriver()
+        on_gpu = [DeviceArray(a) if isinstance(a, np.ndarray) else a for a in args]
+        launch._functions.clear()
+        launch.start(kernel, gpu, 0, grid, on_gpu, options)
+        now.append((kernel, args, grid, *gpu.calls))
+
+    patch.setattr(interpret, "interpret", record)
+    for sample in SAMPLES:
+        now = found[sample.id] = []
+        with suppress(AssertionError):      # of an entry that looks at its results: nothing has run
+            sample.entry(*harness.copied(sample.args))
+    patch.undo()
+    launch._functions.clear()
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(launches, tmp_path_factory):
+    """{(kernel, types): (Binary, types of the PTX's parameters)} for all that was asked for, compiled in another
+    process. Constants don't change the parameters, so one set of them is enough."""
+    folder = tmp_path_factory.mktemp("variants")
+    variants = {(v.kernel, v.types): v for calls in launches.values() for *_, call in calls for v in [call[1].name]}
+    (folder / "asked").write_bytes(pickle.dumps(list(variants.values())))
+    done = subprocess.run([sys.executable, "-m", f"{__package__}.recording", folder / "asked", folder / "made"],
+                          cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+                          timeout=540)
+    assert done.returncode == 0, done.stderr
+    return {(v.kernel, v.types): made for v, made in pickle.loads((folder / "made").read_bytes()).items()}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+def test_arguments_are_what_the_ptx_takes(sample, launches, compiled):
+    assert launches[sample.id]
+    for kernel, args, grid, (_, binary, at, block, packed, _) in launches[sample.id]:
+        v = binary.name
+        real, parameters = compiled[v.kernel, v.types]
+        assert at == tuple(grid) and all(type(g) is int for g in at)
+        assert block == (32 * kernel.settings(v.options)[1], 1, 1)
+        assert (real.types, len(real.types) + real.scratch) == (binary.types, len(parameters))
+        packed = packed[:len(real.types)] + (launch.NULL,) * real.scratch
+        for value, kind in zip(packed, parameters, strict=True):
+            letter = {"u": "u", "s": "i", "f": "f", "b": "u"}[kind[0]]
+            assert isinstance(value, np.generic) and value.itemsize * 8 == int(kind[1:])
+            assert value.dtype.kind == letter or (letter, value.dtype.kind) == ("u", "i")
+        given = [(n, a) for n, a in zip(kernel.signature, args, strict=True) if a is not None]
+        for (name, a), value in zip(given, packed, strict=False):
+            assert value == (a.ctypes.data if isinstance(a, np.ndarray) else value.dtype.type(a))
+            if name in v.divisible:
+                assert value % 16 == 0
+
+
+# ---------------------------------------------------------------- the launcher's rules
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A RecordingDriver in the CupyDriver's place, and a build() that makes nothing."""
+    gpu, gpu.asked = RecordingDriver(), []
+    monkeypatch.setattr(launch, "_driver", gpu)
+    monkeypatch.setattr(build, "build", fake_build(gpu.asked))
+    monkeypatch.setattr(launch, "_functions", {})
+    return gpu
+
+
+def arrays(*shape, dtype=np.float32, device=0, count=3):
+    return [DeviceArray(np.zeros(shape, dtype), device) for _ in range(count)]
+
+
+def test_a_launch_word_for_word(gpu):
+    x, y, out = arrays(1000)
+    with ledger.record() as book:
+        ADD((4,), x, y, out, 1000, BLOCK=256, num_warps=2)
+    (device, _, grid, block, args, shared), = gpu.calls
+    assert (device, grid, block, shared) == (0, (4,), (64, 1, 1), 1024)
+    assert [(type(a), int(a)) for a in args] == [
+        *[(np.uint64, a.data.ptr) for a in (x, y, out)], (np.int32, 1000), (np.uint64, 0), (np.uint64, 0)]
+    asked, = gpu.asked
+    assert asked.types == (("x", "*fp32"), ("y", "*fp32"), ("out", "*fp32"), ("n", "i32"))
+    assert asked.options == (("BLOCK", 256), ("num_warps", 2))
+    assert book.launches == {"add": 1}
+
+
+def test_machine_code_is_made_once_per_types_alignment_options_and_device(gpu):
+    for _ in range(3):
+        ADD((1,), *arrays(16), 16)
+        ADD((1,), *arrays(16), 15)                           # another alignment of n
+        ADD((1,), *arrays(16, dtype=np.float16), 16)
+        ADD((1,), *arrays(16), 16, BLOCK=64)
+        ADD((1,), *arrays(16, device=1), 16)
+    assert len(gpu.calls) == 15 and len(gpu.loaded) == 5
+    assert [device for _, device in gpu.loaded] == [0, 0, 0, 0, 1]
+    assert {"n" in v.divisible for v in gpu.asked} == {True, False}
+
+
+def test_alignment_is_looked_at_not_believed(gpu):
+    whole = np.zeros(64, np.float32)
+    start = -whole.ctypes.data % 64 // 4
+    for shift in (0, 1):
+        ADD((1,), *[DeviceArray(whole[start + shift:start + shift + 16])] * 3, 16)
+    aligned, shifted = gpu.asked
+    assert aligned.divisible == ("x", "y", "out", "n") and shifted.divisible == ("n",)
+
+
+def test_arrays_of_another_device_are_launched_there(gpu):
+    ADD((1,), *arrays(16, device=2), 16)
+    assert gpu.calls[0][0] == 2 and gpu.current() == 0
+
+
+def test_an_empty_grid_starts_nothing(gpu):
+    with ledger.record() as book:
+        ADD((0,), *arrays(0), 0)
+    assert not gpu.calls and not book.launches
+
+
+def test_what_does_not_fit_is_named(gpu):
+    x, y, out = arrays(16)
+    with pytest.raises(TypeError, match="takes 4 arguments .x, y, out, n., got 3"):
+        ADD((1,), x, y, out)
+    with pytest.raises(TypeError, match="x must be an array, it is a float"):
+        ADD((1,), 1.0, y, out, 16)
+    with pytest.raises(ValueError, match="one device.*'cuda:1'"):
+        ADD((1,), x, *arrays(16, device=1, count=2), 16)
+    with pytest.raises(ValueError, match="one device.*the CPU"):
+        ADD((1,), np.zeros(16, np.float32), y, out, 16)
+    with pytest.raises(ValueError, match="strides"):
+        ADD((1,), DeviceArray(np.zeros((4, 8))[:, ::2]), y, out, 16)
+    with pytest.raises(TypeError, match="x has dtype complex64"):
+        ADD((1,), *arrays(16, dtype=np.complex64), 16)
+    with pytest.raises(TypeError, match="no constexprs.*BLOK"):
+        ADD((1,), x, y, out, 16, BLOK=3)
+    with pytest.raises(OverflowError):
+        ADD((1,), x, y, out, 2 ** 31)
+    with pytest.raises(ValueError, match="65,535"):
+        ADD((1, 70_000), x, y, out, 16)
+    assert not gpu.calls
+
+
+# ---------------------------------------------------------------- the driver, on a stand-in for CuPy
+
+class FakeCupy:
+    """The parts of CuPy that CupyDriver uses, writing down what they are asked."""
+
+    def __init__(self, limit=232_448):
+        self.log = log = []
+
+        class Function:
+            ptr = 77
+
+        class Module:
+            def load(self, cubin):
+                log.append(("load", cubin))
+
+            def get_function(self, name):
+                log.append(("function", name))
+                return Function()
+
+        class Device:
+            def __init__(self, number):
+                self.compute_capability = "90"
+
+        class runtime:
+            cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+            deviceGetAttribute = staticmethod(lambda attribute, device: limit if attribute == 97 else None)
+            getDevice = staticmethod(lambda: 3)
+            getDeviceProperties = staticmethod(lambda device: {"name": b"NVIDIA H200"})
+
+        class driver:
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+            funcSetAttribute = staticmethod(lambda *args: log.append(("attribute", *args)))
+
+        class cuda:
+            pass
+
+        cuda.runtime, cuda.Device, cuda.function = runtime, Device, type("function", (), {"Module": Module})
+        self.cuda, self.driver = cuda, driver
+
+    def driver_on_it(self):
+        made = launch.CupyDriver.__new__(launch.CupyDriver)
+        made.cupy, made.driver = self, self.driver
+        return made
+
+
+@pytest.mark.parametrize("shared", [0, 49_152, 49_153, 232_448])
+def test_shared_memory_above_48_kib_is_asked_for(shared):
+    cupy = FakeCupy()
+    cupy.driver_on_it().load(build.Binary("f", (), 2, shared, 4, b"code"), 0)
+    raised = [("attribute", 77, 8, shared)] if shared > 49_152 else []
+    assert cupy.log == [("load", b"code"), ("function", "f"), *raised]
+
+
+def test_more_shared_memory_than_there_is_raises():
+    with pytest.raises(RuntimeError, match="needs 232,449 bytes of shared memory per program, the device has 232,448"):
+        FakeCupy().driver_on_it().load(build.Binary("f", (), 2, 232_449, 4, b""), 0)
+
+
+def test_what_the_driver_says_of_devices():
+    driver = FakeCupy().driver_on_it()
+    assert (driver.current(), driver.capability(0), driver.name(0)) == (3, 90, "NVIDIA H200")
+
+
+def test_the_names_that_the_driver_uses_exist_in_cupy():
+    cupy = pytest.importorskip("cupy")      # it imports without a GPU
+    driver = launch.CupyDriver()
+    assert driver.cupy is cupy
+    for owner, names in ((cupy.cuda.runtime, "getDevice deviceGetAttribute getDeviceProperties "
+                                             "cudaDevAttrMaxSharedMemoryPerBlockOptin"),
+                         (cupy.cuda, "Event Device get_elapsed_time"), (cupy.cuda.function, "Module Function"),
+                         (cupy.cuda.function.Module, "load get_function"), (cupy.cuda.Event, "record synchronize"),
+                         (cupy.cuda.Device, "compute_capability"),
+                         (driver.driver, "funcSetAttribute CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")):
+        assert not [name for name in names.split() if not hasattr(owner, name)]

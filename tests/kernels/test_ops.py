@@ -1,0 +1,138 @@
+"""The engine's own ops served by kernels: values and gradients against the same ops on NumPy arrays in float64."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, kernels, ledger
+from minitorch_dist.autodiff.tensor import Tensor
+from minitorch_dist.kernels import launch
+
+from .harness import random
+from .test_registry import DeviceLike
+
+pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+LABELS = np.array([2, 0, 6, 6, 3])
+MASK = np.array([True, False, True, True])
+
+# op -> (function, shapes, the kernels of forward and backward)
+CASES = {
+    "softmax_cross_entropy": (lambda x: mt.softmax_cross_entropy(x, on_device(LABELS, x)), [(5, 7)],
+                              "cross_entropy cross_entropy_backward"),
+    "layer_norm": (lambda x, w, b: mt.layer_norm(x, 6, w, b), [(3, 5, 6), (6,), (6,)],
+                   "norm norm_backward column_sums"),
+    "layer_norm over two axes": (lambda x, w: mt.layer_norm(x, (5, 6), w), [(3, 5, 6), (5, 6)],
+                                 "norm norm_backward column_sums"),
+    "layer_norm alone": (lambda x: mt.layer_norm(x, 6), [(4, 6)], "norm norm_backward"),
+    "rms_norm": (lambda x, w: mt.rms_norm(x, 6, w), [(3, 5, 6), (6,)], "norm norm_backward column_sums"),
+    "gelu": (lambda x: mt.gelu(x), [(3, 5)], "bias_gelu bias_gelu_backward"),
+    "gelu of a view": (lambda x: mt.gelu(mt.transpose(x)), [(3, 5)], "bias_gelu bias_gelu_backward"),
+    "gelu by tanh": (lambda x: mt.gelu(x, "tanh"), [(3, 5)], "bias_gelu bias_gelu_backward"),
+    "attention": (lambda q, k, v: mt.scaled_dot_product_attention(q, k, v), [(2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)],
+                  "flash_attention flash_attention_queries flash_attention_sources"),
+    "causal attention of views": (
+        lambda q, k, v: mt.scaled_dot_product_attention(*[mt.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)],
+                                                        is_causal=True, scale=0.7),
+        [(2, 5, 4, 4), (2, 6, 2, 4), (2, 6, 2, 4)], "flash_attention flash_attention_queries flash_attention_sources"),
+    "masked attention": (
+        lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, attn_mask=on_device(MASK, q), is_causal=True),
+        [(2, 2, 3, 4), (2, 2, 4, 4), (2, 2, 4, 3)], ""),
+    "layer_norm of mixed dtypes": (lambda x, w: mt.layer_norm(x, 6, mt.astype(w, np.float64)), [(4, 6), (6,)], ""),
+}
+
+
+def on_device(array, like):
+    """A constant where `like` is."""
+    return array.view(DeviceLike) if isinstance(mt.autodiff.primitive.lower(like), DeviceLike) else array
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Outputs of kernels are on the stand-in for a GPU too, and full of NaN before."""
+    def empty(shape, dtype, like):
+        out = np.empty(shape, dtype)
+        out.fill(np.nan)
+        return out.view(DeviceLike)
+    monkeypatch.setattr(launch, "empty", empty)
+    return DeviceLike
+
+
+def pulled(f, arrays, ct):
+    """f's value, and the cotangents of its inputs for a cotangent `ct`."""
+    leaves = [Tensor(a).requires_grad_() for a in arrays]
+    y = f(*leaves)
+    y.backward(Tensor(ct.astype(y.dtype)))
+    return [np.asarray(y.data), *(np.asarray(leaf.grad.data) for leaf in leaves)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_op_by_its_kernels_is_the_op(name, device):
+    f, shapes, names = CASES[name]
+    arrays = [random(*shape, seed=k) for k, shape in enumerate(shapes)]
+    ct = random(*f(*[Tensor(a) for a in arrays]).shape, seed=9)
+    wanted = pulled(f, [a.astype(np.float64) for a in arrays], ct.astype(np.float64))
+    with ledger.record() as book:
+        got = pulled(f, [a.view(device) for a in arrays], ct.view(device))
+    assert set(book.launches) == set(names.split())
+    for g, w in zip(got, wanted, strict=True):
+        assert np.linalg.norm(g - w) <= 2e-6 * np.linalg.norm(w)
+
+
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "attention"])
+def test_a_gradient_of_a_gradient_goes_by_the_definition(name, device):
+    f, shapes, names = CASES[name]
+
+    def slope(x, *rest):
+        return mt.sum(mt.grad(lambda x: mt.sum(mt.sin(f(x, *rest))))(x) ** 2)
+    arrays = [random(*shape, seed=k) for k, shape in enumerate(shapes)]
+    wanted = mt.grad(slope)(*[a.astype(np.float64) for a in arrays])
+    with ledger.record() as book:
+        got = mt.grad(slope)(*[a.view(device) for a in arrays])
+    assert set(book.launches) <= set(names.split())
+    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=2e-4, atol=2e-5)
+
+
+def dropped(x, ct, rows):
+    """A layer's output and its input's gradient, in the second step of a run whose global batch has 13 samples."""
+    layer = mt.nn.Dropout(0.3)
+    x = Tensor(x).requires_grad_()
+    with backend.random_scope(5, 2, 13, rows, micro_shards=4):
+        y = layer(x)
+        y.backward(Tensor(ct))
+        again = layer(x.detach())
+    return [np.asarray(v) for v in (y.data, x.grad.data, again.data)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(6, 35), (6,), (12, 3, 5)])
+def test_dropouts_masks_are_the_ones_the_host_draws(shape, dtype, device):
+    x, ct = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    wanted = dropped(x, ct, (5, 11))
+    with ledger.record() as book:
+        got = dropped(x.view(device), ct.view(device), (5, 11))
+    assert set(book.launches) == {"dropout"}
+    for g, w in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(g, w)
+    assert (wanted[0] != wanted[2]).any() and (wanted[0] == 0).any()
+
+
+def test_dropout_outside_of_a_scope_and_its_derivatives(device):
+    x = random(40)
+
+    def second(x):
+        return mt.sum(mt.grad(lambda x: mt.sum(mt.dropout(x, 0.4) ** 3))(x) ** 2)
+    found = []
+    for a in (x.view(device), x):
+        backend.manual_seed(3)
+        found.append([np.asarray(v) for v in mt.jvp(lambda x: mt.dropout(x, 0.4), (a,), (a,))])
+        found[-1].append(np.asarray(mt.grad(second)(a)))
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_kept_arrays_survive_the_hooks_on_saved_tensors(device):
+    f, shapes, names = CASES["layer_norm"]
+    arrays = [random(*shape, seed=k) for k, shape in enumerate(shapes)]
+    with mt.saved_tensors_hooks(lambda a: a.copy(), lambda a: a), ledger.record() as book:
+        pulled(f, [a.view(device) for a in arrays], random(*shapes[0]).view(device))
+    assert set(book.launches) == set(names.split())
