@@ -17,6 +17,8 @@ import math
 
 import numpy as np
 
+from ..backend import device_of, module_of, to
+
 
 def all_reduce(comm, bucket):
     """Sum the gradients as they are: what happens without a hook."""
@@ -31,9 +33,9 @@ def fp16_compress(comm, bucket):
 
     Source: after torch's fp16_compress_hook, which adds up in float16 too.
     """
-    grads, size = bucket.grads, comm.size
+    grads, size, xp = bucket.grads, comm.size, module_of(bucket.grads)
     part = -(-grads.size // size)
-    sent, got = np.zeros(part * size, np.float16), np.empty(part * size, np.float16)
+    sent, got = xp.zeros(part * size, np.float16), xp.empty(part * size, np.float16)
     with np.errstate(over="ignore"):    # the inf is there for everybody to see
         sent[:grads.size] = grads
     posted = comm.all_to_all(got, sent, async_op=True)
@@ -67,7 +69,8 @@ class PowerSGD:
         self.q, self.left_out = {}, {}      # by parameter: the last Q, and what the last step left out here
 
     def __call__(self, comm, bucket):
-        thin, rest = [], np.ones(bucket.grads.size, bool)
+        xp, thin = module_of(bucket.grads), []
+        rest = xp.ones(bucket.grads.size, bool)
         for s in bucket.segments:
             shape = _matrix(s.tensor.shape)
             if sum(shape) * self.rank < math.prod(shape):
@@ -83,7 +86,7 @@ class PowerSGD:
                 work.wait()
             bucket.grads[rest] = plain
             for i, p in enumerate(ps):
-                ps[i] = np.linalg.qr(p)[0]
+                ps[i] = xp.linalg.qr(p)[0]
             qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
             for (s, _), m, p, q in zip(thin, matrices, ps, qs, strict=True):
                 self.left_out[id(s.tensor)] = m - p @ q.T
@@ -102,7 +105,8 @@ class PowerSGD:
     def _q(self, s, m):
         if id(s.tensor) not in self.q:      # the same on all ranks: drawn from the parameter's place
             draw = np.random.default_rng([self.seed, s.start, *m.shape])
-            self.q[id(s.tensor)] = draw.standard_normal((m.shape[1], self.rank)).astype(m.dtype)
+            drawn = draw.standard_normal((m.shape[1], self.rank)).astype(m.dtype)
+            self.q[id(s.tensor)] = to(drawn, device_of(m))
         return self.q[id(s.tensor)]
 
 

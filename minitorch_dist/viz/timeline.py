@@ -26,7 +26,7 @@ def timeline(traced, path, title="What each rank did"):
         for rank, (spans, packed, height) in enumerate(zip(traced.spans, lanes, heights, strict=True)):
             _compute_lane(axes, [s for s in spans if s.track == "compute"], top, scale, labels)
             for lane, s in packed:
-                _bar(axes, s, top + 1 + lane, scale, ON_THE_WIRE, s.detail.split(",")[0] or s.name, labels)
+                _bar(axes, s, top + 1 + lane, scale, ON_THE_WIRE, s.detail.rpartition(", ")[0] or s.name, labels)
             ticks.append((top + 0.5, f"rank {rank}"))
             top += height + GAP
         across = axes.get_xlim()[1] - axes.get_xlim()[0]
