@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger
 from minitorch_dist.autodiff.tensor import Tensor
-from minitorch_dist.kernels import launch
+from minitorch_dist.kernels import dropout, launch, matmul, softmax_cross_entropy
 
 from .harness import random
 from .test_registry import DeviceLike
@@ -136,3 +136,26 @@ def test_kept_arrays_survive_the_hooks_on_saved_tensors(device):
     with mt.saved_tensors_hooks(lambda a: a.copy(), lambda a: a), ledger.record() as book:
         pulled(f, [a.view(device) for a in arrays], random(*shapes[0]).view(device))
     assert set(book.launches) == set(names.split())
+
+
+def test_a_label_out_of_range_makes_nan_and_reads_nothing_else():
+    logits = random(3, 7)
+    losses, _ = softmax_cross_entropy.softmax_cross_entropy(logits, np.array([-1, 7, 6]))
+    assert np.isnan(losses).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("arguments, error, words", [
+    ((random(3, 4), random(5, 6)), ValueError, r"\(m, k\)"),
+    ((random(3, 4), random(4, 6), random(5)), ValueError, r"\(n,\)"),
+    ((random(3, 4), random(4, 6, dtype="float16")), TypeError, "one dtype"),
+    ((random(3, 4), random(4, 6), None, "tanh"), ValueError, "'tanh'"),
+    ((random(3, 4), random(4, 6), None, "none", "bf16"), ValueError, "'bf16'")], ids=lambda v: None)
+def test_a_product_says_what_does_not_fit(arguments, error, words):
+    with pytest.raises(error, match=words):
+        matmul.matmul(*arguments)
+
+
+def test_a_stream_has_a_key_of_128_bits_and_begins_at_0():
+    for key, offset in ((-1, 0), (1 << 128, 0), (0, -1)):
+        with pytest.raises(ValueError, match="128 bits"):
+            dropout.dropout(random(3), 0.5, key, offset)
