@@ -115,7 +115,7 @@ class Plugged:
     """The places of a training run, with `pieces` {place: piece}. Where there is none, the answer is None, and the
     library's own runs.
 
-    order  a sampler whose batches, as it makes them on one rank, the library cuts: for the run to compare with
+    order  a sampler whose batches the library cuts: for the run to compare with
     """
 
     def __init__(self, pieces, order=None):
@@ -154,9 +154,11 @@ def parts(piece, n, batch_size, size, seed):
 
 
 def even_parts(piece, n, batch_size, size, seed):
-    """A Loader's `parts`: the batches that the exercise's shards make on one rank, cut by the library."""
+    """A Loader's `parts`: the batches that the exercise's shards make together, cut evenly. A sample keeps its place in
+    the batch, to which dropout's random numbers belong."""
     def of(rank, epoch):
-        batches = piece(n, batch_size, 0, 1, seed, epoch)
+        of_ranks = [piece(n, batch_size, r, size, seed, epoch) for r in range(size)]
+        batches = [np.concatenate(shards) for shards in zip(*of_ranks, strict=True)]
         return [batch[slice(*share(len(batch), rank, size))] for batch in batches]
     return of
 

@@ -196,7 +196,8 @@ def train_mine(args, world):
     if world.rank == 0:
         print("the same batches, with the library's own:", flush=True)
     world.algorithm = usual
-    train(library, world, mine.Plugged({}, order=pieces["sampler"]))
+    if train(library, world, mine.Plugged({}, order=pieces["sampler"]))["interrupted"]:
+        return summary | {"interrupted": True}, True
     one = True
     if world.rank == 0:
         lines, one = mine.compare(args.out, library.out, TOLERANCE[args.dtype])

@@ -1,0 +1,174 @@
+"""How the answers of this chapter are called: in Triton's interpreter, with a meter at every load and store.
+
+Launches take NumPy arrays as they are. An address that belongs to none of the launch's arrays is neither read nor
+written, but counted, so that a mistake ends in a sentence and not in a crash. Undefined values are NaN: what is read
+from outside, and what a masked load without `other` gives.
+"""
+
+import functools
+
+import numpy as np
+from triton.runtime import interpreter
+from triton.runtime.jit import mangle_type
+
+from minitorch_dist.kernels.interpret import Argument, mend
+from minitorch_dist.kernels.launch import TYPES
+
+GUARD = 1024      # NaNs before and behind every array
+NOWHERE = np.full(1, 2**64 - 1, np.uint64)      # an address that nothing has
+
+
+class OnDevice(np.ndarray):
+    """Stands in for a GPU's arrays: kernels take no others, and NumPy makes them by zeros_like and `like=`."""
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function in (np.asarray, np.array, np.zeros, np.empty, np.ones, np.full, np.arange):
+            return function(*args, **kwargs).view(OnDevice)
+        return super().__array_function__(function, types, args, kwargs)
+
+
+class Meter:
+    """What kernels did to memory since the meter was made."""
+
+    def __init__(self):
+        self.launches, self.bytes_read, self.bytes_written = 0, 0, 0
+        self.outside_read, self.outside_written, self.written_twice = 0, 0, 0
+
+    def begin(self, arrays):
+        """A launch that gets these arrays."""
+        self.launches += 1
+        self.known = np.sort(np.concatenate([NOWHERE, *map(addresses, arrays)]))
+        self.stored = {}
+
+    def end(self):
+        stored = np.concatenate([NOWHERE, *(np.unique(np.concatenate(by_one)) for by_one in self.stored.values())])
+        self.written_twice += stored.size - np.unique(stored).size
+
+    def belongs(self, at):
+        """Which addresses are those of an element."""
+        place = np.searchsorted(self.known, at)
+        return self.known.take(place, mode="clip") == at
+
+    def facts(self):
+        """As outputs: what must be 0, and what is counted."""
+        return {"memory": {"elements read outside of the arrays": self.outside_read,
+                           "elements written outside of the arrays": self.outside_written,
+                           "elements written by two programs": self.written_twice},
+                "launches": self.launches, "bytes_read": self.bytes_read, "bytes_written": self.bytes_written}
+
+
+meter = Meter()
+
+
+def addresses(a):
+    """Of the array's elements."""
+    offsets = np.zeros(a.shape, np.int64)
+    for index, step in zip(np.indices(a.shape), a.strides, strict=True):
+        offsets += index * step
+    return (offsets.ravel() + a.ctypes.data).astype(np.uint64)
+
+
+# ---------------------------------------------------------------- between the kernel and memory
+
+def load(self, ptrs, mask, other, *hints):
+    kind = interpreter._get_np_dtype(ptrs.get_element_ty())
+    wanted, at = np.broadcast_to(mask.data, ptrs.data.shape), ptrs.data
+    safe = wanted & meter.belongs(at)
+    meter.outside_read += int(np.count_nonzero(wanted & ~safe))
+    meter.bytes_read += int(np.count_nonzero(wanted)) * np.dtype(kind).itemsize
+    undefined = np.full(at.shape, np.nan if np.dtype(kind).kind == "f" else 0, kind)
+    values = undefined if other is None else np.where(wanted, undefined, other.data).astype(kind)
+    return interpreter.TensorHandle(interpreter._interpreter.load(at, safe, values, kind), ptrs.get_element_ty())
+
+
+def store(self, ptrs, value, mask, *hints):
+    wanted, at = np.broadcast_to(mask.data, ptrs.data.shape), ptrs.data
+    safe = wanted & meter.belongs(at)
+    meter.outside_written += int(np.count_nonzero(wanted & ~safe))
+    meter.bytes_written += int(np.count_nonzero(wanted)) * np.dtype(
+        interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize
+    meter.stored.setdefault(interpreter.interpreter_builder.grid_idx, []).append(at[safe])
+    return interpreter._interpreter.store(at, value.data, safe)
+
+
+def run(self, *args, grid, warmup, **kwargs):
+    """A launch: kernel[grid](*args, **kwargs)."""
+    if not callable(grid) and not isinstance(grid, (tuple, list)):
+        raise TypeError(f"the grid is a tuple: {self.__name__}[({grid},)](…)")
+    for name, a in (*zip(self.arg_names, args, strict=False), *kwargs.items()):
+        if isinstance(a, np.ndarray) and not isinstance(a, OnDevice):
+            raise TypeError(f"{self.__name__} gets {name} of shape {list(a.shape)}, which lies on the host: a GPU "
+                            "can't read it. np.asarray(…, like=p) and np.zeros_like(p) make an array where p is")
+    meter.begin([a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray)])
+    try:
+        original_run(self, *map(argument, args), grid=grid, warmup=warmup,
+                     **{name: argument(a) for name, a in kwargs.items()})
+    except interpreter.InterpreterError as error:      # it hides what has happened, and in which line
+        cause = error
+        while isinstance(cause, interpreter.InterpreterError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause from None
+    meter.end()
+
+
+def argument(a):
+    """What the interpreter takes: its own pointers, and Python's numbers."""
+    return Argument(a, TYPES[a.dtype.name]) if isinstance(a, np.ndarray) else \
+        a.item() if isinstance(a, np.generic) else a
+
+
+mend()
+mangle_type(0)      # the first one looks for torch, whose import an answer isn't allowed
+original_run = interpreter.InterpretedFunction.run
+interpreter.InterpretedFunction.run = run
+interpreter.InterpreterBuilder.create_masked_load = load
+interpreter.InterpreterBuilder.create_masked_store = store
+
+
+# ---------------------------------------------------------------- arrays amid NaNs
+
+def spaced(values, step):
+    """A copy of a vector whose elements are `step` apart, or of a matrix whose rows are `step` apart."""
+    size = values.shape[0] * step
+    base = np.full(2 * GUARD + size, np.nan, values.dtype)[GUARD:GUARD + size]
+    view = base[::step] if values.ndim == 1 else base.reshape(-1, step)[:, :values.shape[1]]
+    view[...] = values
+    return view.view(OnDevice)
+
+
+# ---------------------------------------------------------------- the answers
+
+def add(learner, inputs, run):
+    global meter
+    meter = Meter()
+    x, y, out = (spaced(inputs[name], step) for name, step in zip(("x", "y", "out"), inputs["steps"], strict=True))
+    learner(x, y, out, **inputs["block"])
+    return {"out": out.copy(), "x": x.copy(), "y": y.copy(), **meter.facts()}
+
+
+def softmax(learner, inputs, run):
+    global meter
+    meter = Meter()
+    x, out = (spaced(inputs[name], step) for name, step in zip(("x", "out"), inputs["steps"], strict=True))
+    learner(x, out)
+    return {"out": out.copy(), "x": x.copy(), **meter.facts()}
+
+
+def Adam(learner, inputs, run):
+    """p after each step. A second optimizer with numbers of its own takes its steps in between."""
+    global meter
+    meter, aside = Meter(), Meter()
+    p, other = spaced(inputs["p"], 1), spaced(inputs["p"], 1)
+    g, other_g = spaced(inputs["grads"][0], 1), spaced(inputs["grads"][0], 1)
+    build = functools.partial(learner, ends=list(inputs["ends"]), decays=list(inputs["decays"]), **inputs["settings"])
+    optimizer, second = build(p, g), build(other, other_g)
+    path, after = [], []
+    for gradient in inputs["grads"]:
+        g[...], other_g[...] = gradient, 1 - gradient
+        optimizer.step()
+        path.append(p.copy())
+        after.append(g.copy())
+        meter, aside = aside, meter
+        second.step()
+        meter, aside = aside, meter
+    return {"p": np.stack(path), "grads": np.stack(after), **meter.facts()}
