@@ -1,0 +1,38 @@
+"""04.4 A gradient, and how to know that it is one.
+
+The two halves together: forward mode once, by linearize, and its transpose. Whoever has a transpose can test it without
+knowing the derivative: ⟨u, J·v⟩ and ⟨Jᵀ·u, v⟩ are the same number, for all u and v.
+"""
+
+import numpy as np
+
+
+def vjp(f, xs, linearize, transpose):
+    """(y, pull): f(*xs), and the function pull(u) = Jᵀ·u, a list of arrays, one per x, for a u of y's shape.
+
+    f          takes values that can be traced (04.2), gives one
+    xs         list of float arrays
+    linearize  linearize(f, xs) is (y, program), 04.2
+    transpose  transpose(program) is a program, 04.3
+
+    f is called once, however often pull is.
+    """
+    raise NotImplementedError("begin with linearize and transpose, here and not in pull. Programs are called with "
+                              "arrays, and give a list")
+
+
+def grad(f, xs, linearize, transpose):
+    """The gradient of f at xs, a list of arrays, one per x. f gives one number, else there is a ValueError."""
+    raise NotImplementedError("begin with vjp. Which u, of y's shape, makes Jᵀ·u the gradient?")
+
+
+def dot_test(program, transposed, rng):
+    """How far ⟨u, J·v⟩ and ⟨Jᵀ·u, v⟩ are apart for random u and v: |difference| / the larger magnitude, a float.
+
+    program, transposed  Programs that claim to be J and Jᵀ; program.shapes, .inputs and .outputs are in 04.1
+    rng                  a numpy.random.Generator
+
+    About 1e-16 for a right transpose, also where both numbers are 0; for a wrong one nearer to 1.
+    """
+    raise NotImplementedError("begin with random v, one array per input, and random u, one per output, all different."
+                              " ⟨·, ·⟩ sums over all arrays")
