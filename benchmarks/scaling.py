@@ -17,6 +17,7 @@ from _harness import Report, installed, join_gloo, one_thread
 one_thread()
 
 import gc  # noqa: E402
+import random  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 
@@ -101,9 +102,10 @@ def measure(name, world, skipped):
     steps = programs(name, world, skipped)
     gc.collect()
     gc.freeze()
-    turns = {what: [] for what in steps}
+    turns, order = {what: [] for what in steps}, random.Random(0)      # the same on all ranks
     for round_ in range(ROUNDS[name] + 1):
-        for what, (step, together) in steps.items():
+        for what in order.sample(list(steps), len(steps)):      # who comes after a rank has slept finds it cold
+            step, together = steps[what]
             taken = turn(step, together, STEPS[name], world)
             if round_:      # the first is for warming up
                 turns[what].append(taken)
