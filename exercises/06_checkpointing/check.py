@@ -73,9 +73,13 @@ def peak_of(n, every):
     return most
 
 
+def needed(case):
+    return peak_of(len(case["weights"]), case["every"])
+
+
 def slack(case, got):
     """Beside what must be there, the output, and one array that is just being made, or still has a name."""
-    return got["peak"] <= peak_of(len(case["weights"]), case["every"]) + 3
+    return got["peak"] <= needed(case) + 3
 
 
 class Checkpointed(Check):
@@ -96,9 +100,9 @@ class Checkpointed(Check):
     demands = [
         demand("right, but a layer's forward runs more than twice: compute a segment's inputs once, each from the one "
                "before", lambda case, got: not often(case, got)),
-        demand(lambda case: f"right, but too much is alive at once: {len(case['weights'])} layers with a "
-                            f"checkpoint every {case['every']} need {peak_of(len(case['weights']), case['every'])} inputs; keep no "
-                            "other ones in forward, and let go of a segment's when it is done", slack),
+        demand(lambda case: f"right, but too much is alive at once: {len(case['weights'])} layers with a checkpoint "
+                            f"every {case['every']} need {needed(case)} inputs; keep no other ones in forward, and "
+                            "let go of a segment's when it is done", slack),
         demand("right, but nothing is computed again: then everything was kept",
                lambda case, got: case["every"] == 1 or sum(got["forwards"]) > len(got["forwards"])),
     ]
