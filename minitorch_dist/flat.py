@@ -66,7 +66,7 @@ class FlatBuffer:
             raise ValueError(f"a FlatBuffer holds tensors of one device, got {sorted(devices)}: move the model as a "
                              "whole, with model.to(device)")
         for t in tensors:
-            if not (t.is_leaf and t.requires_grad):
+            if t.leaf is None:
                 raise ValueError(f"a FlatBuffer holds leaves that require grad; one of shape {t.shape} is not")
         if len({id(t) for t in tensors}) != len(tensors):
             raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
@@ -85,11 +85,11 @@ class FlatBuffer:
         view = self.params[s.start:s.stop].reshape(tensor.shape)
         view[...] = tensor.data
         tensor.data = view
-        tensor.node.grad_view = self.grads[s.start:s.stop].reshape(tensor.shape)
-        tensor.node.flat = self
+        tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(tensor.shape)
+        tensor.leaf.flat = self
         if grad is not None:
-            tensor.node.grad_view[...] = grad.data
-            tensor.grad = Tensor(tensor.node.grad_view)
+            tensor.leaf.grad_view[...] = grad.data
+            tensor.grad = Tensor(tensor.leaf.grad_view)
 
     def collect(self, fill_missing):
         """Make `grads` hold every tensor's gradient, those that users have replaced by hand too.
@@ -97,7 +97,7 @@ class FlatBuffer:
         fill_missing  tensors without a gradient get one of zeros; otherwise only their stretch is zeroed
         """
         for s in self.segments:
-            grad, view = s.tensor.grad, s.tensor.node.grad_view
+            grad, view = s.tensor.grad, s.tensor.leaf.grad_view
             if grad is None:
                 view[...] = 0
                 wrote(view, "zeroing an unused gradient")
@@ -120,8 +120,8 @@ def flat_buffers(tensors):
     tensors = list({id(t): t for t in tensors}.values())
     homeless = {}
     for t in tensors:
-        if t.node.flat is None:
+        if t.leaf.flat is None:
             homeless.setdefault((t.dtype, t.device), []).append(t)
     for group in homeless.values():
         FlatBuffer(group)
-    return list({id(t.node.flat): t.node.flat for t in tensors}.values())
+    return list({id(t.leaf.flat): t.leaf.flat for t in tensors}.values())

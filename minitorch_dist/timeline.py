@@ -74,7 +74,8 @@ def trace(comm=None):
     of `comm` (default: the world). Collective; gives a Timeline, which is filled when the block ends.
 
     All ranks leave a barrier to begin, and count time from there: on one machine their clocks are one, over a network
-    they are as far apart as the barrier lets ranks go, some tens of microseconds. A block that raises gathers nothing.
+    they are as far apart as the barrier lets ranks go, some tens of microseconds. An
+    operation is there if it has been waited for inside. A block that raises gathers nothing.
     """
     comm = comm if comm is not None else communication.world()
     timeline = Timeline()
@@ -82,7 +83,7 @@ def trace(comm=None):
     origin = ledger.clock()
     with ledger.record(timeline=True) as book:
         yield timeline
-    mine = [s._replace(begin=s.begin - origin, end=s.end - origin) for s in book.spans]
+    mine = [s._replace(begin=max(0.0, s.begin - origin), end=s.end - origin) for s in book.spans]
     timeline.spans = [[ledger.Span(*s) for s in spans] for spans in comm.all_gather_object([tuple(s) for s in mine])]
 
 

@@ -172,6 +172,9 @@ class Tracer:
     def __exit__(self, kind, error, place):
         if self.open is not None and kind is None:
             self._close()
+        elif self.steps and self.open is None and self.world.rank == 0:
+            print(f"nothing recorded: a trace begins with step {self.steps[0] + 1}, and the run has ended before",
+                  flush=True)
 
     def _close(self):
         self.open.__exit__(None, None, None)
@@ -193,7 +196,7 @@ class Run:
     def __init__(self, folder, world):
         self.folder, self.world = Path(folder), world
         if world.rank == 0:
-            for name in ("summary.json", "parameters.npz"):
+            for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
                 (self.folder / name).unlink(missing_ok=True)
         self.step = self.samples = 0
         self.busy = 0.0         # seconds spent in steps

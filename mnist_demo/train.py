@@ -87,6 +87,8 @@ def parse(argv):
         args.widths = [int(w) for w in args.hidden.split(",") if w]
     except ValueError:
         p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
+    if args.trace < 0:
+        p.error(f"--trace {args.trace}: a number of steps")
     for name in ("epochs", "steps", "batch_size", "micro_shards", "accumulate"):
         value = getattr(args, name)
         if value is not None and value < 1:

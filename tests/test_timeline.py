@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
@@ -25,7 +26,7 @@ def send_seconds(buckets, each, n, bandwidth):
 @pytest.mark.parametrize(("n", "backward", "bandwidth"), [
     (2, 0.25, 2.0 ** 20),       # a bucket takes 1/32 s: all but the last one's transfer is hidden
     (2, 0.25, 2.0 ** 16),       # 1/2 s: communication takes longer, and hides the computation
-    (3, 0.25, 2.0 ** 17),
+    (4, 0.25, 2.0 ** 17),
     (4, 0.03125, 2.0 ** 18),
 ])
 def test_a_step_takes_the_longer_of_computation_and_communication(n, backward, bandwidth):
@@ -53,28 +54,31 @@ def test_one_bucket_hides_nothing():
         assert seconds["hidden"] == 0 and seconds["communication"] == pytest.approx(sending, rel=1e-12)
 
 
-def test_a_real_clock_waits_and_several_of_one_kind_stand_in_a_queue():
-    class Pair:
-        size = 2
-    clock, x, y = VirtualClock(), bytearray(8), bytearray(8)
-    x, y = memoryview(x), memoryview(y)
-    link = SimulatedLink(Pair, latency=1.0, bandwidth=8.0, clock=clock)
-    link.before("send", x, 1)       # due at 2
-    link.before("send", y, 1)       # due at 4
-    link.before("barrier", None, None)      # due at 5
+def test_several_of_one_kind_stand_in_a_queue_and_a_real_clock_waits():
+    clock, x, y = VirtualClock(), np.zeros(8), np.zeros(8)
+    link = SimulatedLink(latency=1.0, bandwidth=8.0, clock=clock)
+    for array, nbytes in ((x, 8), (y, 8), (None, 0)):       # due at 2, 4 and 5
+        link.before("send", array, 1)
+        link.sent("send", nbytes)
     link.after("send", x, 1)
     assert clock() == 2
     link.after("send", y, 1)
-    link.after("barrier", None, None)
+    link.after("send", None, 1)
     assert clock() == 5
-    link.before("recv", x, 1)       # receiving sends nothing: the latency
-    link.after("recv", x, 1)
-    assert clock() == 6
-    real = SimulatedLink(Pair, latency=0.02, bandwidth=1e9)
+    link.after("recv", x, 1)        # posted before the link was there
+    assert clock() == 5
+    real = SimulatedLink(latency=0.02, bandwidth=1e9)
     begin = real.clock()
     real.before("barrier", None, None)
     real.after("barrier", None, None)
     assert real.clock() - begin >= 0.02
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_link_charges_what_the_ledger_counts(n):
+    for rank in ranks.call(CASES + "charges", n):
+        for name, (seconds, counted) in rank.items():
+            assert seconds == counted, name
 
 
 def test_the_trace_of_real_steps(tmp_path):

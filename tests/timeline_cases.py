@@ -3,7 +3,7 @@
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim
+from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
 
@@ -37,7 +37,7 @@ def simulated_step(backward, latency, bandwidth, bucket_cap_mb):
             optimizer.step()
             return clock() - begin, clock() - forward
         step()          # cuts the buckets anew
-        world.hooks.append(SimulatedLink(world, latency, bandwidth, clock))
+        world.hooks.append(SimulatedLink(latency, bandwidth, clock))
         with mt.trace(world) as timeline:
             taken = step()
         world.hooks.pop()
@@ -73,3 +73,28 @@ def broken():
             raise KeyError("inside")
     except KeyError:
         return timeline.spans
+
+
+def charges():
+    """{operation: (simulated seconds, latencies and bytes by the ledger)} over a link of one byte per second."""
+    world, n, found = comm.world(), comm.world().size, {}
+    small, large = (np.ones(12, np.float32) for _ in range(2)), np.ones(12 * n, np.float32)
+    x, y = small
+    me = world.rank
+    programs = {
+        "all_reduce": lambda: world.all_reduce(x), "exact": lambda: n & (n - 1) or world.all_reduce(x, exact=True),
+        "ring": lambda: world.all_reduce(x, algorithm="ring"), "broadcast": lambda: world.broadcast(x, 1),
+        "all_gather": lambda: world.all_gather(large, x), "reduce_scatter": lambda: world.reduce_scatter(x, large),
+        "gather": lambda: world.gather(large if me == 0 else None, x), "reduce": lambda: world.reduce(x, 1),
+        "scatter": lambda: world.scatter(x, large if me == 0 else None), "all_to_all": lambda: world.all_to_all(
+            np.empty_like(large), large),
+        "messages": lambda: [w.wait() for w in (world.isend(x, (me + 1) % n), world.irecv(y, (me - 1) % n))],
+    }
+    for name, run in programs.items():
+        clock = VirtualClock()
+        world.hooks.append(SimulatedLink(1.0, 1.0, clock))
+        with ledger.record() as book:
+            run()
+        world.hooks.pop()
+        found[name] = clock(), sum(book.calls.values()) + book.total_bytes_sent()
+    return found

@@ -85,6 +85,20 @@ def without_none(instead):
     return outputs
 
 
+def has_nan(case):
+    return bool(np.isnan(case["one"]).any() or np.isnan(case["two"]).any())
+
+
+def nan_handed_on(case, got):
+    """The largest distance came out as NaN, where a curve holds one."""
+    return has_nan(case) and bool(np.isnan(got["result"][0]))
+
+
+def from_zero_beside_nan(case, got):
+    """Counted from 0, and NaN handed on as well; of which the count is said first."""
+    return nan_handed_on(case, got) or got["result"][1] == answer(case)["result"][1] - 1
+
+
 class Compare(Check):
     exercise = "00.1"
     signatures = [
@@ -93,6 +107,9 @@ class Compare(Check):
         gives("the distance isn't a size: two may lie below one, so take the absolute value",
               lambda case: answer(case, lambda a, b: np.inf if np.isnan(a) != np.isnan(b) else
                                   0.0 if np.isnan(a) else max(b - a, 0.0))),
+        when("the largest distance is NaN where a loss is, and no comparison with NaN is true: ask np.isnan of both "
+             "curves. NaN in one of them is infinitely far away, NaN in both is a distance of 0", nan_handed_on),
+        when("the steps are counted from 0: the first loss is that of step 1", from_zero_beside_nan),
         gives("a loss that is NaN in one of the runs counts as equal: every comparison with NaN is false, so it must "
               "be asked for with np.isnan", lambda case: answer(case, nan_ignored)),
         gives("NaN in both runs counts as different: the curves are the same there, if of no use",
@@ -156,6 +173,7 @@ def no_such_mistake(case, got):
 
 class Diagnose(Check):
     exercise = "00.2"
+    unsaid = "return one mistake for each of A, B and C, as a dict: {\"A\": \"…\", \"B\": \"…\", \"C\": \"…\"}"
     signatures = [
         when("each of A, B and C is one of MISTAKES, spelled as there: " + ", ".join(gallery.BUGS), no_such_mistake),
         *[when(f"{letter} isn't “{bug}”. There, {looks}. Look at the step at which {letter} leaves, and at what comes "

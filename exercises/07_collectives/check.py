@@ -38,11 +38,20 @@ def overlaps(case, got):
     return any(name == "overlap" for rank in got for name, _ in rank.events)
 
 
+def overwritten_before_sending(case, got):
+    """With one array for both: some ranks are right, and the others were sent what had just been received."""
+    right = [np.array_equal(g["incoming"], case[rank["src"]]["outgoing"]) for g, rank in zip(got, case, strict=True)]
+    return case[0]["one_array"] and any(right) and all(
+        any(np.array_equal(g["incoming"], rank["outgoing"]) for rank in case) for g in got)
+
+
 class Exchange(Check):
     exercise = "07.1"
     signatures = [
         when("with outgoing and incoming one array, the message that arrives is written over the one that is still "
              "being sent: isend returns before the array has been read. Send a copy", overlaps),
+        when("with outgoing and incoming one array, a rank that receives first has overwritten what it was still to "
+             "send, and sends back what it got. Send a copy made before", overwritten_before_sending),
         gives("dst and src are mixed up: what arrived is what rank dst sent, not rank src",
               lambda case: [{"incoming": case[rank["dst"]]["outgoing"]} for rank in case]),
         gives("each rank has received its own array",

@@ -171,6 +171,10 @@ class AverageGradients(Check):
         gives("each rank still has its own gradients: nothing was exchanged, or the result wasn't written into the "
               "arrays (grad = … only gives the name to another array)",
               lambda case: [{"grads": r["grads"]} for r in case]),
+        gives("weighed after the sum: each rank multiplies the sum of all means by its own share. Every mean must be "
+              "multiplied by its own rank's share, before the sum",
+              lambda case: [{"grads": [g * r["count"] / samples(case) for g in summed["grads"]]}
+                            for r, summed in zip(case, weighted(case, lambda r: 1), strict=True)]),
         gives("each rank weighed its own gradients, but nothing was exchanged",
               lambda case: [{"grads": [g * r["count"] / samples(case) for g in r["grads"]]} for r in case]),
         gives("each rank divided its own gradients, but nothing was exchanged",
@@ -244,6 +248,12 @@ def differences_stay(case, got):
     return len(case) > 1 and all(np.allclose(move, moved[0]) for move in moved)
 
 
+def not_moved(case, got):
+    """All ranks have rank 0's initial parameters, still."""
+    return all(np.array_equal(mine, first) for g in got
+               for mine, first in zip(g["parameters"], case[0]["parameters"], strict=True))
+
+
 def nobody_averages(case, losses):
     """Every rank trains alone, from one start. losses: "own" or "averaged"."""
     if any(len(rows) == 0 for r in case for rows in r["rows"]):
@@ -271,8 +281,8 @@ class Train(Check):
               lambda case: nobody_averages(case, "own")),
         when("the ranks begin with different parameters: their differences stay for ever, whatever is averaged later",
              differences_stay),
-        gives("the parameters aren't changed in place: parameter = … makes another array (parameter -= … does not)",
-              lambda case: [{"parameters": case[0]["parameters"]}] * len(case)),
+        when("the parameters aren't changed in place: parameter = … makes another array (parameter -= … does not)",
+             not_moved),
         gives("the steps are {ranks} times too long: gradients that are already averaged need no factor for the ranks",
               lambda case: [together(case, lr=len(case))] * len(case)),
         gives("the steps are {ranks} times too short: the gradients were averaged already",

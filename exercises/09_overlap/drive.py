@@ -14,7 +14,11 @@ class Watch:
     def before(self, op, x, peer):
         begin = max(self.clock(), self.link.free)
         self.link.before(op, x, peer)
-        self.posts.append([self.ready, int(x.nbytes), self.clock(), begin, self.link.free])
+        self.posts.append([self.ready, int(x.nbytes), self.clock(), begin, begin])
+
+    def sent(self, op, nbytes):
+        self.link.sent(op, nbytes)
+        self.posts[-1][-1] = self.link.free
 
     def after(self, op, x, peer):
         self.link.after(op, x, peer)
@@ -28,7 +32,7 @@ def Reducer(learner, inputs, run):
     found = {"grads": [], "posts": [], "seconds": [], "inputs_kept": []}
     for order, own in zip(inputs["orders"], inputs["own"], strict=True):
         begin = clock()
-        watch = Watch(clock, SimulatedLink(run.comm, inputs["latency"], inputs["bandwidth"], clock))
+        watch = Watch(clock, SimulatedLink(inputs["latency"], inputs["bandwidth"], clock))
         run.comm.hooks.append(watch)
         for i, grad in enumerate(grads):
             grad[...] = np.nan if i in order else 0.0

@@ -67,6 +67,8 @@ class Check:
     demands      [demand(…)]: asked when the outputs are right
     same_bits    names of outputs that must be equal to the last bit on all ranks
     may_change   names of inputs that an answer may overwrite although truth() says nothing of them
+    unsaid       where the expected outputs are the solution: they are never shown, and this sentence is said when no
+                 signature fits
     """
 
     exercise = None
@@ -75,6 +77,7 @@ class Check:
     demands = ()
     same_bits = ()
     may_change = ()
+    unsaid = None
 
     def cases(self, rng, ranks):
         """[case]; a plain exercise ignores `ranks`. Every number comes from rng, a numpy.random.Generator."""

@@ -137,7 +137,7 @@ def say(sentence, case, n, got):
 def explain(check, cases, outputs, truths, wrong, n):
     """The first signature that explains all that is wrong, else what can be said without knowing the mistake."""
     touched = sorted({i for i, _ in wrong})
-    details = [*facts(cases, outputs, truths, wrong, n, check.tolerance)]
+    details = [] if check.unsaid else [*facts(cases, outputs, truths, wrong, n, check.tolerance)]
     for signature in check.signatures:
         if signature.when is not None:
             found = all(holds(signature.when, cases[i], outputs[i]) for i in touched) and ""
@@ -145,7 +145,7 @@ def explain(check, cases, outputs, truths, wrong, n):
             found = explained(check, signature, cases, outputs, truths, wrong)
         if found is not False:
             return Finding(found + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
-    return Finding(unknown_mistake(outputs, truths, wrong, n), details[1:])
+    return Finding(check.unsaid or unknown_mistake(outputs, truths, wrong, n), details[1:])
 
 
 def explained(check, signature, cases, outputs, truths, wrong):

@@ -28,19 +28,19 @@ def save(figure, path):
 
 
 def two_curves(curves, path, ylabel, xlabel="step"):
-    """Curves over each other, and below them how far they are from the first: {number of ranks: [numbers]}."""
+    """Curves over each other, and below them how far they are from the first: {number of ranks: [at step 1, 2 …]}."""
     curves = {n: np.asarray(curve, dtype=float) for n, curve in curves.items()}
     (first, reference), *others = curves.items()
     figure, (above, below) = canvas(2, 1, size=(8.6, 5.4), sharex=True, height_ratios=(3, 1))
     for width, (n, curve), color in zip(np.linspace(8, 1.4, len(curves)), curves.items(), LAYERS, strict=False):
-        above.plot(curve, color=color, lw=width, label=f"{n} rank{'s' * (n != 1)}")
+        above.plot(range(1, len(curve) + 1), curve, color=color, lw=width, label=f"{n} rank{'s' * (n != 1)}")
     above.set_ylabel(ylabel)
     above.legend(frameon=False)
     largest = 0.0
     for (n, curve), color in zip(others, LAYERS[1:], strict=False):
         distance = np.abs(curve - reference)
         largest = max(largest, float(distance.max()))
-        below.plot(distance, color=color, lw=1.6, label=f"{n} ranks")
+        below.plot(range(1, len(distance) + 1), distance, color=color, lw=1.6, label=f"{n} ranks")
     below.set_ylim(0, 1.3 * largest or 1e-16)
     below.set_ylabel("|Δ|")
     below.set_xlabel(xlabel)

@@ -54,7 +54,7 @@ class Tensor(Traced):
     adds dy/dx to `x.grad` of every leaf x.
     """
 
-    __slots__ = ("data", "node", "_grad", "__weakref__")
+    __slots__ = ("data", "node", "_grad", "_frozen", "__weakref__")
 
     def __init__(self, data, node=None):
         self.data = data
@@ -82,14 +82,26 @@ class Tensor(Traced):
         """Make this leaf want a gradient (or stop). Returns self. Only floating dtypes can."""
         if not self.is_leaf:
             raise RuntimeError(f"requires_grad_ on the result of {self.node.primitive.name!r}: use detach() first")
-        if flag and self.node is None:
+        if flag and self.node is None and self.leaf is not None:
+            self.node = self.leaf       # with its hooks, and its place in a flat buffer
+        elif flag and self.node is None:
             if self.dtype.kind != FLOATING:
                 raise TypeError(f"a {self.dtype} tensor can't get a gradient: only floating dtypes can; "
                                 "cast it with .astype(np.float32)")
             self.node = Leaf(self.shape, self.dtype, self)
-        elif not flag:
-            self.node = None
+        elif not flag and self.node is not None:
+            self._frozen, self.node = self.node, None
         return self
+
+    @property
+    def leaf(self):
+        """The Leaf of a tensor that wants a gradient, or has wanted one before it was frozen; None for all others."""
+        if self.node is not None:
+            return self.node if self.node.primitive is None else None
+        try:
+            return self._frozen
+        except AttributeError:      # the slot is filled by freezing
+            return None
 
     @property
     def grad(self):

@@ -36,7 +36,8 @@ class Communicator(Objects, OnDevices):
     hooks         objects with before(op, x, peer) and after(op, x, peer), called around every operation, for
                   counting, checking, a simulated link or an injected fault. op: the method's name; x: the array that
                   holds the input or receives the data (None for a barrier); peer: the other rank, or the root, else
-                  None. Of a posted operation, `after` comes when it has completed.
+                  None. Of a posted operation, `after` comes when it has completed. One that has sent(op, nbytes) too
+                  hears after `before` how many bytes this rank sends, by the ledger's count.
     algorithm     who reduces: "auto" (the shared window where the array lives in it, else MPI), "mpi", "shared" (as
                   auto, but RuntimeError where the ranks share no memory), a name of comm/algorithms.ALGORITHMS, or a
                   function like those there (or "folder/file.py:name", where it stands): f(wire, x, combine), called on
@@ -333,16 +334,19 @@ class Communicator(Objects, OnDevices):
             hook.before(call.op, call.x, call.peer)
 
     def _count(self, op, nbytes, share=None, formula=None):
-        if ledger.open_ledgers:
+        if ledger.open_ledgers or self.hooks:
             if share is None:   # the first and last byte of this rank's N-th
                 first, last = cut(nbytes, self.rank, self.size)
                 share = last - first
-            ledger.message(self.name, op, WIRE_BYTES[formula or op](nbytes, share, self.size))
+            self._count_bytes(op, WIRE_BYTES[formula or op](nbytes, share, self.size))
 
     def _count_bytes(self, op, nbytes, between=0):
         """between: of the nbytes that this rank sends, those that go to another node, where that is known."""
         if ledger.open_ledgers:
             ledger.message(self.name, op, nbytes, between)
+        for hook in self.hooks:
+            if hasattr(hook, "sent"):
+                hook.sent(op, nbytes)
 
     def _agree(self, op, dtype=None, shape=None):
         """Make sure that all ranks are in the same call, of those that aren't operations on an array."""

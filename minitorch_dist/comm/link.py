@@ -2,7 +2,7 @@
 
     clock = VirtualClock()
     with clock.running():                                       # spans are timed by it
-        world.hooks.append(SimulatedLink(world, latency=1e-5, bandwidth=1e9, clock=clock))
+        world.hooks.append(SimulatedLink(latency=1e-5, bandwidth=1e9, clock=clock))
         …
 
 The operations are real, so are their order and their data; only the time they take is made up.
@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 
 from .. import ledger
-from .reduction import WIRE_BYTES
 
 
 class VirtualClock:
@@ -50,28 +49,33 @@ class SimulatedLink:
     """A hook for Communicator.hooks that lets each operation take latency + bytes/bandwidth, one after the other.
 
     latency    seconds per operation
-    bandwidth  bytes per second that a rank can send; how many it sends is WIRE_BYTES' count
+    bandwidth  bytes per second that a rank can send; how many it sends is the ledger's count
     clock      RealClock (the default: whoever waits sleeps) or VirtualClock
 
     An operation is due when the link has done all that was posted before it, and then it; waiting for it takes until
     then. Each rank has a link of its own, as if all had posted at the same time.
     """
 
-    def __init__(self, comm, latency, bandwidth, clock=None):
-        self.comm, self.latency, self.bandwidth = comm, latency, bandwidth
+    def __init__(self, latency, bandwidth, clock=None):
+        self.latency, self.bandwidth = latency, bandwidth
         self.clock = RealClock() if clock is None else clock
         self.free = 0.0                     # when the link has done all that was posted
         self.due = defaultdict(deque)       # (operation, array) -> when each of those under way arrives
 
     def before(self, op, x, peer):
         """An operation is posted: it joins the queue."""
-        nbytes = 0 if x is None else x.nbytes
-        sent = WIRE_BYTES.get(op, WIRE_BYTES["send"])(nbytes, nbytes / self.comm.size, self.comm.size)
-        self.free = max(self.free, self.clock()) + self.latency + sent / self.bandwidth
-        self.due[op, id(x)].append(self.free)
+        self.last = op, id(x)
+        self.free = max(self.free, self.clock()) + self.latency
+        self.due[self.last].append(self.free)
+
+    def sent(self, op, nbytes):
+        """So many bytes of it must pass."""
+        self.free += nbytes / self.bandwidth
+        self.due[self.last][-1] = self.free
 
     def after(self, op, x, peer):
-        """It has been waited for: time passes until it is due."""
-        late = self.due[op, id(x)].popleft() - self.clock()
-        if late > 0:
-            self.clock.sleep(late)
+        """It has been waited for: time passes until it is due. One that was posted before the link was there is."""
+        if self.due[op, id(x)]:
+            late = self.due[op, id(x)].popleft() - self.clock()
+            if late > 0:
+                self.clock.sleep(late)

@@ -191,7 +191,7 @@ class Module:
             return array.astype(target, copy=False) if array.dtype.kind == "f" else array
 
         for name, p in self.named_parameters():
-            if p.node is not None and p.node.flat is not None and moved(p.data) is not p.data:
+            if p.leaf is not None and p.leaf.flat is not None and moved(p.data) is not p.data:
                 raise RuntimeError(f"{type(self).__name__}.to({target!r}): {name} lives in the flat buffer of an "
                                    "optimizer or of DistributedDataParallel already: call .to() before making those")
         for p in self.parameters():

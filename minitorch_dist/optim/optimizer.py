@@ -82,7 +82,7 @@ class Optimizer:
     def step(self):
         """Update every parameter that has a gradient, in place."""
         begin = ledger.now() if ledger.open_ledgers else None
-        if any(slot.segment.tensor.node.flat is not flat
+        if any(slot.segment.tensor.leaf.flat is not flat
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
             self._follow()
         for flat, state in zip(self.flats, self.state, strict=True):

@@ -52,6 +52,11 @@ class MicroShardStatistics:
         part[n:-1] += var
         part[-1] += 1
 
+    def forget(self):
+        """Begin the step anew."""
+        self.counter.forget()
+        self.vector[...] = 0
+
     def fold(self, last):
         """A micro-shard is through; after this rank's last one of the step, move the running statistics."""
         if not self.layers:

@@ -50,11 +50,8 @@ class Bucket:
         self.summed = ()        # the gradients as they were handed out last: sums over all ranks
 
     def start_over(self):
-        """Expect the next backward; wait for what one that broke off has posted."""
+        """Expect the next backward."""
         self.missing = {id(s.tensor) for s in self.segments}
-        if self.finish is not None:
-            self.finish()
-        self.finish = None
 
     def collect(self):
         """Make `grads` hold this rank's own. RuntimeError where one is the last sum: it would be counted once per
@@ -69,10 +66,14 @@ class Bucket:
         self.flat.tail[...] = 1 if all(here) else to_device_of(xp.array(here, self.flat.dtype), self.flat.tail)
         self.flat.collect(fill_missing=True)
 
+    def users(self):
+        """For each parameter how many ranks have used it, once `grads` is the sum."""
+        # From a GPU the counts must be waited for: not where this rank knows them by itself.
+        return self.used if self.alone else to(self.flat.tail, "cpu")
+
     def hand_out(self):
         """`grads` is the sum: every parameter that some rank has used has its gradient there, the others have none."""
-        # From a GPU the counts must be waited for: not where this rank knows them by itself.
-        for s, users in zip(self.segments, self.used if self.alone else to(self.flat.tail, "cpu"), strict=True):
+        for s, users in zip(self.segments, self.users(), strict=True):
             if not users:
                 s.tensor.grad = None
         self.used = [False] * len(self.used)

@@ -66,7 +66,8 @@ class PowerSGD:
         if rank < 1:
             raise ValueError(f"PowerSGD: rank={rank} must be at least 1")
         self.rank, self.seed = rank, seed
-        self.q, self.left_out = {}, {}      # by parameter: the last Q, and what the last step left out here
+        # By parameter: the next step's Q, what the last step left out here, and how many Qs were drawn.
+        self.q, self.left_out, self.steps = {}, {}, {}
 
     def __call__(self, comm, bucket):
         xp, thin = module_of(bucket.grads), []
@@ -88,14 +89,27 @@ class PowerSGD:
             for i, p in enumerate(ps):
                 ps[i] = xp.linalg.qr(p)[0]
             qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
-            for (s, _), m, p, q in zip(thin, matrices, ps, qs, strict=True):
-                self.left_out[id(s.tensor)] = m - p @ q.T
+            own = [p @ q.T for p, q in zip(ps, qs, strict=True)]
             for work in _all_reduce_together(comm, qs):
                 work.wait()
-            for (s, _), p, q in zip(thin, ps, qs, strict=True):
-                self.q[id(s.tensor)] = q
-                bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
+            used = {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users}
+            for (s, _), m, p, q, sent in zip(thin, matrices, ps, qs, own, strict=True):
+                if id(s.tensor) in used:        # otherwise nobody gets this gradient, and nothing was sent
+                    self.left_out[id(s.tensor)] = m - sent
+                    self.q[id(s.tensor)] = self._alive(s, q)
+                    bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
         return finish
+
+    def _alive(self, s, q):
+        """Q for the next step. A column of zeros would find nothing for ever: it is drawn anew, alike on all ranks."""
+        norms = (q * q).sum(axis=0)
+        fresh = self._draw(s, q, self.steps.get(id(s.tensor), 0) + 1)
+        return module_of(q).where(norms > 1e-14 * norms.max() + 1e-38, q, fresh)
+
+    def _draw(self, s, like, step):
+        self.steps[id(s.tensor)] = step
+        draw = np.random.default_rng([self.seed, s.start, like.shape[0], step])
+        return to(draw.standard_normal((like.shape[0], self.rank)).astype(like.dtype), device_of(like))
 
     def _with_left_out(self, grads, s, shape):
         matrix = grads[s.start:s.stop].reshape(shape)
@@ -103,10 +117,8 @@ class PowerSGD:
         return matrix.copy() if left_out is None else matrix + left_out
 
     def _q(self, s, m):
-        if id(s.tensor) not in self.q:      # the same on all ranks: drawn from the parameter's place
-            draw = np.random.default_rng([self.seed, s.start, *m.shape])
-            drawn = draw.standard_normal((m.shape[1], self.rank)).astype(m.dtype)
-            self.q[id(s.tensor)] = to(drawn, device_of(m))
+        if id(s.tensor) not in self.q:
+            self.q[id(s.tensor)] = self._draw(s, m.T, 0)
         return self.q[id(s.tensor)]
 
 

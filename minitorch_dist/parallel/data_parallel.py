@@ -20,6 +20,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.reverse import at_end_of_backward
 from ..autodiff.writes import wrote
 from ..backend import xp
+from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
 from . import comm_hooks
 from .batch_norm import MicroShardStatistics, layers, synchronise
@@ -61,20 +62,26 @@ class DistributedDataParallel(Module):
                          broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards)
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
         self.done = 0
+        self.under_way = None       # of a backward that hasn't come to its end, or has raised: whether it reduces
         self.sync = True
         self.comm_hook = comm_hooks.all_reduce
         self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
         self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self.parameters_in_order = [p for p in module.parameters() if p.requires_grad]
+        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype not in REDUCIBLE]:
+            raise ValueError(f"DistributedDataParallel: gradients of {', '.join(odd)} can't be summed over ranks: "
+                             "train in float32 or float64, and register fp16_compress to halve what is sent")
         self._fill_buckets(cut(reversed(self.parameters_in_order), *self.caps))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
         for p in self.parameters_in_order:
             p.register_post_accumulate_grad_hook(self._gradient_ready)
-        frozen = [lower(p) for p in module.parameters() if not p.requires_grad]
-        for array in (*(b.flat.params for b in self.buckets), *frozen, *(lower(b) for _, b in module.named_buffers())):
-            self._broadcast(array)
+        self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        for bucket in self.buckets:
+            self._broadcast(bucket.flat.params)
+        for name, values in (*self.frozen, *module.named_buffers()):
+            self._broadcast(lower(values), name)
         normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
-        self.synchronised_buffers = [b for _, b in module.named_buffers() if id(b) not in normalised] \
+        self.synchronised_buffers = [name for name, b in module.named_buffers() if id(b) not in normalised] \
             if broadcast_buffers and not exact and self.comm.size > 1 else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
@@ -91,9 +98,13 @@ class DistributedDataParallel(Module):
         return [self.names[id(p)] for bucket in self.buckets for p in bucket.unused()]
 
     def forward(self, *inputs, **options):
-        if self.training and self.sync:
-            for buffer in self.synchronised_buffers:
-                self._broadcast(lower(buffer))
+        if self.training and self.sync and self.synchronised_buffers:
+            buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
+            for name in self.synchronised_buffers:
+                self._broadcast(lower(buffers[name]), name)
+        if thawed := [name for name, p in self.frozen if p.requires_grad]:
+            raise RuntimeError(f"{', '.join(thawed)}: frozen when the model was wrapped, and wants a gradient now, "
+                               "which nobody would reduce: wrap the model while all that will be trained requires grad")
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)
 
@@ -139,7 +150,9 @@ class DistributedDataParallel(Module):
     def _gradient_ready(self, tensor):
         """A leaf's gradient is complete: strike it off, and post the buckets that it completes."""
         if at_end_of_backward(self._backward_done):
-            self._start_over()      # a pass that raised has left its marks
+            if self.under_way is not None:
+                self._forget(self.under_way)
+            self.under_way = self.sync
         bucket = self.bucket_of[id(tensor)]
         bucket.missing.discard(id(tensor))
         if self.sync and not self.exact:
@@ -171,6 +184,27 @@ class DistributedDataParallel(Module):
             if self.arrivals is not None:
                 self._cut_anew()
         self._start_over()
+        self.under_way = None
+
+    def _forget(self, reducing):
+        """Clear away what a pass that raised has left. All ranks have met an exception in it, perhaps each somewhere
+        else: so each posts the rest of its buckets, that all have posted the same. In exact mode, where a pass posts
+        nothing before its end, the step begins anew."""
+        if reducing and not self.exact:
+            new = [bucket.grads.copy() for bucket in self.buckets]      # the first gradient of the next is there
+            for bucket in self.buckets[self.posted:]:
+                bucket.grads[...] = 0
+                bucket.finish = self.comm_hook(self.comm, bucket)
+            for bucket, grads in zip(self.buckets, new, strict=True):
+                bucket.finish()
+                bucket.finish = None
+                bucket.grads[...] = grads
+        self._start_over()
+        if self.exact:
+            self.done = 0
+            for bucket in self.buckets:
+                bucket.counter.forget()
+            self.statistics.forget()
 
     def _finish(self):
         for bucket in self.buckets:
@@ -231,6 +265,9 @@ class DistributedDataParallel(Module):
             for bucket in self.buckets:
                 bucket.summed = [s.tensor.grad for s in bucket.segments]
 
-    def _broadcast(self, array):
+    def _broadcast(self, array, name=None):
+        if name is not None and not (hasattr(array, "flags") and array.flags.c_contiguous):
+            raise ValueError(f"DistributedDataParallel: {name!r} is no C-contiguous array, and can't be broadcast: "
+                             "make it one with np.array(…)")
         self.comm.broadcast(array, src=0)
         wrote(array, "the broadcast from rank 0")

@@ -49,6 +49,11 @@ class BinaryCounter:
         keep[...] = array
         self.partial.append((level, keep))
 
+    def forget(self):
+        """Begin anew, whatever was added."""
+        self.free += [array for _, array in self.partial]
+        self.partial.clear()
+
     def total(self):
         """The sum of all arrays added since the last call (2^k of them); the counter starts again."""
         if len(self.partial) != 1:

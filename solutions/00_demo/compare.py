@@ -13,7 +13,8 @@ def compare(one, two, tolerance):
     tolerance   what counts as equal: a distance of up to so much
 
     Returns (largest, first): the largest |two - one|, and the step at which the distance first exceeds the tolerance;
-    None if it never does. A loss that is NaN in one run and a number in the other is infinitely far away.
+    None if it never does. A loss that is NaN in one run and a number in the other is infinitely far away; NaN in
+    both is a distance of 0.
     """
     # begin with the distance at each step: np.abs, then np.where for what is NaN in one run only
     distance = np.abs(two - one)

@@ -57,6 +57,14 @@ def test_an_answer_is_told_what_it_is(name, verdicts, tmp_path):
         assert verdict.kind == "not begun"
 
 
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name.startswith("00.2 wrong")])
+def test_a_wrong_diagnosis_is_not_told_the_right_one(name, verdicts):
+    exercise, path, _ = ANSWERS[name]
+    if path.stem != "diagnose_misspelled":      # which is shown the whole list
+        said = verdicts[name].result().text()
+        assert "expected" not in said and '“stale gradients”' not in said
+
+
 def test_solutions_take_a_tenth_of_their_limit(verdicts):
     for name, (exercise, _, text) in ANSWERS.items():
         if text == "passed" and name in verdicts:

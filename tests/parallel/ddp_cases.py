@@ -199,6 +199,112 @@ def buffers():
     return seen
 
 
+class Assigning(Counting):
+    """The same, but forward puts another array in the buffer's place."""
+
+    def forward(self, x):
+        self.rows = self.rows + len(x)
+        return self.linear(x)
+
+
+def assigned_buffer():
+    """The buffer after two forwards."""
+    world = comm.world()
+    model = DistributedDataParallel(Assigning(), world)
+    for _ in range(2):
+        model(mt.tensor(np.ones((1 + world.rank, 2), np.float32)))
+    return float(model.module.rows[0])
+
+
+# ---------------------------------------------------------------- freezing, and passes that raise
+
+def heads_step(model, world):
+    x, ct = heads_input(world.rank)
+    (model(mt.tensor(x), world.rank % 3) * ct).sum().backward()
+
+
+def frozen_and_thawed():
+    """Two steps; then one with the trunk frozen, and two more: (values, gradients of the frozen step, last ones)."""
+    world = comm.world()
+    mt.manual_seed(2)
+    model = DistributedDataParallel(Heads(), world, bucket_cap_mb=1e-6)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trunk, seen = model.module.trunk.weight, None
+    for step in range(5):
+        if step in (2, 3):
+            trunk.requires_grad_(step == 3)
+        optimizer.zero_grad()
+        heads_step(model, world)
+        optim.clip_grad_norm_(model.parameters(), 0.7)
+        optimizer.step()
+        if step == 2:
+            seen = grads_of(model)
+    return values_of(model), seen, grads_of(model)
+
+
+def frozen_alone(n):
+    """The same by one process."""
+    mt.manual_seed(2)
+    model = Heads()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        if step in (2, 3):
+            model.trunk.weight.requires_grad_(step == 3)
+        optimizer.zero_grad()
+        for rank in range(n):
+            x, ct = heads_input(rank)
+            (model(mt.tensor(x), rank % 3) * ct).sum().backward()
+        optim.clip_grad_norm_(model.parameters(), 0.7)
+        optimizer.step()
+    return values_of(model)
+
+
+def thawed_too_late():
+    """Frozen when wrapped, and wanted later; and what else is refused when a model is wrapped."""
+    world = comm.world()
+    said = {}
+
+    def attempt(name, act):
+        try:
+            act()
+            said[name] = "nothing"
+        except (RuntimeError, ValueError) as error:
+            said[name] = str(error)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    net[0].weight.requires_grad_(False)
+    model = DistributedDataParallel(net, world)
+    net[0].weight.requires_grad_(True)
+    attempt("thawed", lambda: model(mt.tensor(np.ones((2, 4), np.float32))))
+    attempt("float16", lambda: DistributedDataParallel(nn.Linear(4, 5, dtype=np.float16), world))
+    odd = Counting()
+    odd.rows = np.ones((3, 4)).T
+    attempt("strided buffer", lambda: DistributedDataParallel(odd, world))
+    return said
+
+
+def after_a_pass_that_raised(exact):
+    """Gradients of a good pass, of one after a pass that raised when its first bucket was posted, of another."""
+    world = comm.world()
+    mt.manual_seed(2)
+    model = DistributedDataParallel(Heads(), world, bucket_cap_mb=1e-6, exact=exact, micro_shards=2 * world.size)
+    found = []
+    for attempt in range(4):
+        model.zero_grad()
+        if attempt == 1:
+            remove = model.module.trunk.weight.register_hook(refuse)
+        try:
+            for _ in range(2 if exact else 1):
+                heads_step(model, world)
+            found.append(grads_of(model))
+        except ZeroDivisionError:
+            remove()
+    return found
+
+
+def refuse(gradient):
+    raise ZeroDivisionError("a hook that refuses")
+
+
 # ---------------------------------------------------------------- join
 
 JOIN_BATCHES = ((5, 2, 3, 4), (1, 6), (3, 3, 2, 2, 2), ())     # rank -> rows of each of its batches
@@ -330,6 +436,28 @@ def comm_hooks():
     return {"none": hooked(None, full), "fp16": hooked(fp16_compress, full),
             "power, thin": hooked(PowerSGD(rank=2), thin), "power, constant": hooked(PowerSGD(rank=2), constant, 40),
             "fp16 overflow": hooked(fp16_compress, lambda step: {k: v * 1e6 for k, v in full(step).items()})}
+
+
+def power_with_gaps():
+    """PowerSGD where a matrix is unused in some steps, and its first gradient is zeros, then never in row 0:
+    (what was handed out in all, what is left out here, the gradients of this rank in all)."""
+    world, hook = comm.world(), PowerSGD(rank=1)
+    model = DistributedDataParallel(Bag(), world)
+    model.register_comm_hook(hook)
+    handed, own = np.zeros(SHAPES["a"]), np.zeros(SHAPES["a"])
+    for step in range(30):
+        model.zero_grad()
+        cts = hook_cotangents("full", world.rank, step)
+        cts["a"][0] = 0
+        if step == 0:
+            cts["a"][:] = 0
+        if step % 3 == 2:
+            del cts["a"]
+        model(cts).backward()
+        own += cts.get("a", 0)
+        if model.module.a.grad is not None:
+            handed += model.module.a.grad.numpy()
+    return handed, hook.left_out[id(model.module.a)], own
 
 
 def hooked_training(hook):

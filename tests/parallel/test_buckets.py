@@ -119,3 +119,32 @@ def test_buffers_are_broadcast_before_each_forward_in_training():
     # Rank r adds r + 1 to the buffer in every forward. Broadcast: rank 0's 1, then each adds its own; no broadcast in
     # evaluation.
     assert ranks.call(CASES + "buffers", 3) == [[3.0, 3.0], [1 + 2 + 2.0, 6.0], [1 + 3 + 3.0, 9.0]]
+
+
+def test_a_buffer_that_is_assigned_is_broadcast_too():
+    assert ranks.call(CASES + "assigned_buffer", 3) == [2.0, 1 + 2.0, 1 + 3.0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_freezing_for_a_while(n):
+    """A frozen parameter gets no gradient, and is one of its buckets again as soon as it is thawed."""
+    wanted = ddp_cases.frozen_alone(n)
+    for values, while_frozen, last in ranks.call(CASES + "frozen_and_thawed", n):
+        assert while_frozen["trunk.weight"] is None and last["trunk.weight"] is not None
+        for name, value in wanted.items():
+            np.testing.assert_allclose(values[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_what_is_refused_when_a_model_is_wrapped():
+    for said in ranks.call(CASES + "thawed_too_late", 2):
+        assert "0.weight" in said["thawed"] and "wrap" in said["thawed"]
+        assert "float16" in said["float16"] and "fp16_compress" in said["float16"]
+        assert "'rows'" in said["strided buffer"] and "contiguous" in said["strided buffer"]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_pass_after_one_that_raised(exact):
+    for first, after, another in ranks.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
+        for name, gradient in first.items():
+            for later in (after[name], another[name]):
+                assert (later is None) if gradient is None else (gradient == later).all(), name

@@ -92,3 +92,13 @@ def test_training_goes_on_much_the_same():
     assert final["plain"] < 0.6 * plain[0][0][0]
     assert abs(final["fp16"] - final["plain"]) < 0.02
     assert final["power"] < 1.15 * final["plain"] + 0.05
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_power_sgd_loses_nothing_where_a_matrix_is_unused_or_zero(n):
+    """What was handed out and what is still left out make up all gradients."""
+    everyone = ranks.call(CASES + "power_with_gaps", n)
+    handed, left_out = everyone[0][0], sum(left for _, left, _ in everyone)
+    true = sum(own for _, _, own in everyone)
+    assert relative(handed + left_out, true) < 1e-4
+    assert np.linalg.norm(handed) > 0.3 * np.linalg.norm(true)
