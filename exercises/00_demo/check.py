@@ -139,6 +139,7 @@ class Compare(Check):
         lost = np.array([2.0, 1.0, np.nan, np.nan, 0.5])
         found.append({"one": one, "two": lost, "tolerance": 1e-4})
         found.append({"one": lost, "two": lost.copy(), "tolerance": 1e-4})
+        found.append({"one": lost[2:4], "two": lost[2:4].copy(), "tolerance": 1e-4})
         if (runs := demo_runs()) is not None:
             found.append({"one": runs[0], "two": runs[1], "tolerance": 1e-4})
         return found
