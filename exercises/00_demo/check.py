@@ -131,7 +131,8 @@ class Compare(Check):
         for n, leaves in ((40, 13), (31, 31), (7, 1)):
             one = 2 * np.exp(-np.arange(n) / 9) + 0.1 * rng.random(n)
             two = one + 1e-9 * rng.standard_normal(n)
-            two[leaves - 1:] += 0.02 * rng.standard_normal(n - leaves + 1) - 0.05
+            two[leaves - 1:] -= rng.uniform(0.01, 0.1, n - leaves + 1)
+            two[(leaves + n) // 2 - 1] -= 0.1       # the largest distance lies between the first and the last
             found.append({"one": one, "two": two, "tolerance": 1e-4})
         one = np.array([2.0, 1.0, 0.5, 0.25, 0.75])
         found.append({"one": one, "two": one + [0, 0.125, 0, -0.25, 0.1875], "tolerance": 0.125})
