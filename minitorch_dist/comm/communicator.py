@@ -112,9 +112,13 @@ class Communicator(Objects, OnDevices):
         reduction outside the window, and those by a function, run inside their `wait`.)
         """
         known = self._repeated.get((id(x), op))
-        if known is not None and known.fits(x) and not (async_op or exact or algorithm or self.hooks
-                                                        or ledger.open_ledgers):
-            return known.run()
+        if known is not None and not known.fits(x):
+            known = None
+        if known is not None and not (exact or algorithm or self.hooks or ledger.open_ledgers):
+            if async_op:
+                return Work(self, "all_reduce", (x,), None, known.post())
+            if not self._window.pending:
+                return known.run()
         check.array("all_reduce", "x", x, written=True)
         check.reduction("all_reduce", x, op)
         if exact:
@@ -128,7 +132,7 @@ class Communicator(Objects, OnDevices):
         place = self._place(x) if algorithm in ("auto", "shared") else None
         if place is not None and (self._window.keeps_tree or not exact):
             self._count_bytes("all_reduce", *self._window.sent(x))
-            if algorithm == "auto" and self._window.remembers:
+            if known is None and algorithm == "auto" and self._window.remembers:
                 self._remember(x, op, place, call, key)
             return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op, exact))
         if algorithm not in ENGINES and not exact:

@@ -303,21 +303,28 @@ class Repeated:
         self.slices, self.blocks = window.own_slices(x, place), None
 
     def fits(self, x):
-        """Whether the array is still what it was, and nothing posted has to be finished first."""
-        return (x.shape == self.shape and x.dtype is self.dtype and x.flags.writeable
-                and not self.window.pending)
+        """Whether the array is still what it was."""
+        return x.shape == self.shape and x.dtype is self.dtype and x.flags.writeable
+
+    def post(self):
+        """Post it: a Request."""
+        return Request(self.window, self.window.post(self.key, caller()), self.add_up)
+
+    def add_up(self):
+        """This rank's part."""
+        if self.blocks is None:     # here and not before: an array may come only once
+            self.blocks = list(self.window.blocks(self.slices, self.slices))
+        self.window.add_up(self.blocks, self.op)
 
     def run(self):
-        """Do it."""
+        """Do it at once; nothing posted may be left to be finished first."""
         window, spins = self.window, 0
-        if self.blocks is None:     # here and not before: an array may come only once
-            self.blocks = list(window.blocks(self.slices, self.slices))
         state.enter(self.call)
         try:
             number = window.post(self.key)
             while not window.arrived(number):
                 spins = window.pause(spins)
-            window.add_up(self.blocks, self.op)
+            self.add_up()
             window.finish(number)
             while not window.finished(number):
                 spins = window.pause(spins)

@@ -32,14 +32,14 @@ def cut(parameters, first_bytes, cap_bytes):
 class Bucket:
     """A FlatBuffer whose gradients travel together.
 
-    index     its place in the order in which buckets are posted
+    index     its place in the order in which buckets are posted; its label says it in timelines
     segments  where each parameter's gradient lies in `grads`
     grads     1-d array of all its gradients, zeros between them; at its end a count for each parameter: 1 where this
               rank has a gradient for it. Summed along, it says how many ranks have used it, at no call of its own.
     """
 
     def __init__(self, index, tensors, comm):
-        self.index = index
+        self.index, self.label = index, f"bucket {index}"
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
         self.segments, self.grads = self.flat.segments, self.flat.grads
         self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
@@ -69,7 +69,7 @@ class Bucket:
     def users(self):
         """For each parameter how many ranks have used it, once `grads` is the sum."""
         # From a GPU the counts must be waited for: not where this rank knows them by itself.
-        return self.used if self.alone else to(self.flat.tail, "cpu")
+        return self.used if self.alone else to(self.flat.tail, "cpu").tolist()
 
     def hand_out(self):
         """`grads` is the sum: every parameter that some rank has used has its gradient there, the others have none."""

@@ -169,8 +169,8 @@ class DistributedDataParallel(Module):
     def _post(self, bucket):
         bucket.collect()
         if ledger.open_ledgers:
-            ledger.event("post", f"bucket {bucket.index}")
-        with ledger.labelled(f"bucket {bucket.index}"):
+            ledger.event("post", bucket.label)
+        with ledger.labelled(bucket.label):
             bucket.finish = self.comm_hook(self.comm, bucket)
 
     def _backward_done(self):
@@ -208,7 +208,7 @@ class DistributedDataParallel(Module):
 
     def _finish(self):
         for bucket in self.buckets:
-            with ledger.labelled(f"bucket {bucket.index}"):
+            with ledger.labelled(bucket.label):
                 bucket.finish()
             bucket.finish = None
             bucket.hand_out()

@@ -230,10 +230,19 @@ def repeated():
             assert (posted == n).all()
         wide = np.array([data_of(rank, 300, "f8", step) for rank in range(n)])
         facts.append((x.reshape(-1).copy(), {"sum": wide.sum(0), "mean": wide.mean(0), "max": wide.max(0)}[op]))
+    short = world.empty(37, "f8")
     long = world.empty(100003, "f8")    # several blocks a slice, the last one shorter
-    for step, op in enumerate(["sum", "mean", "sum", "min", "mean", "min"]):
+    for step, op in enumerate(["sum", "mean", "sum", "mean", "sum", "mean", "min", "mean", "min"]):
+        short[...] = data_of(world.rank, short.size, "f8", step)
         long[...] = data_of(world.rank, long.size, "f8", step)
-        world.all_reduce(long, op)
+        if step % 2:    # the two of a step are done in the first one's wait, or in the second's
+            works = [world.all_reduce(array, op, async_op=True) for array in (short, long)]
+            for work in works[::1 if step % 4 == 1 else -1]:
+                work.wait()
+            wide = np.array([data_of(rank, short.size, "f8", step) for rank in range(n)])
+            facts.append((short.copy(), wide.mean(0)))
+        else:
+            world.all_reduce(long, op)
         wide = np.array([data_of(rank, long.size, "f8", step) for rank in range(n)])
         facts.append((long.copy(), {"sum": wide.sum(0), "mean": wide.mean(0), "min": wide.min(0)}[op]))
     known = len(world._repeated)
@@ -243,5 +252,5 @@ def repeated():
         known = "wrote to a read-only array"
     except ValueError:
         pass
-    del x, long, posted, work
+    del x, long, short, posted, work, works
     return facts, known, len(world._repeated)

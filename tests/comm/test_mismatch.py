@@ -110,4 +110,4 @@ def test_arrays_reduced_again_and_again(n, nodes):
     for facts, known, after in ranks.call(CASES + "repeated", n, env={"MINITORCH_NODES": str(nodes)}):
         for result, expected in facts:
             np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
-        assert known == (7 if nodes == 1 else 0) and after == 0    # three ops of each, and the posted array
+        assert known == (8 if nodes == 1 else 0) and after == 0    # three ops of two arrays, and two posted ones
