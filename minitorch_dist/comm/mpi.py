@@ -1,5 +1,6 @@
 """The MPI engine: every collective through the MPI library that mpi4py finds. The only module that imports mpi4py."""
 
+import functools
 import os
 import time
 
@@ -57,6 +58,16 @@ def as_bytes(x):
     return x.reshape(-1).view(np.uint8)
 
 
+@functools.cache
+def wrapping_sum(MPI, dtype):
+    """The sum of 8- and 16-bit integers modulo 2⁸ or 2¹⁶, as NumPy's. Open MPI's own saturates with AVX, and wraps
+    without (5.0.11; ompi/mca/op/avx), depending on the processor and even on an array's length."""
+    def add(theirs, ours, _):
+        ours = np.frombuffer(ours, dtype)
+        np.add(np.frombuffer(theirs, dtype), ours, out=ours)
+    return MPI.Op.Create(add, commute=True)
+
+
 class MpiEngine:
     """Collectives of one MPI communicator. Calls with async_op return a Request, the others None.
 
@@ -84,14 +95,18 @@ class MpiEngine:
 
     # ------------------------------------------------------------ collectives
 
+    def _op(self, op, x):
+        narrow = op == "sum" and x.dtype.itemsize < 4
+        return wrapping_sum(self.MPI, x.dtype) if narrow else self._ops[op]
+
     def all_reduce(self, x, op, exact=False, async_op=False):
         if exact:
             exchange = Deferred(lambda: self._exchange_tree(x, op))
             return exchange if async_op else exchange.run()
         if async_op:
-            request = self.comm.Iallreduce(self.MPI.IN_PLACE, x, self._ops[op])
+            request = self.comm.Iallreduce(self.MPI.IN_PLACE, x, self._op(op, x))
             return Request(self, request, x, then=lambda: self._finish_mean(x, op))
-        self.comm.Allreduce(self.MPI.IN_PLACE, x, self._ops[op])
+        self.comm.Allreduce(self.MPI.IN_PLACE, x, self._op(op, x))
         self._finish_mean(x, op)
 
     def _finish_mean(self, x, op):
@@ -121,9 +136,9 @@ class MpiEngine:
                 np.copyto(out, target)
             self._finish_mean(out, op)
         if async_op:
-            request = self.comm.Ireduce_scatter_block(x, target, op=self._ops[op])
+            request = self.comm.Ireduce_scatter_block(x, target, op=self._op(op, x))
             return Request(self, request, (target, x), then=finish)
-        self.comm.Reduce_scatter_block(x, target, op=self._ops[op])
+        self.comm.Reduce_scatter_block(x, target, op=self._op(op, x))
         finish()
 
     def all_gather(self, out, x, async_op=False):
@@ -153,8 +168,8 @@ class MpiEngine:
             if self.rank == dst:
                 self._finish_mean(x, op)
         if async_op:
-            return Request(self, self.comm.Ireduce(*buffers, self._ops[op], dst), x, then=finish)
-        self.comm.Reduce(*buffers, self._ops[op], dst)
+            return Request(self, self.comm.Ireduce(*buffers, self._op(op, x), dst), x, then=finish)
+        self.comm.Reduce(*buffers, self._op(op, x), dst)
         finish()
 
     def scatter(self, out, x, src, async_op=False):

@@ -31,7 +31,7 @@ GONE_SECONDS = 1      # for the killed to go
 LOOK_EVERY = 0.05     # seconds between two looks at the ranks' states
 
 # What a program needs to start at all: all that `inherit=False` leaves of the environment.
-NEEDED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "SYSTEMROOT")
+NEEDED = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "SYSTEMROOT")      # HOME: else Open MPI gives up
 NEEDED_PREFIXES = ("LC_", "OMPI_MCA_", "OMPI_ALLOW_", "PRTE_", "MPICH_", "FI_", "UCX_")
 
 # Each rank writes into files of its own; $0 is the folder. `exec` keeps the pid, so that the launcher knows it.
@@ -136,6 +136,17 @@ def find_mpirun():
         raise RuntimeError("no mpirun beside this python nor on PATH: `pip install mpich`, or install your cluster's "
                            "MPI and load its module")
     return found
+
+
+def is_alive(pid):
+    """Whether there is such a process that runs, or could; a zombie, of which only its entry is left, can't."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return not os.path.exists("/proc/self/stat") and _signal(pid, 0)     # no /proc on this system
+    except ProcessLookupError:      # it went while being read
+        return False
 
 
 @functools.cache
@@ -245,7 +256,7 @@ def _end(process, folder, n):
     limit = time.monotonic() + GONE_SECONDS
     # mpirun starts each rank in a session of its own, so that killing its own group doesn't reach them.
     while pids and time.monotonic() < limit:
-        pids = [pid for pid in pids if pid is not None and _signal(pid, signal.SIGKILL)]
+        pids = [pid for pid in pids if pid is not None and _signal(pid, signal.SIGKILL) and is_alive(pid)]
         time.sleep(0.01)
 
 

@@ -44,6 +44,30 @@ def all_reduce_everything():
     return results
 
 
+def narrow_sums():
+    """{(dtype, what, in the window, posted): the sum}, of integers whose sum is beyond their dtype."""
+    world = comm.world()
+    results, size = {}, 96 * world.size + world.size     # some of it in whole vectors of the processor, some not
+    for dtype in ("i1", "u1", "i2", "u2"):
+        for window in (True, False):
+            for posted in (True, False):
+                for what in ("all_reduce", "reduce", "reduce_scatter"):
+                    x = placed(world, narrow(world.rank, size, dtype), window)
+                    out = np.empty(size // world.size, dtype)
+                    arguments = {"all_reduce": (x,), "reduce": (x, 0), "reduce_scatter": (out, x)}[what]
+                    work = getattr(world, what)(*arguments, async_op=posted)
+                    if posted:
+                        work.wait()
+                    results[dtype, what, window, posted] = out if what == "reduce_scatter" else x.copy()
+    return results
+
+
+def narrow(rank, size, dtype):
+    """Integers from the dtype's whole range."""
+    info = np.iinfo(dtype)
+    return np.random.default_rng([rank, size]).integers(info.min, info.max, size, dtype, endpoint=True)
+
+
 def exact_bits():
     """{(size, dtype, in the window): the exact sum}."""
     world = comm.world()

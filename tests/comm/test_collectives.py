@@ -6,7 +6,7 @@ import pytest
 from minitorch_dist.comm.local import aligned_zeros
 from minitorch_dist.testing import ranks
 
-from .cases import DTYPES, SIZES, data_of
+from .cases import DTYPES, SIZES, data_of, narrow
 
 CASES = "tests.comm.cases:"
 MPICH_RING = {   # sums in an order that isn't the tree's; MPICH's usual one happens to be
@@ -37,6 +37,20 @@ def balanced_tree(parts):
         return parts[0]
     half = len(parts) // 2
     return balanced_tree(parts[:half]) + balanced_tree(parts[half:])
+
+
+@EVERYWHERE
+def test_sums_of_narrow_integers_wrap(n, nodes):
+    """As NumPy's do. Open MPI's own saturate, on some processors and lengths."""
+    for rank, results in enumerate(on(n, nodes, "narrow_sums")):
+        for (dtype, what, *how), result in results.items():
+            size = result.size * (n if what == "reduce_scatter" else 1)
+            parts = [narrow(r, size, dtype) for r in range(n)]
+            total = np.sum(parts, axis=0, dtype=dtype)
+            share = slice(rank * result.size, (rank + 1) * result.size)
+            expected = {"all_reduce": total, "reduce": parts[rank] if rank else total,
+                        "reduce_scatter": total[share]}[what]
+            np.testing.assert_array_equal(result, expected, err_msg=f"rank {rank}: {dtype} {what} {how}")
 
 
 @EVERYWHERE

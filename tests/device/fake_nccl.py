@@ -8,6 +8,8 @@ import types
 import numpy as np
 from mpi4py import MPI
 
+from minitorch_dist.comm.mpi import wrapping_sum
+
 from .fake_cuda import events
 
 TYPES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
@@ -22,6 +24,11 @@ def memory(pointer, count, datatype):
     """The elements at an address."""
     dtype = DTYPES[datatype]
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(pointer), dtype)
+
+
+def mpi_op(op, datatype):
+    narrow = op == OPERATIONS["SUM"] and DTYPES[datatype].itemsize == 1
+    return wrapping_sum(MPI, DTYPES[datatype]) if narrow else MPI_OF[op]
 
 
 def get_unique_id():
@@ -43,14 +50,14 @@ class NcclCommunicator:
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         self._note("allReduce", stream)
         out = memory(recvbuf, count, datatype)
-        self.comm.Allreduce(memory(sendbuf, count, datatype).copy(), out, MPI_OF[op])
+        self.comm.Allreduce(memory(sendbuf, count, datatype).copy(), out, mpi_op(op, datatype))
         if op == OPERATIONS["AVG"]:
             out /= self.comm.size
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         self._note("reduce", stream)
         total = np.empty(count, DTYPES[datatype])
-        self.comm.Reduce(memory(sendbuf, count, datatype).copy(), total, MPI_OF[op], root)
+        self.comm.Reduce(memory(sendbuf, count, datatype).copy(), total, mpi_op(op, datatype), root)
         if self.comm.rank == root:
             memory(recvbuf, count, datatype)[...] = total / self.comm.size if op == OPERATIONS["AVG"] else total
 
@@ -58,7 +65,7 @@ class NcclCommunicator:
         self._note("reduceScatter", stream)
         x = memory(sendbuf, recvcount * self.comm.size, datatype).copy()
         out = memory(recvbuf, recvcount, datatype)
-        self.comm.Reduce_scatter_block(x, out, MPI_OF[op])
+        self.comm.Reduce_scatter_block(x, out, mpi_op(op, datatype))
         if op == OPERATIONS["AVG"]:
             out /= self.comm.size
 

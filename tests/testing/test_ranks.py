@@ -11,15 +11,6 @@ from minitorch_dist.testing import ranks
 PROGRAMS = "tests.testing.programs:"
 
 
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")")[1].split()[0] != "Z"
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_call_gives_each_ranks_value(n):
     values = ranks.call(PROGRAMS + "rank_and", n, args=(np.arange(3), "x"))
@@ -59,7 +50,7 @@ def test_a_timeout_leaves_no_process_and_never_passes(tmp_path):
         assert run.timed_out and run.returncode is None and run.seconds < 6
         assert run.state == [None] * n and "never came to comm.world()" in run.report()
         pids = [int(text) for text in run.stdout]
-        assert not [pid for pid in pids if is_alive(pid)]
+        assert not [pid for pid in pids if ranks.is_alive(pid)]
         with pytest.raises(AssertionError, match="time limit"):
             run.check()
 
