@@ -1,4 +1,5 @@
-"""Bias and GELU: y = gelu(x + bias), and its gradient; without a bias it serves the op gelu.
+"""Bias and GELU: y = gelu(x + bias), and its gradient. It serves the op gelu, without a bias, and linear_gelu, with
+cuBLAS for the products.
 
 With u = x + bias, the exact form and the tanh form:
 
@@ -25,6 +26,7 @@ from .kernel import Kernel
 
 INNER = math.sqrt(2 / math.pi)      # of the tanh form
 CUBE = 0.044715
+MOST = 2 ** 31 - 2 ** 16            # elements: places are counted in 32 bits, up to the end of the last tile
 STRIPES = 512                       # programs that share a column in backward
 TWICE_INNER, CUBED = tl.constexpr(2 * INNER), tl.constexpr(CUBE)
 ROOT_HALF, DENSITY = tl.constexpr(math.sqrt(0.5)), tl.constexpr(1 / math.sqrt(2 * math.pi))
@@ -124,7 +126,7 @@ KERNELS = (FORWARD, BACKWARD)
 
 def _matrix(x, bias):
     """(rows, size, tile): x as a matrix, of one row where there is no bias to say how long rows are."""
-    if x.size >= 2 ** 31 - 2 ** 16:
+    if x.size >= MOST:
         raise ValueError(f"bias_gelu: x {x.shape} has {x.size:,} elements; it must have fewer than 2³¹ - 2¹⁶")
     if bias is None:
         return 1, x.size, {"ROWS": 1, "COLUMNS": 1024}
@@ -166,4 +168,31 @@ def gelu_pullback(ct, wanted, x, approximate):
     return bias_gelu_gradient(launch.contiguous(ct), launch.contiguous(x), None, form)[:1]
 
 
-OPS = {"gelu": Op(gelu, gelu_pullback, lambda x, approximate: x.size < 2 ** 31 - 2 ** 16)}
+def linear_gelu(x, weight, bias, approximate):
+    """(gelu(x Wᵀ + bias), Kept((x Wᵀ,))): x (…, in), weight (out, in), bias (out)."""
+    product = (_rows(x) @ weight.T).reshape(*x.shape[:-1], bias.size)
+    return bias_gelu(product, launch.contiguous(bias), "tanh" if approximate else "none"), Kept((product,))
+
+
+def linear_gelu_pullback(ct, wanted, x, weight, bias, approximate, aux):
+    """The cotangents of (x, weight, bias), None where not wanted."""
+    product, = aux
+    form = "tanh" if approximate else "none"
+    g, g_bias = bias_gelu_gradient(launch.contiguous(ct), product, launch.contiguous(bias), form)
+    g = _rows(g)
+    place = getattr(wanted[1], "array", None)       # where `wanted` is an Into of the engine's
+    return ((g @ weight).reshape(x.shape) if wanted[0] else None,
+            np.matmul(g.T, _rows(x), out=place) if wanted[1] else None, g_bias if wanted[2] else None)
+
+
+def _rows(x):
+    """As one matrix, so that cuBLAS makes one product of it instead of one per leading index."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _linear_fits(x, weight, bias, approximate):
+    return x.dtype == weight.dtype == bias.dtype and x.size > 0 and 0 < x.size // x.shape[-1] * bias.size < MOST
+
+
+OPS = {"gelu": Op(gelu, gelu_pullback, lambda x, approximate: x.size < MOST),
+       "linear_gelu": Op(linear_gelu, linear_gelu_pullback, _linear_fits)}

@@ -11,6 +11,10 @@ def _matmul(shape, x=None, y=None, **_):
     return 2 * math.prod(shape) * (x.shape[-1] if x is not None else y.shape[-2])
 
 
+def _linear(shape, weight, **_):
+    return 2 * math.prod(shape) * weight.shape[1]
+
+
 def _attention(shape, q, k, **_):
     scores = math.prod(q.shape[:3]) * k.shape[2]
     return 2 * scores * (q.shape[3] + shape[-1])
@@ -18,7 +22,8 @@ def _attention(shape, q, k, **_):
 
 FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -> floating-point operations
     "matmul": _matmul,
-    "linear": lambda shape, weight, **_: 2 * math.prod(shape) * weight.shape[1],
+    "linear": _linear,
+    "linear_gelu": _linear,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
     "einsum": lambda shape, work, x1=None, **_: 2 * work,

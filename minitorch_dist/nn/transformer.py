@@ -87,6 +87,25 @@ class MultiHeadAttention(Module):
             (f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else "") + (", causal" if self.causal else "")
 
 
+class FeedForward(Sequential):
+    """Layers one after another. A Linear and a GELU at the beginning run as one op, ops.linear_gelu, as long as nobody
+    looks in between: both are of exactly these classes and neither has a hook. Names and bits are Sequential's."""
+
+    def forward(self, x):
+        layers = list(self)
+        if len(layers) > 1 and _plain(layers[0], Linear) and _plain(layers[1], GELU):
+            linear, gelu, *layers = layers
+            x = ops.linear_gelu(x, linear.weight, linear.bias, gelu.approximate)
+        for layer in layers:
+            x = layer(x)
+        return x
+
+
+def _plain(layer, kind):
+    """Whether a call of the layer does what its class says and nothing else."""
+    return type(layer) is kind and layer._hooks is None and "forward" not in vars(layer)
+
+
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 
 
@@ -102,8 +121,8 @@ class TransformerBlock(Module):
         self.norm1 = NORMS[norm](dim, dtype=dtype)
         self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
-        self.mlp = Sequential(Linear(dim, 4 * dim, dtype=dtype, weight_init=weights), GELU("tanh"),
-                              Linear(4 * dim, dim, dtype=dtype, weight_init=weights))
+        self.mlp = FeedForward(Linear(dim, 4 * dim, dtype=dtype, weight_init=weights), GELU("tanh"),
+                               Linear(4 * dim, dim, dtype=dtype, weight_init=weights))
         self.dropout = Dropout(dropout)
 
     def forward(self, x):

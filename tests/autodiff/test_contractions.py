@@ -1,6 +1,7 @@
 """einsum, convolution, pooling, padding, indexing: any shapes, against NumPy and naive loops."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -151,6 +152,22 @@ def test_ties_in_a_window_share_evenly_and_padding_never_wins():
     assert (mt.max_pool2d(np.full((1, 1, 3, 3), -7.0), 3, 1, 1) == -7.0).all()
 
 
+@pytest.mark.parametrize("function", [mt.linear, mt.linear_gelu])
+@pytest.mark.parametrize(("rows", "inside", "out"), [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_a_linear_layer_with_an_empty_axis(function, rows, inside, out):
+    """Its gradients are zeros, but the bias's, which is a sum over the rows alone."""
+    bias = rng.standard_normal(out)
+    leaves = [mt.tensor(a, requires_grad=True) for a in (np.ones((2, rows, inside)), np.ones((out, inside)), bias)]
+    y = function(*leaves)
+    y.sum().backward()
+    assert y.shape == (2, rows, out)
+    assert [leaf.grad.shape for leaf in leaves] == [leaf.shape for leaf in leaves]
+    assert not leaves[0].grad.numpy().any() and not leaves[1].grad.numpy().any()
+    gelu_slope = [(1 + math.erf(b / 2 ** 0.5)) / 2 + b * math.exp(-b * b / 2) / (2 * math.pi) ** 0.5 for b in bias]
+    slope = gelu_slope if function is mt.linear_gelu else np.ones(out)
+    np.testing.assert_allclose(leaves[2].grad.numpy(), 2 * rows * np.array(slope), rtol=1e-12)
+
+
 def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     from minitorch_dist.autodiff.ops import convolution
     x, w = rng.standard_normal((2, 3, 5, 5)), mt.tensor(rng.standard_normal((4, 3, 3, 3)), requires_grad=True)
@@ -177,6 +194,10 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.embedding(np.array([-1]), np.ones((3, 2))), "from -1"),
     (lambda: mt.layer_norm(np.ones((2, 3)), 2), "must be the last axes"),
     (lambda: mt.batch_norm(np.ones((0, 3))), "empty"),
+    (lambda: mt.linear(np.ones((3, 4)), np.ones((5, 2)), np.ones(5)), r"^linear: x \(3, 4\).*must be 2"),
+    (lambda: mt.linear_gelu(np.ones((3, 4)), np.ones((5, 2)), np.ones(5)), r"^linear_gelu: x \(3, 4\).*must be 2"),
+    (lambda: mt.linear_gelu(np.ones((3, 4)), np.ones((5, 4)), np.ones(4)), r"^linear_gelu: .*bias \(4,\)"),
+    (lambda: mt.linear_gelu(np.ones((3, 4)), np.ones((5, 4)), np.ones(5), "erf"), "^linear_gelu: approximate='erf'"),
     (lambda: mt.scaled_dot_product_attention(*[np.ones((1, 3, 2, 2))] + [np.ones((1, 2, 2, 2))] * 2), "divisor"),
     (lambda: mt.split(np.ones(5), 2), "don't divide"),
     (lambda: mt.pad(np.ones(3), -1), "negative"),

@@ -28,6 +28,7 @@ from .fake_cuda import Device, cuda, current, events
 
 SCALARS = (bool, int, float, np.generic)
 API = api.stored()
+ADDED_AT = ("int32", "int64", "float16", "float32", "float64", "uint32", "uint64")
 transfers = Counter()
 launches = Counter()    # ufuncs, methods and functions, by name
 
@@ -95,10 +96,10 @@ class ndarray:
         if "out" in kwargs:
             kwargs["out"], = kwargs["out"]
         values = (*inputs, kwargs["out"]) if "out" in kwargs else inputs
+        if not all(isinstance(v, (ndarray, np.ndarray, *SCALARS)) for v in values):
+            return NotImplemented       # np.add.at with a tuple for an index too; cupy.add.at takes it
         if method == "at":
             return add_at(ufunc, *inputs)
-        if not all(isinstance(v, (ndarray, np.ndarray, *SCALARS)) for v in values):
-            return NotImplemented
         return run_ufunc(ufunc, *inputs, **kwargs)
 
     def __array_function__(self, func, types, args, kwargs):
@@ -245,10 +246,11 @@ def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
 
 
 def add_at(ufunc, a, indices, b):
+    launches["add.at"] += 1
     if ufunc is not np.add:
         raise NotImplementedError(f"{ufunc.__name__}.at")
-    if a.dtype.name not in ("int32", "float16", "float32", "float64", "uint32", "uint64"):
-        raise TypeError("scatter_add only supports int32, float16, float32, float64, uint32, uint64, as data type")
+    if a.dtype.name not in ADDED_AT:
+        raise TypeError(f"cupy.add.at only supports {', '.join(ADDED_AT)} as data type")
     np.add.at(bare(a), plain_index(indices, a.shape), bare(b))
 
 
@@ -369,6 +371,7 @@ def _module():
                      lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)))
     for name in (*API["ufuncs"], "matmul"):
         setattr(top, name, functools.partial(run_ufunc, getattr(np, name)))
+    top.add.at = functools.partial(add_at, np.add)
     return top
 
 

@@ -17,7 +17,8 @@ REFUSED = [
     (TypeError, lambda cupy, x, i: np.add(x, x, out=np.empty((2, 3), np.float32))),
     (TypeError, lambda cupy, x, i: x.max(initial=0)),
     (TypeError, lambda cupy, x, i: np.ascontiguousarray(x)),
-    (TypeError, lambda cupy, x, i: np.add.at(cupy.zeros(3, np.int64), i, 1)),
+    (TypeError, lambda cupy, x, i: np.add.at(cupy.zeros(3, np.int16), i, 1)),
+    (TypeError, lambda cupy, x, i: np.add.at(x, (i, i), cupy.ones(2, "f4"))),     # cupy.add.at takes a tuple
     (TypeError, lambda cupy, x, i: np.may_share_memory(x, np.ones(3))),
     (ValueError, lambda cupy, x, i: x.__setitem__(0, np.ones(3, np.float32))),
     (ValueError, lambda cupy, x, i: np.copyto(x, np.ones((2, 3), np.float32))),
@@ -54,11 +55,13 @@ GIVEN = [       # (what it gives, as a list or number, and its dtype)
     ([[5.0, 14.0], [14.0, 50.0]], "f4", lambda cupy, x, i: np.einsum("ij,kj->ik", x, x, optimize=True)),
     ([[1.0, 2.0], [4.0, 10.0]], "f4", lambda cupy, x, i: np.cumprod(x[:, 1:], 0, out=x[:, 1:])),
     ([1.0, 3.0, 1.0], "f4", lambda cupy, x, i: added(cupy, cupy.ones(3, "f4"), cupy.array([1, 1]))),
+    ([1, 3, 1], "i8", lambda cupy, x, i: added(cupy, cupy.ones(3, "i8"), cupy.array([1, 1]))),
+    ([[0.0, 3.0, 2.0], [3.0, 4.0, 5.0]], "f4", lambda cupy, x, i: added(cupy, x, (i * 0, cupy.array([1, 1])))),
 ]
 
 
 def added(cupy, x, places):
-    np.add.at(x, places, cupy.ones(2, "f4"))
+    cupy.add.at(x, places, cupy.ones(2, x.dtype))
     return x
 
 

@@ -24,6 +24,14 @@ def gpus():
     return cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
 
 
+def can_start_ranks():
+    """Whether there is an mpirun."""
+    try:
+        return bool(ranks.find_mpirun())
+    except RuntimeError:
+        return False
+
+
 GPUS = gpus()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no CuPy to use it")]
 # CUDA's exp, tanh and the like are within a few units in the last place; sums are added up in another order.
@@ -130,6 +138,7 @@ def test_memory_info():
     assert 0 < after["free"] <= after["total"]
 
 
+@pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
 def test_two_ranks_share_a_gpu():
     """Staged through pinned memory: every call as on the host; training as on the host, and as on one rank."""
     for found, gpu_path, _ in ranks.call("tests.device.cases:every_call", 2, ("real",), limit=200):
@@ -146,6 +155,7 @@ def test_two_ranks_share_a_gpu():
                 np.testing.assert_allclose(state[name], value, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
 @pytest.mark.skipif(GPUS < 2, reason="NCCL needs a GPU for each rank; there are fewer than two")
 def test_two_ranks_with_a_gpu_each():
     for found, gpu_path, _ in ranks.call("tests.device.cases:every_call", 2, ("real nccl",), limit=200):

@@ -5,7 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import kernels, ledger, optim
-from minitorch_dist.kernels import add, autotune, launch
+from minitorch_dist.kernels import add, autotune, launch, segment_sums
 
 from . import harness
 
@@ -99,6 +99,56 @@ def test_the_optimizer_makes_one_launch_and_the_numbers_of_the_cpu(cupy):
     with kernels.disable():
         optimizers[1].step()
     assert optimizers[1].state_dict()["steps"] == [11, 11, 11]
+
+
+@pytest.mark.parametrize("rows, size", [(65, 129), (50_000, 64), (3, 1)])
+def test_an_embedding_s_gradient_has_the_same_bits_on_every_run(cupy, rows, size):
+    """Vocabularies of letters and of words; atomic additions differ here. Short segments give the host's bits."""
+    rng = np.random.default_rng(0)
+    index, ct = (rng.random(16_384) ** 3 * rows).astype(np.int64), rng.standard_normal((16_384, size), np.float32)
+
+    def gradient(device):
+        weight = mt.zeros(rows, size, device=device, requires_grad=True)
+        y = mt.embedding(mt.tensor(index, device=device), weight)
+        with ledger.record() as book:
+            y.backward(mt.tensor(ct, device=device))
+        assert dict(book.launches) == ({} if device == "cpu" else {"segment_sums": 1})
+        return weight.grad.cpu().numpy()
+    wanted, got = gradient("cpu"), gradient("cuda")
+    for _ in range(10):
+        np.testing.assert_array_equal(gradient("cuda"), got)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
+    short = np.bincount(index, minlength=rows) <= segment_sums.STRETCH
+    np.testing.assert_array_equal(got[short], wanted[short])
+
+
+def test_a_step_of_gpt_has_the_same_bits_on_every_run(cupy):
+    tokens, labels = np.random.default_rng(0).integers(0, 65, (2, 16, 64))
+    runs = []
+    for _ in range(5):
+        mt.manual_seed(0)
+        model = mt.nn.GPT(65, 64, layers=2, heads=4, dim=128).to("cuda")
+        mt.nn.cross_entropy(model(mt.tensor(tokens, device="cuda")), mt.tensor(labels, device="cuda")).backward()
+        runs.append({name: p.grad.cpu().numpy() for name, p in model.named_parameters()})
+    for run in runs[1:]:
+        for name, gradient in run.items():
+            np.testing.assert_array_equal(gradient, runs[0][name], err_msg=name)
+
+
+def test_a_linear_layer_with_gelu(cupy):
+    """One launch behind the product, and the numbers of the host."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 70, 33), (130, 33), (130,))]
+    ends = []
+    for device in ("cpu", "cuda"):
+        leaves = [mt.tensor(a, device=device, requires_grad=True) for a in arrays]
+        with ledger.record() as book:
+            y = mt.linear_gelu(*leaves, "tanh")
+        assert dict(book.launches) == ({} if device == "cpu" else {"bias_gelu": 1})
+        y.backward(mt.tensor(np.random.default_rng(2).standard_normal(y.shape), dtype=np.float32, device=device))
+        ends.append([t.cpu().numpy() for t in (y.detach(), *(leaf.grad for leaf in leaves))])
+    for here, there in zip(*ends, strict=True):
+        assert np.linalg.norm(there - here) <= 1e-5 * np.linalg.norm(here)
 
 
 def test_configurations_are_timed_by_events(cupy, monkeypatch):

@@ -12,6 +12,7 @@ from .harness import random
 from .test_registry import DeviceLike
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+ROWS = np.array([[2, 0, -1], [2, 5, 0]])
 LABELS = np.array([2, 0, 6, 6, 3])
 MASK = np.array([True, False, True, True])
 
@@ -28,6 +29,22 @@ CASES = {
     "gelu": (lambda x: mt.gelu(x), [(3, 5)], "bias_gelu bias_gelu_backward"),
     "gelu of a view": (lambda x: mt.gelu(mt.transpose(x)), [(3, 5)], "bias_gelu bias_gelu_backward"),
     "gelu by tanh": (lambda x: mt.gelu(x, "tanh"), [(3, 5)], "bias_gelu bias_gelu_backward"),
+    "linear_gelu": (lambda x, w, b: mt.linear_gelu(x, w, b), [(7, 4), (5, 4), (5,)],
+                    "bias_gelu bias_gelu_backward column_sums"),
+    "linear_gelu by tanh, of views": (
+        lambda x, w, b: mt.linear_gelu(mt.transpose(x, (1, 0, 2)), mt.transpose(w), b[::2], "tanh"),
+        [(3, 2, 4), (4, 5), (10,)], "bias_gelu bias_gelu_backward column_sums"),
+    "linear_gelu of mixed dtypes": (lambda x, w, b: mt.linear_gelu(x, mt.astype(w, np.float64), b),
+                                    [(7, 4), (5, 4), (5,)], ""),
+    "linear_gelu of nothing": (lambda x, w, b: mt.linear_gelu(x[:0], w, b), [(7, 4), (5, 4), (5,)], ""),
+    "linear_gelu to nothing": (lambda x, w, b: mt.linear_gelu(x, w[:0], b[:0]), [(7, 4), (5, 4), (5,)], ""),
+    "rows": (lambda x: x[on_device(ROWS, x)], [(7, 5)], "segment_sums"),
+    "rows of a vector": (lambda x: x[on_device(ROWS, x)], [(7,)], "segment_sums"),
+    "rows of more axes": (lambda x: mt.embedding(on_device(np.abs(ROWS), x), x), [(7, 2, 3)], "segment_sums"),
+    "one row": (lambda x: x[on_device(np.array(-3), x)], [(7, 5)], "segment_sums"),
+    "no rows": (lambda x: mt.concatenate([x[on_device(np.zeros((0, 2), int), x)], x[None, :2]]), [(7, 2)], ""),
+    "take": (lambda x: mt.take(x, on_device(ROWS, x)), [(3, 5)], "segment_sums"),
+    "elements by two arrays": (lambda x: x[on_device(LABELS, x), on_device(LABELS % 3, x)], [(7, 3)], ""),
     "attention": (lambda q, k, v: mt.scaled_dot_product_attention(q, k, v), [(2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)],
                   "flash_attention flash_attention_queries flash_attention_sources"),
     "causal attention of views": (
@@ -78,7 +95,7 @@ def test_an_op_by_its_kernels_is_the_op(name, device):
         assert np.linalg.norm(g - w) <= 2e-6 * np.linalg.norm(w)
 
 
-@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "attention"])
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "linear_gelu", "rows", "attention"])
 def test_a_gradient_of_a_gradient_goes_by_the_definition(name, device):
     f, shapes, names = CASES[name]
 

@@ -11,6 +11,7 @@ from ...backend import to_device_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, tanh
 from .indexing import check_numbers, getitem
+from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import logsumexp, sum
 
 # ---------------------------------------------------------------- softmax cross-entropy
@@ -152,6 +153,42 @@ _gelu = Primitive("gelu", _gelu_forward, "x", "approximate", aux=True,
 def gelu(x, approximate="none"):
     """x·Φ(x), Φ the normal distribution; approximate="tanh": ½x(1 + tanh(√(2/π)(x + 0.044715 x³))), up to 5e-4 off and
     several times faster. Source: Hendrycks & Gimpel 2016."""
+    return bind(_gelu, (x,), (_by_tanh("gelu", approximate),))
+
+
+def _by_tanh(name, approximate):
     if approximate not in ("none", "tanh"):
-        raise ValueError(f"gelu: approximate={approximate!r}; use 'none' or 'tanh'")
-    return bind(_gelu, (x,), (approximate == "tanh",))
+        raise ValueError(f"{name}: approximate={approximate!r}; use 'none' or 'tanh'")
+    return approximate == "tanh"
+
+
+# ---------------------------------------------------------------- gelu(x Wᵀ + b)
+
+def _linear_gelu_forward(x, weight, bias, approximate):
+    u = linear_forward(x, weight, bias)
+    y, share = _gelu_forward(u, approximate)
+    return y, (u, share)
+
+
+def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
+    u, share = aux
+    g, = _gelu_pullback(ct, None, u, approximate, share)
+    return linear_pullback(g, wanted, x, weight)
+
+
+_linear_gelu = Primitive(
+    "linear_gelu", _linear_gelu_forward, "x weight bias", "approximate", aux=True, pullback=_linear_gelu_pullback,
+    definition=lambda x, weight, bias, approximate: _gelu_definition(linear(x, weight, bias), approximate))
+
+
+def linear_gelu(x, weight, bias=None, approximate="none"):
+    """gelu(x Wᵀ + b), to the bit gelu(linear(x, weight, bias)) on the CPU: x (…, in), weight (out, in), bias (out) or
+    None -> (…, out). See linear and gelu.
+
+    Fused for GPUs: behind the product, one kernel adds the bias and applies GELU; backward likewise.
+    """
+    by_tanh = _by_tanh("linear_gelu", approximate)
+    if bias is None:
+        return bind(_gelu, (linear(x, weight),), (by_tanh,))
+    check_linear("linear_gelu", x, weight, bias)
+    return bind(_linear_gelu, (x, weight, bias), (by_tanh,))

@@ -2,6 +2,7 @@
 
 import math
 
+from ... import kernels
 from ...backend import DEVICE_ARRAYS, is_array, module_of, on_host, refuse, to_device_of, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower
@@ -21,18 +22,26 @@ def is_basic(index):
 
 
 def _scatter(x, index, shape):
-    out = zeros_like(x, shape)
     parts = index if isinstance(index, tuple) else (index,)
+    if kernels.usable(x) and x.dtype.kind == "f" and is_rows(parts):
+        # CuPy's add.at is atomic: its bits differ from run to run.
+        return kernels.load("segment_sums").segment_sums(x, parts[0], shape[0])
+    out = zeros_like(x, shape)
     if is_basic(index):
         out[index] = x
     elif x.size < 256 or not on_host(x) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
-        xp.add.at(out, index, x)    # an element that the index names twice gets both
+        module_of(out).add.at(out, index, x)     # an element that the index names twice gets both
     else:       # the same on flat arrays, where NumPy is five times faster
         rows = flat_index(parts, shape[:len(parts)])
         inner = math.prod(shape[len(parts):])
         places = rows if inner == 1 else (rows[:, None] * inner + xp.arange(inner)).ravel()
         xp.add.at(out.reshape(-1), places, x.ravel())
     return out
+
+
+def is_rows(parts):
+    """Whether an index is one array of integers, which selects rows."""
+    return len(parts) == 1 and is_array(parts[0]) and parts[0].dtype.kind in "iu"
 
 
 def flat_index(parts, shape):
@@ -215,7 +224,7 @@ class _AtIndex:
     def set(self, value):
         """x with value at the index. Raises when an integer-array index names a place twice."""
         hit = zeros_like(lower(self.x), dtype=xp.int32)     # (CuPy can't add at places of int64)
-        xp.add.at(hit, self.index, 1)
+        module_of(hit).add.at(hit, self.index, 1)
         refuse((hit > 1).any(), ValueError("at[index].set: the index names some elements more than once, so the result "
                                            "would depend on the order; use .add, or make the index unique"))
         return where(hit == 1, scatter_add(self._fitted(value), self.index, self.x.shape), self.x)

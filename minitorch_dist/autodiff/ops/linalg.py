@@ -1,5 +1,7 @@
 """Matrix products."""
 
+import math
+
 from ...backend import xp
 from ..dispatch import binary
 from ..primitive import Into, LinearOp, Primitive, bind
@@ -31,10 +33,16 @@ def matmul(x, y):
 
 # ---------------------------------------------------------------- y = x Wᵀ + b, fused
 
-def _linear_forward(x, weight, bias):
-    if x.ndim == 0 or x.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
-        raise ValueError(f"linear: x {x.shape}, weight {weight.shape} (out, in) and bias {bias.shape} (out) don't fit: "
+def check_linear(name, x, weight, bias):
+    """ValueError unless the shapes of an op that begins with x Wᵀ + b fit."""
+    if len(x.shape) == 0 or x.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
+        raise ValueError(f"{name}: x {x.shape}, weight {weight.shape} (out, in) and bias {bias.shape} (out) don't fit: "
                          f"the last axis of x must be {weight.shape[-1]}")
+
+
+def linear_forward(x, weight, bias):
+    """x Wᵀ + b of raw arrays, the bias added in place."""
+    check_linear("linear", x, weight, bias)
     out = xp.matmul(x, weight.T)
     out += bias
     return out
@@ -49,15 +57,20 @@ def product(x, y, wanted):
     return xp.matmul(x, y)
 
 
-def _linear_pullback(ct, wanted, x, weight):
-    flat = ct.reshape(-1, ct.shape[-1])
+def linear_pullback(ct, wanted, x, weight):
+    """The cotangents of x, weight and bias, None where not wanted."""
+    flat = _one_matrix(ct)
     return (xp.matmul(ct, weight) if wanted[0] else None,
-            product(flat.T, x.reshape(-1, x.shape[-1]), wanted[1]),
+            product(flat.T, _one_matrix(x), wanted[1]),
             flat.sum(axis=0) if wanted[2] else None)
 
 
-_linear = Primitive("linear", _linear_forward, "x weight bias",
-                    definition=lambda x, weight, bias: matmul(x, swap_last(weight)) + bias, pullback=_linear_pullback)
+def _one_matrix(x):
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])      # (-1 can't be worked out where the last axis is empty)
+
+
+_linear = Primitive("linear", linear_forward, "x weight bias",
+                    definition=lambda x, weight, bias: matmul(x, swap_last(weight)) + bias, pullback=linear_pullback)
 
 
 def linear(x, weight, bias=None):

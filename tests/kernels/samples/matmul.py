@@ -30,5 +30,6 @@ SAMPLES = [
     sample(65, 33, 70, 70, a=transposed, b=transposed, label="both transposed"),
     sample(700, 17, 150, 700, bias=True, label="several groups"),
     sample(33, 65, 31, 65, "float16", True, "relu"), sample(33, 65, 31, 65, "bfloat16", True),
-    sample(33, 65, 31, 65, precision="tf32", label="tf32"),
+    # Tensor cores take 10 bits of each factor and cut the others off: 2⁻¹⁰ at most, twice. The interpreter takes all.
+    sample(33, 65, 31, 65, precision="tf32", label="tf32", tolerance=2e-3),
 ]

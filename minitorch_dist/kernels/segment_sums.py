@@ -1,0 +1,92 @@
+"""Sums of rows that share an index: out[i] = Σ g[j] over all j with index[j] = i, the same bits on every run.
+
+The gradient of an embedding, and of any x[integers]. Atomic additions, which are what CuPy has for it
+(cupyx.scatter_add), arrive in another order on every run. Here the rows are sorted by their index first, without moving
+them: a segment of the order belongs to each row of the result, whose programs walk it, each for some of the columns.
+
+    index     2  0  2  5  0  2                key = index · n + j: none is there twice, so that every sort keeps
+    order     1  4 | 0  2  5 | 3              rows of one index in the order in which they came
+    out       0      2         5              1, 3 and 4 have no rows: zeros
+
+A segment of up to STRETCH rows is added up one after the other, as NumPy's add.at does. A longer one is cut into LANES
+stretches of consecutive rows, each added up in order at the same time as the others; then a fixed tree adds the lanes.
+How it is cut depends on its length and on the shapes alone.
+
+Moves 4 bytes per float32 element of g and of out, and per row of g some 200 for its key and the sort. Sums are float32
+for float16 and bfloat16, float64 for float64.
+
+Source: Blelloch 1990, "Prefix sums and their applications" (sums by segments).
+"""
+
+import math
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ..backend import module_of
+from . import launch
+from .kernel import Kernel
+
+STRETCH = 16        # rows that are always added one after the other
+LANES = 8, 64       # stretches of a segment at the same time, at least and at most
+TILE = 2048         # elements of a program's tile, LANES × COLUMNS
+
+
+@triton.jit
+def _segment_sums(g, key, starts, out, n, size, STRETCH: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr):
+    across = tl.cdiv(size, COLUMNS)
+    row = (tl.program_id(0) // across).to(tl.int64)
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    begin, end = tl.load(starts + row), tl.load(starts + row + 1)
+    count = (end - begin).to(tl.int32)
+    length = tl.minimum(tl.maximum(tl.cdiv(count, LANES), STRETCH), count)
+    first = begin + tl.arange(0, LANES) * length
+    double: tl.constexpr = g.dtype.element_ty == tl.float64
+    total = tl.zeros((LANES, COLUMNS), tl.float64 if double else tl.float32)
+    for k in range(0, length):
+        j = tl.load(key + first + k, mask=first + k < end, other=0) - row * n
+        inside = (first + k < end)[:, None] & (column < size)[None, :]
+        total += tl.load(g + j[:, None] * size + column[None, :], mask=inside, other=0.0).to(total.dtype)
+    tl.store(out + row * size + column, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=column < size)
+
+
+def definition(g, index, rows):
+    """The same in NumPy: g (n, …), index (n,) -> (rows, …)."""
+    out = np.zeros((rows, *g.shape[1:]), g.dtype)
+    np.add.at(out, index, g)
+    return out
+
+
+SEGMENT_SUMS = Kernel(
+    "segment_sums", _segment_sums, {"g": "*", "key": "*i64", "starts": "*i64", "out": "*", "n": "i64", "size": "i32"},
+    {"STRETCH": STRETCH, "LANES": 64, "COLUMNS": 32}, divisible=("size",),
+    examples=({"*": "fp32"}, {"*": "fp32", "LANES": 8, "COLUMNS": 256}, {"*": "bf16", "LANES": 16, "COLUMNS": 128},
+              {"*": "fp16"}, {"*": "fp64"}))
+KERNELS = (SEGMENT_SUMS,)
+
+
+def _tile(n, rows, size):
+    """Many lanes where segments are long on average, wide rows where they are short."""
+    lanes = min(max(triton.next_power_of_2(n // rows), LANES[0]), LANES[1])
+    return {"LANES": lanes, "COLUMNS": min(TILE // lanes, triton.next_power_of_2(size))}
+
+
+def segment_sums(g, index, rows):
+    """out (rows, …) with out[i] = Σ g[j] over index[j] = i, of g's dtype; rows that no index names are 0.
+
+    g (*index.shape, …) floating. index: integers, those below 0 counted from the end; what is out of range is taken
+    modulo `rows`, as CuPy does.
+    """
+    if index.dtype.kind not in "iu" or g.shape[:index.ndim] != index.shape:
+        raise ValueError(f"segment_sums: index of {index.dtype} and shape {index.shape}, g {g.shape}: the index must "
+                         "be of integers, and g's shape begin with its")
+    shape, n, xp = (rows, *g.shape[index.ndim:]), index.size, module_of(g)
+    size = math.prod(shape[1:])
+    if not (n and rows and size):
+        return xp.zeros(shape, g.dtype)
+    key = xp.sort(index.ravel().astype(np.int64) % rows * n + xp.arange(n))
+    starts = xp.searchsorted(key, xp.arange(rows + 1) * n)
+    out, tile = launch.empty(shape, g.dtype, g), _tile(n, rows, size)
+    SEGMENT_SUMS((rows * triton.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, starts, out, n, size, **tile)
+    return out

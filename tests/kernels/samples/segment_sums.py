@@ -1,0 +1,34 @@
+"""Sums of rows by index: long, short and empty segments, odd rows, every dtype, indices from the end."""
+
+import math
+
+import numpy as np
+
+from minitorch_dist.kernels import segment_sums as module
+
+from ..harness import SIZES, Sample, random
+
+
+def indices(n, rows, seed=3, long=0.0):
+    """n of them below `rows`; a part `long` of them is row 1, and the last row has none."""
+    rng = np.random.default_rng([seed, n, rows])
+    index = rng.integers(0, max(1, rows - 1), n)
+    return np.where(rng.random(n) < long, min(1, rows - 1), index)
+
+
+def sample(n, rows, *shape, dtype="float32", index=None, label="", **options):
+    index = indices(n, rows, **options) if index is None else index
+    return Sample("segment_sums", math.prod(shape), lambda g, index: module.segment_sums(g, index, rows),
+                  lambda g, index: module.definition(g, index, rows),
+                  (random(n, *shape, dtype=dtype), index), f"{n} into {rows} of {shape} {dtype} {label}")
+
+
+SAMPLES = [
+    *(sample(37, 5, size) for size in SIZES), *(sample(n, 7, 3) for n in SIZES), sample(1025, 3, 33, long=0.9),
+    sample(5, 40, 2, 3), sample(29, 4), sample(40, 1, 5), sample(70, 4, 33, dtype="float16"),
+    sample(70, 4, 33, dtype="bfloat16"), sample(2000, 3, 5, dtype="float64", long=0.9),
+    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end"),
+    sample(200, 6, 7, index=indices(200, 6).astype(np.uint8), label="uint8"),
+    sample(20, 6, 7, index=np.full(20, 5), label="one row"),
+    sample(6, 6, 7, index=np.array([3, 1, 5, 0, 2, 4]), label="once each"),
+]

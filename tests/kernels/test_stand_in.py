@@ -1,0 +1,109 @@
+"""Kernels called by the engine on the strict stand-in for CuPy: what they ask of CuPy beside their launches exists, the
+numbers are those of the host, and the launches are counted. Triton's interpreter takes the GPU's place."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, kernels, ledger, nn
+from minitorch_dist.autodiff.primitive import Into
+from minitorch_dist.kernels import bias_gelu, launch
+from minitorch_dist.kernels.interpret import interpret
+
+from ..device.fake_cupy import cupy, installed, launches, ndarray, transfers
+from .harness import random
+
+pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+LINEAR = {"bias_gelu": 1, "bias_gelu_backward": 1, "column_sums": 1}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """The stand-in, with kernels on, whose launches interpret on the numbers behind its arrays. What a kernel is to
+    fill is NaN before."""
+    def start(kernel, driver, device, grid, args, options):
+        interpret(kernel, grid, [a.host if isinstance(a, ndarray) else a for a in args], options)
+
+    def empty(shape, dtype, like):
+        out = cupy.empty(shape, dtype)
+        out.fill(np.nan)
+        return out
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "empty", empty)
+    monkeypatch.setattr(launch, "_driver", SimpleNamespace(current=lambda: 0, using=lambda device: nullcontext()))
+    with installed(), kernels.enable():
+        monkeypatch.setattr(kernels, "interpreting", lambda: False)      # so that arrays not NumPy's are taken
+        yield
+
+
+def passes(function, arrays, device):
+    """(the output and the gradients, on the host; launches of kernels)."""
+    leaves = [mt.tensor(a, requires_grad=True, device=device) for a in arrays]
+    with ledger.record() as book:
+        y = function(*leaves)
+        y.backward(mt.tensor(random(*y.shape, seed=9), device=device))
+    return [t.cpu().numpy() for t in (y.detach(), *(leaf.grad for leaf in leaves))], dict(book.launches)
+
+
+def close(got, wanted):
+    for g, w in zip(got, wanted, strict=True):
+        assert g.shape == w.shape and np.linalg.norm(g - w) <= 2e-6 * np.linalg.norm(w)
+
+
+def test_a_linear_layer_with_gelu_is_one_launch_forward():
+    arrays = random(3, 7, 6), random(10, 6, seed=1), random(10, seed=2)
+
+    def layer(x, weight, bias):
+        return mt.linear_gelu(x, weight, bias, "tanh")
+    with ledger.record() as book:
+        layer(*[backend.to(a, "cuda") for a in arrays])
+    assert dict(book.launches) == {"bias_gelu": 1} and dict(launches) == {"matmul": 1}
+    got, counts = passes(layer, arrays, "cuda")
+    assert counts == LINEAR
+    close(got, passes(layer, arrays, "cpu")[0])
+
+
+def test_the_weights_gradient_is_written_to_its_place_and_only_what_is_wanted_is_made():
+    arrays = random(7, 6), random(10, 6, seed=1), random(10, seed=2)
+    wanted, _ = passes(mt.linear_gelu, arrays, "cpu")
+    x, weight, bias, ct = (backend.to(a, "cuda") for a in (*arrays, random(7, 10, seed=9)))
+    place = cupy.zeros((10, 6), np.float32)
+    y, aux = bias_gelu.linear_gelu(x, weight, bias, False)
+    cotangents = bias_gelu.linear_gelu_pullback(ct, (False, Into(place), False), x, weight, bias, False, aux)
+    assert cotangents[1] is place and cotangents[0] is cotangents[2] is None
+    close([place.get()], wanted[2:3])
+
+
+@pytest.mark.parametrize("index", [np.array([[3, 0, 3], [-1, 4, 3]]), np.array([1], np.int32), np.array(2)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 5), (6,), (6, 2, 3)], ids=str)
+def test_rows_are_added_up_in_order(index, shape):
+    """The host's bits: no segment is longer than a stretch."""
+    (_, got), counts = passes(lambda x: x[index], [random(*shape)], "cuda")
+    assert counts == {"segment_sums": 1}
+    np.testing.assert_array_equal(got, passes(lambda x: x[index], [random(*shape)], "cpu")[0][1])
+    assert not launches["add.at"]
+
+
+def test_a_step_of_gpt():
+    """Every kernel of its passes, by count: per block two norms, attention, and the MLP's first layer."""
+    tokens, labels = np.random.default_rng(0).integers(0, 11, (2, 2, 5))
+    ends = []
+    for device in ("cpu", "cuda"):
+        mt.manual_seed(0)
+        model = nn.GPT(11, 5, layers=2, heads=2, dim=8).to(device)
+        transfers.clear()
+        with ledger.record() as book:
+            loss = nn.cross_entropy(model(backend.to(tokens, device)), backend.to(labels, device))
+            loss.backward()
+        assert +transfers == ({"up": 2} if device == "cuda" else {})        # tokens and labels
+        ends.append([loss.item(), {name: p.grad.cpu().numpy() for name, p in model.named_parameters()}])
+    for name, wanted in ends[0][1].items():
+        assert np.linalg.norm(ends[1][1][name] - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), name
+    assert abs(ends[1][0] - ends[0][0]) < 1e-6
+    assert dict(book.launches) == {
+        "norm": 5, "norm_backward": 5, "bias_gelu": 2, "bias_gelu_backward": 2, "column_sums": 5 * 2 + 2,
+        "flash_attention": 2, "flash_attention_queries": 2, "flash_attention_sources": 2,
+        "cross_entropy": 1, "cross_entropy_backward": 1, "segment_sums": 2}
