@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 from minitorch_dist.testing import ranks as launcher
 
@@ -21,9 +20,7 @@ LOOK_EVERY = 0.3      # seconds between two looks at the file
 def main(argv=None, course=None, screen=None):
     """Run one command; the exit status: 0, or 1 where something hasn't passed, or 2 for a wrong call."""
     screen = screen or show.Screen()
-    if course is None:
-        mine = os.environ.get("MINITORCH_MINE")
-        course = Course(mine=Path(mine).resolve()) if mine else Course()
+    course = course or Course.from_environment()
     args = parser().parse_args(argv)
     try:
         return args.run(args, course, Answers(course), screen)

@@ -1,6 +1,5 @@
 """What the answers of chapter 0 are tried with. The diagnoses of 00.2 stand nowhere: the bugs are run again."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,18 +8,9 @@ import numpy as np
 from exercises.frame import Check, gives, when
 from exercises.frame.pictures import two_curves
 
-HERE = Path(__file__).parent
-RUNS = HERE.parents[1] / "runs"
+from . import gallery
 
-
-def neighbour(name):
-    spec = importlib.util.spec_from_file_location(f"demo_{name}", HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gallery = neighbour("gallery")
+RUNS = Path(__file__).parents[2] / "runs"
 
 # ---------------------------------------------------------------- 00.1
 

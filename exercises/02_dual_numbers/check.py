@@ -1,96 +1,21 @@
 """What the answers of chapter 2 are tried with, and the mistakes that are known."""
 
-import itertools
 import math
 
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
+from .levels import TEXTS, nested
+from .rules import NAMES, TINY, Step, with_rules
+
 # ---------------------------------------------------------------- 02.1
 
-NAMES = "xyne"      # their tangents are called dx, …; x, y, e > 0, n < 0; e has the value of x and another tangent
 EXPRESSIONS = ["x + y", "x + 3", "3 + x", "-x", "x - y", "x - 3", "3 - x", "x * y", "x * 3", "3 * x", "x / y", "x / 3",
                "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "n ** 3", "0.7 ** x", "2 ** n", "x ** y", "exp(n)", "tanh(x)",
                "x if x < y else y", "x if x > y else y", "n if n < 0 else -n", "2 * x if x > e else x * e",
                "2 * x if x < e else x * e", "2 * x if e < x else e", "2 * x if e > x else e",
                "exp(-x * y) / (1 + tanh(x) ** 2)"]
-
-
-class Step(complex):
-    """A complex number whose imaginary part is a step so small that it vanishes beside 1; it compares by its real part.
-
-    The imaginary part of f(x + i·h·ẋ), over h, is the derivative to all digits. Source: Squire and Trapp, 1998.
-    """
-
-    def __lt__(self, other):
-        return self.real < complex(other).real
-
-    def __gt__(self, other):
-        return self.real > complex(other).real
-
-
-TINY = 1e-30
-
-# Tangents of a op b, of the values a, b, their tangents ȧ, ḃ and the result.
-RULES = {
-    "add": lambda a, da, b, db, out: da + db, "sub": lambda a, da, b, db, out: da - db,
-    "mul": lambda a, da, b, db, out: da * b + a * db, "div": lambda a, da, b, db, out: (da - out * db) / b,
-    "pow": lambda a, da, b, db, out: b * a ** (b - 1) * da + (out * np.log(a) * db if db else 0.0),
-    "neg": lambda a, da, out: -da, "exp": lambda a, da, out: out * da, "tanh": lambda a, da, out: (1 - out * out) * da,
-    "swapped": (), "less": lambda a, da, b, db: a < b,
-}
-VALUES = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-          "pow": lambda a, b: a ** b}
-
-
-def numbers(rules):
-    """A class of dual numbers that follows these rules."""
-    class Number:
-        def __init__(self, value, tangent):
-            self.value, self.tangent = value, tangent
-
-        def __neg__(self):
-            return Number(-self.value, rules["neg"](self.value, self.tangent, -self.value))
-
-        def apply(self, name, function):
-            out = function(self.value)
-            return Number(out, rules[name](self.value, self.tangent, out))
-
-        def __lt__(self, other):
-            other = number(other)
-            return rules["less"](self.value, self.tangent, other.value, other.tangent)
-
-        def __gt__(self, other):
-            other = number(other)
-            return rules["less"](other.value, other.tangent, self.value, self.tangent)
-
-    def number(x):
-        return x if isinstance(x, Number) else Number(x, 0.0)
-
-    def operator(op, x, y):
-        x, y = number(x), number(y)
-        out = VALUES[op](x.value, y.value)
-        return Number(out, rules[op](x.value, x.tangent, y.value, y.tangent, out))
-
-    for op, method in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow")):
-        setattr(Number, f"__{method}__", lambda x, y, op=op: operator(op, x, y))
-        setattr(Number, f"__r{method}__", lambda x, y, op=op: operator(op, x, y) if op in rules["swapped"]
-                else operator(op, y, x))
-    return Number
-
-
-def with_rules(**wrong):
-    """What duals give that follow RULES but for these."""
-    def outputs(case):
-        Number = numbers(RULES | wrong)
-        names = {name: Number(case[name], case["d" + name]) for name in NAMES}
-        names |= {"exp": lambda x: x.apply("exp", math.exp), "tanh": lambda x: x.apply("tanh", math.tanh)}
-        with np.errstate(all="ignore"):
-            found = {text: eval(text, {}, names) for text in case["expressions"]}
-        return {"value": {text: out.value for text, out in found.items()},
-                "tangent": {text: out.tangent for text, out in found.items()}}
-    return outputs
 
 
 def raised(text):
@@ -188,6 +113,8 @@ class Dual(Check):
             values = {"x": y, "y": x} if larger == "x" else {"x": x, "y": y}
             case = values | {"n": rng.uniform(-1.6, -0.7), "e": values["x"]}
             case |= {f"d{name}": rng.choice([-1, 1]) * rng.uniform(0.3, 0.8) for name in "xyn"}
+            if larger == "x":
+                case["dn"] = abs(case["dn"])      # n < 0, and who compares tangents sees the opposite
             case["de"] = case["dx"] + rng.choice([-1, 1]) * rng.uniform(0.1, 0.2)
             found.append({name: round(float(case[name]), 3) for letter in NAMES for name in (letter, "d" + letter)}
                          | {"expressions": EXPRESSIONS})
@@ -334,96 +261,6 @@ def draw_filling(found, path):
 
 
 # ---------------------------------------------------------------- 02.3
-
-# Texts with D for the derivative, and what they are by pencil and paper. In [0] the mistake has its classic form.
-TEXTS = {
-    "D(lambda x: x * D(lambda y: x + y, a), b)": lambda a, b: 1.0,
-    "D(lambda x: x * D(lambda y: y + x, a), b)": lambda a, b: 1.0,
-    "D(lambda x: x * D(lambda y: x * y * y, a), b)": lambda a, b: 4 * a * b,
-    "D(lambda x: x * D(lambda y: x * x, a), b)": lambda a, b: 0.0,
-    "D(lambda x: 3.0, a)": lambda a, b: 0.0,
-    "D(lambda x: x * x * x + 2 * x, a)": lambda a, b: 3 * a * a + 2,
-    "D(lambda x: D(lambda y: y * y * y, x), b)": lambda a, b: 6 * b,
-    "D(lambda x: x * D(lambda y: x * y * y, x), b)": lambda a, b: 6 * b * b,
-    "D(lambda x: D(lambda y: D(lambda z: exp(z * z), y), x), a)":
-        lambda a, b: (12 * a + 8 * a ** 3) * math.exp(a * a),
-    "D(lambda x: D(lambda y: D(lambda z: x * y * z * z, y), x), b)": lambda a, b: 8 * b,
-    "D(lambda x: exp(x * D(lambda y: exp(x * y), a)), b)":
-        lambda a, b: math.exp(b * b * math.exp(a * b)) * (2 * b + a * b * b) * math.exp(a * b),
-    "D(lambda x: D(lambda y: y * y, a) * x, b) + D(lambda x: x * x, b)": lambda a, b: 2 * a + 2 * b,
-}
-
-
-def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
-    """What derivatives give for the texts that work like this:
-
-    levels      the argument's level -> the level of a new derivative; None: a new one
-    choose      levels of two operands -> level of the result
-    lowered     "x" or "exp": where a value is made a plain number
-    any_result  the tangent of a result is taken, whatever its level
-    chain       whether exp multiplies by the tangent
-    """
-    class Number:
-        def __init__(self, value, tangent, level):
-            self.value, self.tangent, self.level = value, tangent, level
-
-        def __add__(self, other):
-            return add(self, other)
-
-        def __radd__(self, other):
-            return add(other, self)
-
-        def __mul__(self, other):
-            return mul(self, other)
-
-        def __rmul__(self, other):
-            return mul(other, self)
-
-    def level_of(x):
-        return x.level if isinstance(x, Number) else 0
-
-    def parts(x, level):
-        return (x.value, x.tangent) if level_of(x) == level else (x, 0.0)
-
-    def bare(x):
-        return bare(x.value) if isinstance(x, Number) else x
-
-    def both(x, y):
-        level = choose(level_of(x), level_of(y))
-        return level, parts(x, level), parts(y, level)
-
-    def add(x, y):
-        if not isinstance(x, Number) and not isinstance(y, Number):
-            return x + y
-        level, (a, da), (b, db) = both(x, y)
-        return Number(add(a, b), add(da, db), level)
-
-    def mul(x, y):
-        if not isinstance(x, Number) and not isinstance(y, Number):
-            return x * y
-        level, (a, da), (b, db) = both(x, y)
-        return Number(mul(a, b), add(mul(da, b), mul(a, db)), level)
-
-    def exp(x):
-        if not isinstance(x, Number):
-            return math.exp(x)
-        value = exp(bare(x) if lowered == "exp" else x.value)
-        return Number(value, mul(value, x.tangent) if chain else value, x.level)
-
-    new_level = itertools.count(1).__next__
-
-    def derivative(f, x):
-        level = new_level() if levels is None else levels(level_of(x))
-        y = f(Number(bare(x) if lowered == "x" else x, 1.0, level))
-        return parts(y, level_of(y) if any_result and isinstance(y, Number) else level)[1]
-
-    def outputs(case):
-        found = {}
-        for text in case["texts"]:
-            found[text] = eval(text, {"D": derivative, "exp": exp, "a": case["a"], "b": case["b"]})
-        return {"derivative": found}
-    return outputs
-
 
 def still_a_dual(case, got):
     return any(not isinstance(out, (int, float, np.generic, np.ndarray)) for out in got["derivative"].values())

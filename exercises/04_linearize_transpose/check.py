@@ -1,23 +1,13 @@
 """What the answers of chapter 4 are tried with, and the mistakes that are known."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
-
-def neighbour(name):
-    """A module of this folder."""
-    spec = importlib.util.spec_from_file_location(f"linearize_{name}", Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-programs, functions, drawing = map(neighbour, ("programs", "functions", "drawing"))
+from . import drawing, programs
+from .functions import cotangents_of, gradients, linearized, stale, value_at, value_of, with_rules
 
 # ---------------------------------------------------------------- 04.1
 
@@ -112,24 +102,6 @@ def point(rng, n, m):
     """Inputs and constants of functions."""
     x, y, s, c, W, V = (programs.number(rng, shape) for shape in (n, n, (), n, (m, n), (n, n)))
     return {"xs": [x, y, s], "constants": {"c": c, "W": W / 2, "V": V / 2}}
-
-
-def with_rules(**wrong):
-    """What programs give that were written by functions.RULES but for these."""
-    def outputs(case):
-        Dual, found = functions.dual(functions.RULES | wrong), {}
-        for text in case["texts"]:
-            names = {n: Dual(x, v) for n, x, v in zip("xys", case["xs"], case["tangents"], strict=True)}
-            out = eval(text, {}, names | case["constants"])
-            found[text] = out.tangent if isinstance(out, Dual) else np.zeros(np.shape(out))
-        return {"value": linearized(case)["value"], "tangent": found, "later": found}
-    return outputs
-
-
-def linearized(case):
-    pairs = {text: functions.push(text, case, case["tangents"]) for text in case["texts"]}
-    tangents = {text: tangent for text, (_, tangent) in pairs.items()}
-    return {"value": {text: y for text, (y, _) in pairs.items()}, "tangent": tangents, "later": tangents}
 
 
 def says(name, text):
@@ -326,40 +298,6 @@ BAD = {
     "2 times too large, of small numbers": "dot_test doesn't see a factor of 2 where the numbers are small, about "
     "1e-9: the difference must be divided by the larger of the two",
 }
-
-
-def cotangents_of(text, case, u):
-    """Jᵀu, a list of arrays, from the Jacobian written out."""
-    return [(np.ravel(u) @ J).reshape(x.shape) for J, x in zip(functions.jacobian(text, case), case["xs"], strict=True)]
-
-
-def value_at(text, case):
-    return functions.push(text, case, [np.zeros_like(x) for x in case["xs"]])[0]
-
-
-def gradients(case, u_of=lambda u: u, numbers=1.0):
-    """Right outputs, or those with other cotangents in the place of u."""
-    def parts(text, u):
-        return cotangents_of(text, case, u)
-    return {
-        "value": {text: value_at(text, case) for text in case["vectors"]},
-        "pulled": {text: parts(text, u_of(us[0])) for text, us in case["vectors"].items()},
-        "again": {text: parts(text, u_of(us[1])) for text, us in case["vectors"].items()},
-        "gradient": {text: parts(text, numbers) for text in case["numbers"]},
-        "refused": "ValueError",
-    }
-
-
-def value_of(case):
-    """The cotangent of each number is the number itself."""
-    right = gradients(case)
-    right["gradient"] = {text: cotangents_of(text, case, value_at(text, case)) for text in case["numbers"]}
-    return right
-
-
-def stale(case):
-    right = gradients(case)
-    return right | {"again": right["pulled"]}
 
 
 def shorter(name):

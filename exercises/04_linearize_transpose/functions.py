@@ -124,3 +124,59 @@ def dual(rules):
 
         __radd__, __rmul__ = __add__, __mul__
     return Dual
+
+
+# ---------------------------------------------------------------- 04.2
+
+def with_rules(**wrong):
+    """What programs give that were written by RULES but for these."""
+    def outputs(case):
+        Dual, found = dual(RULES | wrong), {}
+        for text in case["texts"]:
+            names = {n: Dual(x, v) for n, x, v in zip("xys", case["xs"], case["tangents"], strict=True)}
+            out = eval(text, {}, names | case["constants"])
+            found[text] = out.tangent if isinstance(out, Dual) else np.zeros(np.shape(out))
+        return {"value": linearized(case)["value"], "tangent": found, "later": found}
+    return outputs
+
+
+def linearized(case):
+    pairs = {text: push(text, case, case["tangents"]) for text in case["texts"]}
+    tangents = {text: tangent for text, (_, tangent) in pairs.items()}
+    return {"value": {text: y for text, (y, _) in pairs.items()}, "tangent": tangents, "later": tangents}
+
+
+# ---------------------------------------------------------------- 04.4
+
+def cotangents_of(text, case, u):
+    """Jᵀu, a list of arrays, from the Jacobian written out."""
+    return [(np.ravel(u) @ J).reshape(x.shape) for J, x in zip(jacobian(text, case), case["xs"], strict=True)]
+
+
+def value_at(text, case):
+    return push(text, case, [np.zeros_like(x) for x in case["xs"]])[0]
+
+
+def gradients(case, u_of=lambda u: u, numbers=1.0):
+    """Right outputs, or those with other cotangents in the place of u."""
+    def parts(text, u):
+        return cotangents_of(text, case, u)
+    return {
+        "value": {text: value_at(text, case) for text in case["vectors"]},
+        "pulled": {text: parts(text, u_of(us[0])) for text, us in case["vectors"].items()},
+        "again": {text: parts(text, u_of(us[1])) for text, us in case["vectors"].items()},
+        "gradient": {text: parts(text, numbers) for text in case["numbers"]},
+        "refused": "ValueError",
+    }
+
+
+def value_of(case):
+    """The cotangent of each number is the number itself."""
+    right = gradients(case)
+    right["gradient"] = {text: cotangents_of(text, case, value_at(text, case)) for text in case["numbers"]}
+    return right
+
+
+def stale(case):
+    right = gradients(case)
+    return right | {"again": right["pulled"]}

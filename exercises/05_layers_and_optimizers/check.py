@@ -6,6 +6,10 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
+from . import optimizers
+from .optimizers import adam, draw, sgd, weighted
+from .reading import draw_curves, network, right_answers
+
 # ---------------------------------------------------------------- 05.1
 
 
@@ -187,79 +191,6 @@ class CrossEntropy(Check):
 
 SHAPES = [(4, 3), (5,), (4, 3), (2, 1, 3)]
 
-
-def rates(case):
-    """The learning rate of every step."""
-    return [case["settings"]["lr"] if lr is None else lr for lr in case["lrs"]]
-
-
-def fixed(case):
-    """Those of an optimizer that doesn't listen to the argument of step."""
-    return [case["settings"]["lr"]] * len(case["lrs"])
-
-
-def kept(case):
-    """Those of one that goes on with the last that it was given."""
-    found = []
-    for lr in case["lrs"]:
-        found.append(lr if lr is not None else found[-1] if found else case["settings"]["lr"])
-    return found
-
-
-def unmoved(case):
-    return {"parameters": [np.stack([p] * len(case["lrs"])) for p in case["parameters"]]}
-
-
-def moved(case, update, lrs=rates):
-    """{"parameters": each one's values after every step}. update(i, t, p, g, lr) -> the new p; t counts from 1."""
-    found = []
-    for i, p in enumerate(case["parameters"]):
-        path = []
-        for t, (grads, lr) in enumerate(zip(case["grads"], lrs(case), strict=True), 1):
-            p = update(i, t, p, grads[i], lr)
-            path.append(p)
-        found.append(np.stack(path))
-    return {"parameters": found}
-
-
-def draw(rng, shapes, lrs, scale=1.0, **settings):
-    """A case for an optimizer: gradients that drift, so that their means aren't 0."""
-    drift = [rng.standard_normal(shape) for shape in shapes]
-    return {"parameters": [rng.standard_normal(shape) for shape in shapes], "lrs": lrs, "settings": settings,
-            "grads": [[scale * (d + rng.standard_normal(d.shape)) for d in drift] for _ in lrs]}
-
-
-def weighted(weights, values):
-    """Σ weights·values; weights is a function of the age, 0 for the newest."""
-    return sum(weights(len(values) - 1 - i) * value for i, value in enumerate(values))
-
-
-def sgd(case, velocity=None, step=lambda p, v, g, lr, mu: p - lr * v, lrs=rates):
-    """velocity(mu, gradients so far, rates so far); the right one is the sum that the recursion unfolds to."""
-    mu, past = case["settings"].get("momentum", 0.0), {}
-
-    def update(i, t, p, g, lr):
-        grads, so_far = past.setdefault(i, ([], []))
-        grads.append(g)
-        so_far.append(lr)
-        v = velocity(mu, grads, so_far) if velocity else weighted(lambda age: mu ** age, grads)
-        return step(p, v, g, lr, mu)
-    return moved(case, update, lrs)
-
-
-def shared_velocity(case):
-    """The other optimizer's steps go into the same velocities: it is given 1 − g, after each of ours."""
-    def velocity(mu, grads, _):
-        both = [step for g in grads for step in (g, 1.0 - g)][:-1]
-        return weighted(lambda age: mu ** age, both)
-    return sgd(case, velocity)
-
-
-def gradient_kept(mu, grads, _):
-    """The first velocity is the caller's array, which holds the second gradient by the time it is read again."""
-    return weighted(lambda age: mu ** age, [grads[0]] if len(grads) == 1 else [grads[1], *grads[1:]])
-
-
 NOT_IN_PLACE = ("the parameters haven't moved: p = p − … gives the name p to a new array, and replacing an element of "
                 "the list leaves the model's own array as it was; p -= … writes into it")
 LR_FIXED = ("the lr that step is given is ignored: the optimizer goes on with the one from its construction, and a "
@@ -287,9 +218,9 @@ def vaguely(right):
 class Momentum(Check):
     exercise = "05.3"
     signatures = [
-        gives(NOT_IN_PLACE, unmoved),
-        gives(LR_FIXED, lambda case: sgd(case, lrs=fixed)),
-        gives(LR_KEPT, lambda case: sgd(case, lrs=kept)),
+        gives(NOT_IN_PLACE, optimizers.unmoved),
+        gives(LR_FIXED, lambda case: sgd(case, lrs=optimizers.fixed)),
+        gives(LR_KEPT, lambda case: sgd(case, lrs=optimizers.kept)),
         gives("the steps go up the gradient: the loss grows. lr · velocity is subtracted",
               lambda case: sgd(case, step=lambda p, v, g, lr, mu: p + lr * v)),
         gives("nothing is remembered: these are the steps of momentum 0",
@@ -305,9 +236,9 @@ class Momentum(Check):
                   lambda age: mu ** age, [lr * g for lr, g in zip(lrs, grads, strict=True)]),
                   step=lambda p, v, g, lr, mu: p - v)),
         gives("two optimizers share their velocities (they are kept in the class, or in a default argument): each "
-              "needs its own, made in __init__", shared_velocity),
+              "needs its own, made in __init__", optimizers.shared_velocity),
         gives("the first velocity is the caller's gradient array itself, and the caller writes the next gradient into "
-              "it: copy it", lambda case: sgd(case, gradient_kept)),
+              "it: copy it", lambda case: sgd(case, optimizers.gradient_kept)),
         gives("the velocity of the last step is used: first the velocity takes the gradient in, then the parameter "
               "moves",
               lambda case: sgd(case, lambda mu, grads, _: weighted(lambda age: mu ** age, grads[:-1]))),
@@ -325,94 +256,16 @@ class Momentum(Check):
 # ---------------------------------------------------------------- 05.4
 
 
-def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr * wd), decay_after=False,
-         swapped=False, clock=lambda i, t, n: t, correct=(True, True), power=2, inside=False, eps_before=False, sign=1,
-         second=None):
-    """Adam by the unfolded sums, (1−β) Σ βᵏ g, in float64. The keywords are the mistakes."""
-    settings = case["settings"]
-    beta1, beta2 = settings["betas"][::-1 if swapped else 1]
-    eps, wd = settings["eps"], settings.get("weight_decay", 0.0)
-    decoupled = settings.get("decoupled", False) if decoupled is None else decoupled
-    past, n = {}, len(case["parameters"])
-
-    def update(i, t, p, g, lr):
-        if decoupled and not decay_after:
-            p = decay(p, lr, wd)
-        elif not decoupled:
-            g = g + wd * p
-        grads = past.setdefault(i, [])
-        grads.append(g)
-        t = clock(i, t, n)
-        mean = (1 - beta1) * weighted(lambda age: beta1 ** age, grads)
-        square = (1 - beta2) * weighted(lambda age: beta2 ** age, [abs(g) ** power for g in grads])
-        if second is not None:
-            mean, square = second(mean, square, grads, beta1, beta2)
-        factor1, factor2 = (1 - beta ** t if do else 1.0 for beta, do in zip((beta1, beta2), correct, strict=True))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            root = np.sqrt(square / factor2 + eps) if inside else \
-                (np.sqrt(square) + eps) / math.sqrt(factor2) if eps_before else np.sqrt(square / factor2) + eps
-            p = p - sign * lr * (mean / factor1) / root
-        return p * (1 - lr * wd) if decoupled and decay_after else p
-    return moved(case, update, lrs)
-
-
-def one_array(mean, square, grads, beta1, beta2):
-    """m and v are the same array: each step first takes in g, then g²."""
-    value = np.zeros_like(grads[0])
-    for g in grads:
-        value = beta1 * value + (1 - beta1) * g
-        value = beta2 * value + (1 - beta2) * g * g
-    return value, value
-
-
-def states_by_shape(case):
-    """Parameters of one shape share m and v: each takes in the gradients of all of these, in turn."""
-    settings, found, state = case["settings"], [[] for _ in case["parameters"]], {}
-    beta1, beta2 = settings["betas"]
-    values = list(case["parameters"])
-    if len({p.shape for p in values}) == len(values):
-        return adam(case)
-    for t, (grads, lr) in enumerate(zip(case["grads"], rates(case), strict=True), 1):
-        for i, g in enumerate(grads):
-            if settings.get("decoupled"):
-                values[i] = values[i] * (1 - lr * settings["weight_decay"])
-            else:
-                g = g + settings.get("weight_decay", 0.0) * values[i]
-            m, v = state.get(g.shape, (0.0, 0.0))
-            m, v = state[g.shape] = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-            root = np.sqrt(v / (1 - beta2 ** t)) + settings["eps"]
-            values[i] = values[i] - lr * m / (1 - beta1 ** t) / root
-            found[i].append(values[i])
-    return {"parameters": [np.stack(path) for path in found]}
-
-
 def training(case):
     return "images" in case
-
-
-def right_answers(case, outputs):
-    return float(np.mean(outputs["answers"] == case_labels(case)))
-
-
-def case_labels(case):
-    return digits()[3][:len(case["test_images"])]
-
-
-def digits():
-    """(train images (n, 64) float32 in 0 … 1, labels, test images, labels): those that ship, 8×8."""
-    from minitorch_dist.data.digits import PATH, TRAIN
-    with np.load(PATH, allow_pickle=False) as file:
-        images = file["images"].reshape(len(file["images"]), 64).astype(np.float32) / 16
-        labels = file["labels"].astype(np.int64)
-    return images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:]
 
 
 class AdamAndAdamW(Check):
     exercise = "05.4"
     signatures = [
-        gives(NOT_IN_PLACE, unmoved),
-        gives(LR_FIXED, lambda case: adam(case, lrs=fixed)),
-        gives(LR_KEPT, lambda case: adam(case, lrs=kept)),
+        gives(NOT_IN_PLACE, optimizers.unmoved),
+        gives(LR_FIXED, lambda case: adam(case, lrs=optimizers.fixed)),
+        gives(LR_KEPT, lambda case: adam(case, lrs=optimizers.kept)),
         gives("no bias correction: m and v begin at 0, and so in the first steps both are far too small, v the longer; "
               "divide them by 1 − βᵗ", lambda case: adam(case, correct=(False, False))),
         gives("m is corrected for its bias, v is not", lambda case: adam(case, correct=(True, False))),
@@ -437,9 +290,9 @@ class AdamAndAdamW(Check):
               lambda case: adam(case, swapped=True)),
         gives("v is made of |g| instead of g²", lambda case: adam(case, power=1)),
         gives("m and v are one and the same array: m = v = … gives two names to one list",
-              lambda case: adam(case, second=one_array)),
+              lambda case: adam(case, second=optimizers.one_array)),
         gives("m and v are shared between the parameters of one shape: every parameter needs its own",
-              states_by_shape),
+              optimizers.states_by_shape),
         gives("the steps go up the gradient: the loss grows", lambda case: adam(case, sign=-1)),
         *vaguely(adam),
     ]
@@ -454,48 +307,11 @@ class AdamAndAdamW(Check):
                 draw(rng, SHAPES[:2], lrs[:9], 1e-3, lr=0.01, betas=[0.9, 0.999], eps=1e-4),
                 draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3),
                 draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3, decoupled=True),
-                self.network(rng)]
-
-    def network(self, rng, hidden=32, batch=64, epochs=12):
-        images, labels, test_images, _ = digits()
-        sizes = [(64, hidden), (hidden, 10)]
-        parameters = [array for inputs, outputs in sizes for array in
-                      ((rng.standard_normal((outputs, inputs)) * math.sqrt(2 / inputs)).astype(np.float32),
-                       np.zeros(outputs, np.float32))]
-        orders = [rng.permutation(len(images)) for _ in range(epochs)]
-        return {"parameters": parameters, "images": images, "labels": labels, "test_images": test_images,
-                "batches": [order[at:at + batch] for order in orders for at in range(0, len(order), batch)]}
+                network(rng)]
 
     def truth(self, case):
         return {} if training(case) else adam(case)
 
     def picture(self, runs, path):
-        from exercises.frame.pictures import COLORS, canvas, save
         (case, got), = (run for run in runs[1] if training(run[0]))
-        labels, shown = case_labels(case), 12
-        names = {"sgd": "SGD, momentum 0.9 (05.3)", "adam": "Adam (05.4)"}
-        figure, axes = canvas(2, 1, height_ratios=(4, 1))
-        for (name, label), color in zip(names.items(), COLORS, strict=False):
-            share = 100 * right_answers(case, got[name])
-            losses = np.array(got[name]["losses"])
-            smooth = [losses[max(0, i - 9):i + 1].mean() for i in range(len(losses))]
-            axes[0].plot(losses, color=color, lw=0.7, alpha=0.3)
-            axes[0].plot(smooth, color=color, lw=2,
-                         label=f"{label}: {share:.1f} % of {len(labels)} test images right")
-        axes[0].set(xlabel="step", ylabel="cross-entropy per image", yscale="log")
-        axes[0].legend(frameon=False)
-        answers = got["adam"]["answers"]
-        wrong = np.flatnonzero(answers != labels)
-        wrong = wrong[::max(1, len(wrong) // 3)][:3]
-        picked = np.sort(np.append(wrong, np.flatnonzero(answers == labels)[:shown - len(wrong)]))
-        axes[1].imshow(np.hstack([np.pad(case["test_images"][i].reshape(8, 8), 1) for i in picked]), cmap="gray_r")
-        for place, i in enumerate(picked):
-            ok = answers[i] == labels[i]
-            axes[1].text(10 * place + 4.5, 12.5, f"{answers[i]}" if ok else f"{answers[i]}, not {labels[i]}",
-                         ha="center", color=COLORS[2] if ok else COLORS[1], size=9)
-        axes[1].axis("off")
-        axes[1].set_title("what your network takes them for", size=9)
-        save(figure, path)
-        sgd, adam = (100 * right_answers(case, got[name]) for name in ("sgd", "adam"))
-        return (f"your layers, loss and optimizers read {sgd:.1f} % (SGD) and {adam:.1f} % (Adam) of {len(labels)} "
-                "digits by writers whom they never saw")
+        return draw_curves(case, got, path)

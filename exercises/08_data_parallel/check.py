@@ -1,5 +1,7 @@
 """What the answers of chapter 8 are tried with, and the mistakes that are known."""
 
+import itertools
+
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
@@ -63,16 +65,30 @@ def balanced(case, got):
                for parts in batches(case, got, size))
 
 
+def shared_order(case, got):
+    """Two pairs ((seed, epoch), (seed, epoch)) with the same batches, or None."""
+    pairs = itertools.product((case["seed"], case["seed"] + 1), EPOCHS)
+    return next(((one, other) for one, other in itertools.combinations(pairs, 2)
+                 if united(case, got, 1, one[1], one[0]) == united(case, got, 1, other[1], other[0])), None)
+
+
+def told_apart(case, got):
+    (seed, epoch), (other_seed, other_epoch) = shared_order(case, got)
+    return (f"seed and epoch are mixed into one number, as seed + epoch does: seed {seed} in epoch {epoch} has the "
+            f"order of seed {other_seed} in epoch {other_epoch}. Two runs with neighbouring seeds would train on the "
+            "same batches, an epoch apart; the order must depend on both numbers, each for itself")
+
+
 class Shard(Check):
     exercise = "08.1"
 
     def cases(self, rng, ranks):
         found = []
         for n, batch_size in ((61, 16), (29, 7), (int(rng.integers(30, 60)), int(rng.integers(9, 13)))):
-            seed = int(rng.integers(1000))
+            seed = 2 * int(rng.integers(500))       # even, so that seed ^ epoch shows as well
             calls = [{"rank": rank, "size": size, "seed": seed, "epoch": epoch}
                      for size in SIZES for epoch in EPOCHS for rank in range(size)]
-            calls += [{"rank": 0, "size": 1, "seed": seed + 1, "epoch": 0}]
+            calls += [{"rank": 0, "size": 1, "seed": seed + 1, "epoch": epoch} for epoch in EPOCHS]
             found.append({"n": n, "batch_size": batch_size, "seed": seed, "calls": calls})
         return found
 
@@ -98,6 +114,7 @@ class Shard(Check):
                lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 1)),
         demand("every seed gives the same order: the seed doesn't enter into it",
                lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 0, case["seed"] + 1)),
+        demand(told_apart, lambda case, got: shared_order(case, got) is None),
         demand("the samples aren't shuffled: the order is 0, 1, 2, …",
                lambda case, got: batches(case, got, 1)[0][0].tolist() != list(range(case["batch_size"]))),
     ]

@@ -13,7 +13,7 @@ def shard(n, batch_size, rank, size, seed, epoch):
     n            number of samples in the data set
     batch_size   samples per global batch, all ranks together; the last one has what remains
     rank, size   who asks, and how many ranks there are
-    seed, epoch  numbers; they alone decide on the order
+    seed, epoch  numbers; they alone decide on the order, and each pair of them on an order of its own
 
     Returns a list with an int array per global batch. In each batch the parts of all ranks are disjoint and together
     hold every sample of it; they differ by at most one sample in length (a part may be empty). Over the epoch every

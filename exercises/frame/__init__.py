@@ -6,6 +6,7 @@
   check.py     what a chapter says of an exercise: cases, truth, signatures, demands, picture
   judge.py     outputs against truth, and which known mistake explains them
   checking.py  all of it together: one answer in, one Verdict out
+  seeds.py     what a check says over many seeds, for authors
   answers.py   the learner's side: mine/, progress, whose earlier answers are used, slots
 """
 

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from .check import Check
 from .course import ROOT, CourseError
 
 CLOSED = tuple(ROOT / folder for folder in ("exercises", "solutions", "mine", "tests"))
+LOADING = threading.Lock()
 
 
 @dataclass
@@ -48,9 +50,13 @@ class Verdict:
 
 @functools.lru_cache(maxsize=64)
 def _checks(path, mtime):
-    spec = importlib.util.spec_from_file_location(f"check_{Path(path).parent.name}", path)
+    """check.py as a package of the chapter's folder, so that it can say `from .tape import Node`."""
+    package, folder = f"check_{Path(path).parent.name}", str(Path(path).parent)
+    for name in [name for name in sys.modules if name.startswith(package + ".")]:
+        del sys.modules[name]       # they may have changed as well
+    spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=[folder])
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[package] = module
     spec.loader.exec_module(module)
     classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Check)]
     return {value.exercise: value() for value in classes if value.exercise is not None}
@@ -59,7 +65,8 @@ def _checks(path, mtime):
 def checks_of(folder):
     """{exercise id: Check} of a chapter's folder."""
     path = folder / "check.py"
-    return _checks(str(path), path.stat().st_mtime_ns)
+    with LOADING:
+        return _checks(str(path), path.stat().st_mtime_ns)
 
 
 def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memory=None):
@@ -84,6 +91,8 @@ def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memor
                                  folder / "drive.py", limit, memory)
         verdict.printed = launched.printed
         failure = launched.failure
+        if failure is not None and failure.case is not None:
+            failure.details += judge.place(cases, failure.case, n)
         if failure is None:
             finding = judge.judge(check, cases, launched.outputs, n)
             failure = finding and launch.Failure("wrong", finding.sentence, finding.details)

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import os
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -73,6 +74,12 @@ class Course:
     exercises: Path = ROOT / "exercises"
     solutions: Path = ROOT / "solutions"
     mine: Path = ROOT / "mine"
+
+    @classmethod
+    def from_environment(cls):
+        """The course, with the learner's answers in the folder that MINITORCH_MINE names, if it names one."""
+        mine = os.environ.get("MINITORCH_MINE")
+        return cls(mine=Path(mine).resolve()) if mine else cls()
 
     @functools.cached_property
     def chapters(self):

@@ -101,16 +101,18 @@ def wrong_labels(got, expected, tolerance):
 def judge(check, cases, outputs, n):
     """A Finding, or None if everything is right. outputs[case][rank]."""
     truths = [per_rank(check.truth(case)) for case in cases]
-    wrong = {}
-    for i, truth in enumerate(truths):
-        for rank in range(n):
-            labels = wrong_labels(outputs[i][rank], truth[rank], check.tolerance)
-            if labels:
-                wrong[i, rank] = labels
+    wrong = all_wrong(outputs, truths, check.tolerance)
     if wrong:
         return explain(check, cases, outputs, truths, wrong, n)
     return (changed_inputs(check, cases, outputs, truths) or unequal_bits(check, cases, outputs, n)
             or unmet_demand(check, cases, outputs, n))
+
+
+def all_wrong(outputs, truths, tolerance):
+    """{(case, rank): labels of what is wrong}, of those with anything wrong. outputs, truths: [case][rank]"""
+    found = {(i, rank): wrong_labels(got, truths[i][rank], tolerance)
+             for i, ranks in enumerate(outputs) for rank, got in enumerate(ranks)}
+    return {where: labels for where, labels in found.items() if labels}
 
 
 def as_given(case, got):
@@ -138,14 +140,23 @@ def explain(check, cases, outputs, truths, wrong, n):
     """The first signature that explains all that is wrong, else what can be said without knowing the mistake."""
     touched = sorted({i for i, _ in wrong})
     details = [] if check.unsaid else [*facts(cases, outputs, truths, wrong, n, check.tolerance)]
+    signature, only = recognised(check, cases, outputs, truths, wrong)
+    if signature is not None:
+        return Finding(only + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
+    return Finding(check.unsaid or unknown_mistake(outputs, truths, wrong, n), details[1:])
+
+
+def recognised(check, cases, outputs, truths, wrong):
+    """(the first signature that explains all that is wrong, what its sentence must be preceded by), or (None, "")."""
+    touched = sorted({i for i, _ in wrong})
     for signature in check.signatures:
         if signature.when is not None:
             found = all(holds(signature.when, cases[i], outputs[i]) for i in touched) and ""
         else:
             found = explained(check, signature, cases, outputs, truths, wrong)
         if found is not False:
-            return Finding(found + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
-    return Finding(check.unsaid or unknown_mistake(outputs, truths, wrong, n), details[1:])
+            return signature, found
+    return None, ""
 
 
 def explained(check, signature, cases, outputs, truths, wrong):
@@ -222,12 +233,19 @@ def facts(cases, outputs, truths, wrong, n, tolerance):
     expected = all_leaves(truths[i][rank]).get(label, MISSING)
     got = all_leaves(outputs[i][rank], truths[i][rank]).get(label, MISSING)
     yield "  " + (f"rank {rank} of {n}: " if n > 1 else "") + difference(label, got, expected)
+    yield from place(cases, i, n)
+
+
+def place(cases, i, n):
+    """The line that says which case it is, and with which inputs; none where there is one, without any that fit."""
     numbers = [brief(inputs) for inputs in per_rank(cases[i])]
+    inputs = ""
     if n > 1 and any(numbers) and len(set(numbers)) == 1:
-        yield f"  in case {i + 1} of {len(cases)}: every rank has {numbers[0]}"
+        inputs = f": every rank has {numbers[0]}"
     elif any(numbers):
-        yield f"  in case {i + 1} of {len(cases)}: " + "; ".join(
-            (f"rank {r} has " if n > 1 else "") + text for r, text in enumerate(numbers) if text)
+        inputs = ": " + "; ".join((f"rank {r} has " if n > 1 else "") + text for r, text in enumerate(numbers) if text)
+    if inputs or len(cases) > 1:
+        yield f"  in case {i + 1} of {len(cases)}{inputs}"
 
 
 def brief(inputs):

@@ -70,15 +70,15 @@ CHEATS = {
         HEAD + f"open({str(ROOT / 'mine' / 'progress.json')!r}, 'w').write('')\n" + EMPTY, "forbidden", "touches"),
     "the outputs written by hand": (
         HEAD + "box = os.path.dirname(os.getcwd())\nfor r in range(4):\n"
-        "    np.savez(f'{box}/out-{r}.npz', np.frombuffer(b'[]', np.uint8))\nos._exit(0)\n",
+        "    open(f'{box}/out-{r}.values', 'wb').write((2).to_bytes(8, 'little') + b'[]')\nos._exit(0)\n",
         ("no answer", "wrong"), ""),
-    "outputs that would run code when unpickled": (
-        HEAD + "class Bomb:\n    def __reduce__(self):\n        return os.system, ('kill $PPID',)\n"
-        "box = os.path.dirname(os.getcwd())\nfor r in range(4):\n"
-        "    np.savez(f'{box}/out-{r}.npz', np.array([Bomb()], dtype=object))\nos._exit(0)\n", "no answer", ""),
+    "outputs that would be objects at any address": (
+        HEAD + "box = os.path.dirname(os.getcwd())\ntree = b'[{\"array\": [\"|O\", [1]]}]'\nfor r in range(4):\n"
+        "    open(f'{box}/out-{r}.values', 'wb').write(len(tree).to_bytes(8, 'little') + tree + b'x' * 8)\n"
+        "os._exit(0)\n", "no answer", "can't be read: no array of object"),
     "the other ranks' inputs read": (
         HEAD + "box = os.path.dirname(os.getcwd())\ndef average_gradients(comm, grads, count):\n"
-        "    print([n for n in sorted(os.listdir(box)) if n.startswith('in-')])\n    open(f'{box}/in-0.npz')\n",
+        "    print([n for n in sorted(os.listdir(box)) if n.startswith('in-')])\n    open(f'{box}/in-0.values')\n",
         "error", "FileNotFoundError"),
     "the hooks taken off": (
         HEAD + "def average_gradients(comm, grads, count):\n    comm.hooks.clear()\n    for g in grads:\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from exercises import cli, show
+from exercises import cli, rehearse, show
 from exercises.frame.answers import Answers
 from exercises.frame.course import Course
 from minitorch_dist import course as console
@@ -221,6 +221,28 @@ def test_grade_json(tmp_path):
     assert set(lines[0]) == {"student", "exercise", "passed", "kind", "message", "seconds"}
     assert lines[1]["message"].startswith("each rank still has its own parameters")
     assert lines[2]["kind"] == "missing" and lines[0]["seconds"] > 0
+
+
+def test_rehearse_draws_into_the_learners_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MINITORCH_MINE", str(tmp_path / "elsewhere"))
+    everything = rehearse.files
+    monkeypatch.setattr(rehearse, "files", lambda *which: everything(*which)[:2])
+    assert rehearse.main(["02.2"]) == 0
+    assert (tmp_path / "elsewhere" / "rehearse.png").stat().st_size > 2000
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("    02.2 solution [") and said[2].startswith("    02.2 skeleton [")
+    assert rehearse.main(["02.2", "--seeds", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["    02.2 solution: as it should be with 3 of 3 seeds",
+                                                    "    02.2 skeleton: as it should be with 3 of 3 seeds"]
+    assert rehearse.main(["77"]) == 2
+
+
+def test_rehearse_names_what_is_not_as_it_should_be(tmp_path, monkeypatch, capsys):
+    wrong = SOLUTIONS / "02_dual_numbers" / "wrong" / "jacobian_transposed.py"
+    monkeypatch.setattr(rehearse, "files", lambda *which: [("wrong/x", wrong, "another sentence")])
+    assert rehearse.main(["02.2", "--seeds", "2"]) == 1
+    said = capsys.readouterr().out
+    assert ">>> 02.2 wrong/x: as it should be with 0 of 2 seeds" in said and ">>> expected: another sentence" in said
 
 
 def test_nothing_is_written_into_the_course(desk):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from exercises.frame import Check, Outputs, child, demand, gives, judge, launch, when
+from exercises.frame import Check, Outputs, child, demand, gives, judge, launch, seeds, when
 from exercises.frame.answers import Answers
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course, CourseError, Exercise
@@ -71,6 +71,59 @@ def test_a_failure_is_told_with_the_learners_line(name, tmp_path, monkeypatch):
     assert "child.py" not in said and "Traceback" not in said
 
 
+HANGS_LATE = ("def f(comm, x, k):\n    if k == 7 and comm.size == 2:\n        comm.recv(x, src=1 - comm.rank)\n"
+              "    return x + k\n")
+RAISES_LATE = "def f(comm, x, k):\n    if k == 7:\n        x['a']\n"
+NEVER_ENDS = "def f(comm, x, k):\n    while k == 7:\n        pass\n"
+
+
+class Late(Check):
+    """The second of three cases has k=7."""
+
+    exercise = "99.1"
+
+    def cases(self, rng, ranks):
+        return [[{"x": np.arange(3.0), "k": k} for _ in range(ranks)] for k in (5, 7, 9)]
+
+    def truth(self, case):
+        return [{"result": r["x"] + r["k"]} for r in case]
+
+
+@pytest.mark.parametrize("source, kind", [(HANGS_LATE, "deadlock"), (RAISES_LATE, "error"), (NEVER_ENDS, "slow")])
+def test_a_failure_names_its_case(source, kind, tmp_path, monkeypatch):
+    path = tmp_path / "f.py"
+    path.write_text(source)
+    exercise = Exercise("99.1", "99_none", "f.py", "f", "a test", kind="ranks", ranks=(2, 1), limit=1.0)
+    monkeypatch.setattr("exercises.frame.checking.checks_of", lambda folder: {"99.1": Late()})
+    verdict = check_answer(Course(exercises=tmp_path), exercise, path)
+    assert verdict.kind == kind
+    assert verdict.details[-1] == "  in case 2 of 3: every rank has k=7, x of shape [3]"
+    if kind == "deadlock":
+        assert verdict.message.startswith("deadlock on 2 ranks: rank 0 waits in recv(src=1) at your line 3")
+
+
+def test_a_note_of_the_case_that_makes_no_sense_is_left_out(tmp_path):
+    (tmp_path / "case-0").write_text("12")
+    (tmp_path / "case-1").write_text("-1")
+    assert launch._case(tmp_path, 3, 12) is None and launch._case(tmp_path, 3, 13) == 12
+
+
+def test_no_tree_is_made_where_checks_run(tmp_path, monkeypatch):
+    """Python 3.11 can't make two at once, in two threads: launch.imports."""
+    def parse(*args, **kwargs):
+        raise SystemError("AST constructor recursion depth mismatch")
+    source = "import os.path\n\ndef f(x):\n    from . import y\n    from math import (\n        pi, e)\n    return x\n"
+    assert list(launch.imports(compile(source, "f", "exec"))) == [(1, ["os.path"]), (5, ["math", "math.pi", "math.e"])]
+    monkeypatch.setattr("ast.parse", parse)
+    assert run(tmp_path, "def f(x):\n    import math\n    return x\n").failure is None
+    assert run(tmp_path, "def f(x):\n    return x +\n").failure.kind == "syntax"
+    course = Course()
+    for id, wrong in (("03.1", "unbroadcast_averaged"), ("05.1", "linear_weight_transposed")):
+        exercise = course.exercise(id)
+        path = course.solutions / exercise.folder / "wrong" / f"{wrong}.py"
+        assert check_answer(course, exercise, path).kind == "wrong"
+
+
 def test_ops_can_be_limited(tmp_path):
     source = "def f(comm, x):\n    comm.all_reduce(x)\n"
     failure = run(tmp_path, source, n=2, ops=("send", "recv")).failure
@@ -108,15 +161,15 @@ def test_calls_are_recorded_with_line_bytes_and_time(tmp_path):
 def test_values_of_every_kind_travel(tmp_path):
     x = {"a": np.arange(6, dtype=np.int8).reshape(2, 3), "b": [1, 2.5, True, None, "ö"], "c": np.float32(1.5),
          "d": {"e": [np.zeros((0, 3))]}, "g": 2 + 3j, "h": float("nan"), "i": np.array(["x"]), "j": [], "k": {}}
-    child.save(tmp_path / "values.npz", x)
-    found = child.load(tmp_path / "values.npz")
+    child.save(tmp_path / "values", x)
+    found = child.load(tmp_path / "values")
     for name, value in x.items():
         assert repr(found[name]) == repr(value) or np.array_equal(found[name], value), name
     assert found["a"].dtype == np.int8 and found["d"]["e"][0].shape == (0, 3)
     loop = []
     loop.append(loop)
-    child.save(tmp_path / "values.npz", [object(), np.array([None]), {1: loop}])
-    found = child.load(tmp_path / "values.npz")
+    child.save(tmp_path / "values", [object(), np.array([None]), {1: loop}])
+    found = child.load(tmp_path / "values")
     assert [repr(found[0]), repr(found[1])] == ["an object of type object", "an object of type ndarray"]
 
 
@@ -218,6 +271,40 @@ def test_integers_are_compared_exactly_and_floats_by_the_largest():
 
 
 # ---------------------------------------------------------------- seeds, slots, course
+
+class Coin(Check):
+    """Where x is 0, an answer that gives 2·x can't be told from one that gives x², nor from a right one."""
+
+    signatures = [gives("doubled", lambda case: {"result": 2 * case["x"]}),
+                  gives("squared", lambda case: {"result": case["x"] ** 2}),
+                  gives("negative", lambda case: {"result": -1 - case["x"]})]
+
+    def cases(self, rng, ranks):
+        return [{"x": int(rng.integers(4))}]
+
+    def truth(self, case):
+        return {"result": 3 * case["x"]}
+
+
+def test_mistakes_that_look_alike_with_some_seeds_are_found():
+    drawn = {seed: Coin().cases(np.random.default_rng(seed), 1)[0]["x"] for seed in range(40)}
+    of = {x: [seed for seed in drawn if drawn[seed] == x] for x in range(4)}
+    assert all(of.values())
+    found = {(number, n): heard for number, n, heard in seeds.clashes(Coin(), (1,), drawn)}
+    assert found == {(0, 1): {"right": of[0], "0": sorted(of[1] + of[2] + of[3])},
+                     (1, 1): {"right": sorted(of[0] + of[3]), "0": of[2], "1": of[1]}}
+
+
+def test_many_seeds_in_one_launch_are_told_what_each_is_alone():
+    course = Course()
+    folder = course.solutions / "08_data_parallel"
+    for id, name in (("08.1", "shard.py"), ("08.1", "wrong/shard_seed_plus_epoch.py"),
+                     ("08.3", "wrong/gradients_summed.py")):
+        exercise, path = course.exercise(id), folder / name
+        together = seeds.check_seeds(course, exercise, path, {}, range(3))
+        alone = {seed: check_answer(course, exercise, path, seed=seed) for seed in range(3)}
+        assert {s: v.text() for s, v in together.items()} == {s: v.text() for s, v in alone.items()}
+
 
 def test_a_seed_draws_the_same_numbers_again(tmp_path):
     course = Course()
