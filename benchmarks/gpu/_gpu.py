@@ -1,5 +1,6 @@
 """What the GPU benchmarks share: whether there is a GPU, and times by events."""
 
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -9,16 +10,21 @@ WARM_UP = 5
 
 
 def gpu():
-    """(cupy, the device's name), or (None, None) after a line that says what is missing."""
+    """(cupy, the device's name with the versions that a figure depends on), or (None, None) after a line that says what
+    is missing."""
     try:
         import cupy
+        import triton  # noqa: F401
         reason = None if cupy.is_available() else "CuPy finds no GPU"
-    except ImportError:
-        reason = "CuPy is not installed"
+    except ImportError as error:
+        reason = f"{error.name} is not installed"
     if reason:
         print(f"not yet measured: {reason}. python -m minitorch_dist doctor says what is missing")
         return None, None
-    return cupy, cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    runtime = cupy.cuda.runtime
+    driver = runtime.driverGetVersion()
+    return cupy, (f"{runtime.getDeviceProperties(0)['name'].decode()} (driver for CUDA {driver // 1000}."
+                  f"{driver % 1000 // 10}, CuPy {cupy.__version__}, Triton {importlib.metadata.version('triton')})")
 
 
 def milliseconds(cupy, run, repeats=30):

@@ -1,14 +1,19 @@
 """Each kernel, forward and backward, beside CuPy's unfused formulas and torch: softmax cross-entropy, norms, attention,
 matrix products.
 
-    python benchmarks/gpu/kernels.py        # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
+    python benchmarks/gpu/kernels.py                # needs an NVIDIA GPU with CuPy and Triton; torch is a rival
+    python benchmarks/gpu/kernels.py attention      # of fused, attention, products those that are named: into a result
+                                                    # of its own
 
 MINITORCH_AUTOTUNE=1 chooses each kernel's configuration by measuring first.
 """
 
+import sys
+
 from _gpu import copy_bandwidth, free, gpu, milliseconds
 from _harness import Report, installed
 
+TABLES = ("fused", "attention", "products")
 AIMS = {"softmax cross-entropy": 1.0, "layer norm": 1.0}    # times torch's speed
 ROWS, CLASSES = 8192, 50257
 NORM = (16384, 4096)
@@ -116,29 +121,34 @@ def measure(cupy, torch, report, title, unit, cases):
     report.table(title, rows)
 
 
-def main():
+def main(names):
     """Measure and report; one line where there is no GPU."""
-    cupy, name = gpu()
+    if unknown := {*names} - {*TABLES}:
+        raise SystemExit(f"kernels.py: no tables {sorted(unknown)}; there are {', '.join(TABLES)}")
+    cupy, device = gpu()
     if cupy is None:
         return
-    report, torch = Report("gpu_kernels", f"Kernels on {name}"), None
+    report, torch = Report("_".join(["gpu_kernels", *names]), f"Kernels on {device}"), None
     if installed(report.skipped, "torch"):
         import torch
     copy = copy_bandwidth(cupy)
-    fused = [(f"{kind}, {dtype}", lambda make=make, dtype=dtype: make(cupy, torch, dtype))
-             for kind, make in (("softmax cross-entropy", cross_entropy), ("layer norm", layer_norm))
-             for dtype in ("float32", "float16")]
-    measure(cupy, torch, report, f"forward and backward; a copy runs at {copy:,.0f} GB/s", "GB/s", fused)
-    measure(cupy, torch, report, "causal attention (4, 16, 2048, 64), forward and backward", "GFLOP/s",
-            [(f"attention, {dtype}", lambda dtype=dtype: attention(cupy, torch, dtype))
-             for dtype in ("float16", "float32")])
-    products = [("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee")]
-    measure(cupy, torch, report, "matrix products", "GFLOP/s",
-            [(f"{'×'.join(map(str, sizes))}, {dtype} {precision}",
-              lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))
-             for sizes in PRODUCTS for dtype, precision in products])
+    kinds = (("softmax cross-entropy", cross_entropy), ("layer norm", layer_norm))
+    tables = {      # name -> (title, unit, cases)
+        "fused": (f"forward and backward; a copy runs at {copy:,.0f} GB/s", "GB/s", [
+            (f"{kind}, {dtype}", lambda make=make, dtype=dtype: make(cupy, torch, dtype))
+            for kind, make in kinds for dtype in ("float32", "float16")]),
+        "attention": (f"causal attention {ATTENTION}, forward and backward", "GFLOP/s", [
+            (f"attention, {dtype}", lambda dtype=dtype: attention(cupy, torch, dtype))
+            for dtype in ("float16", "float32")]),
+        "products": ("matrix products", "GFLOP/s", [
+            (f"{'×'.join(map(str, sizes))}, {dtype} {precision}",
+             lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))
+            for sizes in PRODUCTS
+            for dtype, precision in (("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"))])}
+    for name in names or TABLES:
+        measure(cupy, torch, report, *tables[name])
     report.save()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -193,7 +193,8 @@ class Update:
 
 def number(x, like):
     """A float32 array of one element on `like`'s device, as the launch wants grad_scale and found_inf."""
-    return x.astype(np.float32).reshape(1) if hasattr(x, "astype") else to(np.array([x], np.float32), device_of(like))
+    array = x.astype(np.float32).reshape(1) if hasattr(x, "astype") else np.array([x], np.float32)
+    return to(array, device_of(like))
 
 
 def element(array):

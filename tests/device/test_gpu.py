@@ -1,5 +1,6 @@
 """On a GPU: the op table against NumPy, models, CPU and GPU curves, ranks that share one. `make test-gpu` runs them."""
 
+import gc
 import importlib.util
 
 import numpy as np
@@ -131,7 +132,9 @@ def test_what_is_out_of_range_raises_late():
 
 
 def test_memory_info():
-    before = backend.load_cupy() and backend.memory_info()["cuda:0"]
+    backend.load_cupy()
+    gc.collect()        # so that nothing of earlier tests is freed meanwhile
+    before = backend.memory_info()["cuda:0"]
     x = mt.zeros(1 << 20, device="cuda")
     after = backend.memory_info()["cuda:0"]
     assert after["used"] - before["used"] >= x.data.nbytes and after["held"] >= after["used"]
