@@ -161,12 +161,13 @@ def train(args, world):
                 break
         facts, passage = task.final(model, args, world)
         progress.say(passage)
-    return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop, **facts,
-                      **{k: v for k, v in vars(args).items() if k not in ("out", "steps")})
+        status = interrupt.status(world) if stop else 0
+    return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
+                      exit_status=status, **facts, **{k: v for k, v in vars(args).items() if k not in ("out", "steps")})
 
 
 def main(argv=None):
-    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C."""
+    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C, 143 after SIGTERM."""
     args = parse(argv)
     world = comm.world()
     try:
@@ -182,7 +183,7 @@ def main(argv=None):
             print(f"{summary['unseen_sums_right']:.1f} % of the sums that it has never seen are right")
         print(f"validation loss {summary['validation_loss']:.3f} nats per character, parameters "
               f"{summary['parameters_sha256'][:12]}, curve in {args.out / 'curve.png'}")
-    return 130 if summary["interrupted"] else 0
+    return summary["exit_status"]
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class FlatBuffer:
 
     spare    so many elements of the gradients' padding are set apart as `tail`, for what is to travel with them
 
+    zeroed   whether a gradient has been forgotten (set to None) since somebody set this to False
+
     Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
     in the padding; each tensor's first gradient of a step is written into its
     view of `grads`, later ones are added there.
@@ -75,6 +77,7 @@ class FlatBuffer:
         self.params = zeros(self.size, self.dtype, self.device)
         self.grads = empty(self.size, self.dtype, self.device)
         self.grads[...] = 0
+        self.zeroed = False
         end = max((s.end for s in self.segments), default=0)
         self.tail = self.grads[end:end + spare]
         for s in self.segments:

@@ -3,6 +3,7 @@
 The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), where one wants to read it.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from . import backend, ledger, optim
 from .autodiff.primitive import lower
 from .backend import xp
 from .data.loader import share
+from .launch_env import launched_rank
 from .parallel import BinaryCounter
 from .parallel.exact import check_shape
 from .timeline import trace
 from .viz import timeline as timeline_picture
+
+ECHO_SECONDS = 0.5
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -62,6 +66,28 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     return float(sums[0]) * scale, bool(sums[1])
 
 
+@contextmanager
+def usage_errors(program):
+    """What can't be run, found before anything has begun (ValueError, OSError): one line from rank 0, status 2.
+
+    All ranks find the same. One that is alone with its error ends the job, and says it itself (comm/guard.py).
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if launched_rank() == 0:
+            print(f"{program}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from error
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
+
+    def _print_message(self, message, file=None):
+        if launched_rank() == 0:
+            super()._print_message(message, file)
+
+
 def take_device(name, world):
     """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
     node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective."""
@@ -95,23 +121,42 @@ def decay_groups(model, weight_decay):
 
 
 class Interrupt:
-    """Ctrl-C as a wish: `wanted` becomes True, so that the step under way is finished and the run saved. A second
-    Ctrl-C ends the program at once."""
+    """Ctrl-C, and the SIGTERM that batch systems send before they kill, as a wish: `wanted` becomes True, so that the
+    step under way is finished and the run saved. A second signal ends the program at once.
+
+    Some who end a program signal both it and its group (GNU timeout, mpirun's parents): a second SIGTERM within
+    ECHO_SECONDS is the first one again.
+    """
 
     def __init__(self):
-        self.wanted = False
+        self.signal = 0     # the number of the first one
+        self.since = None
+
+    @property
+    def wanted(self):
+        return self.signal != 0
 
     def __enter__(self):
-        self.outer = signal.signal(signal.SIGINT, self._wish)
+        self.outer = {number: signal.signal(number, self._wish) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *exc):
-        signal.signal(signal.SIGINT, self.outer)
+        for number, handler in self.outer.items():
+            signal.signal(number, handler)
 
     def _wish(self, number, frame):
-        if self.wanted:
+        if not self.wanted:
+            self.signal, self.since = number, time.monotonic()
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.wanted = True
+        elif self.signal == signal.SIGINT or time.monotonic() - self.since > ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def status(self, world):
+        """What a program that has stopped ends with on all ranks, whichever was asked: 130 after Ctrl-C, 143 after
+        SIGTERM (128 + the signal, as shells have it). Collective."""
+        return 128 + max(world.all_gather_object(int(self.signal)))
 
 
 class Progress:
@@ -190,21 +235,31 @@ class Tracer:
 class Run:
     """A run's folder: history.jsonl grows by a line per step; summary.json and parameters.npz come at the end.
 
-    Rank 0 writes. A run that breaks off leaves no summary behind. Inside `with`, the ledger counts.
+    Rank 0 writes. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`, the ledger
+    counts. Making a Run is collective; OSError on every rank where the folder can't be written.
     """
 
     def __init__(self, folder, world):
         self.folder, self.world = Path(folder), world
-        if world.rank == 0:
-            for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
-                (self.folder / name).unlink(missing_ok=True)
+        if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
+            raise error
         self.step = self.samples = 0
         self.busy = 0.0         # seconds spent in steps
         self.history = None
 
+    def _clear(self):
+        """Make the folder ready; the OSError where it can't be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "history.jsonl").open("a").close()       # before anything is deleted
+            for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
+                (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            return error
+        return None
+
     def __enter__(self):
         if self.world.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.history = (self.folder / "history.jsonl").open("w", encoding="utf-8")
         self._ledger = ledger.record()
         self.book = self._ledger.__enter__()

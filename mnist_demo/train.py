@@ -7,8 +7,8 @@
 
 Each run leaves history.jsonl (one line per optimizer step), summary.json and
 parameters.npz in its folder. The loss of a step is that of the GLOBAL batch, so
-that the curves of any two runs can be laid over each other. Ctrl-C ends after
-the step under way, and saves what there is.
+that the curves of any two runs can be laid over each other. Ctrl-C, or SIGTERM,
+ends after the step under way, and saves what there is.
 """
 
 import argparse
@@ -40,14 +40,23 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
+AT_LEAST_1 = "at least 1", lambda value: value >= 1
+AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
+RANGES = {      # option -> (what it must be, whether it is); what depends on data or ranks is checked where it is used
+    **dict.fromkeys(("epochs", "steps", "batch_size", "micro_shards", "accumulate"), AT_LEAST_1),
+    **dict.fromkeys(("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"), AT_LEAST_0),
+    "dropout": ("a probability, at least 0 and less than 1", lambda value: 0 <= value < 1),
+    "bucket_mb": ("more than 0", lambda value: value > 0),
+}
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
 
 def parse(argv):
-    """The command line. Sizes are checked where they are used, with the values that don't fit."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The command line."""
+    p = training.ArgumentParser(prog="train.py", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -87,14 +96,15 @@ def parse(argv):
         args.widths = [int(w) for w in args.hidden.split(",") if w]
     except ValueError:
         p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
-    if args.trace < 0:
-        p.error(f"--trace {args.trace}: a number of steps")
-    for name in ("epochs", "steps", "batch_size", "micro_shards", "accumulate"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            p.error(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if min(args.widths, default=1) < 1:
         p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
+    for name, (rule, fits) in RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not fits(value):
+            p.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
+    if args.accumulate > 1 and args.exact:
+        p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "
+                "--micro-shards instead")
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
@@ -124,9 +134,8 @@ def accuracy(model, images, labels, world):
     return 100.0 * int(right[0]) / len(labels)
 
 
-def train(args, world, plugged=LIBRARY):
-    """Train, and return the summary; rank 0 writes the history as it goes. plugged: a mine.Plugged."""
-    run, stop = training.Run(args.out, world), False
+def prepare(args, world, plugged):
+    """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
     world.algorithm = plugged.algorithm(args.comm or world.algorithm)
     device = training.take_device(args.device, world)
     if args.exact:
@@ -151,7 +160,17 @@ def train(args, world, plugged=LIBRARY):
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
+    run = training.Run(args.out, world)     # last: what doesn't fit leaves the files of an earlier run alone
+    return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
+                              epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule)
 
+
+def train(args, world, plugged=LIBRARY):
+    """Train, and return the summary; rank 0 writes the history as it goes. plugged: a mine.Plugged."""
+    with training.usage_errors("train.py"):
+        ready = prepare(args, world, plugged)
+    run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
+    steps, epochs, optimizer = ready.steps, ready.epochs, ready.optimizer
     tracer = training.Tracer(world, args.out, steps=range(4, 4 + args.trace))
     with run, tracer, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -164,28 +183,30 @@ def train(args, world, plugged=LIBRARY):
                 loss, stop = training.train_step(
                     model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=args.seed, step=run.step,
                     clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted)
-                schedule.step()
+                ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
                 if stop or run.step == steps:
                     break
-            percent = accuracy(model, test_images, dataset.test_labels, world)
+            percent = accuracy(model, ready.test_images, dataset.test_labels, world)
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
                          f"{run.speed:,.0f} samples/s")
             if stop:
                 progress.say(f"interrupted after step {run.step} of {steps}: saving what there is")
                 break
+        status = interrupt.status(world) if stop else 0
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
-        comm=comm.name_of(world.algorithm), device=device, epochs=epochs, interrupted=stop)
+        comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop, exit_status=status)
 
 
 def train_mine(args, world):
     """Train with the pieces of the course, then on the same batches with the library's; (summary, one curve or not)."""
-    pieces, whose = mine.of_the_course()
+    with training.usage_errors("train.py"):
+        pieces, whose = mine.of_the_course()
     library = argparse.Namespace(**vars(args) | {"out": args.out / "library"})
     if world.rank == 0:
         print("\n".join(["what runs where:", *whose]), flush=True)
@@ -193,13 +214,13 @@ def train_mine(args, world):
             print("  …but the optimizer is the library's SGD, as you asked: the course's is Adam")
     usual = world.algorithm
     summary = train(args, world, mine.Plugged(pieces))
-    if summary["interrupted"]:
+    if summary["exit_status"]:
         return summary, True
     if world.rank == 0:
         print("the same batches, with the library's own:", flush=True)
     world.algorithm = usual
-    if train(library, world, mine.Plugged({}, order=pieces["sampler"]))["interrupted"]:
-        return summary | {"interrupted": True}, True
+    if status := train(library, world, mine.Plugged({}, order=pieces["sampler"]))["exit_status"]:
+        return summary | {"exit_status": status}, True
     one = True
     if world.rank == 0:
         lines, one = mine.compare(args.out, library.out, TOLERANCE[args.dtype])
@@ -208,22 +229,17 @@ def train_mine(args, world):
 
 
 def main(argv=None):
-    """The program; returns the exit status: 0, 1 where --mine draws another curve than the library, 2 for what can't
-    be trained, 130 after Ctrl-C."""
-    args = parse(argv)
-    world = comm.world()
+    """The program; returns the exit status: 0, 1 where --mine draws another curve than the library, 130 after Ctrl-C,
+    143 after SIGTERM. SystemExit(2) for what can't be trained."""
+    with training.usage_errors("train.py"):
+        world = comm.world()
+        args = parse(argv)
     args.out = args.out or Path("runs") / f"{'mine-' * args.mine}{world.size}-rank{'s' * (world.size > 1)}"
-    try:
-        summary, one = train_mine(args, world) if args.mine else (train(args, world), True)
-    except (data.DataNotFound, data.IdxError, ValueError) as error:
-        if world.size > 1:
-            raise
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
+    summary, one = train_mine(args, world) if args.mine else (train(args, world), True)
     if world.rank == 0:
         print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
               f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
-    return 130 if summary["interrupted"] else int(not one)
+    return summary["exit_status"] or int(not one)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""examples/gpt.py as users start it: sums that it has never seen, one curve on two ranks, a text, and Ctrl-C."""
+"""examples/gpt.py as users start it: sums that it has never seen, one curve on two ranks, a text, signals."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_a_command_line_that_does_not_fit(tmp_path, flags):
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------- Ctrl-C
+# ---------------------------------------------------------------- Ctrl-C, SIGTERM
 
 ENDLESS = {
     "gpt": [GPT, "--layers", "1", "--dim", "16", "--heads", "2", "--steps", "1000000", "--batch-size", "16"],
@@ -109,12 +109,13 @@ ENDLESS = {
 }
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("program", ENDLESS)
-def test_ctrl_c_saves_what_there_is(tmp_path, program, n):
-    """SIGINT to the program, or to mpirun, which is what a terminal's Ctrl-C reaches."""
+def test_a_signal_saves_what_there_is(tmp_path, program, n, number, status):
+    """A signal to the program, or to mpirun, which is what a terminal's Ctrl-C and a batch system reach."""
     if n > 1 and len(ranks.mpirun_command()) > 1:
-        pytest.skip("Open MPI's mpirun hands no Ctrl-C on: it kills its ranks within half a second")
+        pytest.skip("Open MPI's mpirun hands no signal on: it kills its ranks within half a second")
     out = tmp_path / "run"
     mpirun = [] if n == 1 else [shutil.which("mpirun") or Path(sys.executable).with_name("mpirun"), "-n", str(n)]
     process = subprocess.Popen([*mpirun, sys.executable, *ENDLESS[program], "--out", out], text=True, cwd=tmp_path,
@@ -125,15 +126,15 @@ def test_ctrl_c_saves_what_there_is(tmp_path, program, n):
         while not (history.exists() and history.stat().st_size) and time.monotonic() < limit:
             time.sleep(0.05)
         assert history.exists() and process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said, errors = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, errors
+    assert process.returncode == status, errors
     assert "Traceback" not in errors
     summary, lines = read(out)
-    assert summary["interrupted"] is True and summary["ranks"] == n
+    assert summary["interrupted"] is True and summary["exit_status"] == status and summary["ranks"] == n
     assert summary["steps"] == len(lines) == lines[-1]["step"] > 0
     with np.load(out / "parameters.npz") as state:
         model = nn.mlp((16,)) if program == "mnist" else nn.GPT(12, 8, 1, 2, 16)

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from minitorch_dist import comm
 from minitorch_dist.testing import ranks
+from mnist_demo import train as program
 
 TRAIN = Path(__file__).parents[1] / "mnist_demo" / "train.py"
 SMALL = ["--data", "digits", "--hidden", "33,17", "--batch-size", "13"]     # 1,437 = 110 · 13 + 7: uneven
@@ -121,12 +122,6 @@ def test_a_wrong_piece_of_the_course_shows(tmp_path):
     assert "DIFFERENT from step 2" in run.stdout[0] and "BEYOND" in run.stdout[0]
 
 
-@pytest.mark.parametrize("flags", [["--exact"], ["--comm", "ring"], ["--device", "cuda"]])
-def test_mine_refuses_what_it_would_replace(flags):
-    run = start(1, *SMALL, "--mine", *flags)
-    assert run.returncode == 2 and "without --exact, --comm and --device" in run.stderr[0]
-
-
 def test_a_trace_shows_what_every_rank_did(tmp_path):
     flags = [*SMALL, "--steps", "9", "--bucket-mb", "0.000001"]
     plain, _, _ = train(tmp_path, 2, *flags)
@@ -232,36 +227,132 @@ def test_epochs_that_no_step_is_left_for_are_not_reported(tmp_path):
     assert summary["steps"] == len(history) == 3 and summary["epochs"] == 1 and said.count("epoch ") == 1
 
 
-@pytest.mark.parametrize("flags", [["--steps", "0"], ["--epochs", "-1"], ["--batch-size", "0"], ["--hidden", "12,x"],
-                                   ["--hidden", "0"], ["--micro-shards", "0"], ["--data", "letters"]],
-                         ids=" ".join)
-def test_a_command_line_that_does_not_fit(tmp_path, flags):
-    run = start(1, *flags, "--out", tmp_path / "run")
-    assert run.returncode == 2 and flags[0] in run.stderr[0] and "Traceback" not in run.stderr[0]
-    assert not (tmp_path / "run").exists()
+# What is wrong: (flags, words of the message). OWN and EMPTY stand for a file of functions and an empty folder.
+UNFIT = [
+    ("--steps 0", "--steps 0: must be at least 1"), ("--epochs 0", "--epochs 0: must be at least 1"),
+    ("--epochs -1", "--epochs -1"), ("--epochs 0.5", "invalid int value"), ("--accumulate 0", "--accumulate 0"),
+    ("--accumulate 2 --exact", "raise --micro-shards"), ("--batch-size 0", "--batch-size 0: must be at least 1"),
+    ("--batch-size -1", "--batch-size -1"), ("--hidden 12,x", "--hidden '12,x'"), ("--hidden 0", "--hidden '0'"),
+    ("--micro-shards 0", "--micro-shards 0"), ("--micro-shards 3 --exact", "power of two; got 3"),
+    ("--bucket-mb 0", "--bucket-mb 0.0: must be more than 0"), ("--bucket-mb -1", "--bucket-mb -1.0"),
+    ("--bucket-mb nan", "--bucket-mb nan"), ("--lr nan", "--lr nan: must be at least 0, and finite"),
+    ("--lr -0.1", "--lr -0.1"), ("--lr inf", "--lr inf"), ("--weight-decay nan", "--weight-decay nan"),
+    ("--clip -1", "--clip -1.0"), ("--warmup -1", "--warmup -1"), ("--seed -1", "--seed -1: must be at least 0"),
+    ("--dropout 1.5", "--dropout 1.5: must be a probability"), ("--dropout 1", "--dropout 1.0"),
+    ("--dropout -0.1", "--dropout -0.1"), ("--trace -1", "--trace -1"), ("--augment -1", "--augment -1"),
+    ("--augment 28", "reach 28 for images of 28 pixels"), ("--data letters", "invalid choice: 'letters'"),
+    ("--data mnist --data-dir EMPTY", "train-images-idx3-ubyte"), ("--data-dir nowhere", "nowhere"),
+    ("--data digits --data-dir EMPTY", "names a folder"), ("--optimizer lion", "invalid choice: 'lion'"),
+    ("--device gpu", "device gpu"), ("--device cuda:99", "device cuda:99"), ("--mine --exact", "without --exact"),
+    ("--mine --comm ring", "without --exact, --comm"), ("--mine --device cuda", "and --device"),
+    ("--comm nonsense", "one of auto, mpi, shared, ring, recursive_doubling, halving_doubling, tree"),
+    ("--comm nowhere.py:f", "there is no file"), ("--comm OWN:missing", "has no function missing; it has fine, one"),
+    ("--comm OWN:number", "number is 3"), ("--comm OWN:one", "one(wire, x, combine)"),
+    ("--comm BROKEN:fine", "NameError in line 2: name 'oops'"), ("--comm UNREADABLE:fine", "SyntaxError"),
+]
+OWN_FILES = {"OWN": "number = 3\ndef fine(wire, x, combine):\n    pass\ndef one(x):\n    pass\n",
+             "BROKEN": "import numpy\noops\n", "UNREADABLE": "def fine(:\n"}
+
+
+@pytest.fixture
+def earlier_run(tmp_path):
+    """A folder with an earlier run's files, as (folder, contents)."""
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in ("history.jsonl", "summary.json", "parameters.npz", "trace.json", "timeline.png"):
+        (out / name).write_text(f"{name} of an earlier run")
+    return out, contents(out)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def filled(flags, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, text in OWN_FILES.items():
+        (tmp_path / f"{name.lower()}_file.py").write_text(text)
+        flags = flags.replace(name, f"{tmp_path}/{name.lower()}_file.py")
+    return flags.replace("EMPTY", f"{tmp_path}/empty").split()
+
+
+@pytest.mark.parametrize(("flags", "words"), UNFIT, ids=[flags for flags, _ in UNFIT])
+def test_what_does_not_fit_is_said_and_harms_nothing(tmp_path, earlier_run, capsys, monkeypatch, flags, words):
+    out, before = earlier_run
+    monkeypatch.delenv("MINITORCH_DATA", raising=False)
+    flags = filled(flags, tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        program.main([*(() if "--data" in flags or "--data-dir" in flags else ("--data", "digits")), *flags,
+                      "--out", str(out)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said and sum(line.startswith("train.py: ") for line in said.splitlines()) == 1
+    assert contents(out) == before and comm.world().algorithm == "auto"
+
+
+def test_damaged_notes_of_the_course(tmp_path, earlier_run, capsys, monkeypatch):
+    out, before = earlier_run
+    (tmp_path / "progress.json").write_text("{half")
+    monkeypatch.setenv("MINITORCH_MINE", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        program.main([*SMALL, "--mine", "--out", str(out)])
+    assert ended.value.code == 2 and contents(out) == before
+    assert f"train.py: {tmp_path}/progress.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    ("--lr nan", "--lr nan"), ("--comm nonsense", "one of auto, mpi"), ("--comm BROKEN:fine", "NameError in line 2"),
+    ("--batch-size 1", "batch_size=1"), ("--device cuda", "device cuda"), ("--micro-shards 1 --exact", "not on 2")])
+def test_what_does_not_fit_is_said_once_by_two_ranks(tmp_path, earlier_run, flags, words):
+    out, before = earlier_run
+    run = start(2, "--data", "digits", *filled(flags, tmp_path), "--out", out, limit=30,
+                env={"CUDA_VISIBLE_DEVICES": ""})
+    assert not run.timed_out and run.returncode == 2, run.report()
+    assert words in run.stderr[0] and run.stderr[0].count("train.py: ") == 1 and "Traceback" not in run.stderr[0]
+    assert run.stderr[1] == "" and contents(out) == before
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_can_not_be_written(tmp_path, n, name):
+    (tmp_path / "file").write_text("a file")
+    run = start(n, *SMALL, "--steps", "3", "--out", tmp_path / name, limit=30)
+    assert not run.timed_out and run.returncode == 2, run.report()
+    assert str(tmp_path / "file") in run.stderr[0] and "Traceback" not in "".join(run.stderr)
+    assert (tmp_path / "file").read_text() == "a file"
+
+
+@pytest.mark.parametrize(("n", "flags"), [(2, ["--batch-size", "7"]), (1, ["--trace", "5", "--steps", "6"]),
+                                          (1, ["--trace", "--steps", "2"]), (1, ["--hidden", ""]),
+                                          (1, ["--batch-size", "100000"]), (1, ["--clip", "1e30"])], ids=str)
+def test_what_looks_odd_and_fits(tmp_path, n, flags):
+    _, history, said = train(tmp_path, n, *SMALL, "--steps", "6", *flags)
+    assert all(line["loss"] < 5 for line in history)
+    if "--trace" in flags:
+        assert ("nothing recorded" in said) == (len(history) == 2)
+        assert (tmp_path / "run-0" / "trace.json").exists() == (len(history) == 6)
 
 
 # ---------------------------------------------------------------- what fails
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_mnist_that_is_not_there_is_an_error_that_says_what_to_do(tmp_path, n):
+def test_mnist_that_is_not_there_is_an_error_that_says_what_to_do(tmp_path, earlier_run, n):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "summary.json").write_text('{"from": "an earlier run"}')
-    run = start(n, "--data", "mnist", "--out", tmp_path / "run", limit=30,
-                env={"MINITORCH_DATA": str(tmp_path / "empty")})
-    assert not run.timed_out and run.returncode != 0
+    out, before = earlier_run
+    run = start(n, "--data", "mnist", "--out", out, limit=30, env={"MINITORCH_DATA": str(tmp_path / "empty")})
+    assert not run.timed_out and run.returncode == 2
     said = "\n".join(run.stderr)
     assert "MINITORCH_DATA" in said and str(tmp_path / "empty") in said and MNIST_FILES[0] in said
-    assert "Traceback" not in said or n > 1
-    assert not (tmp_path / "run" / "summary.json").exists(), "a run that failed shows the summary of an earlier one"
+    assert "Traceback" not in said and said.count("train.py: ") == 1 and contents(out) == before
 
 
-@pytest.mark.parametrize("flags", [["--exact"], ["--batch-size", "2"]], ids=" ".join)
-def test_three_ranks_that_do_not_fit(tmp_path, flags):
-    run = start(3, *SMALL, *flags, "--out", tmp_path / "run", limit=30)
-    assert not run.timed_out and run.returncode != 0 and "3" in "".join(run.stderr)
-    assert not (tmp_path / "run" / "summary.json").exists()
+@pytest.mark.parametrize(("flags", "words"), [(["--exact"], "runs on 1, 2, 4 … 8 ranks"),
+                                              (["--batch-size", "2"], "a batch_size of at least 3")])
+def test_three_ranks_that_do_not_fit(tmp_path, earlier_run, flags, words):
+    out, before = earlier_run
+    run = start(3, *SMALL, *flags, "--out", out, limit=30)
+    assert not run.timed_out and run.returncode == 2 and words in run.stderr[0]
+    assert contents(out) == before
 
 
 RAISES_ON_RANK_1 = """
@@ -286,12 +377,3 @@ def test_a_rank_that_raises_ends_the_job(tmp_path):
     assert not run.timed_out and run.seconds < 10 and run.returncode != 0
     assert "ArithmeticError: out of luck in step 3" in run.stderr[1] and "rank 1" in run.stderr[1]
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-@pytest.mark.parametrize(("n", "shards", "message"), [(3, 8, "runs on 1, 2, 4 … 8 ranks"),
-                                                      (1, 6, "power of two; got 6")])
-def test_exact_mode_that_does_not_fit_says_what_would(tmp_path, n, shards, message):
-    run = ranks.launch([str(TRAIN), "--data", "digits", "--exact", "--steps", "2", "--micro-shards", str(shards),
-                        "--out", str(tmp_path)], n=n, limit=60)
-    assert run.returncode and not run.timed_out
-    assert re.search(message, "".join(run.stderr) + run.launcher_stderr)

@@ -193,18 +193,53 @@ def test_ranks_that_differ_by_a_bit_are_found():
     assert all("different parameters" in said for said in ranks.call("tests.test_training:differing", 2))
 
 
-# ---------------------------------------------------------------- Ctrl-C
+# ---------------------------------------------------------------- Ctrl-C, SIGTERM
 
-def test_interrupt_is_a_wish_and_the_second_one_an_end():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_is_a_wish(number, status):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with training.Interrupt() as interrupt:
         assert not interrupt.wanted
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         assert interrupt.wanted
+        assert interrupt.status(comm.world()) == status
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from minitorch_dist import training
+training.ECHO_SECONDS = float(sys.argv[3])
+with training.Interrupt() as interrupt:
+    for name in sys.argv[1:3]:
+        os.kill(os.getpid(), signal.Signals[name])
+        time.sleep(0.05)
+sys.exit(interrupt.wanted)
+"""
+
+
+@pytest.mark.parametrize(("first", "second", "echo", "status"), [
+    ("SIGTERM", "SIGTERM", 0.01, -signal.SIGTERM), ("SIGINT", "SIGTERM", 30, -signal.SIGTERM),
+    ("SIGTERM", "SIGINT", 30, -signal.SIGINT), ("SIGTERM", "SIGTERM", 30, 1)])
+def test_the_second_signal_is_an_end_and_an_echo_is_none(first, second, echo, status):
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, first, second, str(echo)], timeout=60,
+                           stderr=subprocess.DEVNULL)
+    assert ended.returncode == status
+
+
+def asked_of_one(number):
+    """The status that all ranks end with where rank 1 only has got the signal."""
+    with training.Interrupt() as interrupt:
+        if comm.world().rank == 1:
+            os.kill(os.getpid(), number)
+        return interrupt.status(comm.world())
+
+
+def test_one_rank_that_is_asked_to_end_decides_the_status_of_all():
+    assert ranks.call("tests.test_training:asked_of_one", 2, (signal.SIGTERM,)) == [143, 143]
 
 
 def test_progress_speaks_on_rank_0_only(capsys):

@@ -118,6 +118,8 @@ class Tensor(Traced):
             if value.shape != self.shape or value.dtype != self.dtype or value.device != self.device:
                 raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} on {value.device} for a tensor "
                                  f"of shape {self.shape} and dtype {self.dtype} on {self.device}: they must be equal")
+        elif (leaf := self.leaf) is not None and leaf.flat is not None:
+            leaf.flat.zeroed = True
         self._grad = value
 
     def backward(self, gradient=None, retain_graph=False, create_graph=False):

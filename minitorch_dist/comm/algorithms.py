@@ -19,8 +19,10 @@ Patarasuk, Yuan 2009, "Bandwidth optimal all-reduce algorithms".
 """
 
 import importlib.util
+import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -202,22 +204,44 @@ class Wire:
 def named(algorithm):
     """What `algorithm` stands for: of "folder/file.py:name" the function, of all else itself.
 
-    ValueError where the file can't be found, or has no such function. What its import raises passes through.
+    ValueError where the file can't be found or imported, or has no such function of three arguments.
     """
     path, colon, name = algorithm.rpartition(":") if isinstance(algorithm, str) else ("", "", "")
     if not colon:
         return algorithm
     if not os.path.isfile(path):
         raise ValueError(f"algorithm={algorithm!r}: there is no file {os.path.abspath(path)}")
-    module_name = os.path.splitext(os.path.basename(path))[0]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(module_name, module)
-    spec.loader.exec_module(module)
+    module = _imported(algorithm, path)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"algorithm={algorithm!r}: {path} has no function {name}")
+        own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        what = f"{name} is {function!r}, " if hasattr(module, name) else ""
+        raise ValueError(f"algorithm={algorithm!r}: {what}{path} has no function {name}; it has "
+                         f"{', '.join(own) or 'none'}")
+    try:
+        inspect.signature(function).bind("wire", "x", "combine")
+    except TypeError as error:
+        raise ValueError(f"algorithm={algorithm!r}: {name} is called as {name}(wire, x, combine), and can't be: {error}"
+                         ) from error
     return function
+
+
+def _imported(algorithm, path):
+    """The module of a file; under its name others find it too, unless they have one of that name."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    new = sys.modules.setdefault(name, module) is module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if new:
+            del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise ValueError(f"algorithm={algorithm!r}: importing {path} raised {type(error).__name__}{where}: {error}"
+                         ) from error
+    return module
 
 
 # ---------------------------------------------------------------- how much they move

@@ -15,6 +15,7 @@ from . import check, mismatch
 from .algorithms import ALGORITHMS, Wire, named
 from .device import OnDevices, down, up
 from .local import LocalEngine, aligned_zeros
+from .messages import Messages
 from .mpi import INTERNAL_TAG, Deferred
 from .nodes import NodesWindow
 from .objects import Objects
@@ -27,7 +28,7 @@ from .work import Work, timeline_detail
 ENGINES = ("auto", "mpi", "shared")
 
 
-class Communicator(Objects, OnDevices):
+class Communicator(Messages, Objects, OnDevices):
     """`size` ranks, of which this process is `rank`.
 
     rank, size    as in MPI: ranks count from 0
@@ -39,7 +40,7 @@ class Communicator(Objects, OnDevices):
                   None. Of a posted operation, `after` comes when it has completed. One that has sent(op, nbytes) too
                   hears after `before` how many bytes this rank sends, by the ledger's count.
     algorithm     who reduces: "auto" (the shared window where the array lives in it, else MPI), "mpi", "shared" (as
-                  auto, but RuntimeError where the ranks share no memory), a name of comm/algorithms.ALGORITHMS, or a
+                  auto, but ValueError where the ranks share no memory), a name of comm/algorithms.ALGORITHMS, or a
                   function like those there (or "folder/file.py:name", where it stands): f(wire, x, combine), called on
                   every rank with a flat array x that is to become the reduction by combine(a, b, out=) of all ranks'
                   x; wire has rank, size, send(x, to), recv(x, source) and exchange(leaving, to, arriving, source)
@@ -82,7 +83,7 @@ class Communicator(Objects, OnDevices):
         algorithm = named(algorithm)
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         if algorithm == "shared" and self._window is None and self.size > 1:
-            raise RuntimeError(f"algorithm='shared': the ranks of {self.name!r} share no memory (a node each, or a "
+            raise ValueError(f"algorithm='shared': the ranks of {self.name!r} share no memory (a node each, or a "
                                f"/dev/shm of their own each); choose 'auto' or 'mpi'")
         self._algorithm = algorithm
         self._repeated.clear()
@@ -132,6 +133,7 @@ class Communicator(Objects, OnDevices):
         place = self._place(x) if algorithm in ("auto", "shared") else None
         if place is not None and (self._window.keeps_tree or not exact):
             self._count_bytes("all_reduce", *self._window.sent(x))
+            key = mismatch.of_piece(key, place)
             if known is None and algorithm == "auto" and self._window.remembers:
                 self._remember(x, op, place, call, key)
             return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op, exact))
@@ -266,48 +268,6 @@ class Communicator(Objects, OnDevices):
             self._run(call, key, (None,), False, start=self._engine.barrier)
         else:
             self._do(call, (None,), False, lambda: self._window.meet(self._window.post(key)))
-
-    # ------------------------------------------------------------ messages
-
-    def send(self, x, dst, tag=0):
-        """Send x to rank dst, who calls recv with the same tag, shape and dtype. May return before it has."""
-        self._send("send", x, dst, tag, False)
-
-    def isend(self, x, dst, tag=0):
-        """Post a send; a Work."""
-        return self._send("isend", x, dst, tag, True)
-
-    def recv(self, x, src, tag=0):
-        """Receive rank src's message with this tag into x. RuntimeError if it has another number of bytes."""
-        self._recv("recv", x, src, tag, False)
-
-    def irecv(self, x, src, tag=0):
-        """Post a receive; a Work."""
-        return self._recv("irecv", x, src, tag, True)
-
-    def _send(self, call, x, dst, tag, async_op):
-        check.array(call, "x", x)
-        check.rank(call, "dst", dst, self.size, own=self.rank)
-        check.tag(call, tag)
-        return self._send_unchecked(call, x, dst, tag, async_op)
-
-    def _send_unchecked(self, call, x, dst, tag, async_op):
-        call = Call(self, call, x, dst)
-        self._begin(call)
-        self._count_bytes("send", x.nbytes, x.nbytes if dst in self._elsewhere else 0)
-        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).send(x, dst, tag, async_op))
-
-    def _recv(self, call, x, src, tag, async_op):
-        check.array(call, "x", x, written=True)
-        check.rank(call, "src", src, self.size, own=self.rank)
-        check.tag(call, tag)
-        return self._recv_unchecked(call, x, src, tag, async_op)
-
-    def _recv_unchecked(self, call, x, src, tag, async_op):
-        call = Call(self, call, x, src)
-        self._begin(call)
-        self._count("recv", x.nbytes)
-        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).recv(x, src, tag, async_op))
 
     # ------------------------------------------------------------ groups
 

@@ -4,7 +4,8 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
 
     the rank                              what the guard does
     raises, in any thread                 prints the traceback, ends the job
-    ends by SystemExit(3), sys.exit(3)    prints where, ends the job with status 3 (status 0: see "leaves")
+    ends by SystemExit(3), sys.exit(3)    prints where, ends the job with status 3 (status 0: see "leaves"); where all
+                                          ranks, on one node, end by the same one at one time, nothing is said
     calls os._exit                        prints where, ends the job, with a status other than 0
     leaves in the usual way               waits at the exit until all have left; a rank that waits for one that has
                                           left prints its own place and ends the job
@@ -44,8 +45,8 @@ ABORT_LIMIT = 5       # seconds for MPI_Abort, then the process ends itself by S
 STALL_SECONDS = 600   # unless the environment says something else
 
 # Words of a rank's line, which only it writes: it has left; its process and the table of processes that it stands in;
-# it has waited too long; it has said its part.
-GONE, PROCESS, TABLE, STALLED, SPOKEN = range(5)
+# it has waited too long; it has said its part; it ends with this status, if not 0.
+GONE, PROCESS, TABLE, STALLED, SPOKEN, STATUS = range(6)
 LINE_BYTES = 128
 
 
@@ -171,21 +172,35 @@ class Guard:
         if error is None or error.code in (None, 0):
             self.exit_ends_job = None
         elif self.exit_ends_job is None or self.exit_ends_job[0] != error.code:
-            self.exit_ends_job = error.code, f"SystemExit({error.code!r}) was raised:\n{where}"
+            why = error.__cause__ and "".join(traceback.format_exception_only(error.__cause__))
+            self.exit_ends_job = error.code, f"SystemExit({error.code!r}) was raised:\n{where}{why or ''}"
 
     def at_exit(self):
         """Runs at the end of the program, before MPI is finalised."""
         if not self.is_rank():
             return
         if self.exit_ends_job:
-            status, message = self.exit_ends_job
-            self.end_job(status if isinstance(status, int) else 1, message)
+            code, message = self.exit_ends_job
+            status = code if isinstance(code, int) else 1
+            if not self.all_end_by(status):
+                self.end_job(status, message)
         if not self.lines:
             return
         self.mine[GONE] = 1
         while not all(line[GONE] for line in self.lines.values()):
             self.engine.make_progress()
             time.sleep(0.002)
+
+    def all_end_by(self, status):
+        """Whether all ranks are about to end with this status, as after a command line that no rank can run."""
+        if not self.lines:
+            return False
+        self.mine[STATUS] = status & 0xFF
+        limit = time.monotonic() + GRACE
+        while not self.all_lines(STATUS) and time.monotonic() < limit:
+            self.engine.make_progress()
+            time.sleep(0.002)
+        return self.all_lines(STATUS) and len({line[STATUS] for line in self.lines.values()}) == 1
 
     # ------------------------------------------------------------ waiting
 

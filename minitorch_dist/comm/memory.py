@@ -56,9 +56,13 @@ def address(x):
 
 
 class Segment:
-    """The parts of all ranks of one mapping, and where this rank's own part lies in its address space."""
+    """The parts of all ranks of one mapping, and where this rank's own part lies in its address space.
 
-    def __init__(self, parts, mine):
+    number  which mapping of its window it is; the same on all ranks
+    """
+
+    def __init__(self, parts, mine, number):
+        self.number = number
         self.first, self.last = address(mine), address(mine) + mine.nbytes
         self.parts = [np.frombuffer(part, np.uint8) for part in parts]
         self._views = {}

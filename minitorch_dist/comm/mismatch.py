@@ -38,7 +38,8 @@ def wanted():
 
 
 def fingerprint(key):
-    """48 bits that are equal on all ranks for equal keys. key: (op, dtype, shape, detail), None where there is none."""
+    """48 bits that are equal on all ranks for equal keys. key: (op, dtype, shape, detail), None where there is none,
+    and of_piece."""
     found = _fingerprints.get(key)
     if found is None:
         digest = hashlib.blake2b(repr(key).encode(), digest_size=FINGERPRINT_BITS // 8).digest()
@@ -50,9 +51,16 @@ def fingerprint(key):
 
 def describe(key, place):
     """A line for the table: what was called, and from where."""
-    op, dtype, shape, detail = key
+    op, dtype, shape, detail = key[:4]
     arguments = [] if dtype is None else [f"{dtype}[{', '.join(map(str, shape))}]"]
     return f"{op}({', '.join(arguments + [detail] * bool(detail))})\n{line(place)}"
+
+
+def of_piece(key, place):
+    """The key of a collective on a piece of the window, which must be the same one on all ranks. place: (segment,
+    offset)."""
+    segment, offset = place
+    return *key, (segment.number, offset)
 
 
 def error(name, number, texts):
@@ -62,9 +70,12 @@ def error(name, number, texts):
         rows.append((str(rank), *(text or f"{SILENT}\n").split("\n")))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     table = "\n".join(f"  {rank:{widths[0]}}  {call:{widths[1]}}  {place}".rstrip() for rank, call, place in rows)
+    calls = {text and text.split("\n")[0] for text in texts}
+    pieces = "They pass different pieces of the shared window (two arrays of one shape, in another order?). " \
+        if len(calls) == 1 else ""
     return MismatchError(
         f"the ranks of {name!r} don't agree on their collective number {number}:\n{table}\n"
-        f"All ranks must call the same collectives in the same order, with the same dtype, shape, op and root")
+        f"{pieces}All ranks must call the same collectives in the same order, with the same dtype, shape, op and root")
 
 
 class AcrossNodes:

@@ -79,7 +79,7 @@ class Window:
         self._error = None
         self.pending = collections.deque()    # requests that it hasn't finished, oldest first
         self._spins = SPINS if self.size <= cores() else 0
-        self._firsts, self._segments = [], []  # sorted by address
+        self._firsts, self._segments, self._made = [], [], 0    # sorted by address; how many were made in all
         self._scratch = np.empty(((self.size - 1).bit_length() - 1 if self.size > 1 else 0, BLOCK_BYTES), np.uint8)
 
     # ------------------------------------------------------------ memory
@@ -92,7 +92,8 @@ class Window:
         if parts is None:
             return None
         mine = np.frombuffer(parts[self.rank], np.uint8)
-        self._register(Segment(parts, mine), mine)
+        self._made += 1
+        self._register(Segment(parts, mine, self._made), mine)
         return mine.view(dtype).reshape(shape)
 
     def _map(self, nbytes):

@@ -14,13 +14,23 @@ def synchronise(module, comm):
     """Let every BatchNorm of the module normalise by the statistics of all ranks' rows."""
     if comm.size == 1 or not layers(module):
         return
-    from .collectives import copy_to, reduce_from  # enters them into the op table: only where they are used
-
-    def reduce(x):
-        # One sum, which each rank then goes its own way with: their gradients are summed too.
-        return copy_to(reduce_from(x, comm), comm)
+    from . import collectives  # enters them into the op table: only where they are used
     for layer in layers(module):
-        layer.reduce = reduce
+        layer.reduce = OverRanks(comm, collectives)
+
+
+class OverRanks:
+    """A layer's `reduce`. A copy of the layer, deep or pickled, has none."""
+
+    def __init__(self, comm, collectives):
+        self.comm, self.collectives = comm, collectives
+
+    def __call__(self, x):
+        # One sum, which each rank then goes its own way with: their gradients are summed too.
+        return self.collectives.copy_to(self.collectives.reduce_from(x, self.comm), self.comm)
+
+    def __reduce__(self):
+        return type(None), ()
 
 
 def layers(module):
@@ -39,13 +49,14 @@ class MicroShardStatistics:
         ends = [0]
         for layer in self.layers:
             ends.append(ends[-1] + 2 * layer.num_features + 1)
-            layer.move = self._take
+            layer.move = Taken(self)
         self.places = {id(layer): slice(*ends[i:i + 2]) for i, layer in enumerate(self.layers)}
         self.vector = xp.zeros(ends[-1], xp.float64)
         if self.layers:     # beside the statistics themselves
             self.vector = to_device_of(self.vector, self.layers[0].running_mean)
 
-    def _take(self, layer, mean, var):
+    def take(self, layer, mean, var):
+        """The statistics of a layer's batch."""
         part = self.vector[self.places[id(layer)]]
         n = layer.num_features
         part[:n] += mean
@@ -71,3 +82,16 @@ class MicroShardStatistics:
                 count = float(part[-1])
                 if count:
                     layer.moved(*((s / count).astype(layer.running_mean.dtype) for s in (part[:n], part[n:-1])))
+
+
+class Taken:
+    """A layer's `move`. A copy of the layer, deep or pickled, moves its running statistics by itself."""
+
+    def __init__(self, statistics):
+        self.statistics = statistics
+
+    def __call__(self, layer, mean, var):
+        self.statistics.take(layer, mean, var)
+
+    def __reduce__(self):
+        return getattr, (BatchNorm, "moved")

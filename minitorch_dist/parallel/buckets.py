@@ -7,11 +7,14 @@ of one are there it is posted, while backward goes on with the layers before:
     on the wire            | bucket 0  | bucket 1  | bucket 2  | bucket 3 |
 """
 
+from operator import is_
+
 from ..backend import to, to_device_of, xp
 from ..flat import FlatBuffer
 from .exact import BinaryCounter
 
 MIB = 1 << 20
+NO_GRADIENT = object()      # in the place of a sum that there is none of
 
 
 def cut(parameters, first_bytes, cap_bytes):
@@ -42,29 +45,38 @@ class Bucket:
         self.index, self.label = index, f"bucket {index}"
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
         self.segments, self.grads = self.flat.segments, self.flat.grads
-        self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
+        self.tensors, self.ids = list(tensors), [id(t) for t in tensors]
+        self.missing = set(self.ids)    # whose gradient has not arrived yet in this backward
         self.finish = None      # once posted: waits until `grads` is the sum over all ranks
         self.counter = BinaryCounter()
         self.used = [False] * len(tensors)      # by this rank, since they were handed out last
         self.alone = comm.size == 1
-        self.summed = ()        # the gradients as they were handed out last: sums over all ranks
+        self.own = ()           # the gradients as they were collected
+        self.summed = [NO_GRADIENT] * len(tensors)      # as they were handed out last: sums over all ranks
 
     def start_over(self):
         """Expect the next backward."""
-        self.missing = {id(s.tensor) for s in self.segments}
+        self.missing = set(self.ids)
 
     def collect(self):
         """Make `grads` hold this rank's own. RuntimeError where one is the last sum: it would be counted once per
         rank."""
-        grads = [s.tensor.grad for s in self.segments]
-        if any(grad is summed for grad, summed in zip(grads, self.summed, strict=False) if summed is not None):
+        grads = [t.grad for t in self.tensors]
+        if any(map(is_, grads, self.summed)):
             raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
                                "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
                                "last inside no_sync()")
         here = [grad is not None for grad in grads]
-        self.used = [a or b for a, b in zip(self.used, here, strict=True)]
-        self.flat.tail[...] = 1 if all(here) else to_device_of(xp.array(here, self.flat.dtype), self.flat.tail)
+        if all(here):
+            self.used, self.flat.tail[...] = here, 1
+        else:
+            self.used = [a or b for a, b in zip(self.used, here, strict=True)]
+            self.flat.tail[...] = to_device_of(xp.array(here, self.flat.dtype), self.flat.tail)
         self.flat.collect(fill_missing=True)
+        self.own = [t.grad for t in self.tensors]
+        if not all(map(is_, grads, self.own)) and any(grad is not None and grad.requires_grad for grad in grads):
+            raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again. Run "
+                               "it inside no_sync()")
 
     def users(self):
         """For each parameter how many ranks have used it, once `grads` is the sum."""
@@ -72,14 +84,33 @@ class Bucket:
         return self.used if self.alone else to(self.flat.tail, "cpu").tolist()
 
     def hand_out(self):
-        """`grads` is the sum: every parameter that some rank has used has its gradient there, the others have none."""
-        for s, users in zip(self.segments, self.users(), strict=True):
-            if not users:
-                s.tensor.grad = None
+        """`grads` is the sum: every parameter that some rank has used has its gradient there, the others have none.
+
+        RuntimeError where it isn't the sum of all ranks' gradients, or where a gradient isn't the one in `grads`.
+        """
+        self.remember()
+        if not all(map(is_, self.own, self.summed)):
+            raise RuntimeError(f"a hook has replaced .grad of a parameter of {self.label} after the bucket was posted, "
+                               "and what it has put there isn't summed over the ranks: replace a gradient in a hook of "
+                               "its own parameter (register_hook, register_post_accumulate_grad_hook)")
+        for i, users in enumerate(self.users()):
+            if users <= 0:
+                if users:
+                    raise RuntimeError("the backward of another rank has raised an exception, so that its gradients "
+                                       "are missing in the sum: let all ranks skip the step, or none")
+                self.tensors[i].grad, self.summed[i] = None, NO_GRADIENT
         self.used = [False] * len(self.used)
         self.flat.tail[...] = 0     # norms are taken of the whole buffer
-        self.summed = [s.tensor.grad for s in self.segments]
+
+    def remember(self):
+        """The gradients are sums now."""
+        self.summed = [NO_GRADIENT if (grad := t.grad) is None else grad for t in self.tensors]
+
+    def give_up(self, ranks):
+        """Make `grads` say, in the place of gradients, that this rank has none for the others."""
+        self.grads[...] = 0
+        self.flat.tail[...] = -2 * ranks        # no counts can make up for it
 
     def unused(self):
         """The parameters that no rank used in the last step."""
-        return [s.tensor for s, grad in zip(self.segments, self.summed, strict=True) if grad is None]
+        return [t for t, grad in zip(self.tensors, self.summed, strict=True) if grad is NO_GRADIENT]

@@ -13,6 +13,7 @@ which is right only while all ranks hold equally many samples.)
 """
 
 from contextlib import contextmanager
+from operator import is_
 
 from .. import comm as communication
 from .. import ledger
@@ -27,7 +28,7 @@ from .batch_norm import MicroShardStatistics, layers, synchronise
 from .buckets import MIB, Bucket, cut
 from .exact import check_shape
 from .join import Join
-from .same_model import check_same_model
+from .same_model import check_same_model, exchanged
 
 
 class DistributedDataParallel(Module):
@@ -41,18 +42,21 @@ class DistributedDataParallel(Module):
                        statistics are those of the global batch, see batch_norm.py)
     exact              sums equal to the last bit on 1, 2, 4 … micro_shards ranks: call backward once per
                        micro-shard, micro_shards/ranks times a step; the last one leaves the sum. Buffers are then
-                       broadcast once, at the beginning
+                       broadcast once, at the beginning. A step that is left half-way is to be given up by forget_step()
 
     Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
     After the first backward the buckets are cut anew, in the order in which rank 0's gradients came (exact mode keeps
     the first cut). A parameter that some rank has not used counts as zeros there; one that nobody has used gets no
     gradient, as in a program of one process, and stands in `unused_parameters`. The wrapper adds nothing to parameter
-    names. Call zero_grad() before each step: a second backward onto sums raises RuntimeError.
+    names. Call zero_grad() before each step: a second backward onto sums raises RuntimeError. Wrap a model when it is
+    complete: one whose parameters or modules have been exchanged since raises RuntimeError in forward. It is wrapped
+    once, and neither copied nor pickled with its wrapper: `module` can be.
     """
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,
                  micro_shards=8):
         super().__init__()
+        check_unwrapped(module)
         self.add_module("", module)
         self.comm = comm if comm is not None else communication.world()
         self.exact = exact
@@ -73,8 +77,11 @@ class DistributedDataParallel(Module):
                              "train in float32 or float64, and register fp16_compress to halve what is sent")
         self._fill_buckets(cut(reversed(self.parameters_in_order), *self.caps))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
+        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
         for p in self.parameters_in_order:
-            p.register_post_accumulate_grad_hook(self._gradient_ready)
+            p.register_post_accumulate_grad_hook(self.hook)
+        self.tree = [(path, table, list(table.values())) for path, m in module.named_modules()
+                     for table in (m._parameters, m._modules)]
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for bucket in self.buckets:
             self._broadcast(bucket.flat.params)
@@ -105,6 +112,9 @@ class DistributedDataParallel(Module):
         if thawed := [name for name, p in self.frozen if p.requires_grad]:
             raise RuntimeError(f"{', '.join(thawed)}: frozen when the model was wrapped, and wants a gradient now, "
                                "which nobody would reduce: wrap the model while all that will be trained requires grad")
+        for path, table, values in self.tree:
+            if len(table) != len(values) or values and not all(map(is_, table.values(), values)):
+                raise exchanged(path, table, values)
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)
 
@@ -145,24 +155,53 @@ class DistributedDataParallel(Module):
             raise RuntimeError("register_comm_hook in exact mode: its sums go along one tree, to the last bit")
         self.comm_hook = hook
 
+    def forget_step(self):
+        """Exact mode: give up the step under way, whose backward passes so far then count for nothing."""
+        self._forget(reducing=False)
+        self.zero_grad()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a DistributedDataParallel can't be copied or pickled: its buckets and hooks belong to these "
+                        "parameters and these ranks. Copy model.module, or save model.state_dict()")
+
     # ------------------------------------------------------------ what backward triggers
 
     def _gradient_ready(self, tensor):
         """A leaf's gradient is complete: strike it off, and post the buckets that it completes."""
-        if at_end_of_backward(self._backward_done):
-            if self.under_way is not None:
-                self._forget(self.under_way)
-            self.under_way = self.sync
+        if at_end_of_backward(self.at_end):
+            self._pass_begins()
+        if self.arrivals is not None and self.sync:
+            self.arrivals.append(tensor)
+        if tensor.node.hooks[-1] is not self.hook:
+            self._come_last(tensor.node)
+            return
         bucket = self.bucket_of[id(tensor)]
         bucket.missing.discard(id(tensor))
         if self.sync and not self.exact:
-            if self.arrivals is not None:
-                self.arrivals.append(tensor)
             self._post_complete_buckets()
+
+    def _pass_begins(self):
+        if self.under_way is not None:
+            self._forget(self.under_way)
+        self.under_way = self.sync
+        if self.done and any(bucket.flat.zeroed for bucket in self.buckets):
+            raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
+                               " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
+                               "call forget_step() of the model")
+
+    def _come_last(self, leaf):
+        """A hook that was registered after wrapping is still to run, and may change this gradient: the bucket waits
+        for the end of this backward, and from the next one on this hook is the last."""
+        leaf.hooks = (*(h for h in leaf.hooks if h is not self.hook), self.hook)
 
     def _post_complete_buckets(self):
         # Strictly in order, so that all ranks post the same sequence.
         while self.posted < len(self.buckets) and not self.buckets[self.posted].missing:
+            self._post(self.buckets[self.posted])
+            self.posted += 1
+
+    def _post_rest(self):
+        while self.posted < len(self.buckets):
             self._post(self.buckets[self.posted])
             self.posted += 1
 
@@ -178,8 +217,7 @@ class DistributedDataParallel(Module):
         if self.exact:
             self._fold_micro_shard()
         elif self.sync:
-            for bucket in self.buckets[self.posted:]:
-                self._post(bucket)
+            self._post_rest()
             self._finish()
             if self.arrivals is not None:
                 self._cut_anew()
@@ -188,15 +226,16 @@ class DistributedDataParallel(Module):
 
     def _forget(self, reducing):
         """Clear away what a pass that raised has left. All ranks have met an exception in it, perhaps each somewhere
-        else: so each posts the rest of its buckets, that all have posted the same. In exact mode, where a pass posts
-        nothing before its end, the step begins anew."""
+        else: so each posts the rest of its buckets, that all have posted the same. (A rank that has met none finds the
+        mark of give_up.) In exact mode, where a pass posts nothing before its end, the step begins anew."""
         if reducing and not self.exact:
             new = [bucket.grads.copy() for bucket in self.buckets]      # the first gradient of the next is there
             for bucket in self.buckets[self.posted:]:
-                bucket.grads[...] = 0
+                bucket.give_up(self.comm.size)
                 bucket.finish = self.comm_hook(self.comm, bucket)
             for bucket, grads in zip(self.buckets, new, strict=True):
-                bucket.finish()
+                if bucket.finish is not None:       # it had been waited for when the exception came
+                    bucket.finish()
                 bucket.finish = None
                 bucket.grads[...] = grads
         self._start_over()
@@ -239,6 +278,7 @@ class DistributedDataParallel(Module):
                 bucket.finish = self.comm.all_reduce(bucket.grads, async_op=True, exact=True).wait
             else:
                 bucket.flat.zero_grad()     # the next micro-shard's gradient is a leaf of the tree by itself
+                bucket.flat.zeroed = False
                 wrote(bucket.grads, "the sum over micro-shards")
         self.statistics.fold(last)
         if last:
@@ -263,7 +303,7 @@ class DistributedDataParallel(Module):
         if [set(map(id, tensors)) for tensors in lists] != [{id(s.tensor) for s in b.segments} for b in self.buckets]:
             self._fill_buckets(lists)
             for bucket in self.buckets:
-                bucket.summed = [s.tensor.grad for s in bucket.segments]
+                bucket.remember()
 
     def _broadcast(self, array, name=None):
         if name is not None and not (hasattr(array, "flags") and array.flags.c_contiguous):
@@ -271,3 +311,14 @@ class DistributedDataParallel(Module):
                              "make it one with np.array(…)")
         self.comm.broadcast(array, src=0)
         wrote(array, "the broadcast from rank 0")
+
+
+def check_unwrapped(module):
+    """ValueError if some of the module belongs to a DistributedDataParallel already: both would reduce it."""
+    wrapped = [path or "all" for path, m in module.named_modules() if isinstance(m, DistributedDataParallel)]
+    hooked = [name for name, p in module.named_parameters() if p.leaf is not None
+              and any(isinstance(getattr(h, "__self__", None), DistributedDataParallel) for h in p.leaf.hooks or ())]
+    if wrapped or hooked:
+        raise ValueError(f"DistributedDataParallel: {', '.join(wrapped or hooked[:4])} of this model "
+                         f"{'is one' if wrapped else 'belongs to one'} already, and both would reduce the gradients: "
+                         "use that one, or wrap copy.deepcopy(module) of the module inside")

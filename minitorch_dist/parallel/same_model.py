@@ -32,3 +32,13 @@ def check_same_model(module, comm, **settings):
                                  for what, who in versions.items())
                      + "\nBuild the model from the same settings on all ranks (their values may differ: rank 0's are "
                        "broadcast).")
+
+
+def exchanged(path, table, values):
+    """The error for a module whose `table` {name: parameter or module} doesn't hold `values` any more."""
+    old = {id(value) for value in values}
+    new = [name for name, value in table.items() if id(value) not in old]
+    what = f"{', '.join(new)} is new" if new else f"it has {', '.join(table) or 'nothing'} left"
+    return RuntimeError(f"{path or 'the model'} was changed after it was wrapped in DistributedDataParallel ({what}), "
+                        "which reduces the gradients of the parameters that it was given: wrap the model when it is "
+                        "complete. To change values, write to a parameter under no_grad()")

@@ -125,9 +125,14 @@ def test_a_function_of_ones_own(tmp_path, n):
 
 
 @pytest.mark.parametrize("slot, words", [("nowhere/own.py:star", "there is no file"),
-                                         ("{}/own.py:star_", "has no function star_"), ("{}/own.py:calls", "function")])
+                                         ("{}/own.py:star_", "has no function star_; it has star"),
+                                         ("{}/own.py:calls", "calls is .*no function calls"),
+                                         ("{}/own.py:np", "np is .*no function np"),
+                                         ("{}/short.py:f", r"called as f\(wire, x, combine\)"),
+                                         ("{}/oops.py:f", "importing .*oops.py raised NameError in line 3")])
 def test_a_slot_that_holds_no_function(tmp_path, slot, words):
-    (tmp_path / "own.py").write_text(OWN)
+    for name, text in {"own": OWN, "short": "def f(x): pass", "oops": "\n\noops"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(ValueError, match=words):
         Communicator(LocalEngine(), "alone", algorithm=slot.format(tmp_path))
 

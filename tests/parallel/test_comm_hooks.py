@@ -5,16 +5,16 @@ import pytest
 
 from minitorch_dist.testing import ranks
 
-from . import ddp_cases
-from .ddp_cases import SHAPES
+from . import hook_cases
+from .hook_cases import SHAPES
 
-CASES = "tests.parallel.ddp_cases:"
+CASES = "tests.parallel.hook_cases:"
 PADDED = 4096       # elements of the one bucket: its tensors, the counts and padding
 
 
 def sums(kind, n, step=0):
     """float64 sums of all ranks' gradients."""
-    everyone = [ddp_cases.hook_cotangents(kind, rank, step) for rank in range(n)]
+    everyone = [hook_cases.hook_cotangents(kind, rank, step) for rank in range(n)]
     return {name: sum(cts[name].astype(np.float64) for cts in everyone) for name in SHAPES}
 
 
@@ -39,7 +39,7 @@ def test_fp16_rounds_twice_and_adds_up_in_float32(results):
     n, everyone = results
     (got,), _, calls = everyone[0]["fp16"]
     for name in SHAPES:
-        rounded = sum(ddp_cases.hook_cotangents("full", rank)[name].astype(np.float16).astype(np.float64)
+        rounded = sum(hook_cases.hook_cotangents("full", rank)[name].astype(np.float16).astype(np.float64)
                       for rank in range(n)).astype(np.float16)
         assert relative(got[name], rounded.astype(np.float64)) < 1e-4       # one unit here and there, of the second
         assert 1e-5 < relative(got[name], sums("full", n)[name]) < 2e-3     # it is compressed

@@ -5,15 +5,15 @@ import pytest
 
 from minitorch_dist.testing import ranks
 
-from . import ddp_cases
+from . import join_cases
 
-CASES = "tests.parallel.ddp_cases:"
+CASES = "tests.parallel.join_cases:"
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_uneven_numbers_of_batches(n):
-    wanted = ddp_cases.join_alone(n)
-    steps = max(len(batches) for batches in ddp_cases.JOIN_BATCHES[:n])
+    wanted = join_cases.join_alone(n)
+    steps = max(len(batches) for batches in join_cases.JOIN_BATCHES[:n])
     for values, calls, updates in ranks.call(CASES + "join_uneven", n):
         assert updates == steps and calls == 4 * steps      # four buckets a step, on ranks without data too
         for name, value in wanted.items():
