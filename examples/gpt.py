@@ -71,7 +71,8 @@ class AdditionTask:
 
 def parse(argv):
     """The command line; what is left out depends on the task."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="gpt.py", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     sizes = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
              "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
@@ -123,13 +124,12 @@ def validation_loss(model, task, world):
     return sum(sums[i] for i in sorted(sums)) / (len(inputs) * task.units)
 
 
-def train(args, world):
-    """Train, sample, and return the summary."""
+def prepare(args, world):
+    """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
     if args.exact:
         training.prepare_exact(world)
     task = TextTask(args) if args.text else AdditionTask(args)
     args.out = args.out or Path("runs") / f"gpt-{Path(task.name).stem}-{world.size}"
-    run, stop, curve = training.Run(args.out, world), False, []
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
     mt.manual_seed(args.seed)
@@ -139,7 +139,14 @@ def train(args, world):
     optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
+    return task, loader, model, optimizer, schedule, training.Run(args.out, world)
 
+
+def train(args, world):
+    """Train, sample, and return the summary."""
+    with training.usage_errors("gpt.py"):
+        task, loader, model, optimizer, schedule, run = prepare(args, world)
+    stop, curve = False, []
     with run, training.Progress(world, args.steps) as progress, training.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
                      f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -167,16 +174,12 @@ def train(args, world):
 
 
 def main(argv=None):
-    """The program; returns the exit status: 0, 2 for what can't be trained, 130 after Ctrl-C, 143 after SIGTERM."""
-    args = parse(argv)
-    world = comm.world()
-    try:
-        summary = train(args, world)
-    except (OSError, ValueError) as error:
-        if world.size > 1:
-            raise
-        print(f"gpt.py: {error}", file=sys.stderr)
-        return 2
+    """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
+    trained."""
+    with training.usage_errors("gpt.py"):
+        world = comm.world()
+        args = parse(argv)
+    summary = train(args, world)
     if world.rank == 0:
         viz.learning_curve(viz.read_run(args.out), args.out / "curve.png")
         if "unseen_sums_right" in summary:

@@ -174,7 +174,8 @@ class Communicator(Messages, Objects, OnDevices):
         call, key = Call(self, "reduce", x, dst), ("reduce", x.dtype, x.shape, f"{op}, dst={dst}")
         self._begin(call)
         self._count("reduce", 0 if self.rank == dst else x.nbytes)
-        work = None if (place := self._place(x)) is None else self._window.reduce(x, place, dst, op)
+        place, key = self._piece(x, key)
+        work = None if place is None else self._window.reduce(x, place, dst, op)
         return self._run(call, key, (x,), async_op, lambda: self._engine_of(x).reduce(x, dst, op, async_op), work)
 
     def reduce_scatter(self, out, x, op="sum", async_op=False):
@@ -188,7 +189,8 @@ class Communicator(Messages, Objects, OnDevices):
         check.parts("reduce_scatter", "x", x, "out", out, self.size, self.rank)
         call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, op)
         self._begin(call)
-        work = None if (place := self._place(x)) is None else self._window.reduce_scatter(out, x, place, op)
+        place, key = self._piece(x, key)
+        work = None if place is None else self._window.reduce_scatter(out, x, place, op)
         across = self._window.across if work else 0
         self._count_bytes("reduce_scatter", (self.size - 1) * out.nbytes, across * out.nbytes)
         return self._run(call, key, (x, out), async_op,
@@ -203,7 +205,8 @@ class Communicator(Messages, Objects, OnDevices):
         check.parts("all_gather", "out", out, "x", x, self.size, self.rank)
         call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, None)
         self._begin(call)
-        work = None if (place := self._place(out)) is None else self._window.all_gather(out, place, x)
+        place, key = self._piece(out, key)
+        work = None if place is None else self._window.all_gather(out, place, x)
         across = self._window.across if work else 0
         self._count_bytes("all_gather", (self.size - 1) * x.nbytes, across * x.nbytes)
         return self._run(call, key, (x, out), async_op, lambda: self._engine_of(x).all_gather(out, x, async_op), work)
@@ -292,6 +295,11 @@ class Communicator(Messages, Objects, OnDevices):
         if self._window is None or self._algorithm not in ("auto", "shared") or not on_host(x):
             return None
         return self._window.find(x)
+
+    def _piece(self, x, key):
+        """(where x lies in the window, or None; the key, which says it too: it must be the same piece on all ranks)."""
+        place = self._place(x)
+        return place, key if place is None else mismatch.of_piece(key, place)
 
     def _begin(self, call):
         for hook in self.hooks:

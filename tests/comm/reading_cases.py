@@ -176,6 +176,27 @@ def mismatches():
     return messages
 
 
+def other_pieces():
+    """{name: what the MismatchError says} where the last rank passes another piece of the shared array."""
+    world = comm.world()
+    x, messages = np.zeros(8, "f4"), {}
+    calls = {"all_reduce": lambda c, piece: c.all_reduce(piece),
+             "all_reduce, posted": lambda c, piece: c.all_reduce(piece, async_op=True).wait(),
+             "reduce": lambda c, piece: c.reduce(piece),
+             "reduce_scatter": lambda c, piece: c.reduce_scatter(x, piece),
+             "all_gather": lambda c, piece: c.all_gather(piece, x)}
+    for name, call in calls.items():
+        c = world.split(0)
+        both = c.empty((2, 8 * c.size), "f4")
+        call(c, both[0])
+        try:
+            call(c, both[int(c.rank == c.size - 1)])
+            messages[name] = None
+        except comm.MismatchError as error:
+            messages[name] = str(error)
+    return messages
+
+
 def many_posted(one_by_one):
     """More collectives posted than there are slots, by rank 0 long before the others, who post all as well or wait for
     each: no false alarm, and no rank that waits in MPI for one that waits in the window."""

@@ -48,6 +48,14 @@ def test_every_rank_raises_and_names_what_each_has_called(nodes):
             assert all("reading_cases.py:" in line and "in <lambda>" in line for line in lines[2:5]), message
 
 
+@pytest.mark.parametrize(("n", "nodes"), [(2, 1), (4, 2)])
+def test_every_rank_must_pass_the_same_piece_of_a_shared_array(n, nodes):
+    for messages in ranks.call(CASES + "other_pieces", n, env={"MINITORCH_NODES": str(nodes)}):
+        for name, message in messages.items():
+            assert message is not None, f"{name}: not noticed"
+            assert "collective number 3:" in message and "different pieces of the shared window" in message
+
+
 @pytest.mark.parametrize("n, nodes, one_by_one", [(2, 1, True), (3, 1, True), (3, 1, False), (3, 2, True),
                                                   (4, 2, False)])
 def test_posting_far_ahead_is_no_mismatch(n, nodes, one_by_one):
