@@ -26,7 +26,7 @@ def skeleton(source):
     for first, last, replacement in sorted(edits(source), reverse=True):
         lines[first:last] = replacement
     text = "\n".join(lines).rstrip() + "\n"
-    return re.sub(r"\n{4,}", "\n\n\n", text)
+    return re.sub(r"\n{3,}(?= )", "\n\n", re.sub(r"\n{4,}", "\n\n\n", text))
 
 
 def written_by_learner(source):

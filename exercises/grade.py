@@ -50,17 +50,30 @@ def grade(course, exercises, folder, seed=None):
         begin = time.monotonic()
         path = folder and folder / exercise.folder / exercise.file
         result = {"exercise": exercise.id, "passed": False, "kind": "missing", "message": "not handed in"}
-        if path and path.is_file():
+        if path and path.is_file() and folder.resolve() not in path.resolve().parents:
+            result |= {"kind": "no answer", "message": f"a link to {path.resolve()}, which is not what was handed in"}
+        elif path and path.is_file():
             uses = {id: passed.get(id) or our(course, id) for id in exercise.uses}
             missing = [id for id, answer in uses.items() if answer is None]
             if missing:
                 result |= {"kind": "needs", "message": f"builds on {', '.join(missing)}, which didn't pass"}
             else:
-                verdict = check_answer(course, exercise, path, uses, seed, memory=MEMORY_GB)
-                result |= {"passed": verdict.passed, "kind": verdict.kind, "message": verdict.message}
-                if verdict.passed:
+                result |= graded(course, exercise, path, uses, seed)
+                if result["passed"]:
                     passed[exercise.id] = (path, exercise.object)
         yield result | {"seconds": round(time.monotonic() - begin, 2)}
+
+
+def graded(course, exercise, path, uses, seed):
+    """What a check says, as data. One that fails itself is named, and doesn't end the run for all others."""
+    try:
+        verdict = check_answer(course, exercise, path, uses, seed, memory=MEMORY_GB)
+    except CourseError:
+        raise
+    except Exception as error:
+        return {"passed": False, "kind": "check failed",
+                "message": f"the check itself failed: {type(error).__name__}: {error}; look at the answer yourself"}
+    return {"passed": verdict.passed, "kind": verdict.kind, "message": verdict.message}
 
 
 def our(course, id):

@@ -102,6 +102,11 @@ def count(case):
     return max(len(case["labels"]), 1)
 
 
+def mean_not_sum(case):
+    return (f"the mean over the {count(case)} rows instead of the sum: who calls it divides by the number of samples "
+            "of the global batch, so the mean would be taken twice")
+
+
 def shifted_by(case, shift):
     """What comes of logits − shift without care for overflow, by the usual formulas."""
     with np.errstate(all="ignore"):
@@ -149,11 +154,12 @@ class CrossEntropy(Check):
              "is (and its gradient is another function's). Without log(softmax) nothing has to be clipped",
              lambda case, got: number(got["loss"]) < entropy(case)["loss"] and right_gradient(case, got)
              and case["logits"].max() > 1000),
-        gives(lambda case: f"the mean over the {count(case)} rows instead of the sum: who calls it divides by the "
-                           "number of samples of the global batch, so the mean would be taken twice",
-              lambda case: scaled(case, 1 / count(case))),
+        gives(mean_not_sum, lambda case: scaled(case, 1 / count(case))),
+        gives(mean_not_sum, lambda case: scaled(case, 1 / count(case)) if len(case["labels"]) else {"loss": np.nan}),
         gives("divided by the number of rows twice, and asked for is a sum: not once",
               lambda case: scaled(case, 1 / count(case) ** 2)),
+        gives("1 is added at the label of each row; it must be subtracted",
+              lambda case: {"gradient": probabilities(case) + one_hot(case)}),
         gives("the gradient is the softmax alone: at the label of each row 1 must be subtracted",
               lambda case: {"gradient": probabilities(case)}),
         gives("1 is subtracted in the wrong places: a[:, labels] means all rows of these columns, a[rows, labels] one "

@@ -311,6 +311,10 @@ class Accumulate(Check):
     exercise = "09.3"
     same_bits = ("totals",)
     signatures = [
+        gives("nothing has got into the arrays of grads: grad = grad + more gives the name grad to a new array, "
+              "grads[i] = … puts another array into the list; grad += more writes into the array itself",
+              lambda case: right(case, totals=[[0 * g for g in total] for total in everybodys(case)],
+                                 after_exception=np.zeros(2), nested=np.zeros(2))),
         gives("not divided: the pieces' sums are added up, but the mean over the global batch was asked for",
               lambda case: right(case, totals=everybodys(case, divide=lambda r: 1))),
         gives("divided by the samples of this rank only: count is that of the global batch, and already given",

@@ -25,12 +25,10 @@ class Reducer:
                                   "bucket, how many buckets are on their way (all ranks must post them in one order: "
                                   "0, 1, 2, …), and what was posted")
 
-
     def ready(self, i):
         """grads[i] is complete in this pass. Posts what can be posted, and never waits."""
         raise NotImplementedError("begin with striking i off; then post every bucket whose turn it is and that misses"
                                   " nothing")
-
 
     def finish(self):
         """The pass is over: every array of grads becomes the sum over all ranks, in place. Ready for the next pass."""

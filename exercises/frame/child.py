@@ -8,6 +8,7 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import linecache
 import math
 import os
 import resource
@@ -29,10 +30,15 @@ FILE_BYTES = 1 << 26     # the largest file that a process may write
 CPU_SECONDS = 20         # beyond the limit, for starting up
 AFTER_THE_LIMIT = 0.4    # seconds for the other ranks to write their stacks too
 DEEPEST = 20
+MOST_BITS = 64           # of an int: NumPy computes with no longer ones
 
 
 class Forbidden(PermissionError):
     """The answer did what this exercise doesn't allow."""
+
+
+class Unsaved(ValueError):
+    """What the answer gave can't be written into a file."""
 
 
 # ---------------------------------------------------------------- values in files
@@ -74,21 +80,25 @@ def _pack(value, arrays, depth):
         arrays.append(np.asarray(value))
         return {"array": [arrays[-1].dtype.str, arrays[-1].shape]}
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        return {"unknown": "long int"} if _too_long(value) else value
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (list, tuple)) and depth < DEEPEST:
         return [_pack(item, arrays, depth + 1) for item in value]
     if isinstance(value, dict) and depth < DEEPEST:
         return {"dict": [[str(key), _pack(item, arrays, depth + 1)] for key, item in value.items()]}
-    return {"unknown": type(value).__name__}
+    return {"unknown": type(value).__name__ + (" of dtype object" if isinstance(value, np.ndarray) else "")}
+
+
+def _too_long(value):
+    return isinstance(value, int) and value.bit_length() > MOST_BITS
 
 
 def _unpack(tree, file):
     if isinstance(tree, list):
         return [_unpack(item, file) for item in tree]
     if not isinstance(tree, dict):
-        return tree
+        return Unknown("long int") if _too_long(tree) else tree
     [(kind, value)] = tree.items()
     if kind == "array":
         return _array(*value, file)
@@ -246,11 +256,20 @@ def set_limits(job, late):
     signal.setitimer(signal.ITIMER_REAL, job["limit"] + AFTER_THE_LIMIT)
 
 
-def describe(error, answers):
-    """An exception as data: its kind and words, and where in the learner's files."""
-    frames = [[os.path.relpath(frame.f_code.co_filename, answers), line]
-              for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith(answers)]
-    return {"type": type(error).__name__, "text": str(error)[:4000], "frames": frames}
+def describe(error, answers, drive):
+    """An exception as data: its kind and words, where in the learner's files, and the line of drive.py that called."""
+    steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [[os.path.relpath(file, answers), line] for file, line in steps if file.startswith(answers)]
+    called = [linecache.getline(file, line).strip() for file, line in steps if file == drive]
+    return {"type": type(error).__name__, "text": str(error)[:4000], "frames": frames, "called": called[-1:]}
+
+
+def save_records(path, records):
+    """Write down what came out, or say why that can't be done: it may be anything, of any size."""
+    try:
+        save(path, records)
+    except Exception as error:
+        raise Unsaved(f"{type(error).__name__}: {error}".strip(": ")) from None
 
 
 def main(box):
@@ -285,10 +304,10 @@ def main(box):
         for number, inputs in enumerate(cases):
             os.pwrite(case_file, str(number).encode(), 0)
             records.append(run_case(drive, getattr(module, job["object"]), inputs, run, job))
+        save_records(box / f"out-{rank}.values", records)
     except BaseException as error:
-        os.write(error_file, json.dumps(describe(error, str(box / "answers") + os.sep)).encode())
+        os.write(error_file, json.dumps(describe(error, str(box / "answers") + os.sep, job["drive"])).encode())
         os._exit(1)          # under the guard (comm/guard.py): the other ranks end too
-    save(box / f"out-{rank}.values", records)
     faulthandler.cancel_dump_traceback_later()
     signal.setitimer(signal.ITIMER_REAL, 0)
 

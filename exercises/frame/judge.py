@@ -26,15 +26,34 @@ def per_rank(case_or_outputs):
 
 # ---------------------------------------------------------------- comparing
 
+def branches(value, name):
+    """{label: item} of a list or a dict; {} of a leaf."""
+    if isinstance(value, (list, tuple)):
+        return {f"{name}[{i}]": item for i, item in enumerate(value)}
+    return {f"{name}[{key!r}]": item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
 def leaves(value, name):
-    """{label: array, number, string or None} of nested lists and dicts: {"grads[1]": …}."""
-    if isinstance(value, (list, tuple)) and len(value):
-        items = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
-    elif isinstance(value, dict) and value:
-        items = [(f"{name}[{key!r}]", item) for key, item in value.items()]
-    else:
+    """{label: array, number, string or None} of nested lists and dicts: {"grads[1]": …}. Empty ones are leaves."""
+    items = branches(value, name)
+    if not items:
         return {name: value}
-    return {label: leaf for item_name, item in items for label, leaf in leaves(item, item_name).items()}
+    return {label: leaf for item_name, item in items.items() for label, leaf in leaves(item, item_name).items()}
+
+
+def compared(label, got, expected):
+    """(label, got, expected) there, or above, where one of the two has a leaf and the other a list or a dict."""
+    def leads(name):
+        return label == name or label.startswith(name + "[")
+    name = next(name for name in expected if leads(name))
+    one, other = shaped(got.get(name, MISSING), expected[name]), expected[name]
+    while name != label:
+        ours, theirs = branches(one, name), branches(other, name)
+        if not (ours and theirs) or isinstance(one, dict) != isinstance(other, dict):
+            break
+        name = next(step for step in theirs | ours if leads(step))
+        one, other = ours.get(name, MISSING), theirs.get(name, MISSING)
+    return name, one, other
 
 
 def all_leaves(outputs, like=None):
@@ -56,7 +75,7 @@ def shaped(got, expected):
         except ValueError:
             return Unknown("list")
     if isinstance(expected, (list, tuple)):
-        if isinstance(got, np.ndarray) and got.ndim:
+        if isinstance(got, np.ndarray) and got.ndim and len(got) == len(expected):
             got = list(got)
         if isinstance(got, (list, tuple)) and len(got) == len(expected):
             return [shaped(g, e) for g, e in zip(got, expected, strict=True)]
@@ -229,10 +248,8 @@ def unmet_demand(check, cases, outputs, n):
 def facts(cases, outputs, truths, wrong, n, tolerance):
     """Lines: the first wrong number, and the case it is from."""
     (i, rank), labels = next(iter(wrong.items()))
-    label = labels[0]
-    expected = all_leaves(truths[i][rank]).get(label, MISSING)
-    got = all_leaves(outputs[i][rank], truths[i][rank]).get(label, MISSING)
-    yield "  " + (f"rank {rank} of {n}: " if n > 1 else "") + difference(label, got, expected)
+    found = difference(*compared(labels[0], outputs[i][rank], truths[i][rank]))
+    yield "  " + (f"rank {rank} of {n}: " if n > 1 else "") + found
     yield from place(cases, i, n)
 
 
@@ -264,7 +281,7 @@ def difference(label, got, expected):
     if expected is MISSING:
         return f"{name} is there, and nobody expected it"
     if got is None:
-        return f"{name} is None; expected {show(expected)}" + (": is there a return?" if label == "result" else "")
+        return f"{name} is None; expected {show(expected)}" + (": is there a return?" if "[" not in label else "")
     if not (is_number(got) and is_number(expected)):
         return f"{name} is {show(got)}; expected {show(expected)}"
     got, expected = np.asarray(got), np.asarray(expected)
@@ -279,6 +296,8 @@ def difference(label, got, expected):
     one, other = number(got[index]), number(expected[index])
     if one == other:      # in six digits
         other += f" and not off by {number(distance[index])}"
+        if got.dtype.kind == expected.dtype.kind == "f" and got.dtype.itemsize < expected.dtype.itemsize:
+            other += f": yours has only the digits of {got.dtype}"
     return f"{name}{at} is {one}; expected {other}"
 
 
@@ -288,11 +307,11 @@ def number(value):
 
 def show(value):
     """A leaf in a few words."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.ndim:
         return f"an array of shape {list(value.shape)}"
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, (float, np.generic)):
+    if isinstance(value, (float, np.generic, np.ndarray)):
         return number(value)
     return repr(value) if not isinstance(value, str) or len(value) < 80 else repr(value[:77] + "…")
 
@@ -303,26 +322,33 @@ def unknown_mistake(outputs, truths, wrong, n):
     for (i, rank), labels in wrong.items():
         expected, got = all_leaves(truths[i][rank]), all_leaves(outputs[i][rank], truths[i][rank])
         pairs += [(i, rank, label, got.get(label, MISSING), expected.get(label, MISSING)) for label in labels]
-    i, rank, label, got, expected = pairs[0]
-    names = list(dict.fromkeys(pair[2] for pair in pairs))
-    what = f"{', '.join(names[:FEW])}{' …' * (len(names) > FEW)}".replace("result", "the result", 1)
+    i, rank, label = pairs[0][:3]
+    one_place = difference(*compared(label, outputs[i][rank], truths[i][rank]))
     arrays = [(np.asarray(g), np.asarray(e)) for *_, g, e in pairs if is_number(g) and is_number(e)]
     where = f"rank {rank} of {n}: " if n > 1 else ""
     if len(arrays) < len(pairs) or any(g.shape != e.shape or g.dtype.kind not in "fciub" for g, e in arrays):
-        return where + difference(label, got, expected)
+        return where + one_place
+    nan = [pair[2] for pair in pairs if pair[:2] == (i, rank) and np.isnan(pair[3]).any() > np.isnan(pair[4]).any()]
+    if nan:
+        return f"{where}{enumerated(nan)} holds nan: an element that was never written, or nothing divided by nothing"
     flat = np.concatenate([np.ravel(g).astype(complex) for g, _ in arrays])
     right = np.concatenate([np.ravel(e).astype(complex) for _, e in arrays])
-    if np.isnan(flat).any() and not np.isnan(right).any():
-        return f"{where}{what} holds nan: an element that was never written, or nothing divided by nothing"
     ratio = constant_ratio(flat, right)
     if ratio is None or abs(ratio - 1) < 1e-3:
-        return where + difference(label, got, expected)
+        return where + one_place
+    what = enumerated(pair[2] for pair in pairs)
     every = f"every element of {what}" if flat.size > 1 else what
     if ratio == 0:
         return f"{every} is 0"
     if abs(ratio + 1) < 1e-6:
         return f"{every} has the wrong sign"
     return f"{every} is {ratio:.3f} times what it should be"
+
+
+def enumerated(labels):
+    """The first few of them, each once."""
+    names = list(dict.fromkeys(labels))
+    return f"{', '.join(names[:FEW])}{' …' * (len(names) > FEW)}".replace("result", "the result", 1)
 
 
 def constant_ratio(got, expected):

@@ -17,7 +17,7 @@ from pathlib import Path
 from minitorch_dist.testing import ranks as launcher
 
 from .check import Outputs
-from .child import Unknown, forbidden, load, save
+from .child import FILE_BYTES, Unknown, forbidden, load, save
 
 CHILD = Path(__file__).with_name("child.py")
 PYTHON_FLAGS = ("-I", "-u", "-B", "-X", "utf8", "-X", "faulthandler")     # -I ignores PYTHON… in the environment
@@ -26,7 +26,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 STARTING_SECONDS = 15      # that a launch may take beyond its limit
 STILL_SECONDS = 1.5        # if all ranks have waited in one call for so long, they wait for each other
 MOST_BYTES = 1 << 28       # of the outputs of one process
+MOST_SOURCE = 1 << 18      # bytes of an answer's file
 PRINTED_LINES = 12
+LONGEST_LINE = 200         # characters of a quoted line
 
 
 @dataclass
@@ -56,23 +58,30 @@ class Launched:
 
 
 def read_source(path):
-    """(text, Failure or None) of an answer's file: a failure if it is no Python."""
+    """(text, code, None) of an answer's file, or ("", None, Failure) if it is no Python."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        compile(text, str(path), "exec", dont_inherit=True)
+        size = os.path.getsize(path)
+        if size > MOST_SOURCE:
+            return "", None, Failure("syntax", f"{Path(path).name} has {size:,} bytes: an answer has at most "
+                                               f"{MOST_SOURCE:,}")
+        text = Path(path).read_text(encoding="utf-8-sig")      # some editors begin a file with a byte order mark
+        return text, compile(text, str(path), "exec", dont_inherit=True), None
     except SyntaxError as error:
-        line = (error.text or "").rstrip()
-        pointer = " " * max((error.offset or 1) - 1, 0) + "^"
-        return "", Failure("syntax", f"line {error.lineno} of {Path(path).name} is not Python: {error.msg}",
-                           [f"    {line}", f"    {pointer}"] if line else [])
-    except (UnicodeDecodeError, ValueError) as error:
-        return "", Failure("syntax", f"{Path(path).name} is not text in UTF-8: {error}")
-    return text, None
+        line = (error.text or "").rstrip()[:LONGEST_LINE]
+        pointer = " " * min(max((error.offset or 1) - 1, 0), len(line)) + "^"
+        return "", None, Failure("syntax", f"line {error.lineno} of {Path(path).name} is not Python: {error.msg}",
+                                 [f"    {line}", f"    {pointer}"] if line else [])
+    except ValueError as error:
+        return "", None, Failure("syntax", f"{Path(path).name} is not text in UTF-8: {error}")
+    except (RecursionError, MemoryError):
+        return "", None, Failure("syntax", f"{Path(path).name} is nested too deeply for Python")
+    except OSError as error:
+        return "", None, Failure("no answer", f"{Path(path).name} can't be read: {error.strerror}")
 
 
-def forbidden_import(exercise, text):
-    """A Failure if the source imports what the exercise forbids, at the line where it does."""
-    for line, names in sorted(imports(compile(text, "answer", "exec", dont_inherit=True))):
+def forbidden_import(exercise, code):
+    """A Failure if the code imports what the exercise forbids, at the line where it does."""
+    for line, names in sorted(imports(code)):
         for name in names:
             if forbidden(name, exercise.allow, exercise.forbid):
                 return Failure("forbidden", f"your line {line} imports {name}: this exercise is to be written "
@@ -117,8 +126,8 @@ def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=Non
     closed  folders that the answer may not touch
     drive   the chapter's drive.py, if it has one
     """
-    text, failure = read_source(path)
-    failure = failure or missing_package(exercise) or forbidden_import(exercise, text)
+    text, code, failure = read_source(path)
+    failure = failure or missing_package(exercise) or forbidden_import(exercise, code)
     if failure:
         return Launched(None, failure, [], 0.0)
     box = Path(tempfile.mkdtemp(prefix="check-")).resolve()
@@ -192,6 +201,8 @@ def _failure(box, exercise, run, n, limit, text):
 
 
 def _text(path):
+    if not path.is_file():      # a pipe that the answer has put there would never end
+        return ""
     try:
         with open(path, errors="replace") as file:
             return file.read(1 << 20)
@@ -210,14 +221,16 @@ def _error(path):
     try:
         error = json.loads(_text(path) or "null")
         return error and {"type": str(error["type"]), "text": str(error["text"]),
-                          "frames": [(str(file), int(line)) for file, line in error["frames"]]}
+                          "frames": [(str(file), int(line)) for file, line in error["frames"]],
+                          "called": [str(line) for line in error["called"]]}
     except (ValueError, TypeError, KeyError):
-        return {"type": "Error", "text": "(its report is damaged)", "frames": []}
+        return {"type": "Error", "text": "(its report is damaged)", "frames": [], "called": []}
 
 
 def _quote(number, text):
     lines = text.splitlines()
-    return f"your line {number}" + (f": {lines[number - 1].strip()}" if 0 < number <= len(lines) else "")
+    line = f": {lines[number - 1].strip()[:LONGEST_LINE]}" if 0 < number <= len(lines) else ""
+    return f"your line {number}{line}"
 
 
 def _raised(exercise, errors, n, text):
@@ -241,7 +254,12 @@ def _raised(exercise, errors, n, text):
     if kind == "LookupError" and not error["frames"]:
         return Failure("error", f"{words}: keep the name {exercise.object!r}")
     who = f"rank {rank} of {n}: " if n > 1 else ""
+    if kind == "Unsaved":
+        return Failure("no answer", f"{who}what your answer gave can't be written down (at most "
+                                    f"{FILE_BYTES >> 20} MB): {words}")
     details = [f"    at {where}"] if where else []
+    if not error["frames"]:
+        details += [f"    not in your file, but where the check uses it: {line}" for line in error["called"]]
     if earlier:
         details.append(f"    called by or inside {earlier[-1]}")
     return Failure("error", f"{who}{kind}: {words}", details)

@@ -15,7 +15,7 @@ def cut_into_buckets(nbytes, first_bytes, cap_bytes):
     Returns a list of lists of parameter numbers. Backward reaches the last parameter first. A parameter is never cut;
     the one that fills a bucket still goes into it. The last bucket may stay unfilled.
     """
-    # begin with the order: backward reaches the last parameter first
+    # begin with the order: backward reaches the last parameter first;
     # then walk along it, and begin a new bucket whenever the last one is full
     buckets, held = [[]], 0
     for i in reversed(range(len(nbytes))):

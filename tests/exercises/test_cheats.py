@@ -168,6 +168,25 @@ def test_grading_needs_no_solutions_and_no_checks_of_the_student(tmp_path):
     assert results["08.4"]["kind"] == "needs" and "08.3" in results["08.4"]["message"]
 
 
+def test_grading_follows_no_link_and_goes_on_when_a_check_fails(tmp_path, monkeypatch):
+    from exercises import grade
+    folder = tmp_path / "eve" / "08_data_parallel"
+    folder.mkdir(parents=True)
+    (folder / "shard.py").symlink_to(COURSE.solutions / "08_data_parallel" / "shard.py")
+    (folder / "broadcast_parameters.py").mkdir()
+    os.mkfifo(folder / "average_gradients.py")
+    (folder / "train.py").write_text("")
+
+    def fails(*args, **kwargs):
+        raise OverflowError("int too large")
+    monkeypatch.setattr(grade, "check_answer", fails)
+    found = list(grade.grade(COURSE, COURSE.find("8"), tmp_path / "eve"))
+    assert [result["kind"] for result in found] == ["no answer", "missing", "missing", "check failed"]
+    assert "is not what was handed in" in found[0]["message"] and "OverflowError: int too large" in found[3]["message"]
+    (tmp_path / "class").symlink_to(tmp_path / "eve")
+    assert grade.students(tmp_path / "class", COURSE) == {"eve": tmp_path / "class"}
+
+
 def test_without_the_fence_the_cheats_would_work(tmp_path):
     """The closed folders are what stops them, not something else: an open folder can be read."""
     (tmp_path / "open").mkdir()

@@ -52,6 +52,17 @@ FAILURES = {
     "endless": ("def f(x):\n    while True:\n        pass\n", 1, "slow", ["no answer within 1 s", "your line"]),
     "a forbidden import": ("import minitorch_dist.nn\n", 1, "forbidden", ["your line 1 imports minitorch_dist.nn"]),
     "not UTF-8": ("", 1, "syntax", ["UTF-8"]),
+    "nested too deeply": ("x = a" + ".a" * 50000 + "\n", 1, "syntax", ["nested too deeply"]),
+    "a huge file": ("x = 1\n" * 100000, 1, "syntax", ["600,000 bytes: an answer has at most 262,144"]),
+    "a huge line": ("x = '" + "a" * 100000 + "\n", 1, "syntax", ["line 1 of answer_file.py is not Python"]),
+    "outputs of 80 MB": ("import numpy as np\ndef f(x):\n    return np.zeros(10 ** 7)\n", 1, "no answer",
+                         ["what your answer gave can't be written down (at most 64 MB): OSError"]),
+    "outputs that raise": ("class K:\n    def __str__(self):\n        1 / 0\ndef f(x):\n    return {K(): 1}\n", 1,
+                           "no answer", ["can't be written down", "ZeroDivisionError"]),
+    "pipes for notes": (
+        "import os\ndef f(x):\n    for name in ('case-0', 'error-0.json', 'late-0', 'forbidden-0'):\n"
+        "        os.remove('../' + name)\n        os.mkfifo('../' + name)\n    os._exit(0)\n", 1, "no answer",
+        ["ended before it gave an answer"]),
 }
 
 
@@ -61,7 +72,7 @@ def test_a_failure_is_told_with_the_learners_line(name, tmp_path, monkeypatch):
     if name == "not UTF-8":
         path = tmp_path / "answer_file.py"
         path.write_bytes(b"x = '\xff'\n")
-        failure = launch.read_source(path)[1]
+        failure = launch.read_source(path)[-1]
     else:
         failure = run(tmp_path, source, n=n, limit=1.0).failure
     said = "\n".join([failure.message, *failure.details])
@@ -170,7 +181,14 @@ def test_values_of_every_kind_travel(tmp_path):
     loop.append(loop)
     child.save(tmp_path / "values", [object(), np.array([None]), {1: loop}])
     found = child.load(tmp_path / "values")
-    assert [repr(found[0]), repr(found[1])] == ["an object of type object", "an object of type ndarray"]
+    child.save(tmp_path / "more", {"a": 10 ** 5000, "b": [np.ones(2, "f2"), np.ones(2, np.longdouble)], "c": "\udc80"})
+    more = child.load(tmp_path / "more")
+    assert repr(more["a"]) == "an object of type long int" and more["c"] == "\udc80"
+    assert [x.dtype for x in more["b"]] == [np.float16, np.longdouble]
+    tree = b"[%d]" % 10 ** 400
+    (tmp_path / "forged").write_bytes(len(tree).to_bytes(8, "little") + tree)
+    assert repr(child.load(tmp_path / "forged")) == "[an object of type long int]"
+    assert [repr(found[0]), repr(found[1])] == ["an object of type object", "an object of type ndarray of dtype object"]
 
 
 # ---------------------------------------------------------------- judging
@@ -225,6 +243,7 @@ def test_a_signature_must_explain_everything_that_is_wrong():
     (lambda x: 2 * x + 1e-7, "and not off by 1e-07"),
     (lambda x: x + np.inf, "y[0] is inf"),
     (lambda x: 2j * x, "y["),
+    (lambda x: (2 * x).astype("f4") + np.float32(1e-6), "yours has only the digits of float32"),
     (lambda x: np.array(["a", "b", "c"]), "y is an array of shape [3]"),
     (lambda x: [2, [3]], "y is an object of type list; expected an array"),
 ])
