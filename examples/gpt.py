@@ -186,6 +186,7 @@ def main(argv=None):
             print(f"{summary['unseen_sums_right']:.1f} % of the sums that it has never seen are right")
         print(f"validation loss {summary['validation_loss']:.3f} nats per character, parameters "
               f"{summary['parameters_sha256'][:12]}, curve in {args.out / 'curve.png'}")
+    world.barrier()     # while rank 0 draws no other may end, which after a signal would end the job
     return summary["exit_status"]
 
 

@@ -285,7 +285,8 @@ class Run:
         return self.samples / self.busy if self.busy else 0.0
 
     def finish(self, network, **facts):
-        """Write summary and parameters; returns the summary. RuntimeError unless all ranks hold the same bits."""
+        """Write summary and parameters; returns the summary on all ranks when they are written. RuntimeError unless all
+        hold the same bits."""
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
                    "final_loss": self.loss, "bytes_sent_per_rank": self.book.total_bytes_sent(),
@@ -293,6 +294,7 @@ class Run:
         if self.world.rank == 0:
             save_parameters(self.folder / "parameters.npz", network)
             _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
+        self.world.barrier()    # a rank that ends first by a status other than 0 ends the job, and rank 0's writing
         return summary
 
 

@@ -109,6 +109,28 @@ ENDLESS = {
 }
 
 
+SLOW_PICTURE = """
+import os, signal, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import gpt
+gpt.comm.world()        # here, so that the guard sees the status on every version of Python
+draw, step = gpt.viz.learning_curve, gpt.training.train_step
+gpt.viz.learning_curve = lambda *args: (time.sleep(1.5), draw(*args))
+def signalled(*args, **options):
+    if options["step"] == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(*args, **options)
+gpt.training.train_step = signalled
+sys.exit(gpt.main(sys.argv[2:]))
+"""
+
+
+def test_no_rank_ends_while_rank_0_draws(tmp_path):
+    run = ranks.launch(["-c", SLOW_PICTURE, *ENDLESS["gpt"], "--out", tmp_path / "run"], n=2)
+    assert run.returncode == 143 and "".join(run.stderr) == "", run.report()
+    assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("program", ENDLESS)

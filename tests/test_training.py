@@ -177,6 +177,25 @@ def test_a_run_leaves_its_files(tmp_path):
         assert set(file) == set(network.state_dict())
 
 
+SLOW_DISK = """
+import sys, time
+from minitorch_dist import comm, nn, training
+run = training.Run(sys.argv[1], comm.world())
+with run:
+    run.log(1.0, 0, 10, time.perf_counter())
+save = training.save_parameters
+training.save_parameters = lambda *args: (time.sleep(1.5), save(*args))
+run.finish(nn.Linear(2, 3))
+sys.exit(143)
+"""
+
+
+def test_no_rank_ends_while_rank_0_writes(tmp_path):
+    run = ranks.launch(["-c", SLOW_DISK, tmp_path / "run"], n=2)
+    assert run.returncode == 143 and "".join(run.stderr) == "", run.report()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"history.jsonl", "parameters.npz", "summary.json"}
+
+
 def differing():
     """What check_replicas says on ranks whose parameters differ in one bit."""
     network = model()

@@ -220,7 +220,7 @@ def named(algorithm):
                          f"{', '.join(own) or 'none'}")
     try:
         inspect.signature(function).bind("wire", "x", "combine")
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"algorithm={algorithm!r}: {name} is called as {name}(wire, x, combine), and can't be: {error}"
                          ) from error
     return function
@@ -230,6 +230,8 @@ def _imported(algorithm, path):
     """The module of a file; under its name others find it too, unless they have one of that name."""
     name = os.path.splitext(os.path.basename(path))[0]
     spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise ValueError(f"algorithm={algorithm!r}: {path} is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     new = sys.modules.setdefault(name, module) is module
     try:
@@ -237,7 +239,7 @@ def _imported(algorithm, path):
     except Exception as error:
         if new:
             del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f" in line {lines[-1]}" if lines else ""
         raise ValueError(f"algorithm={algorithm!r}: importing {path} raised {type(error).__name__}{where}: {error}"
                          ) from error

@@ -134,7 +134,7 @@ class Communicator(Messages, Objects, OnDevices):
         if place is not None and (self._window.keeps_tree or not exact):
             self._count_bytes("all_reduce", *self._window.sent(x))
             key = mismatch.of_piece(key, place)
-            if known is None and algorithm == "auto" and self._window.remembers:
+            if known is None and detail == op and self._algorithm == "auto" and self._window.remembers:
                 self._remember(x, op, place, call, key)
             return self._run(call, key, (x,), async_op, work=self._window.all_reduce(x, place, op, exact))
         if algorithm not in ENGINES and not exact:

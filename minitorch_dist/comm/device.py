@@ -100,7 +100,7 @@ def up(host, x):
     """Copy a pinned array into one on a GPU; done when this returns, so that the memory may be used again."""
     if x.size:
         x.set(host)
-        backend.load_cupy().cuda.get_current_stream().synchronize()
+        backend.finish()
 
 
 class Staged:
@@ -195,11 +195,29 @@ class CudaAware:
 
     def __init__(self, engine):
         self.engine, self.rank, self.size = engine, engine.rank, engine.size
+        self.staged = Staged(engine, "sums that aren't MPI's own")
+
+    def _adds(self, x, exact=False):
+        """The engine for a reduction. Exact sums, and those of narrow integers, are ours (comm/mpi.py): they are added
+        up in the host's memory, between messages."""
+        if exact or x.dtype.itemsize < 4:
+            return self.staged
+        backend.finish()
+        return self.engine
+
+    def all_reduce(self, x, op, exact=False, async_op=False):
+        return self._adds(x, exact).all_reduce(x, op, exact, async_op)
+
+    def reduce(self, x, dst, op, async_op=False):
+        return self._adds(x).reduce(x, dst, op, async_op)
+
+    def reduce_scatter(self, out, x, op, async_op=False):
+        return self._adds(x).reduce_scatter(out, x, op, async_op)
 
     def __getattr__(self, name):
         call = getattr(self.engine, name)
 
         def synchronised(*args, **options):
-            backend.load_cupy().cuda.get_current_stream().synchronize()
+            backend.finish()
             return call(*args, **options)
         return synchronised

@@ -181,9 +181,9 @@ class Guard:
             return
         if self.exit_ends_job:
             code, message = self.exit_ends_job
-            status = code if isinstance(code, int) else 1
+            status = code & 0xFF if isinstance(code, int) else 1     # of larger numbers a process ends with 8 bits
             if not self.all_end_by(status):
-                self.end_job(status, message)
+                self.end_job(status or 1, message)
         if not self.lines:
             return
         self.mine[GONE] = 1
@@ -195,7 +195,7 @@ class Guard:
         """Whether all ranks are about to end with this status, as after a command line that no rank can run."""
         if not self.lines:
             return False
-        self.mine[STATUS] = status & 0xFF
+        self.mine[STATUS] = status
         limit = time.monotonic() + GRACE
         while not self.all_lines(STATUS) and time.monotonic() < limit:
             self.engine.make_progress()

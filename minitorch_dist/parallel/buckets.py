@@ -58,6 +58,11 @@ class Bucket:
         """Expect the next backward."""
         self.missing = set(self.ids)
 
+    def forget(self):
+        """Whatever was collected since the gradients were handed out last counts for nothing."""
+        self.used = [False] * len(self.used)
+        self.counter.forget()
+
     def collect(self):
         """Make `grads` hold this rank's own. RuntimeError where one is the last sum: it would be counted once per
         rank."""

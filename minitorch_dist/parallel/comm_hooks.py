@@ -92,9 +92,9 @@ class PowerSGD:
             own = [p @ q.T for p, q in zip(ps, qs, strict=True)]
             for work in _all_reduce_together(comm, qs):
                 work.wait()
-            used = {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users}
+            used = {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users > 0}
             for (s, _), m, p, q, sent in zip(thin, matrices, ps, qs, own, strict=True):
-                if id(s.tensor) in used:        # otherwise nobody gets this gradient, and nothing was sent
+                if id(s.tensor) in used:        # otherwise nobody gets this gradient, or not all have sent theirs
                     self.left_out[id(s.tensor)] = m - sent
                     self.q[id(s.tensor)] = self._alive(s, q)
                     bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)

@@ -72,7 +72,8 @@ class DistributedDataParallel(Module):
         self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
         self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self.parameters_in_order = [p for p in module.parameters() if p.requires_grad]
-        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype not in REDUCIBLE]:
+        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters()
+                  if p.requires_grad and p.dtype not in REDUCIBLE]:
             raise ValueError(f"DistributedDataParallel: gradients of {', '.join(odd)} can't be summed over ranks: "
                              "train in float32 or float64, and register fp16_compress to halve what is sent")
         self._fill_buckets(cut(reversed(self.parameters_in_order), *self.caps))
@@ -239,10 +240,10 @@ class DistributedDataParallel(Module):
                 bucket.finish = None
                 bucket.grads[...] = grads
         self._start_over()
+        for bucket in self.buckets:
+            bucket.forget()
         if self.exact:
             self.done = 0
-            for bucket in self.buckets:
-                bucket.counter.forget()
             self.statistics.forget()
 
     def _finish(self):

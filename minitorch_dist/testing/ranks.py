@@ -142,7 +142,7 @@ def is_alive(pid):
     """Whether there is such a process that runs, or could; a zombie, of which only its entry is left, can't."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")")[1].split()[0] != "Z"
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return not os.path.exists("/proc/self/stat") and _signal(pid, 0)     # no /proc on this system
     except ProcessLookupError:      # it went while being read

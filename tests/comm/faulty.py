@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 
@@ -225,8 +226,10 @@ def no_fault(world, x):
                 mistake()
             except (ValueError, SystemExit) as error:
                 world.kept = error
-        if os.fork() == 0:
-            os._exit(7)
+        with warnings.catch_warnings():     # from Python 3.12 on, of a fork beside other threads: the guard's, here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            if os.fork() == 0:
+                os._exit(7)
         os.wait()
     else:
         time.sleep(1)

@@ -275,3 +275,18 @@ def repeated():
         pass
     del x, long, short, posted, work, works
     return facts, known, len(world._repeated)
+
+
+def remembered_by_one():
+    """Sums of a part of an array, which rank 0 passes as one and the same view and the others as ever new ones; the
+    first is exact, or by another name."""
+    world, results = comm.world(), []
+    whole = world.empty(64, np.float64)
+    for setting, first in (("auto", {"exact": True}), ("shared", {"algorithm": "auto"})):
+        world.algorithm, view = setting, whole[:32]
+        for options in (first, {}, {}, first):
+            whole[...] = world.rank + 1
+            world.all_reduce(view if world.rank == 0 else whole[:32], **options)
+            results.append(float(whole[31]))
+        world.algorithm = "auto"
+    return results, world.size * (world.size + 1) / 2

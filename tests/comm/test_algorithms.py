@@ -129,10 +129,15 @@ def test_a_function_of_ones_own(tmp_path, n):
                                          ("{}/own.py:calls", "calls is .*no function calls"),
                                          ("{}/own.py:np", "np is .*no function np"),
                                          ("{}/short.py:f", r"called as f\(wire, x, combine\)"),
-                                         ("{}/oops.py:f", "importing .*oops.py raised NameError in line 3")])
-def test_a_slot_that_holds_no_function(tmp_path, slot, words):
-    for name, text in {"own": OWN, "short": "def f(x): pass", "oops": "\n\noops"}.items():
+                                         ("{}/builtin.py:f", r"called as f\(wire, x, combine\), .*no signature"),
+                                         ("{}/own.txt:f", "own.txt is no Python file"),
+                                         ("{}/oops.py:f", "importing .*oops.py raised NameError in line 3"),
+                                         ("oops.py:f", "importing oops.py raised NameError in line 3")])
+def test_a_slot_that_holds_no_function(tmp_path, monkeypatch, slot, words):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"own": OWN, "short": "def f(x): pass", "oops": "\n\noops", "builtin": "f = max"}.items():
         (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "own.txt").write_text(OWN)
     with pytest.raises(ValueError, match=words):
         Communicator(LocalEngine(), "alone", algorithm=slot.format(tmp_path))
 

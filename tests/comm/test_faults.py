@@ -173,6 +173,16 @@ def test_wrong_settings_end_the_job(setting, words):
     assert run.returncode not in (0, None) and any(words in text for text in run.stderr), run.report()
 
 
+BY_EXIT = "import sys; from minitorch_dist import comm; rank = comm.world().rank; {}; comm.world().barrier()"
+
+
+@pytest.mark.parametrize("code, status", [("sys.exit(256)", 1), ("rank or sys.exit(512)", 1),
+                                          ("rank or sys.exit((1 << 40) + 3)", 3), ("rank or sys.exit(-1)", 255)])
+def test_a_status_of_more_than_eight_bits_is_none_of_success(code, status):
+    run = ranks.launch(["-c", BY_EXIT.format(code)], n=2, limit=SECONDS)
+    assert run.returncode == status and run.seconds < 5 and "was called" in "".join(run.stderr), run.report()
+
+
 # ---------------------------------------------------------------- the document
 
 HEAD = """# What you see when a rank fails

@@ -119,3 +119,9 @@ def test_arrays_reduced_again_and_again(n, nodes):
         for result, expected in facts:
             np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
         assert known == (8 if nodes == 1 else 0) and after == 0    # three ops of two arrays, and two posted ones
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_one_rank_remembers_is_no_mismatch(n):
+    for results, expected in ranks.call(CASES + "remembered_by_one", n):
+        assert results == [expected] * 8

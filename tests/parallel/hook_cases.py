@@ -114,3 +114,23 @@ def hooked_training(hook):
         losses.append(float(total[0]))
         digests.append(digest(model))
     return losses, digests
+
+
+def power_with_a_step_skipped(steps):
+    """PowerSGD's sums of the steps of these numbers; in step 2 the last rank's backward raises, and all skip it."""
+    world, sums = comm.world(), []
+    mt.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8, dtype=np.float64), nn.Linear(8, 8, dtype=np.float64)),
+                                    world)
+    model.register_comm_hook(PowerSGD(rank=1))
+    for step in steps:
+        model.zero_grad()
+        between = model.module[0](mt.tensor(np.random.default_rng([step, world.rank]).standard_normal((5, 8))))
+        if step == 2 and world.rank == world.size - 1:
+            between.register_hook(lambda ct: 1 / 0)
+        try:
+            (model.module[1](between) ** 2).sum().backward()
+            sums.append({name: g.copy() for name, g in grads_of(model).items()})
+        except (RuntimeError, ZeroDivisionError):
+            pass
+    return sums

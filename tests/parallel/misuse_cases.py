@@ -214,3 +214,46 @@ def two_models_in_another_order():
     models, x = [wrapped(), wrapped()], mt.tensor(data(0)[0])
     first, second = models if comm.world().rank == 0 else reversed(models)
     (first(x).sum() + second(x).sum()).backward()
+
+
+# ---------------------------------------------------------------- parameters that nobody has used
+
+class Two(nn.Module):
+    """A layer that is always used, and one that may be; a frozen float16 table beside them."""
+
+    def __init__(self):
+        super().__init__()
+        mt.manual_seed(5)
+        self.always, self.maybe = (nn.Linear(4, 4, dtype=np.float64) for _ in range(2))
+        self.last = nn.Linear(4, 3, dtype=np.float64)
+        self.table = nn.Parameter(np.ones(3, np.float16))
+        self.table.requires_grad_(False)
+
+    def forward(self, x, both, raising=False):
+        x = self.always(x)
+        if raising:
+            x.register_hook(lambda ct: 1 / 0)
+        return self.last(self.maybe(x) if both else x)
+
+
+def used_in_a_step_given_up(exact):
+    """The names without a gradient after a step that uses only a part, behind one given up that used all."""
+    model = DistributedDataParallel(Two(), comm.world(), exact=exact, first_bucket_mb=1e-6, bucket_cap_mb=1e-6)
+    x, ct = (mt.tensor(a) for a in data(0))
+
+    def passes(*how):
+        model.zero_grad()
+        for _ in range(model.passes):
+            (model(x, *how) * ct).sum().backward()
+    passes(True)
+    if exact:
+        model.zero_grad()
+        (model(x, True) * ct).sum().backward()
+        model.forget_step()
+    else:
+        try:
+            passes(True, True)
+        except ZeroDivisionError:
+            pass
+    passes(False)
+    return sorted(name for name, p in model.named_parameters() if p.grad is None), sorted(model.unused_parameters)

@@ -102,3 +102,11 @@ def test_power_sgd_loses_nothing_where_a_matrix_is_unused_or_zero(n):
     true = sum(own for _, _, own in everyone)
     assert relative(handed + left_out, true) < 1e-4
     assert np.linalg.norm(handed) > 0.3 * np.linalg.norm(true)
+
+
+def test_power_sgd_keeps_nothing_of_a_step_that_is_skipped():
+    with_it, without = (ranks.call(CASES + "power_with_a_step_skipped", 2, (steps,)) for steps in ([1, 2, 3], [1, 3]))
+    for sums, wanted in zip(with_it, without, strict=True):
+        assert len(sums) == len(wanted) == 2
+        for name, gradient in wanted[1].items():
+            np.testing.assert_array_equal(sums[1][name], gradient)

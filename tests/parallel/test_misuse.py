@@ -70,3 +70,11 @@ def test_what_looks_odd_and_is_right(n):
 def test_what_must_end_the_job(case, words):
     with pytest.raises(AssertionError, match=words):
         ranks.call(CASES + case, 2, limit=20)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_a_step_given_up_has_used_counts_for_nothing(n, exact):
+    unused = ["maybe.bias", "maybe.weight"]
+    for without, said in ranks.call(CASES + "used_in_a_step_given_up", n, (exact,)):
+        assert without == [*unused, "table"] and said == unused

@@ -50,6 +50,7 @@ def flat_index(parts, shape):
     for part, extent in zip(parts, shape, strict=True):
         if part.size and not (-extent <= part.min() and part.max() < extent):
             raise IndexError(f"indices from {part.min()} to {part.max()} are out of range for {extent} elements")
+        part = part.astype(xp.int64, copy=False)    # places need more bits than indices
         rows = rows * extent + xp.where(part < 0, part + extent, part)
     return rows.ravel()
 
