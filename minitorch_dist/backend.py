@@ -144,8 +144,22 @@ def to(array, device):
         with on(here):
             settle()
             return array.get()
+    if here == "cpu":
+        with on(name):
+            return load_cupy().asarray(array)
+    # CuPy orders the copy among the work of its own GPU alone: the array must be there before, and may go after.
+    with on(here):
+        array = load_cupy().ascontiguousarray(array)
+        finish()
     with on(name):
-        return load_cupy().asarray(array) if here == "cpu" else array.copy()
+        moved = array.copy()
+        finish()
+    return moved
+
+
+def finish():
+    """Wait until the current GPU has done what its current stream holds."""
+    load_cupy().cuda.get_current_stream().synchronize()
 
 
 def to_device_of(array, like):

@@ -140,6 +140,8 @@ def numpy_and_blas():
 def blas_kernels():
     """Which processor's kernels OpenBLAS has chosen. It goes by the processor's name, and for a name newer than itself
     takes old ones: matrix products then run at half of what AVX-512 allows."""
+    if not installed("threadpoolctl"):
+        return Finding("BLAS kernels", "warn", "unknown", "pip install threadpoolctl")
     import threadpoolctl
     pools = threadpoolctl.threadpool_info()
     chosen = [pool.get("architecture") for pool in pools if pool["internal_api"] == "openblas"]

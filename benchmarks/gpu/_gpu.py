@@ -1,10 +1,11 @@
-"""What the GPU benchmarks share: whether there is a GPU, and times by events."""
+"""What the GPU benchmarks share: whether there is a GPU, torch if it can use it, and times by events."""
 
 import importlib.metadata
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _harness import installed  # noqa: E402
 
 WARM_UP = 5
 
@@ -25,6 +26,23 @@ def gpu():
     driver = runtime.driverGetVersion()
     return cupy, (f"{runtime.getDeviceProperties(0)['name'].decode()} (driver for CUDA {driver // 1000}."
                   f"{driver % 1000 // 10}, CuPy {cupy.__version__}, Triton {importlib.metadata.version('triton')})")
+
+
+def rival(report):
+    """torch, or None after a line that says why not: its wheel for CPUs alone is no rival."""
+    if not installed(report.skipped, "torch"):
+        return None
+    import torch
+    if not torch.cuda.is_available():
+        report.skipped["torch"] = f"{torch.__version__} finds no GPU"
+        print(f"skipped: torch {report.skipped['torch']}", flush=True)
+        return None
+    return torch
+
+
+def named(title, names, device):
+    """A report's title: of all of a benchmark, or of the parts that were asked for."""
+    return f"{title}{' (' * bool(names)}{', '.join(names)}{')' * bool(names)} on {device}"
 
 
 def milliseconds(cupy, run, repeats=30):

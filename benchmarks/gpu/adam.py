@@ -3,8 +3,8 @@
     python benchmarks/gpu/adam.py       # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
 """
 
-from _gpu import copy_bandwidth, free, gpu, milliseconds
-from _harness import Report, installed
+from _gpu import copy_bandwidth, free, gpu, milliseconds, rival
+from _harness import Report
 
 BYTES = 28      # per float32 parameter: read p, g, m, v, write p, m, v
 SIZES = tuple(10 ** k for k in range(5, 10))
@@ -44,9 +44,8 @@ def main():
     if cupy is None:
         return
     report = Report("gpu_adam", f"Fused Adam on {name}")
-    rivals = {}
-    if installed(report.skipped, "torch"):
-        import torch
+    torch, rivals = rival(report), {}
+    if torch:
         rivals = {"torch fused": {"fused": True}, "torch foreach": {"foreach": True}, "torch plain": {"foreach": False}}
     copy = copy_bandwidth(cupy)
     cases = {f"{size:,} parameters": [size] for size in SIZES} | model_sizes()
@@ -56,8 +55,8 @@ def main():
             continue
         ms = {"ours": milliseconds(cupy, ours(cupy, sizes))}
         free(cupy)
-        for rival, how in rivals.items():
-            ms[rival] = milliseconds(cupy, theirs(torch, sizes, **how))
+        for who, how in rivals.items():
+            ms[who] = milliseconds(cupy, theirs(torch, sizes, **how))
             torch.cuda.empty_cache()
         rate = sum(sizes) * BYTES / ms["ours"] / 1e6
         rows.append({"case": case, "tensors": len(sizes), "GB/s": f"{rate:,.0f}", "of copy": f"{rate / copy:.2f}",

@@ -10,8 +10,8 @@ MINITORCH_AUTOTUNE=1 chooses each kernel's configuration by measuring first.
 
 import sys
 
-from _gpu import copy_bandwidth, free, gpu, milliseconds
-from _harness import Report, installed
+from _gpu import copy_bandwidth, free, gpu, milliseconds, named, rival
+from _harness import Report
 
 TABLES = ("fused", "attention", "products")
 AIMS = {"softmax cross-entropy": 1.0, "layer norm": 1.0}    # times torch's speed
@@ -128,9 +128,8 @@ def main(names):
     cupy, device = gpu()
     if cupy is None:
         return
-    report, torch = Report("_".join(["gpu_kernels", *names]), f"Kernels on {device}"), None
-    if installed(report.skipped, "torch"):
-        import torch
+    report = Report("_".join(["gpu_kernels", *names]), named("Kernels", names, device))
+    torch = rival(report)
     copy = copy_bandwidth(cupy)
     kinds = (("softmax cross-entropy", cross_entropy), ("layer norm", layer_norm))
     tables = {      # name -> (title, unit, cases)
@@ -147,7 +146,7 @@ def main(names):
             for dtype, precision in (("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"))])}
     for name in names or TABLES:
         measure(cupy, torch, report, *tables[name])
-    report.save()
+        report.save()       # what is measured is kept, should the next one fail
 
 
 if __name__ == "__main__":

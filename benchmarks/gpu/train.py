@@ -10,12 +10,13 @@ the device already and the loss left there. "launches" counts our own fused kern
 import sys
 import time
 
-from _gpu import free, gpu
-from _harness import Report, installed
+from _gpu import free, gpu, named, rival
+from _harness import Report
 from _models import TITLES
 
 NAMES = ("mlp", "lenet", "gpt")
 AIMS = {"gpt": 1.0}     # times torch eager's speed
+PLAIN = "ours, CuPy's kernels alone"
 ROUNDS, CALLS = 15, 20
 MLP = (784, 2048, 2048, 10)
 
@@ -130,9 +131,8 @@ def main(names):
     if cupy is None:
         return
     from minitorch_dist import kernels, ledger
-    report, torch = Report("_".join(["gpu_train", *names]), f"Training steps on {device}"), None
-    if installed(report.skipped, "torch"):
-        import torch
+    report = Report("_".join(["gpu_train", *names]), named("Training steps", names, device))
+    torch = rival(report)
     for name in names or NAMES:
         steps, losses = {"ours": ours(name)}, {}
         if torch:
@@ -148,18 +148,19 @@ def main(names):
         def without(plain=plain):
             with kernels.disable():
                 return plain()
-        steps["ours, CuPy's kernels alone"] = without
+        steps[PLAIN] = without
         best = seconds(cupy, steps)
         title = TITLES.get(name, f"MLP {'-'.join(map(str, MLP))}, batch 512")
-        report.table(f"{title}; {sum(book.launches.values())} fused kernels per step: {dict(book.launches)}", [
-            {"step of": who, "ms": f"{1e3 * t:.3f}", "× torch eager": f"{best.get('torch eager', t) / t:.2f}"}
-            for who, t in best.items()])
+        base = "torch eager" if "torch eager" in best else PLAIN
+        launches = ", ".join(f"{count} {kernel}" for kernel, count in book.launches.items())
+        report.table(f"{title}; {sum(book.launches.values())} fused kernels per step: {launches}", [
+            {"step of": who, "ms": f"{1e3 * t:.3f}", f"× {base}": f"{best[base] / t:.2f}"} for who, t in best.items()])
         if "torch eager" in best and name in AIMS:
             ratio = best["torch eager"] / best["ours"]
             report.aim(f"{name}: times torch eager's speed", f"≥ {AIMS[name]}", f"{ratio:.2f}", ratio >= AIMS[name])
         steps.clear()
         free(cupy, torch)
-    report.save()
+        report.save()       # what is measured is kept, should the next one fail
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ class Adam(Optimizer):
             return self.apply_fused()
         self.count_on_host()
         self.fused = None
-        grad_scale, found_inf = self.scaling
-        if found_inf is None or not float(found_inf):
-            self.factor = (-1.0 if self.maximize else 1.0) / (1.0 if grad_scale is None else float(grad_scale))
+        grad_scale, found_inf = (s.item() if hasattr(s, "item") else s for s in self.scaling)
+        if not found_inf:
+            self.factor = (-1.0 if self.maximize else 1.0) / (1.0 if grad_scale is None else grad_scale)
             super().apply()
 
     def update(self, p, g, state, group, step):

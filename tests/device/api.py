@@ -29,6 +29,7 @@ METHODS = """
 """.split()
 OTHERS = {      # module or class -> names that must be there
     "cupy": ["matmul"],
+    "cupy.linalg": ["qr"],
     "cupy.lib.stride_tricks": ["as_strided"],
     "cupy.ndarray": ["T", "__cuda_array_interface__", "base", "data", "device", "dtype", "flags", "itemsize", "nbytes",
                      "ndim", "shape", "size", "strides"],

@@ -11,7 +11,7 @@ from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 
 from .fake_cuda import events
-from .fake_cupy import installed
+from .fake_cupy import installed, transfers
 
 
 def stand_in(path, rank):
@@ -138,6 +138,44 @@ def mismatch():
             world.all_reduce(x)
         except comm.MismatchError as error:
             return str(error)
+
+
+def copies_of_sums():
+    """[[copies between host and GPU for float32, for int16] of each call], by CUDA-aware MPI."""
+    world, found = comm.world(), []
+    calls = (world.all_reduce, lambda x: world.reduce(x, 1), lambda x: world.reduce_scatter(x[:3].copy(), x),
+             lambda x: world.all_reduce(x, exact=True))
+    with stand_in("cuda-aware", world.rank):
+        for call in calls:
+            found.append([])
+            for dtype in ("f4", "i2"):
+                x = backend.to(values(world.rank, 6, dtype), "cuda")
+                transfers.clear()
+                call(x)
+                found[-1].append(transfers.total())
+    return found
+
+
+def compressed(path, name):
+    """Two steps by a comm hook: the parameters on the host, and those on the GPU."""
+    from minitorch_dist.parallel import comm_hooks
+    hook = {"fp16": lambda: comm_hooks.fp16_compress, "PowerSGD": lambda: comm_hooks.PowerSGD(2)}[name]
+    world = comm.world()
+    x = values(world.rank, 20, "f4").reshape(4, 5)
+    results = []
+    with stand_in(path, world.rank):
+        for device in ("cpu", backend.use(gpu_of(path, world.rank))):
+            mt.manual_seed(0)
+            net = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 6)).to(device)
+            model = DistributedDataParallel(net, world, bucket_cap_mb=1e-4, first_bucket_mb=1e-4)
+            model.register_comm_hook(hook())
+            optimizer = optim.SGD(model.parameters(), lr=0.01)
+            for _ in range(2):
+                optimizer.zero_grad()
+                (model(backend.to(x, device)) ** 2).sum().backward()
+                optimizer.step()
+            results.append(model.state_dict())
+    return results
 
 
 def differentiable():

@@ -61,7 +61,7 @@ class Stream:
         events.append(("wait", self.ptr, event.number))
 
     def synchronize(self):
-        events.append(("synchronize", self.ptr))
+        events.append(("synchronize", self.ptr, current()))
 
 
 THE_STREAM = Stream()

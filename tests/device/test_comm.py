@@ -47,6 +47,22 @@ def test_data_parallel_training_is_that_of_the_host(path, exact):
             np.testing.assert_array_equal(host[name], both[0][0][1][name], err_msg=name)
 
 
+def test_sums_that_are_ours_are_added_up_on_the_host():
+    """MPI hands a function of ours GPU addresses, and waits for no stream between an exact sum's messages."""
+    found = ranks.call(CASES + "copies_of_sums", 2, env={"MINITORCH_CUDA_AWARE": "1"})
+    for rank, counts in enumerate(found):
+        assert counts == [[0, 2], [0, 1 + (rank == 1)], [0, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("hook", ["fp16", "PowerSGD"])
+def test_compressed_gradients_are_those_of_the_host(hook):
+    both = ranks.call(CASES + "compressed", 2, ("staged", hook))
+    for host, gpu in both:
+        for name in host:
+            np.testing.assert_array_equal(host[name], gpu[name], err_msg=name)
+            np.testing.assert_array_equal(gpu[name], both[0][1][name], err_msg=name)
+
+
 def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
     for text in ranks.call(CASES + "mismatch", 2):
         assert "sum on a GPU" in text and "rank" in text

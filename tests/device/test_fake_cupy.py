@@ -41,6 +41,7 @@ GIVEN = [       # (what it gives, as a list or number, and its dtype)
     ([3.0, 4.0, 5.0], "f4", lambda cupy, x, i: x[cupy.array(3)]),
     ([0.0, 4.0], "f4", lambda cupy, x, i: x[i, i]),
     ([4.0, 5.0], "f4", lambda cupy, x, i: x[x > 3]),
+    ([0.0, 5.0, 4.0], "f4", lambda cupy, x, i: filled(x[0], x[0] > 0, x[1, :0:-1])),
     ([2.0, 3.0, 4.0], "f4", lambda cupy, x, i: (np.float32(2) + x)[0]),
     ([0.0, 1.5, 3.0], "f8", lambda cupy, x, i: (np.float64(1.5) * x)[0]),
     ([0.0, 1.5, 3.0], "f4", lambda cupy, x, i: (1.5 * x)[0]),
@@ -58,6 +59,11 @@ GIVEN = [       # (what it gives, as a list or number, and its dtype)
     ([1, 3, 1], "i8", lambda cupy, x, i: added(cupy, cupy.ones(3, "i8"), cupy.array([1, 1]))),
     ([[0.0, 3.0, 2.0], [3.0, 4.0, 5.0]], "f4", lambda cupy, x, i: added(cupy, x, (i * 0, cupy.array([1, 1])))),
 ]
+
+
+def filled(x, where, values):
+    x[where] = values
+    return x
 
 
 def added(cupy, x, places):

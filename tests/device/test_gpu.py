@@ -159,6 +159,16 @@ def test_two_ranks_share_a_gpu():
 
 
 @pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
+@pytest.mark.parametrize("hook", ["fp16", "PowerSGD"])
+def test_compressed_gradients_are_those_of_the_host(hook):
+    both = ranks.call("tests.device.cases:compressed", 2, ("real", hook), limit=200)
+    for host, gpu in both:
+        for name in host:
+            np.testing.assert_allclose(gpu[name], host[name], rtol=1e-3, atol=1e-3, err_msg=name)
+            np.testing.assert_array_equal(gpu[name], both[0][1][name], err_msg=name)
+
+
+@pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
 @pytest.mark.skipif(GPUS < 2, reason="NCCL needs a GPU for each rank; there are fewer than two")
 def test_two_ranks_with_a_gpu_each():
     for found, gpu_path, _ in ranks.call("tests.device.cases:every_call", 2, ("real nccl",), limit=200):

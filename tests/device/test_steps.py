@@ -152,6 +152,23 @@ def test_an_optimizer_s_state_travels(optimizer):
         np.testing.assert_array_equal(a.numpy(), b.cpu().numpy())
 
 
+@pytest.mark.parametrize("wrap", [float, lambda v: np.float32(v), lambda v: np.array([v], np.float32),
+                                  lambda v: np.array(v, np.float32), lambda v: backend.to(np.array([v], "f4"), "cuda")],
+                         ids="number scalar one 0-d gpu".split())
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
+    p = mt.tensor([1.0, 2.0], device=device, requires_grad=True)
+    adam, found = optim.Adam([p], lr=0.5, betas=(0.0, 0.0), eps=1.0), []
+    for inf in (0.0, 1.0, 0.0):
+        p.grad = mt.tensor([12.0, -4.0], device=device)
+        adam.step(grad_scale=wrap(4.0), found_inf=wrap(inf))
+        found.append(p.tolist())
+    # Without memory a step is lr · g/(|g| + eps), g = 3 and -1.
+    expected = [1 - 0.375, 2 + 0.25], [1 - 0.75, 2 + 0.5]
+    np.testing.assert_allclose(found, [expected[0], expected[0], expected[1]], rtol=1e-6)
+    assert adam.state_dict()["steps"] == [2]
+
+
 def test_generation_and_attention_weights():
     mt.manual_seed(0)
     net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary")

@@ -10,7 +10,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, nn, optim
 from minitorch_dist.flat import FlatBuffer
 
-from .fake_cupy import installed, ndarray, transfers
+from .fake_cupy import events, installed, ndarray, transfers
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,16 @@ def test_there_and_back():
     np.testing.assert_array_equal(y.cpu().numpy(), x.numpy())
     assert y.tolist() == [[1.0, 2.0, 3.0]] and y[0, 1].item() == 2.0 and float(y[0, 2]) == 3.0
     assert repr(y) == "tensor([[1., 2., 3.]], device='cuda:0')"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_copy_between_gpus_waits_for_both(turned):
+    x = backend.to(np.arange(6.0).reshape(2, 3), "cuda:0")
+    events.clear()
+    moved = backend.to(x.T if turned else x, "cuda:1")
+    (before, _, first), copy, (after, _, second) = events
+    assert before == after == "synchronize" and copy == ("copy", 0, 1, True) and (first, second) == (0, 1)
+    np.testing.assert_array_equal(moved.get(), x.get().T if turned else x.get())
 
 
 def test_gradients_flow_back_through_the_move():
