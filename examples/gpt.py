@@ -168,7 +168,7 @@ def train(args, world):
                 break
         facts, passage = task.final(model, args, world)
         progress.say(passage)
-        status = interrupt.status(world) if stop else 0
+        status = interrupt.status(world)
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
                       exit_status=status, **facts, **{k: v for k, v in vars(args).items() if k not in ("out", "steps")})
 

@@ -154,9 +154,10 @@ class Interrupt:
             signal.raise_signal(number)
 
     def status(self, world):
-        """What a program that has stopped ends with on all ranks, whichever was asked: 130 after Ctrl-C, 143 after
-        SIGTERM (128 + the signal, as shells have it). Collective."""
-        return 128 + max(world.all_gather_object(int(self.signal)))
+        """What the program ends with on all ranks, whichever was asked to stop: 130 after Ctrl-C, 143 after SIGTERM
+        (128 + the signal, as shells have it), 0 where none was. Collective."""
+        number = max(world.all_gather_object(int(self.signal)))
+        return 128 + number if number else 0
 
 
 class Progress:

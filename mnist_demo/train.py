@@ -194,7 +194,7 @@ def train(args, world, plugged=LIBRARY):
             if stop:
                 progress.say(f"interrupted after step {run.step} of {steps}: saving what there is")
                 break
-        status = interrupt.status(world) if stop else 0
+        status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,

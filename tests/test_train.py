@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -377,3 +378,16 @@ def test_a_rank_that_raises_ends_the_job(tmp_path):
     assert not run.timed_out and run.seconds < 10 and run.returncode != 0
     assert "ArithmeticError: out of luck in step 3" in run.stderr[1] and "rank 1" in run.stderr[1]
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_signal_during_the_last_evaluation_is_heard(tmp_path, monkeypatch):
+    """The run is whole, and its status tells who started it that it was asked to end."""
+    accuracy = program.accuracy
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return accuracy(*arguments)
+    monkeypatch.setattr(program, "accuracy", signalled)
+    assert program.main(["--data", "digits", "--hidden", "8", "--steps", "2", "--out", str(tmp_path)]) == 143
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"] == 2 and not summary["interrupted"]

@@ -32,7 +32,7 @@ import traceback
 
 import numpy as np
 
-from .exits import when_main_ends
+from .exits import raise_exit, when_main_ends
 from .memory import map_together
 from .mismatch import MismatchError
 from .state import state
@@ -165,7 +165,7 @@ class Guard:
         """sys.exit: nothing happens yet, for the exception may be caught; on_main_end and at_exit look."""
         if status not in (None, 0) and threading.current_thread() is threading.main_thread() and self.is_rank():
             self.exit_ends_job = status, f"sys.exit({status!r}) was called:\n" + stack(sys._getframe(1))
-        raise SystemExit(status)   # the C function makes no object of it yet, and when_main_ends looks for one
+        raise_exit(status)
 
     def on_main_end(self, error, where):
         """The main program has ended, by SystemExit or (None) without."""

@@ -251,6 +251,8 @@ class Window:
 
     def progress(self, number):
         """Do what can be done without waiting; True once operation `number` and all before it are finished."""
+        if self._error is not None:
+            raise self._error
         pending = self.pending
         while pending and pending[0].number <= number:
             oldest = pending[0]
@@ -264,6 +266,11 @@ class Window:
                 return False
             pending.popleft()
         return True
+
+    def broke_off(self, number, error):
+        """This rank has done its part of collective `number` by halves: it can't go on, for the others wait for it."""
+        self._error = RuntimeError(f"{error!r} broke off this rank's part of collective number {number} of "
+                                   f"{self.name!r}, which can't be used any more: the other ranks wait for that part")
 
     def finish(self, number):
         """Make visible that this rank has done its part of collective `number`."""
@@ -325,7 +332,11 @@ class Repeated:
             number = window.post(self.key)
             while not window.arrived(number):
                 spins = window.pause(spins)
-            self.add_up()
+            try:
+                self.add_up()
+            except BaseException as error:
+                window.broke_off(number, error)
+                raise
             window.finish(number)
             while not window.finished(number):
                 spins = window.pause(spins)
@@ -343,9 +354,13 @@ class Request:
 
     def do(self):
         """Do this rank's part, as far as it can be done without waiting; True once it is done."""
-        if not self.began:
-            self.began, self.left = True, self.work()
-        self.done = self.left is None or self.left.test()
+        try:
+            if not self.began:
+                self.began, self.left = True, self.work()
+            self.done = self.left is None or self.left.test()
+        except BaseException as error:
+            self.window.broke_off(self.number, error)
+            raise
         if self.done:
             self.work = self.left = None   # they hold arrays
         return self.done

@@ -183,6 +183,56 @@ def test_a_status_of_more_than_eight_bits_is_none_of_success(code, status):
     assert run.returncode == status and run.seconds < 5 and "was called" in "".join(run.stderr), run.report()
 
 
+AS_PROGRAMS_DO = """
+import sys
+from minitorch_dist import comm
+def main():
+    world = comm.world()
+    if world.rank == 1:
+        return 3
+    world.barrier()
+sys.exit(main())
+"""
+
+
+def test_a_status_that_main_returns(tmp_path):
+    """sys.exit is looked up before main() comes to comm.world()."""
+    (tmp_path / "program.py").write_text(AS_PROGRAMS_DO)
+    run = ranks.launch([tmp_path / "program.py"], n=2, limit=SECONDS)
+    assert run.returncode == 3 and "SystemExit(3) was raised" in run.stderr[1], run.report()
+    assert "program.py" in run.stderr[1] and "sys.exit(main())" in run.stderr[1], run.report()
+
+
+BROKEN_OFF = """
+import numpy as np
+from minitorch_dist import comm
+world = comm.world()
+x = world.empty(1000, "f4")
+world.all_reduce(x)
+if {again}:
+    world.all_reduce(x)
+x[:3] = 3e38      # in the part that rank 0 adds up
+try:
+    with np.errstate(over="raise" if world.rank == 0 else "ignore"):
+        work = world.all_reduce(x, async_op={posted})
+        if work:
+            work.wait()
+except FloatingPointError:
+    print("caught")
+    work.wait() if {posted} else world.all_reduce(x)
+print("went on", x[:3])
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("posted", [False, True])
+def test_a_part_that_was_broken_off_counts_as_not_done(tmp_path, again, posted):
+    (tmp_path / "program.py").write_text(BROKEN_OFF.format(again=again, posted=posted))
+    run = ranks.launch([tmp_path / "program.py"], n=2, limit=SECONDS)
+    assert run.returncode not in (0, None) and run.stdout[0] == "caught\n" and run.stdout[1] == "", run.report()
+    assert "FloatingPointError" in run.stderr[0] and "can't be used any more" in run.stderr[0], run.report()
+
+
 # ---------------------------------------------------------------- the document
 
 HEAD = """# What you see when a rank fails
