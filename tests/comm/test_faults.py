@@ -92,10 +92,14 @@ def runs():
     return done
 
 
+OPEN_MPI_S_NOTICE = r"(?ms)^-{70,}\nMPI_ABORT was invoked on rank .*?^-{70,}$"
+
+
 def spoken(run, rank):
     """The rank's lines, less what MPI itself and Python's end by sys.exit(text) say."""
     of_mpi = "Abort(", "MPI Error in NBC", "NBC_Progress: "
-    return [line for line in run.stderr[rank].splitlines()
+    text = re.sub(OPEN_MPI_S_NOTICE, "", run.stderr[rank])      # usually its launcher's
+    return [line for line in text.splitlines()
             if not line.startswith(of_mpi) and line not in ("", "no such data")]
 
 
