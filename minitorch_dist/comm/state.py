@@ -5,9 +5,11 @@ import json
 import os
 import signal
 import threading
+import time
+import zlib
 from typing import NamedTuple
 
-RECORD_BYTES = 512   # the state file is one record, overwritten in place: one system call, never half a line to read
+LOOKS = 50      # at a record that is being written, a millisecond apart
 
 
 class Like(NamedTuple):
@@ -77,7 +79,31 @@ class RankState:
             record |= {"axis": call.communicator.name, "op": call.op, "peer": call.peer}
             if call.x is not None:
                 record |= {"shape": list(call.x.shape), "dtype": str(call.x.dtype)}
-        os.pwrite(self._file, json.dumps(record).encode().ljust(RECORD_BYTES), 0)
+        os.pwrite(self._file, _record(record), 0)
+
+
+def _record(values):
+    """A line, with a checksum before it; the next one is written over it, and what lies behind its end is old."""
+    text = json.dumps(values).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def read_state(path):
+    """dict of what a rank has last written into its state file; None if it has written nothing, or only a part of it.
+
+    One may read while the rank writes, and Linux doesn't promise that a read sees a write whole or not at all: a
+    record whose checksum is wrong is read again.
+    """
+    for _ in range(LOOKS):
+        try:
+            with open(path, "rb") as file:
+                checksum, _, text = file.readline().rstrip(b"\n").partition(b" ")
+        except FileNotFoundError:
+            return None
+        if checksum == b"%08x" % zlib.crc32(text):
+            return json.loads(text)
+        time.sleep(1e-3)
+    return None
 
 
 state = RankState()   # a process has one

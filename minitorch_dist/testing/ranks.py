@@ -9,7 +9,6 @@ it has printed; the report then says where each rank waited.
 
 import contextlib
 import functools
-import json
 import os
 import pickle
 import shutil
@@ -21,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from minitorch_dist.comm.state import read_state
 from minitorch_dist.launch_env import without_launcher
 
 CHILD = Path(__file__).with_name("rank_child.py")
@@ -204,8 +204,7 @@ def _run(folder, arguments, n, limit, env, cwd, force, inherit, still):
 
 
 def _states(folder, n):
-    texts = [_read(folder / f"rank-{rank}.state") for rank in range(n)]
-    return [json.loads(text) if text.strip() else None for text in texts]
+    return [read_state(folder / f"rank-{rank}.state") for rank in range(n)]
 
 
 def _wait(process, folder, n, limit, still):

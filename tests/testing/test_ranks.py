@@ -1,11 +1,15 @@
 """The launcher of ranks: values, output per rank, time limits, and reports."""
 
+import multiprocessing
 import os
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from minitorch_dist import launch_env
+from minitorch_dist.comm.state import Call, RankState, read_state
 from minitorch_dist.testing import ranks
 
 PROGRAMS = "tests.testing.programs:"
@@ -126,3 +130,35 @@ def test_one_blas_thread_per_rank_unless_chosen(monkeypatch):
         monkeypatch.setattr(os, "environ", without | names)
         assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=2)} == threads
     assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=1)} == {None}   # alone: all cores
+
+
+def writes_its_state(folder):
+    """In a process of its own: long and short records by turns, as fast as they can be written."""
+    own = RankState()
+    own.record_in(folder, 0)
+    while True:
+        x = np.zeros((own.calls % 7 + 1, 2))
+        own.enter(Call(SimpleNamespace(name="of a long name " * 50), "all_reduce", x, None))
+        own.leave()
+
+
+def test_a_state_that_is_read_while_it_is_written_is_whole(tmp_path):
+    writer = multiprocessing.get_context("spawn").Process(target=writes_its_state, args=(tmp_path,), daemon=True)
+    writer.start()
+    path, seen = tmp_path / "rank-0.state", set()
+    assert read_state(path) is None
+    try:
+        while not path.exists():
+            time.sleep(0.01)
+        for _ in range(20_000):
+            found = read_state(path)
+            assert found is None or found["waiting"] == ("op" in found)
+            seen.add(found and found["waiting"])
+            if found and found["waiting"]:
+                assert found["shape"] == [(found["calls"] - 1) % 7 + 1, 2]
+    finally:
+        writer.kill()
+        writer.join()
+    assert {True, False} <= seen
+    path.write_text("{")
+    assert read_state(path) is None

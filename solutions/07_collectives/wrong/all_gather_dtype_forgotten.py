@@ -1,4 +1,4 @@
-# 07.4: (float64[6]); send and recv must name arrays of one shape and dtype
+# 07.4: send and recv must name arrays of one shape and dtype
 import numpy as np
 
 

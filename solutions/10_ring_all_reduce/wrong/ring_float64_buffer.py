@@ -1,4 +1,4 @@
-# 10.3: (float64[5]); send and recv must name arrays of one shape and dtype
+# 10.3: send and recv must name arrays of one shape and dtype
 import numpy as np
 
 
