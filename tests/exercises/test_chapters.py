@@ -36,7 +36,8 @@ def verdicts(request):
               if item.path == request.path and hasattr(item, "callspec")}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(check_answer, COURSE, exercise, path, ours(COURSE, exercise),
-                                   seed=zlib.crc32(name.encode()), limit=None if text == "passed" else exercise.limit / 3)
+                                   seed=zlib.crc32(name.encode()),
+                                   limit=None if text == "passed" else exercise.limit / 3)
                  for name, (exercise, path, text) in ANSWERS.items() if name in wanted}
         yield found
         for future in found.values():
