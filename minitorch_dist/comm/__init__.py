@@ -1,21 +1,20 @@
 """Ranks that talk to each other. `world()` is all of them; everything else is a method of Communicator."""
 
 import functools
+import multiprocessing
 import os
 import sys
 
 from minitorch_dist.launch_env import launched_rank, launched_size
 
-from . import exits, guard, mpi
+from . import mpi
 from .communicator import Communicator, name_of, world_of_one
+from .guard import Guard
 from .mismatch import MismatchError
 from .state import state
 from .work import Work
 
 __all__ = ["Communicator", "MismatchError", "Work", "launched_size", "name_of", "world"]
-
-if launched_size() > 1:
-    sys.exit = exits.raise_exit     # until world() installs the guard
 
 
 @functools.cache
@@ -37,9 +36,15 @@ def world():
     algorithm = os.environ.get("MINITORCH_COMM", "auto")
     if size == 1 and "mpi4py.MPI" not in sys.modules:
         return world_of_one(algorithm)
-    MPI = mpi.load(size)
-    if MPI.COMM_WORLD.size == 1:
-        return world_of_one(algorithm)
-    engine = mpi.MpiEngine(MPI, MPI.COMM_WORLD.Dup())   # messages of other users of mpi4py stay apart
-    guard.install(engine)
+    with _guard.joining():
+        MPI = mpi.load(size)
+        if MPI.COMM_WORLD.size == 1:
+            return world_of_one(algorithm)
+        engine = mpi.MpiEngine(MPI, MPI.COMM_WORLD.Dup())   # messages of other users of mpi4py stay apart
+        _guard.start(engine)
     return Communicator(engine, "world", algorithm=algorithm)
+
+
+_guard = Guard(launched_rank(), launched_size(), world)
+if launched_size() > 1 and multiprocessing.parent_process() is None:     # of a rank's helpers none is a rank
+    _guard.begin()

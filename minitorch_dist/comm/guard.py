@@ -16,13 +16,16 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
 How long is too long: MINITORCH_STALL_SECONDS, 600 unless set, 0 for ever. Every message is one write to stderr, each
 line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks; one
 that waits for a rank of another node that has left ends by the stall limit. docs/faults.md shows all of it.
+
+The guard begins when minitorch_dist.comm is imported. Before comm.world() a rank has no way to end the others, who may
+be waiting for it in MPI_Init: one that fails says why, comes to comm.world() itself, and then ends the job. One that
+leaves, or doesn't come, leaves the others in MPI_Init, until the stall limit (comm/joining.py).
 """
 
 import atexit
 import contextlib
 import faulthandler
 import os
-import re
 import select
 import signal
 import sys
@@ -32,7 +35,9 @@ import traceback
 
 import numpy as np
 
+from . import mpi
 from .exits import raise_exit, when_main_ends
+from .joining import limited, remove_segment_names
 from .memory import map_together
 from .mismatch import MismatchError
 from .state import state
@@ -43,16 +48,12 @@ GRACE = 0.5           # seconds that a call may still take after its peer has le
 SPEAK_SECONDS = 1     # for all ranks to say what they have to say, before the job ends
 ABORT_LIMIT = 5       # seconds for MPI_Abort, then the process ends itself by SIGALRM
 STALL_SECONDS = 600   # unless the environment says something else
+JOIN_SECONDS = 5      # for the others to come to comm.world(), at least: a program takes its time to start
 
 # Words of a rank's line, which only it writes: it has left; its process and the table of processes that it stands in;
 # it has waited too long; it has said its part; it ends with this status, if not 0.
 GONE, PROCESS, TABLE, STALLED, SPOKEN, STATUS = range(6)
 LINE_BYTES = 128
-
-
-def install(engine):
-    """Guard this process, a rank of the engine's communicator (the world). Collective."""
-    Guard(engine).start()
 
 
 def stall_seconds():
@@ -67,26 +68,42 @@ def stall_seconds():
 class Guard:
     """Hooks into every way in which a Python process ends."""
 
-    def __init__(self, engine):
-        self.engine, self.rank, self.size = engine, engine.rank, engine.size
-        self.pid, self.exit_ends_job, self.limit = os.getpid(), None, stall_seconds()
-        node = engine.of_node()
-        lines = map_together(node, LINE_BYTES) or []
-        self.lines = {rank: line.cast("Q") for rank, line in zip(node.world_ranks, lines, strict=False)}
-        self.end_process = os._exit
-        self.wakeup = None
+    def __init__(self, rank, size, join):
+        """join(): comm.world, which makes the engine and calls start(engine)."""
+        self.rank, self.size, self.join = rank, size, join
+        self.engine, self.lines, self.mine, self.wakeup = None, {}, None, None
+        self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
+        self.end_process, self.has_begun, self.ending = os._exit, False, False
 
-    def start(self):
-        if self.lines:
-            self.mine = self.lines[self.rank]
-            self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
-        self.meet_everybody()
-        remove_segment_names()
+    def begin(self):
+        """Watch the ways to end from now on."""
+        self.has_begun = True
         sys.excepthook = self.on_exception
-        threading.excepthook = self.on_thread_exception
         os._exit, sys.exit = self.on_end_process, self.on_exit
         when_main_ends(self.on_main_end)
         atexit.register(self.at_exit)
+
+    def joining(self):
+        """Around MPI_Init and start(): a context manager that limits the wait for the others."""
+        self.limit = stall_seconds()
+        limit = self.limit and max(self.limit, JOIN_SECONDS)
+        return limited(ABORT_LIMIT if self.ending else limit, self.say, self.end_process)
+
+    def start(self, engine):
+        """Guard this process as a rank of the engine's communicator, the world. Collective."""
+        self.rank, self.size = engine.rank, engine.size
+        if not self.has_begun:      # a launcher that tells its processes nothing
+            self.begin()
+        node = engine.of_node()
+        lines = map_together(node, LINE_BYTES) or []
+        self.lines = {rank: line.cast("Q") for rank, line in zip(node.world_ranks, lines, strict=False)}
+        if self.lines:
+            self.mine = self.lines[self.rank]
+            self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
+        self.meet_everybody(engine)
+        self.engine = engine
+        remove_segment_names()
+        threading.excepthook = self.on_thread_exception
         with contextlib.suppress(Exception):   # a stderr without a file
             if not faulthandler.is_enabled():
                 faulthandler.enable()          # a segmentation fault shows its line
@@ -96,11 +113,19 @@ class Guard:
             signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         threading.Thread(target=self.watch, name="minitorch-guard", daemon=True).start()
 
-    def meet_everybody(self):
+    def meet_everybody(self, engine):
         """A message between every two ranks: then MPI has mapped all the shared memory that it will."""
-        self.engine.all_to_all(np.zeros(self.size, np.uint8), np.zeros(self.size, np.uint8),
-                               [1] * self.size, [1] * self.size)
-        self.engine.barrier()
+        engine.all_to_all(np.zeros(self.size, np.uint8), np.zeros(self.size, np.uint8),
+                          [1] * self.size, [1] * self.size)
+        engine.barrier()
+
+    def joined(self):
+        """Whether this rank has joined the others; it does so now if it hasn't yet, to end the job with them."""
+        if self.engine is None:
+            self.ending = True
+            with contextlib.suppress(Exception):
+                self.join()
+        return self.engine is not None
 
     def is_rank(self):
         """False in a process forked by a rank, which ends as it likes."""
@@ -118,9 +143,13 @@ class Guard:
 
     def end_job(self, status, message):
         """Print the message and end all ranks."""
-        signal.alarm(ABORT_LIMIT)
+        if self.engine is not None:
+            signal.alarm(ABORT_LIMIT)
         self.say(message)
-        self.engine.abort(status)
+        self.joined()
+        signal.alarm(ABORT_LIMIT)
+        remove_segment_names()
+        mpi.abort(status)
         self.end_process(status)
 
     def say_and_hear(self, message):
@@ -179,7 +208,7 @@ class Guard:
         """Runs at the end of the program, before MPI is finalised."""
         if not self.is_rank():
             return
-        if self.exit_ends_job:
+        if self.exit_ends_job and self.joined():
             code, message = self.exit_ends_job
             status = code & 0xFF if isinstance(code, int) else 1     # of larger numbers a process ends with 8 bits
             if not self.all_end_by(status):
@@ -290,12 +319,3 @@ def _is_dead(pid):
         return os.path.exists("/proc/self/stat")
     except OSError:
         return False
-
-
-def remove_segment_names():
-    """Unlink the shared-memory files of MPICH and Open MPI once all ranks have mapped them: a job that is aborted
-    would leave them behind."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        for path in set(re.findall(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+", maps.read())):
-            with contextlib.suppress(OSError):
-                os.unlink(path)

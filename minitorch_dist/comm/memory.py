@@ -1,7 +1,9 @@
 """Memory that all ranks of a node have mapped.
 
-One file of tmpfs is mapped by every rank; it holds one part per rank. The name is removed as soon as all have mapped
-it, so nothing can be left behind; each rank unmaps its own mapping when its last array of it dies.
+One file in memory is mapped by every rank; it holds one part per rank. It has no name (memfd_create): nothing can be
+left behind, and a container's small /dev/shm doesn't limit it. The others open it through /proc. Where that can't be,
+because ranks live in containers of their own or on another system, it is a file of /dev/shm whose name is removed as
+soon as all have mapped it. Each rank unmaps its own mapping when its last array of it dies.
 """
 
 import mmap
@@ -10,44 +12,71 @@ import tempfile
 
 import numpy as np
 
-NAME_BYTES = 512
+MESSAGE_BYTES = 512
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 
 def map_together(engine, nbytes):
     """Zeroed memory that every rank of the engine has mapped, `nbytes` for each: a list of uint8 views, by rank.
 
-    Collective. None on all ranks where one of them can't map it, for want of memory (/dev/shm is 64 MB in a default
-    container) or because it sees another /dev/shm. The mapping goes when the last of the views has gone.
+    Collective. None on all ranks where one of them can't map it, for want of memory or because it sees neither the
+    others' processes nor their /dev/shm. The mapping goes when the last of the views has gone.
     """
     stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    name, file, memory = np.zeros(NAME_BYTES, np.uint8), None, None
+    memory = _map(engine, stride, _without_name) or _map(engine, stride, _with_name)
+    if memory is None:
+        return None
+    return [memoryview(memory)[rank * stride:rank * stride + nbytes] for rank in range(engine.size)]
+
+
+def _without_name():
+    """(descriptor, path for the others, path to be removed)"""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("only Linux has it")
+    file = os.memfd_create("minitorch")
+    return file, f"/proc/{os.getpid()}/fd/{file}", None
+
+
+def _with_name():
+    file, path = tempfile.mkstemp(prefix="minitorch_", dir=FOLDER)
+    return file, path, path
+
+
+def _map(engine, stride, create):
+    """The mapping of a file that rank 0 creates, or None on all ranks."""
+    message, file, name, memory = np.zeros(MESSAGE_BYTES, np.uint8), None, None, None
     try:
         if engine.rank == 0:
-            file, path = tempfile.mkstemp(prefix="minitorch_", dir=FOLDER)
+            file, path, name = create()
             os.ftruncate(file, stride * engine.size)
-            name[:len(path)] = np.frombuffer(path.encode(), np.uint8)
+            text = f"{_identity(file)} {path}".encode()
+            message[:len(text)] = np.frombuffer(text, np.uint8)
     except OSError:
-        pass   # the name stays empty, the others can't open it, and all agree below
-    engine.broadcast(name, 0)
-    path = name.tobytes().rstrip(b"\0").decode()
+        pass   # the message stays empty, the others can't open it, and all agree below
+    engine.broadcast(message, 0)
+    identity, _, path = message.tobytes().rstrip(b"\0").decode().partition(" ")
     try:
         if engine.rank != 0:
             file = os.open(path, os.O_RDWR)
-        if hasattr(os, "posix_fallocate"):   # else a full tmpfs shows as SIGBUS at the first touch
+        if _identity(file) != identity:     # a process of that number, but another one: that of another container
+            raise OSError(f"{path} is another file")
+        if hasattr(os, "posix_fallocate"):   # else a full memory shows as SIGBUS at the first touch
             os.posix_fallocate(file, engine.rank * stride, stride)
         memory = mmap.mmap(file, stride * engine.size)
     except (OSError, ValueError, TypeError):
         pass
     mapped = np.array([memory is not None], np.int32)
     engine.all_reduce(mapped, "min")
-    if engine.rank == 0 and path:
-        os.unlink(path)
+    if name is not None:
+        os.unlink(name)
     if file is not None:
         os.close(file)
-    if not mapped[0]:
-        return None
-    return [memoryview(memory)[rank * stride:rank * stride + nbytes] for rank in range(engine.size)]
+    return memory if mapped[0] else None
+
+
+def _identity(file):
+    status = os.fstat(file)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def address(x):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import time
 
 import numpy as np
@@ -29,6 +30,13 @@ def load(launched):
             f"the launcher belongs to another MPI. Use the mpirun of that library (of a wheel: the one beside this "
             f"python), under Slurm `srun --mpi=pmi2` or `--mpi=pmix`; `python -m minitorch_dist doctor` shows both")
     return MPI
+
+
+def abort(status):
+    """End all ranks of the job; nothing, where MPI isn't initialised."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(status)
 
 
 INTERNAL_TAG = 32767   # MPI promises tags up to this one; users have those below
@@ -237,10 +245,6 @@ class MpiEngine:
     def make_progress(self):
         """Let MPI hand out what it still holds of finished sends."""
         self.comm.Iprobe()
-
-    def abort(self, code):
-        """End all ranks of the job."""
-        self.MPI.COMM_WORLD.Abort(code)
 
     def fence(self):
         """Order this rank's stores to shared memory, for processors that don't by themselves."""

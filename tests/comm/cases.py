@@ -282,12 +282,12 @@ def memory():
     view[:] = world.rank
     world.all_reduce(view)
     del view
-    mapped = sum("minitorch_" in line for line in open("/proc/self/maps"))
+    mapped = sum("/memfd:minitorch" in line for line in open("/proc/self/maps"))
     return facts, segments, alive, len(world._window._segments), mapped, arrays[0].any()
 
 
 def without_memory():
-    """The window's memory can't be had: rank 1's /dev/shm is full. Plain memory takes its place, on all ranks."""
+    """The window's memory can't be had: there is none for rank 1. Plain memory takes its place, on all ranks."""
     world = comm.world()
 
     def full(file, offset, length):
@@ -298,6 +298,26 @@ def without_memory():
     x[:] = world.rank + 1
     world.all_reduce(x)
     return world.in_window(x), x[0]
+
+
+def memory_with_a_name(why):
+    """Memory without a name can't be had; where it can't, a file of /dev/shm takes its place: (in the window, the sum,
+    the files of /dev/shm that this rank has mapped)."""
+    world = comm.world()
+    if why == "not on this system" and world.rank == 0:
+        del os.memfd_create
+    elif why == "processes aren't seen" and world.rank == 1:
+        original = os.open
+        os.open = lambda path, *how: original(path.replace("/proc/", "/no/such/place/"), *how)
+    elif why == "another process has the number" and world.rank == 1:
+        original = os.open
+        os.open = lambda path, *how: os.memfd_create("other") if path.startswith("/proc/") else original(path, *how)
+    x = world.empty(1000, "f4")
+    x[:] = world.rank + 1
+    world.all_reduce(x)
+    with open("/proc/self/maps") as maps:
+        return world.in_window(x), x[0], sorted({line.split()[5] for line in maps if "/minitorch_" in line and
+                                                 "(deleted)" in line})
 
 
 def timeout_is_error():

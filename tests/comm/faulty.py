@@ -1,9 +1,11 @@
 """Programs in which rank 1 goes wrong: python faulty.py FAULT PLACE, on several ranks.
 
 A fault is a function of (world, x), run by rank 1 while the others go on reducing x; those with `@on_all` run on every
-rank. docs/faults.md shows their text and what comes of it.
+rank, and those without arguments before rank 1 comes to comm.world(). docs/faults.md shows their text and what comes
+of it.
 """
 
+import inspect
 import os
 import signal
 import sys
@@ -15,6 +17,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm
+from minitorch_dist.launch_env import launched_rank
 
 FAULTS, ON_ALL = {}, set()
 
@@ -45,6 +48,33 @@ def launcher():
             found = pid
         pid = int(rest.split()[1])
     return found
+
+
+# ---------------------------------------------------------------- before comm.world()
+
+@fault("raises before comm.world()")
+def raises_before_comm_world():
+    broken()
+
+
+@fault("sys.exit(3) before comm.world()")
+def sys_exit_3_before_comm_world():
+    sys.exit(3)
+
+
+@fault("os._exit(0) before comm.world()")
+def os__exit_0_before_comm_world():
+    os._exit(0)
+
+
+@fault("leaves before comm.world()")
+def leaves_before_comm_world():
+    sys.exit()
+
+
+@fault("never comes to comm.world()")
+def never_comes_to_comm_world():
+    time.sleep(60)
 
 
 # ---------------------------------------------------------------- an exception
@@ -235,11 +265,17 @@ def no_fault(world, x):
         time.sleep(1)
 
 
+def joins_the_others():
+    return comm.world()
+
+
 def main(name, place):
-    world = comm.world()
+    function = FAULTS[name]
+    if launched_rank() == 1 and not inspect.signature(function).parameters:
+        function()
+    world = joins_the_others()
     x = world.empty(10, "f4") if place == "window" else np.zeros(10, "f4")
     world.all_reduce(x)
-    function = FAULTS[name]
     if world.rank == 1 or function in ON_ALL:
         function(world, x)
     else:

@@ -1,0 +1,68 @@
+"""The wait for the others in MPI_Init has a limit.
+
+MPI_Init returns when all ranks have come to it, and until then no Python runs in this process: not in other threads
+either, for the call keeps Python's lock. So a child of this process watches the time, as long as the wait lasts.
+"""
+
+import contextlib
+import faulthandler
+import os
+import re
+import select
+import signal
+import sys
+import time
+import warnings
+
+SEGMENTS = r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+"      # MPICH's and Open MPI's
+GRACE = 0.5     # seconds for a process to write its stack, before it is killed
+
+
+@contextlib.contextmanager
+def limited(seconds, say, end_process):
+    """Around MPI_Init. After `seconds` (None: no limit) this process says so with say(text), writes its stack and ends
+    by SIGALRM: every launcher takes a rank that ends by a signal for the end of the job.
+
+    end_process: os._exit, for the child. Where MPI is initialised already, nothing is watched.
+    """
+    if seconds is None or "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    with contextlib.suppress(Exception):      # a stderr without a file
+        faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
+    reads, writes = os.pipe()
+    rank = os.getpid()
+    with warnings.catch_warnings():     # Python 3.12 has one for a fork beside other threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            os.close(writes)
+            if not select.select([reads], [], [], seconds)[0]:
+                say(f"has waited {seconds:g} s (MINITORCH_STALL_SECONDS) for all ranks to call comm.world(), and the "
+                    "job ends: another rank has left, computes for so long, or never calls it. This rank waits here:")
+                remove_segment_names(rank)
+                os.kill(rank, signal.SIGALRM)
+                time.sleep(GRACE)
+                os.kill(rank, signal.SIGKILL)
+        finally:
+            end_process(0)
+    try:
+        os.close(reads)
+        yield
+    finally:
+        os.close(writes)      # that is what the child waits for, and it hears it, too, if this process dies
+        os.waitpid(child, 0)
+        with contextlib.suppress(Exception):
+            faulthandler.unregister(signal.SIGALRM)
+
+
+def remove_segment_names(pid="self"):
+    """Unlink the shared-memory files of MPI that a process has mapped: a job that is aborted would leave them behind.
+
+    To be called when all ranks of the node have mapped them, or when they never will.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+        for path in set(re.findall(SEGMENTS, maps.read())):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
