@@ -247,12 +247,12 @@ def refuses_root():
 
 
 def shared_memory():
-    """Room in /dev/shm, where the ranks of one machine exchange gradients."""
+    """Room in /dev/shm, where MPI keeps the messages of one machine's ranks, some MiB (gradients are elsewhere)."""
     if not os.path.isdir("/dev/shm"):
         return Finding("Shared memory", "missing", "no /dev/shm on this system")
     free = shutil.disk_usage("/dev/shm").free / 2**20
-    if free < 256:
-        return Finding("Shared memory", "warn", f"{free:.0f} MiB free in /dev/shm: large models die of a bus error",
+    if free < 32:
+        return Finding("Shared memory", "warn", f"{free:.0f} MiB free in /dev/shm: MPI may die of a bus error",
                        "give the container more: docker run --shm-size=2g, or --ipc=host")
     return Finding("Shared memory", "ok", f"{free:,.0f} MiB free in /dev/shm")
 

@@ -208,9 +208,9 @@ def test_windows_is_sent_to_wsl(monkeypatch):
 
 def test_little_shared_memory(monkeypatch):
     monkeypatch.setattr(doctor.os.path, "isdir", lambda path: True)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=16 * 2**20))
     finding = doctor.shared_memory()
-    assert finding.status == "warn" and "64 MiB" in finding.value and "--shm-size" in finding.fix
+    assert finding.status == "warn" and "16 MiB" in finding.value and "--shm-size" in finding.fix
 
 
 def test_mnist_is_looked_for_where_it_was_named(monkeypatch, tmp_path):

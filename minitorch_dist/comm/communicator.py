@@ -84,7 +84,7 @@ class Communicator(Messages, Objects, OnDevices):
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         if algorithm == "shared" and self._window is None and self.size > 1:
             raise ValueError(f"algorithm='shared': the ranks of {self.name!r} share no memory (a node each, or a "
-                               f"/dev/shm of their own each); choose 'auto' or 'mpi'")
+                               f"container of their own each); choose 'auto' or 'mpi'")
         self._algorithm = algorithm
         self._repeated.clear()
 
