@@ -86,8 +86,12 @@ class Guard:
     def joining(self):
         """Around MPI_Init and start(): a context manager that limits the wait for the others."""
         self.limit = stall_seconds()
+        if self.ending:     # why has been said
+            return limited(ABORT_LIMIT, None, self.end_process)
         limit = self.limit and max(self.limit, JOIN_SECONDS)
-        return limited(ABORT_LIMIT if self.ending else limit, self.say, self.end_process)
+        return limited(limit, lambda: self.say(
+            f"has waited {limit:g} s (MINITORCH_STALL_SECONDS) for all ranks to call comm.world(), and the job ends: "
+            "another rank has left, computes for so long, or never calls it. This rank waits here:"), self.end_process)
 
     def start(self, engine):
         """Guard this process as a rank of the engine's communicator, the world. Collective."""

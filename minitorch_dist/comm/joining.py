@@ -19,17 +19,19 @@ GRACE = 0.5     # seconds for a process to write its stack, before it is killed
 
 
 @contextlib.contextmanager
-def limited(seconds, say, end_process):
-    """Around MPI_Init. After `seconds` (None: no limit) this process says so with say(text), writes its stack and ends
-    by SIGALRM: every launcher takes a rank that ends by a signal for the end of the job.
+def limited(seconds, report, end_process):
+    """Around MPI_Init. After `seconds` (None: no limit) comes report(), and this process writes its stack and ends by
+    SIGALRM: every launcher takes a rank that ends by a signal for the end of the job.
 
-    end_process: os._exit, for the child. Where MPI is initialised already, nothing is watched.
+    report is called in the child; None: nothing is written. end_process: os._exit, for the child. Where MPI is
+    initialised already, nothing is watched.
     """
     if seconds is None or "mpi4py.MPI" in sys.modules:
         yield
         return
     with contextlib.suppress(Exception):      # a stderr without a file
-        faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
+        if report:
+            faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
     reads, writes = os.pipe()
     rank = os.getpid()
     with warnings.catch_warnings():     # Python 3.12 has one for a fork beside other threads
@@ -39,8 +41,8 @@ def limited(seconds, say, end_process):
         try:
             os.close(writes)
             if not select.select([reads], [], [], seconds)[0]:
-                say(f"has waited {seconds:g} s (MINITORCH_STALL_SECONDS) for all ranks to call comm.world(), and the "
-                    "job ends: another rank has left, computes for so long, or never calls it. This rank waits here:")
+                if report:
+                    report()
                 remove_segment_names(rank)
                 os.kill(rank, signal.SIGALRM)
                 time.sleep(GRACE)
