@@ -23,6 +23,13 @@ from minitorch_dist.parallel import DistributedDataParallel
 TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
 ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, "steps": 2000, "lr": 3e-3}
 EVAL_CHUNK = 64
+SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
+         "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
+RANGES = {
+    training.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample"),
+    training.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
+    training.PROBABILITY: ("dropout",),
+}
 
 
 class TextTask:
@@ -42,7 +49,7 @@ class TextTask:
         start = xp.zeros((1, 1), xp.int64) if "\n" not in self.vocabulary.numbers else \
             self.vocabulary.encode("\n")[None]
         tokens = model.module.generate(start, args.sample, args.temperature, backend.stream("sample", args.seed))
-        return {}, self.vocabulary.decode(tokens[0])
+        return {}, self.vocabulary.decode(backend.to(tokens[0], "cpu"))
 
 
 class AdditionTask:
@@ -59,6 +66,7 @@ class AdditionTask:
         rows, question = self.problems.test, self.problems.question
         mine = rows[world.rank::world.size]
         written = model.module.generate(mine[:, :question], rows.shape[1] - question, temperature=0)
+        written = backend.to(written, "cpu")
         right = xp.array([(written == mine).all(1).sum()])
         world.all_reduce(right)
         lines = []
@@ -74,9 +82,7 @@ def parse(argv):
     p = training.ArgumentParser(prog="gpt.py", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
-    sizes = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
-             "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
-    for name, text in sizes.items():
+    for name, text in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=int,
                        help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
@@ -90,18 +96,15 @@ def parse(argv):
     p.add_argument("--eval-every", type=int, default=250, help="steps between validations")
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
     p.add_argument("--sample", type=int, default=400, help="characters to write at the end")
-    p.add_argument("--temperature", type=float, default=0.8)
+    p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
+    p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    for name in (*sizes, "kv_heads", "eval_every", "eval_windows", "sample"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            p.error(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
-    if args.temperature < 0:
-        p.error(f"--temperature {args.temperature}: must be at least 0, which always takes the likeliest character")
+    p.check_ranges(args, RANGES)
     return args
 
 
@@ -112,7 +115,8 @@ def loss_sum(model, shard):
 
 def validation_loss(model, task, world):
     """Mean loss per target of the held-back samples; ranks share fixed chunks, sums are added in one order."""
-    inputs, targets = task.validation
+    device = next(model.parameters()).device
+    inputs, targets = (backend.to(a, device) for a in task.validation)
     model.eval()
     mine = {}
     with mt.no_grad():
@@ -126,6 +130,7 @@ def validation_loss(model, task, world):
 
 def prepare(args, world):
     """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
+    device = training.take_device(args.device, world)
     if args.exact:
         training.prepare_exact(world)
     task = TextTask(args) if args.text else AdditionTask(args)
@@ -135,7 +140,7 @@ def prepare(args, world):
     mt.manual_seed(args.seed)
     model = DistributedDataParallel(
         nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-               args.positions, args.norm), world, exact=args.exact)
+               args.positions, args.norm).to(device), world, exact=args.exact)
     optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))

@@ -80,8 +80,23 @@ def usage_errors(program):
         raise SystemExit(2) from error
 
 
+# What a number must be, and whether it is.
+AT_LEAST_1 = "at least 1", lambda value: value >= 1
+AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
+MORE_THAN_0 = "more than 0", lambda value: value > 0
+PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
+
+    def check_ranges(self, args, ranges):
+        """End with a message at a number (None: not given) that isn't as it must be; ranges: {rule: its options}."""
+        for (rule, fits), names in ranges.items():
+            for name in names:
+                value = getattr(args, name)
+                if value is not None and not fits(value):
+                    self.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
 
     def _print_message(self, message, file=None):
         if launched_rank() == 0:

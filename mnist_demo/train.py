@@ -40,13 +40,11 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
-AT_LEAST_1 = "at least 1", lambda value: value >= 1
-AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
-RANGES = {      # option -> (what it must be, whether it is); what depends on data or ranks is checked where it is used
-    **dict.fromkeys(("epochs", "steps", "batch_size", "micro_shards", "accumulate"), AT_LEAST_1),
-    **dict.fromkeys(("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"), AT_LEAST_0),
-    "dropout": ("a probability, at least 0 and less than 1", lambda value: 0 <= value < 1),
-    "bucket_mb": ("more than 0", lambda value: value > 0),
+RANGES = {      # what depends on data or ranks is checked where it is used
+    training.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate"),
+    training.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
+    training.PROBABILITY: ("dropout",),
+    training.MORE_THAN_0: ("bucket_mb",),
 }
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
@@ -98,10 +96,7 @@ def parse(argv):
         p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
     if min(args.widths, default=1) < 1:
         p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
-    for name, (rule, fits) in RANGES.items():
-        value = getattr(args, name)
-        if value is not None and not fits(value):
-            p.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
+    p.check_ranges(args, RANGES)
     if args.accumulate > 1 and args.exact:
         p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "
                 "--micro-shards instead")

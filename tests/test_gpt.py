@@ -94,10 +94,10 @@ def test_a_text_that_cannot_be_learned(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--batch-size", "0"], ["--dim", "-4"], ["--eval-every", "0"],
-                                   ["--temperature", "-1"], ["--heads", "0"]], ids=" ".join)
+                                   ["--temperature", "-1"], ["--lr", "nan"], ["--device", "cuda:99"]], ids=" ".join)
 def test_a_command_line_that_does_not_fit(tmp_path, flags):
     run = ranks.launch([GPT, *flags, "--out", tmp_path / "run"], n=1, limit=30)
-    assert run.returncode == 2 and flags[0] in run.stderr[0] and "Traceback" not in run.stderr[0]
+    assert run.returncode == 2 and flags[0].strip("-") in run.stderr[0] and "Traceback" not in run.stderr[0]
     assert not (tmp_path / "run").exists()
 
 

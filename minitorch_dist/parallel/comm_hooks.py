@@ -70,22 +70,24 @@ class PowerSGD:
         self.q, self.left_out, self.steps = {}, {}, {}
 
     def __call__(self, comm, bucket):
-        xp, thin = module_of(bucket.grads), []
-        rest = xp.ones(bucket.grads.size, bool)
-        for s in bucket.segments:
+        xp, thin, rest, end = module_of(bucket.grads), [], [], 0
+        for s in sorted(bucket.segments, key=lambda s: s.start):
             shape = _matrix(s.tensor.shape)
             if sum(shape) * self.rank < math.prod(shape):
                 thin.append((s, shape))
-                rest[s.start:s.stop] = False
+                rest.append(slice(end, s.start))
+                end = s.stop
+        rest.append(slice(end, bucket.grads.size))
         matrices = [self._with_left_out(bucket.grads, s, shape) for s, shape in thin]
         ps = [m @ self._q(s, m) for (s, _), m in zip(thin, matrices, strict=True)]
-        plain = bucket.grads[rest]
-        posted = [comm.all_reduce(plain, async_op=True), *_all_reduce_together(comm, ps)]
+        plain = [bucket.grads[part] for part in rest]
+        posted = [*_all_reduce_together(comm, plain), *_all_reduce_together(comm, ps)]
 
         def finish():
             for work in posted:
                 work.wait()
-            bucket.grads[rest] = plain
+            for part, summed in zip(rest, plain, strict=True):
+                bucket.grads[part] = summed
             for i, p in enumerate(ps):
                 ps[i] = xp.linalg.qr(p)[0]
             qs = [m.T @ p for m, p in zip(matrices, ps, strict=True)]
