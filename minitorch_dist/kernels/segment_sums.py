@@ -1,8 +1,10 @@
 """Sums of rows that share an index: out[i] = Σ g[j] over all j with index[j] = i, the same bits on every run.
 
-The gradient of an embedding, and of any x[integers]. Atomic additions, which are what CuPy has for it
+The gradient of an embedding, and of any index by integers. Atomic additions, which are what CuPy has for it
 (cupyx.scatter_add), arrive in another order on every run. Here the rows are sorted by their index first, without moving
 them: a segment of the order belongs to each row of the result, whose programs walk it, each for some of the columns.
+Where there are more rows than indices, it is the segment's first position that has programs, and other rows are zeroed
+before (of a take_along_axis every element of the array is a row).
 
     index     2  0  2  5  0  2                key = index · n + j: none is there twice, so that every sort keeps
     order     1  4 | 0  2  5 | 3              rows of one index in the order in which they came
@@ -34,11 +36,18 @@ TILE = 2048         # elements of a program's tile, LANES × COLUMNS
 
 
 @triton.jit
-def _segment_sums(g, key, starts, out, n, size, STRETCH: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr):
+def _segment_sums(g, key, bounds, out, n, size, SPARSE: tl.constexpr, STRETCH: tl.constexpr, LANES: tl.constexpr,
+                  COLUMNS: tl.constexpr):
     across = tl.cdiv(size, COLUMNS)
-    row = (tl.program_id(0) // across).to(tl.int64)
+    place = (tl.program_id(0) // across).to(tl.int64)
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    begin, end = tl.load(starts + row), tl.load(starts + row + 1)
+    if SPARSE:      # a place is a position; bounds are the ends of its segment's positions
+        row = tl.load(key + place) // n
+        here = tl.load(key + place - 1, mask=place > 0, other=-1) < row * n     # it is the first of the row
+        begin, end = place, tl.where(here, tl.load(bounds + place), place)
+    else:           # a place is a row; bounds are where the rows' segments begin
+        row, here = place, True
+        begin, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     count = (end - begin).to(tl.int32)
     length = tl.minimum(tl.maximum(tl.cdiv(count, LANES), STRETCH), count)
     first = begin + tl.arange(0, LANES) * length
@@ -48,7 +57,7 @@ def _segment_sums(g, key, starts, out, n, size, STRETCH: tl.constexpr, LANES: tl
         j = tl.load(key + first + k, mask=first + k < end, other=0) - row * n
         inside = (first + k < end)[:, None] & (column < size)[None, :]
         total += tl.load(g + j[:, None] * size + column[None, :], mask=inside, other=0.0).to(total.dtype)
-    tl.store(out + row * size + column, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=column < size)
+    tl.store(out + row * size + column, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=here & (column < size))
 
 
 def definition(g, index, rows):
@@ -59,16 +68,16 @@ def definition(g, index, rows):
 
 
 SEGMENT_SUMS = Kernel(
-    "segment_sums", _segment_sums, {"g": "*", "key": "*i64", "starts": "*i64", "out": "*", "n": "i64", "size": "i32"},
-    {"STRETCH": STRETCH, "LANES": 64, "COLUMNS": 32}, divisible=("size",),
+    "segment_sums", _segment_sums, {"g": "*", "key": "*i64", "bounds": "*i64", "out": "*", "n": "i64", "size": "i32"},
+    {"SPARSE": False, "STRETCH": STRETCH, "LANES": 64, "COLUMNS": 32}, divisible=("size",),
     examples=({"*": "fp32"}, {"*": "fp32", "LANES": 8, "COLUMNS": 256}, {"*": "bf16", "LANES": 16, "COLUMNS": 128},
-              {"*": "fp16"}, {"*": "fp64"}))
+              {"*": "fp32", "SPARSE": True, "LANES": 8, "COLUMNS": 1}, {"*": "fp16"}, {"*": "fp64"}))
 KERNELS = (SEGMENT_SUMS,)
 
 
 def _tile(n, rows, size):
     """Many lanes where segments are long on average, wide rows where they are short."""
-    lanes = min(max(triton.next_power_of_2(n // rows), LANES[0]), LANES[1])
+    lanes = min(max(triton.next_power_of_2(max(n // rows, 1)), LANES[0]), LANES[1])
     return {"LANES": lanes, "COLUMNS": min(TILE // lanes, triton.next_power_of_2(size))}
 
 
@@ -85,8 +94,12 @@ def segment_sums(g, index, rows):
     size = math.prod(shape[1:])
     if not (n and rows and size):
         return xp.zeros(shape, g.dtype)
-    key = xp.sort(index.ravel().astype(np.int64) % rows * n + xp.arange(n))
-    starts = xp.searchsorted(key, xp.arange(rows + 1) * n)
-    out, tile = launch.empty(shape, g.dtype, g), _tile(n, rows, size)
-    SEGMENT_SUMS((rows * triton.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, starts, out, n, size, **tile)
+    key, sparse = xp.sort(index.ravel().astype(np.int64) % rows * n + xp.arange(n)), rows > n
+    if sparse:
+        bounds, out = xp.searchsorted(key, (key // n + 1) * n), xp.zeros(shape, g.dtype)
+    else:
+        bounds, out = xp.searchsorted(key, xp.arange(rows + 1) * n), launch.empty(shape, g.dtype, g)
+    tile = _tile(n, rows, size)
+    SEGMENT_SUMS((min(n, rows) * triton.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, bounds, out, n, size,
+                 SPARSE=sparse, **tile)
     return out

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import kernels, ledger, optim
+from minitorch_dist import backend, kernels, ledger, optim
 from minitorch_dist.kernels import add, autotune, launch, segment_sums
 
 from . import harness
@@ -120,6 +120,21 @@ def test_an_embedding_s_gradient_has_the_same_bits_on_every_run(cupy, rows, size
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
     short = np.bincount(index, minlength=rows) <= segment_sums.STRETCH
     np.testing.assert_array_equal(got[short], wanted[short])
+
+
+def test_the_gradient_of_picked_elements_has_the_same_bits_on_every_run(cupy):
+    """More elements than places that name them, and some named often."""
+    rng = np.random.default_rng(0)
+    index, ct = (rng.random((300, 64)) ** 5 * 513).astype(np.int64), rng.standard_normal((300, 64), np.float32)
+
+    def gradient(device):
+        x = mt.zeros(300, 513, device=device, requires_grad=True)
+        mt.take_along_axis(x, backend.to(index, device), 1).backward(mt.tensor(ct, device=device))
+        return x.grad.cpu().numpy()
+    wanted, got = gradient("cpu"), gradient("cuda")
+    for _ in range(10):
+        np.testing.assert_array_equal(gradient("cuda"), got)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_of_gpt_has_the_same_bits_on_every_run(cupy):

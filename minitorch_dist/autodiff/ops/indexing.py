@@ -23,36 +23,45 @@ def is_basic(index):
 
 def _scatter(x, index, shape):
     parts = index if isinstance(index, tuple) else (index,)
-    if kernels.usable(x) and x.dtype.kind == "f" and is_rows(parts):
+    if kernels.usable(x) and x.dtype.kind == "f" and (lines := as_lines(parts, shape)):
         # CuPy's add.at is atomic: its bits differ from run to run.
-        return kernels.load("segment_sums").segment_sums(x, parts[0], shape[0])
+        rows, count = flat_index(lines, shape), math.prod(shape[:len(lines)])
+        return kernels.load("segment_sums").segment_sums(x, rows, count).reshape(shape)
     out = zeros_like(x, shape)
     if is_basic(index):
         out[index] = x
     elif x.size < 256 or not on_host(x) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
         module_of(out).add.at(out, index, x)     # an element that the index names twice gets both
     else:       # the same on flat arrays, where NumPy is five times faster
-        rows = flat_index(parts, shape[:len(parts)])
+        rows = flat_index(parts, shape).ravel()
         inner = math.prod(shape[len(parts):])
         places = rows if inner == 1 else (rows[:, None] * inner + xp.arange(inner)).ravel()
         xp.add.at(out.reshape(-1), places, x.ravel())
     return out
 
 
-def is_rows(parts):
-    """Whether an index is one array of integers, which selects rows."""
-    return len(parts) == 1 and is_array(parts[0]) and parts[0].dtype.kind in "iu"
+def as_lines(parts, shape):
+    """Arrays of integers, one for each of the first axes of `shape`, that select what the index selects: x[:, i] is
+    x[arange(n)[:, None], i]. None where there are no such ones."""
+    whole = next((i for i, p in enumerate(parts) if not isinstance(p, slice)), len(parts))
+    arrays = parts[whole:]
+    if not arrays or not all(is_array(p) and p.dtype.kind in "iu" for p in arrays) or any(
+            p != slice(None) for p in parts[:whole]):
+        return None
+    ndim = max(p.ndim for p in arrays)
+    return [xp.arange(n, like=arrays[0]).reshape((n,) + (1,) * (whole - i - 1 + ndim))
+            for i, n in enumerate(shape[:whole])] + list(arrays)
 
 
 def flat_index(parts, shape):
-    """Integer arrays that index the axes of `shape`, as one flat array of row-major places."""
+    """Integer arrays that index the first axes of `shape`, as one array of row-major places."""
     rows = 0
-    for part, extent in zip(parts, shape, strict=True):
-        if part.size and not (-extent <= part.min() and part.max() < extent):
+    for part, extent in zip(parts, shape, strict=False):
+        if on_host(part) and part.size and not (-extent <= part.min() and part.max() < extent):     # else: see _placed
             raise IndexError(f"indices from {part.min()} to {part.max()} are out of range for {extent} elements")
         part = part.astype(xp.int64, copy=False)    # places need more bits than indices
         rows = rows * extent + xp.where(part < 0, part + extent, part)
-    return rows.ravel()
+    return rows
 
 
 _gather = Primitive("getitem", lambda x, index, shape: x[index], params="index shape",
