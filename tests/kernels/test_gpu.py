@@ -125,10 +125,10 @@ def test_an_embedding_s_gradient_has_the_same_bits_on_every_run(cupy, rows, size
 def test_the_gradient_of_picked_elements_has_the_same_bits_on_every_run(cupy):
     """More elements than places that name them, and some named often."""
     rng = np.random.default_rng(0)
-    index, ct = (rng.random((300, 64)) ** 5 * 513).astype(np.int64), rng.standard_normal((300, 64), np.float32)
+    index, ct = (rng.random((50, 40)) ** 5 * 513).astype(np.int64), rng.standard_normal((50, 40), np.float32)
 
     def gradient(device):
-        x = mt.zeros(300, 513, device=device, requires_grad=True)
+        x = mt.zeros(50, 513, device=device, requires_grad=True)
         mt.take_along_axis(x, backend.to(index, device), 1).backward(mt.tensor(ct, device=device))
         return x.grad.cpu().numpy()
     wanted, got = gradient("cpu"), gradient("cuda")
