@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import os
-import sys
 
 from minitorch_dist.launch_env import launched_rank, launched_size
 
@@ -21,9 +20,9 @@ __all__ = ["Communicator", "MismatchError", "Work", "launched_size", "name_of", 
 def world():
     """The Communicator of all ranks that the launcher started. The first call is collective.
 
-    One process, started without a launcher, is a world of one rank and never loads MPI. With several ranks the guard
-    is installed: from then on a rank that fails ends the job (comm/guard.py). RuntimeError where the launcher started
-    several ranks that can't find each other.
+    One process, started without a launcher, is a world of one rank and never loads MPI. Of several, one that fails
+    ends the job, before this call too, and so does one that doesn't come (comm/guard.py). RuntimeError where the
+    launcher started several ranks that can't find each other.
 
     MINITORCH_COMM chooses who reduces (Communicator.algorithm; folder/file.py:name for a function of one's own),
     MINITORCH_NODES=2 pretends that the ranks live on two machines (comm/nodes.py), MINITORCH_CHECK=0 switches off the
@@ -34,7 +33,7 @@ def world():
         state.record_in(os.environ["MINITORCH_RANK_STATE"], launched_rank())
     size = launched_size()
     algorithm = os.environ.get("MINITORCH_COMM", "auto")
-    if size == 1 and "mpi4py.MPI" not in sys.modules:
+    if size == 1 and not mpi.is_loaded():
         return world_of_one(algorithm)
     with _guard.joining():
         MPI = mpi.load(size)

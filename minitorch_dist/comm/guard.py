@@ -124,8 +124,11 @@ class Guard:
         engine.barrier()
 
     def joined(self):
-        """Whether this rank has joined the others; it does so now if it hasn't yet, to end the job with them."""
-        if self.engine is None:
+        """Whether this rank has joined the others; it does so now if it hasn't yet, to end the job with them.
+
+        Not in a program that has come to mpi4py by itself: its other ranks are in MPI_Init no more, and elsewhere.
+        """
+        if self.engine is None and not mpi.is_loaded():
             self.ending = True
             with contextlib.suppress(Exception):
                 self.join()

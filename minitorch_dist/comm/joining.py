@@ -10,9 +10,10 @@ import os
 import re
 import select
 import signal
-import sys
 import time
 import warnings
+
+from . import mpi
 
 SEGMENTS = r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+"      # MPICH's and Open MPI's
 GRACE = 0.5     # seconds for a process to write its stack, before it is killed
@@ -26,7 +27,7 @@ def limited(seconds, report, end_process):
     report is called in the child; None: nothing is written. end_process: os._exit, for the child. Where MPI is
     initialised already, nothing is watched.
     """
-    if seconds is None or "mpi4py.MPI" in sys.modules:
+    if seconds is None or mpi.is_loaded():
         yield
         return
     with contextlib.suppress(Exception):      # a stderr without a file

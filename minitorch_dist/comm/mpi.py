@@ -32,6 +32,11 @@ def load(launched):
     return MPI
 
 
+def is_loaded():
+    """Whether this process has come to MPI_Init, by load() or by itself."""
+    return "mpi4py.MPI" in sys.modules
+
+
 def abort(status):
     """End all ranks of the job; nothing, where MPI isn't initialised."""
     MPI = sys.modules.get("mpi4py.MPI")

@@ -219,6 +219,23 @@ def test_a_status_that_main_returns(tmp_path):
     assert "program.py" in run.stderr[1] and "sys.exit(main())" in run.stderr[1], run.report()
 
 
+WITHOUT_WORLD = """
+from mpi4py import MPI
+import minitorch_dist
+if MPI.COMM_WORLD.rank == 1:
+    {}
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize("code", ["oops", "import os; os._exit(0)"])
+def test_a_program_that_uses_mpi4py_alone(tmp_path, code):
+    """It never comes to comm.world(), and its failures end it all the same."""
+    (tmp_path / "program.py").write_text(WITHOUT_WORLD.format(code))
+    run = ranks.launch([tmp_path / "program.py"], n=2, limit=SECONDS)
+    assert run.returncode == 1 and run.seconds < 4 and "[rank 1 of 2]" in run.stderr[1], run.report()
+
+
 BROKEN_OFF = """
 import numpy as np
 from minitorch_dist import comm
