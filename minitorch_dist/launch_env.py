@@ -4,6 +4,7 @@ This module must be importable before NumPy (a BLAS reads its thread count once,
 (one process needs none).
 """
 
+import multiprocessing
 import os
 import sys
 
@@ -18,9 +19,11 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SL
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
+RANK_PROCESS = "MINITORCH_RANK_PROCESS"     # the process that is the rank; set by itself, for the programs it starts
+
 # A program that a rank starts is not itself a rank, and must not inherit these.
-_OF_ONE_RANK = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "MV2_COMM_WORLD_", "SLURM_STEP_",
-                "SLURM_PROCID")
+_OF_ONE_RANK = (RANK_PROCESS, "PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "MV2_COMM_WORLD_",
+                "SLURM_STEP_", "SLURM_PROCID")
 
 
 def _first_number(variables, default):
@@ -38,6 +41,14 @@ def launched_size():
 def launched_rank():
     """Which of them this process is, 0 without a launcher."""
     return _first_number(RANK_VARIABLES, 0)
+
+
+def is_rank():
+    """Whether this process is one of several ranks: not a program that a rank has started, nor a helper of
+    multiprocessing, which inherit the launcher's variables. The first process of a rank that asks is the rank."""
+    if launched_size() == 1 or multiprocessing.current_process().name != "MainProcess":
+        return False
+    return os.environ.setdefault(RANK_PROCESS, str(os.getpid())) == str(os.getpid())
 
 
 def without_launcher(environment):

@@ -1,19 +1,19 @@
 """Ranks that talk to each other. `world()` is all of them; everything else is a method of Communicator."""
 
 import functools
-import multiprocessing
 import os
 
-from minitorch_dist.launch_env import launched_rank, launched_size
+from minitorch_dist.launch_env import is_rank, launched_rank, launched_size
 
 from . import mpi
 from .communicator import Communicator, name_of, world_of_one
 from .guard import Guard
+from .mesh import DeviceMesh
 from .mismatch import MismatchError
 from .state import state
 from .work import Work
 
-__all__ = ["Communicator", "MismatchError", "Work", "launched_size", "name_of", "world"]
+__all__ = ["Communicator", "DeviceMesh", "MismatchError", "Work", "launched_size", "name_of", "world"]
 
 
 @functools.cache
@@ -45,5 +45,5 @@ def world():
 
 
 _guard = Guard(launched_rank(), launched_size(), world)
-if launched_size() > 1 and multiprocessing.parent_process() is None:     # of a rank's helpers none is a rank
+if is_rank():
     _guard.begin()

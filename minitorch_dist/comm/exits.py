@@ -13,13 +13,17 @@ def when_main_ends(callback):
 
     An atexit function can't find out: Python has forgotten the exception by then. But before it looks at it, Python
     flushes stderr, by a call that no Python code has made; and the exception is an object that nobody refers to.
-    (`python script.py` does that; `python -m module` doesn't, and then the callback isn't called.)
+    (`python script.py` does that; `python -m module` and `-c` don't, and then the callback isn't called. Python flushes
+    stderr after an exception in an atexit function, too: the main thread counts as ended by then.)
     """
+    if sys.stderr is None:
+        return
     flush = sys.stderr.flush
 
     def flush_and_look():
         flush()
-        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+        main = threading.main_thread()
+        if sys._getframe().f_back is None and threading.current_thread() is main and main.is_alive():
             error = _unheld(lambda o: isinstance(o, SystemExit))
             callback(error, "" if error is None else _stack(error))
     try:

@@ -26,7 +26,6 @@ import atexit
 import contextlib
 import faulthandler
 import os
-import select
 import signal
 import sys
 import threading
@@ -37,7 +36,7 @@ import numpy as np
 
 from . import mpi
 from .exits import raise_exit, when_main_ends
-from .joining import limited, remove_segment_names
+from .joining import limited, readable, remove_segment_names
 from .memory import map_together
 from .mismatch import MismatchError
 from .state import state
@@ -60,9 +59,12 @@ def stall_seconds():
     """The stall limit that the environment sets; None for no limit."""
     text = os.environ.get("MINITORCH_STALL_SECONDS", str(STALL_SECONDS))
     try:
-        return float(text) or None
+        seconds = float(text)
+        if seconds >= 0:
+            return seconds or None
     except ValueError:
-        raise ValueError(f"MINITORCH_STALL_SECONDS={text!r} must be a number of seconds (0: wait for ever)") from None
+        pass
+    raise ValueError(f"MINITORCH_STALL_SECONDS={text!r} must be a number of seconds, at least 0 (wait for ever)")
 
 
 class Guard:
@@ -73,21 +75,28 @@ class Guard:
         self.rank, self.size, self.join = rank, size, join
         self.engine, self.lines, self.mine, self.wakeup = None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
-        self.end_process, self.has_begun, self.ending = os._exit, False, False
+        self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
 
     def begin(self):
         """Watch the ways to end from now on."""
+        self.take_hooks()
+        if not self.has_begun:
+            atexit.register(self.at_exit)
         self.has_begun = True
+
+    def take_hooks(self):
+        """Again at comm.world(): a program may have set its own since the import."""
         sys.excepthook = self.on_exception
         os._exit, sys.exit = self.on_end_process, self.on_exit
-        when_main_ends(self.on_main_end)
-        atexit.register(self.at_exit)
+        if self.watched is not sys.stderr:
+            self.watched = sys.stderr
+            when_main_ends(self.on_main_end)
 
     def joining(self):
         """Around MPI_Init and start(): a context manager that limits the wait for the others."""
-        self.limit = stall_seconds()
         if self.ending:     # why has been said
             return limited(ABORT_LIMIT, None, self.end_process)
+        self.limit = stall_seconds()
         limit = self.limit and max(self.limit, JOIN_SECONDS)
         return limited(limit, lambda: self.say(
             f"has waited {limit:g} s (MINITORCH_STALL_SECONDS) for all ranks to call comm.world(), and the job ends: "
@@ -95,9 +104,8 @@ class Guard:
 
     def start(self, engine):
         """Guard this process as a rank of the engine's communicator, the world. Collective."""
-        self.rank, self.size = engine.rank, engine.size
-        if not self.has_begun:      # a launcher that tells its processes nothing
-            self.begin()
+        self.rank, self.size, self.pid = engine.rank, engine.size, os.getpid()
+        self.begin()      # a launcher may have told its processes nothing
         node = engine.of_node()
         lines = map_together(node, LINE_BYTES) or []
         self.lines = {rank: line.cast("Q") for rank, line in zip(node.world_ranks, lines, strict=False)}
@@ -115,7 +123,8 @@ class Guard:
             self.wakeup, signalled = os.pipe()
             os.set_blocking(signalled, False)
             signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        threading.Thread(target=self.watch, name="minitorch-guard", daemon=True).start()
+        if not self.ending:     # at its exit Python 3.12 starts no thread
+            threading.Thread(target=self.watch, name="minitorch-guard", daemon=True).start()
 
     def meet_everybody(self, engine):
         """A message between every two ranks: then MPI has mapped all the shared memory that it will."""
@@ -146,7 +155,8 @@ class Guard:
         prefix = f"[rank {self.rank} of {self.size}] "
         text = "".join(prefix + line + "\n" for line in message.rstrip().splitlines())
         with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))
+            if sys.__stderr__ is not None:      # else 2 is closed, or another file
+                os.write(2, text.encode(errors="replace"))
 
     def end_job(self, status, message):
         """Print the message and end all ranks."""
@@ -215,17 +225,24 @@ class Guard:
         """Runs at the end of the program, before MPI is finalised."""
         if not self.is_rank():
             return
-        if self.exit_ends_job and self.joined():
+        if self.exit_ends_job and (self.joined() or mpi.is_running()):
             code, message = self.exit_ends_job
             status = code & 0xFF if isinstance(code, int) else 1     # of larger numbers a process ends with 8 bits
             if not self.all_end_by(status):
                 self.end_job(status or 1, message)
+        elif self.shown_by_another_hook():
+            self.end_job(1, "ends by this exception, which a sys.excepthook of the program has seen:\n" +
+                         "".join(traceback.format_exception_only(sys.last_value)))
         if not self.lines:
             return
         self.mine[GONE] = 1
         while not all(line[GONE] for line in self.lines.values()):
             self.engine.make_progress()
             time.sleep(0.002)
+
+    def shown_by_another_hook(self):
+        """Whether the program has ended by an exception, of which on_exception wasn't told."""
+        return sys.excepthook != self.on_exception and isinstance(getattr(sys, "last_value", None), Exception)
 
     def all_end_by(self, status):
         """Whether all ranks are about to end with this status, as after a command line that no rank can run."""
@@ -261,7 +278,7 @@ class Guard:
         """Wait for the next look. After Ctrl-C a rank inside a call of MPI can't raise KeyboardInterrupt."""
         if self.wakeup is None:
             time.sleep(LOOK_EVERY)
-        elif select.select([self.wakeup], [], [], LOOK_EVERY)[0]:
+        elif readable(self.wakeup, LOOK_EVERY):
             interrupted = signal.SIGINT in os.read(self.wakeup, 100)
             calls = state.calls
             time.sleep(GRACE)

@@ -37,11 +37,16 @@ def is_loaded():
     return "mpi4py.MPI" in sys.modules
 
 
+def is_running():
+    """Whether MPI is initialised, and not yet finalised."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+
+
 def abort(status):
     """End all ranks of the job; nothing, where MPI isn't initialised."""
-    MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.COMM_WORLD.Abort(status)
+    if is_running():
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 
 
 INTERNAL_TAG = 32767   # MPI promises tags up to this one; users have those below

@@ -412,3 +412,17 @@ def long_message():
         except RuntimeError as error:
             messages.append(str(error))
     return messages
+
+
+def mesh():
+    """(coords, {axis: sum of world ranks along it}, {axis: rank in it}, axes that the ledger names, as text)."""
+    grid = comm.DeviceMesh(dp=2, pp=1, tp=-1)
+    sums, places = {}, {}
+    with ledger.record() as book:
+        for names in ("dp", "pp", "tp", ("dp", "pp", "tp")):
+            communicator = grid[names]
+            x = np.array([float(grid.world.rank)])
+            communicator.all_reduce(x)
+            sums[communicator.name], places[communicator.name] = int(x[0]), communicator.rank
+            assert grid[names] is communicator
+    return grid.coords, sums, places, [axis for axis, op in book.calls if op == "all_reduce"], str(grid)

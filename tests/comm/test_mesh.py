@@ -1,0 +1,42 @@
+"""DeviceMesh: who talks to whom, by hand, and what doesn't make a mesh."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist.comm import DeviceMesh
+from minitorch_dist.testing import ranks
+
+CASES = "tests.comm.cases:"
+
+
+def test_every_axis_has_its_communicators():
+    """dp=2 × pp=1 × tp=2: lines along tp are (0, 1) and (2, 3), along dp (0, 2) and (1, 3); sums of world ranks."""
+    expected = [({"dp": 0, "tp": 0}, 0 + 2, 0 + 1), ({"dp": 0, "tp": 1}, 1 + 3, 0 + 1),
+                ({"dp": 1, "tp": 0}, 0 + 2, 2 + 3), ({"dp": 1, "tp": 1}, 1 + 3, 2 + 3)]
+    for rank, (coords, sums, places, sent, text) in enumerate(ranks.call(CASES + "mesh", 4)):
+        assert coords == expected[rank][0] | {"pp": 0}
+        assert sums == {"dp": expected[rank][1], "tp": expected[rank][2], "pp": rank, "dp,pp,tp": 6}
+        assert places == {"dp": coords["dp"], "tp": coords["tp"], "pp": 0, "dp,pp,tp": rank}
+        assert set(sent) == set(sums) and text.startswith("DeviceMesh(dp=2, pp=1, tp=2)\n")
+
+
+def test_one_process_is_a_mesh_too():
+    mesh = DeviceMesh(dp=1, tp=-1)
+    assert mesh.axes == {"dp": 1, "tp": 1} and mesh["tp"].size == mesh["dp", "tp"].size == 1
+    x = np.ones(3)
+    mesh["tp"].all_reduce(x)
+    assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("axes", "words"), [
+    ({}, "name the axes"), ({"dp": 2}, "dp=2 doesn't make up the 1 ranks"), ({"dp": 2, "tp": -1}, "dp=2 × tp=-1"),
+    ({"dp": 0}, "at least 1"), ({"dp": -1, "tp": -1}, "one may be -1"), ({"dp": -2}, "at least 1")], ids=str)
+def test_what_makes_no_mesh(axes, words):
+    with pytest.raises(ValueError, match=words):
+        DeviceMesh(**axes)
+
+
+@pytest.mark.parametrize("names", ["pp", ("tp", "dp"), (), ("dp", "dp")], ids=str)
+def test_unknown_axes(names):
+    with pytest.raises(KeyError, match="dp, tp"):
+        DeviceMesh(dp=1, tp=1)[names]
