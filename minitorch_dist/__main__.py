@@ -5,6 +5,7 @@ import sys
 
 from . import __version__, doctor
 from .kernels import show
+from .parallel import schedules
 
 
 def main(argv=None):
@@ -14,6 +15,7 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor.add_command(commands)
     show.add_command(commands)
+    schedules.add_command(commands)
     args = parser.parse_args(argv)
     return args.run(args)
 

@@ -13,13 +13,12 @@ import signal
 import sys
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from . import backend, ledger, optim
 from .autodiff.primitive import lower
 from .backend import xp
-from .data.loader import share
+from .data.loader import cut
 from .launch_env import launched_rank
 from .parallel import BinaryCounter
 from .parallel.exact import check_shape
@@ -36,6 +35,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     model      a DistributedDataParallel; the batch is moved to its device
     loss_sum   loss_sum(model, shard) -> the SUM of the shard's losses, a one-element Tensor
     units      losses per sample (1 for images, tokens for text): the sum is divided by batch.count · units
+    clip       the gradients' greatest norm, or clip(model), which sees to it
     accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
                reduced once, after the last
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
@@ -58,7 +58,9 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                 (losses * scale).backward()
             loss += losses.item()
         total.add(xp.array([loss, float(stop)]))
-    if clip is not None:
+    if callable(clip):
+        clip(model)
+    elif clip is not None:
         optim.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     sums = total.total()
@@ -114,18 +116,6 @@ def take_device(name, world):
         raise ValueError(f"device {name}: {error}") from error
     nodes = world.all_gather_object(platform.node())
     return backend.use(f"cuda:{nodes[:world.rank].count(platform.node()) % gpus}")
-
-
-def cut(shard, pieces):
-    """A data.Shard in so many of the same kind, one after another; some may have no row."""
-    if pieces == 1:
-        return [shard]
-    (first, last), parts = shard.rows, []
-    for i in range(pieces):
-        lo, hi = share(last - first, i, pieces)
-        parts.append(replace(shard, inputs=shard.inputs[lo:hi], labels=shard.labels[lo:hi],
-                             rows=(first + lo, first + hi)))
-    return parts
 
 
 def decay_groups(model, weight_decay):

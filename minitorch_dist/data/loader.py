@@ -46,6 +46,18 @@ def share(count, part, parts):
     return count * part // parts, count * (part + 1) // parts
 
 
+def cut(shard, pieces):
+    """A Shard in so many of the same kind, one after another; some may have no row."""
+    if pieces == 1:
+        return [shard]
+    (first, last), parts = shard.rows, []
+    for i in range(pieces):
+        lo, hi = share(last - first, i, pieces)
+        parts.append(replace(shard, inputs=shard.inputs[lo:hi], labels=shard.labels[lo:hi],
+                             rows=(first + lo, first + hi)))
+    return parts
+
+
 class Loader:
     """Cuts each global batch by rank, and each rank's part by micro-shard.
 

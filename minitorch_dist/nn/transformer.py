@@ -23,6 +23,10 @@ class Embedding(Module):
     def forward(self, indices):
         return ops.embedding(indices, self.weight)
 
+    def attend(self, x):
+        """Scores of all rows, x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), the output layer of tied weights."""
+        return ops.linear(x, self.weight)
+
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape))
 
@@ -77,10 +81,9 @@ class MultiHeadAttention(Module):
             return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal))
 
     def forward(self, x):
-        batch, time, dim = x.shape
         q, k, v = self._queries_keys_values(x)
         y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (batch, time, dim)))
+        return self.out(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*x.shape[:2], self.heads * self.size)))
 
     def extra_repr(self):
         return f"{self.heads * self.size}, heads={self.heads}" + \
@@ -166,8 +169,7 @@ class GPT(Module):
         if self.positions == "learned":
             x = x + self.position(xp.arange(time, like=self.position.weight.data))
         x = self.norm(self.blocks(self.dropout(x)))
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return ops.linear(x, weight)
+        return self.embed.attend(x) if self.head is None else self.head(x)
 
     def generate(self, tokens, count, temperature=1.0, stream=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.

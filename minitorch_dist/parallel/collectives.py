@@ -5,28 +5,33 @@
 Each is a linear map between what all ranks hold together, and its transpose is another one:
 
     copy_to        y_r = x                    ↔   reduce_from     y = Σ x_r
+    scatter_to     y_r = part r of x          ↔   gather_from     y = (x_0, x_1, …)
     all_gather     y_r = (x_0, x_1, …)        ↔   reduce_scatter  y_r = Σ_s (part r of x_s)
     all_to_all     y_r = (part r of every x)  ↔   all_to_all      with the counts exchanged
     broadcast      y_r = x_src                ↔   reduce          y_dst = Σ x_r, 0 on the others
 
-What stands without an index, the input of copy_to and the output of reduce_from, is the same on all ranks and is one
-value: its cotangent is the same on all ranks too, and counts once. So the loss may be worked out on every rank after
-reduce_from, and backward sends nothing there; Megatron-LM calls the two f and g. All other values belong to their
-ranks, and the loss is the sum over the ranks. Source: Shoeybi et al. 2019, "Megatron-LM".
+What stands without an index in the first two lines is the same on all ranks and is one value: its cotangent is the
+same on all ranks too, and counts once. So the loss may be worked out on every rank after reduce_from or gather_from,
+and backward sends nothing there; Megatron-LM calls the first two f and g. All other values belong to their ranks, and
+the loss is the sum over the ranks. Source: Shoeybi et al. 2019, "Megatron-LM".
 
 All ranks call them in the same order, and then backward is in the same order too. `axis` is where parts are laid
-together or cut; all ranks' parts have the same shape. Sums only.
+together or cut; all ranks' parts have the same shape, but those of scatter_to and gather_from may differ by one (they
+are those of `share`). Sums only.
 """
 
 from ..autodiff.ops import transpose
 from ..autodiff.primitive import LinearOp, Primitive, bind
 from ..backend import module_of, xp
+from ..data.loader import share
 
 # ---------------------------------------------------------------- linear maps
 
 copied = LinearOp("copy_to", lambda t, comm: copy_to(t, comm), lambda c, comm: reduce_from(c, comm), fresh=True)
 reduced = LinearOp("reduce_from", lambda t, comm: reduce_from(t, comm), lambda c, comm: copy_to(c, comm), fresh=False)
 gathered = LinearOp("all_gather", lambda t, r: all_gather(t, *r), lambda c, r: reduce_scatter(c, *r))
+parted = LinearOp("scatter_to", lambda t, r: scatter_to(t, r[0], r[1]), lambda c, r: gather_from(c, *r))
+joined = LinearOp("gather_from", lambda t, r: gather_from(t, *r), lambda c, r: scatter_to(c, r[0], r[1]))
 scattered = LinearOp("reduce_scatter", lambda t, r: reduce_scatter(t, *r), lambda c, r: all_gather(c, *r))
 exchanged = LinearOp("all_to_all", lambda t, r: all_to_all(t, *r),
                      lambda c, r: all_to_all(c, r[0], send_counts=r[2], recv_counts=r[1]))
@@ -60,6 +65,20 @@ def _gather(x, comm):
     return out
 
 
+def _part(x, comm, extent):
+    return x[slice(*share(extent, comm.rank, comm.size))]
+
+
+def _join(x, comm, extent):
+    """_gather of parts whose lengths may differ by one: all are sent at the greatest length."""
+    longest = -(-extent // comm.size)
+    sent = _empty(x, longest)
+    sent[:len(x)], sent[len(x):] = x, 0
+    parts = _gather(sent, comm)
+    bounds = [share(extent, rank, comm.size) for rank in range(comm.size)]
+    return xp.concatenate([parts[rank * longest:rank * longest + hi - lo] for rank, (lo, hi) in enumerate(bounds)])
+
+
 def _reduce_scatter(x, comm):
     out = _empty(x, x.shape[0] // comm.size)
     comm.reduce_scatter(out, _contiguous(x))
@@ -86,6 +105,8 @@ def _reduce(x, comm, dst):
 
 _copy_to = Primitive("copy_to", lambda x, comm: x, params="comm", x=(copied, "comm"))
 _reduce_from = Primitive("reduce_from", _summed, params="comm", x=(reduced, "comm"))
+_scatter_to = Primitive("scatter_to", _part, params="comm extent", x=(parted, lambda comm, extent: (comm, 0, extent)))
+_gather_from = Primitive("gather_from", _join, params="comm extent", x=(joined, lambda comm, extent: (comm, 0, extent)))
 _all_gather = Primitive("all_gather", _gather, params="comm", x=(gathered, lambda comm: (comm, 0)))
 _scatter = Primitive("reduce_scatter", _reduce_scatter, params="comm", x=(scattered, lambda comm: (comm, 0)))
 _all_to_all = Primitive("all_to_all", _exchange, params="comm send_counts recv_counts",
@@ -104,6 +125,24 @@ def copy_to(x, comm):
 def reduce_from(x, comm):
     """The sum of all ranks' x, the same on all of them: backward hands each rank the one cotangent."""
     return bind(_reduce_from, (x,), (comm,))
+
+
+def scatter_to(x, comm, axis=0):
+    """This rank's `share` along `axis` of x, which is the same on all ranks: backward gathers the cotangents."""
+    return _along(lambda z: bind(_scatter_to, (z,), (comm, z.shape[0])), x, axis, "scatter_to")
+
+
+def gather_from(x, comm, axis=0, extent=None):
+    """All ranks' x one after the other along `axis`, as one value: backward hands each rank its own part of it.
+
+    extent: of all parts together, where they are of unequal lengths; ValueError unless x is this rank's `share` of it.
+    """
+    extent = comm.size * x.shape[axis] if extent is None else extent
+    lo, hi = share(extent, comm.rank, comm.size)
+    if x.shape[axis] != hi - lo:
+        raise ValueError(f"gather_from: axis {axis} of shape {tuple(x.shape)} isn't rank {comm.rank}'s share of "
+                         f"{extent} elements on {comm.size} ranks, {hi - lo}")
+    return _along(lambda z: bind(_gather_from, (z,), (comm, extent)), x, axis, "gather_from")
 
 
 def all_gather(x, comm, axis=0):

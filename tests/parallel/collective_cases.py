@@ -24,6 +24,15 @@ def samples(world):
     return {
         "copy_to": (lambda x: mt.sin(c.copy_to(x, world) * w), values((3, 4), 3), True, False),
         "reduce_from": (lambda x: mt.sin(c.reduce_from(mt.tanh(x) * w, world)), values((3, 4), 4, rank), False, True),
+        "scatter_to": (lambda x: mt.sin(c.scatter_to(mt.tanh(x), world)) * (rank + 1), values((3 * n + 1, 2), 14), True,
+                       False),
+        "scatter_to axis 1": (lambda x: mt.sin(c.scatter_to(x * x, world, axis=1)), values((2, 2 * n), 15), True,
+                              False),
+        "gather_from": (lambda x: mt.sin(c.gather_from(mt.tanh(x) * w[:, :2], world)) * values((3 * n, 2), 16),
+                        values((3, 2), 17, rank), False, True),
+        "gather_from axis -1": (
+            lambda x: mt.sin(c.gather_from(x * x, world, axis=-1, extent=2 * n + 1)) * values((3, 2 * n + 1), 18),
+            values((3, (2 * n + 1) * (rank + 1) // n - (2 * n + 1) * rank // n), 19, rank), False, True),
         "all_gather": (lambda x: mt.sin(c.all_gather(mt.tanh(x), world)) * (rank + 1), values((2, 3), 5, rank), False,
                        False),
         "all_gather axis 1": (lambda x: mt.sin(c.all_gather(x * x, world, axis=1)) * values((2, 3 * n), 6, rank),
@@ -60,7 +69,8 @@ def tape():
         u = values(y.shape, 12)
         y.backward(mt.tensor(u))
         np.testing.assert_allclose(leaf.grad.numpy(), mt.vjp(f, x)[1](u)[0], rtol=1e-12, atol=1e-12, err_msg=name)
-    for collective in (c.copy_to, c.reduce_from, c.all_gather, c.all_to_all, c.broadcast, c.reduce, c.reduce_scatter):
+    for collective in (c.copy_to, c.reduce_from, c.scatter_to, c.gather_from, c.all_gather, c.all_to_all, c.broadcast,
+                       c.reduce, c.reduce_scatter):
         leaf = mt.tensor(np.ones((2 * world.size, 3), np.float32), requires_grad=True)
         y = collective(leaf, world)
         y.backward(mt.tensor(np.ones(y.shape, np.float32)))
@@ -112,7 +122,8 @@ def errors():
     messages = []
     for call in (lambda: c.reduce_scatter(np.zeros((world.size + 1, 2)), world),
                  lambda: c.all_gather(np.zeros(3), world, 1),
-                 lambda: c.all_to_all(np.zeros(4), world, [2, 2])):
+                 lambda: c.all_to_all(np.zeros(4), world, [2, 2]),
+                 lambda: c.gather_from(np.zeros(3), world, extent=4)):
         try:
             call()
         except ValueError as error:

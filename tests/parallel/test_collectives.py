@@ -20,8 +20,8 @@ def values(shape, *key):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
     for passed, entries in ranks.call(CASES + "gradients", n):
-        assert set(entries) == {"copy_to", "reduce_from", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                "reduce"}
+        assert set(entries) == {"copy_to", "reduce_from", "scatter_to", "gather_from", "all_gather", "reduce_scatter",
+                                "all_to_all", "broadcast", "reduce"}
         assert all(any(name.startswith(entry) for name in passed) for entry in entries)
 
 
@@ -49,7 +49,8 @@ def test_a_network_cut_between_ranks_is_the_whole_network(n):
 
 
 def test_errors_say_what_to_do():
-    parts, axis, counts = ranks.call(CASES + "errors", 2)[0]
+    parts, axis, counts, shares = ranks.call(CASES + "errors", 2)[0]
     assert "3 elements" in parts and "2 ranks" in parts
     assert "axis 1 is out of range" in axis
+    assert "isn't rank 0's share of 4 elements on 2 ranks, 2" in shares
     assert "both send_counts and recv_counts" in counts

@@ -1,0 +1,137 @@
+"""Train mnist_demo's network with its layers on different ranks: the same curve.
+
+    python mnist_demo/train.py --exact --epochs 1 --out runs/whole
+    mpirun -n 2 python examples/pipeline.py --exact --epochs 1 --out runs/pipeline
+    python mnist_demo/compare.py runs/whole runs/pipeline       # identical to the bit
+
+The options that both programs have mean the same in both. On more ranks than
+stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
+drawn by python -m minitorch_dist pipeline 1f1b.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist.backend import xp
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.schedules import SCHEDULES, play
+
+RANGES = {
+    training.AT_LEAST_1: ("stages", "chunks", "epochs", "steps", "batch_size", "micro_batches"),
+    training.AT_LEAST_0: ("lr", "seed"),
+    training.PROBABILITY: ("dropout",),
+}
+
+
+def parse(argv):
+    """The command line."""
+    p = training.ArgumentParser(prog="pipeline.py", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--stages", type=int, help="ranks along the pipeline (default: all)")
+    p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b")
+    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
+    p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 8; --exact has its own)")
+    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto")
+    p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
+    p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
+    p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
+    p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64)")
+    p.add_argument("--hidden", default="512,512", help="widths of the hidden layers, comma-separated")
+    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--lr", type=float, default=0.05)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--exact", action="store_true", help="the bits of one process; 8 micro-batches over all ranks")
+    p.add_argument("--out", type=Path, default=Path("runs/pipeline"), help="folder for the run's files")
+    args = p.parse_args(argv)
+    p.check_ranges(args, RANGES)
+    return args
+
+
+def accuracy(model, images, labels):
+    """Percent of the test set that the whole model gets right."""
+    model.eval()
+    with mt.no_grad():
+        return 100.0 * float((model(images).argmax(axis=1).numpy() == labels).mean())
+
+
+def prepare(args, world):
+    """All that training needs. ValueError on all ranks where something doesn't fit."""
+    mesh = comm.DeviceMesh(world, dp=-1, pp=args.stages or world.size)
+    dp, pp = mesh["dp"], mesh["pp"]
+    if args.exact:
+        training.prepare_exact(dp)
+        if args.micro_batches:
+            raise ValueError(f"--micro-batches {args.micro_batches} --exact: exact mode has 8 over all ranks")
+    dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
+    loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
+                         seed=args.seed, rank=dp.rank, size=dp.size, micro_shards=8 if args.exact else 1)
+    numbers = (pp.size, 8 // dp.size if args.exact else args.micro_batches or 8)
+    chunks = args.chunks if args.schedule == "interleaved" else 1
+    schedule = SCHEDULES[args.schedule](*numbers, *([chunks] if args.schedule == "interleaved" else []))
+    mt.manual_seed(args.seed)
+    whole = nn.mlp([int(width) for width in args.hidden.split(",") if width], args.dropout, xp.dtype("float32"))
+    parts = cut_sequential(whole, pp.size * chunks)[pp.rank::pp.size]
+    stages = [DistributedDataParallel(part, dp, exact=args.exact) for part in parts]
+    return mesh, dataset, loader, schedule, whole, Pipeline(stages, pp, schedule)
+
+
+def loss_sum(logits, labels):
+    """The sum of the samples' losses."""
+    return nn.cross_entropy(logits, labels, reduction="sum")
+
+
+def train(args, world):
+    """Train, and return the summary."""
+    with training.usage_errors("pipeline.py"):
+        mesh, dataset, loader, schedule, whole, pipeline = prepare(args, world)
+        run = training.Run(args.out, world)
+    epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
+    steps = min(args.steps or epochs * len(loader), epochs * len(loader))
+    parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
+    optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
+    plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
+    played = play(schedule)
+    with run, training.Progress(world, steps) as progress:
+        progress.say(f"{dataset.source}\n{args.schedule}, {mesh.axes['pp']} stages × {mesh.axes['dp']} replicas, "
+                     f"{pipeline.micro_batches} micro-batches: bubble {100 * played.bubble:.0f} %, live at once "
+                     f"{', '.join(map(str, played.live))}")
+        for epoch in range(epochs):
+            for batch in loader.epoch(epoch):
+                begin = time.perf_counter()
+                for stage in pipeline.chunks:
+                    stage.zero_grad()
+                loss = pipeline.run(batch, loss_sum, seed=args.seed, step=run.step, over=mesh["dp"])
+                if parameters:
+                    optimizer.step()
+                    plan.step()
+                run.log(loss, epoch, batch.count, begin)
+                progress.step(loss)
+                if run.step == steps:
+                    break
+            progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
+    whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
+    percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+    return run.finish(whole, data=dataset.name, test_accuracy=percent, schedule=args.schedule, lr=args.lr,
+                      hidden=args.hidden, batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact,
+                      mesh=mesh.axes, micro_batches=pipeline.micro_batches, bubble=played.bubble)
+
+
+def main(argv=None):
+    """The program; returns the exit status."""
+    with training.usage_errors("pipeline.py"):
+        world = comm.world()
+        args = parse(argv)
+    summary = train(args, world)
+    if world.rank == 0:
+        print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
+              f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Pipeline parallelism: the ranks hold different layers, and the batch goes through them in pieces.
+
+    stages = cut_sequential(model, mesh["pp"].size)                         # alike on all ranks
+    stage = DistributedDataParallel(stages[mesh.coords["pp"]], mesh["dp"])  # the other axis divides the samples
+    pipeline = Pipeline([stage], mesh["pp"], one_forward_one_backward(mesh["pp"].size, 8))
+    for step, batch in enumerate(loader.epoch(0)):
+        optimizer.zero_grad()
+        loss = pipeline.run(batch, loss_sum, seed=0, step=step, over=mesh["dp"])
+        optimizer.step()
+
+What a stage sends is its output forward and its input's gradient backward, of one micro-batch each. Gradients add up
+over the micro-batches. With DistributedDataParallel(exact=True) its micro-shards are the micro-batches, and the bits
+are those of one process in exact mode.
+"""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+from ..autodiff.primitive import lower
+from ..autodiff.tensor import Tensor
+from ..backend import device_of, module_of, random_scope, to, xp
+from ..data.loader import cut
+from ..nn.module import Sequential
+from ..optim.clip import tree_sum
+from .data_parallel import DistributedDataParallel
+from .schedules import BACKWARD, FORWARD, chunks_of, play
+
+SPEC_BYTES = 128
+
+
+def balanced(costs, parts):
+    """Bounds [0, …, len(costs)] that cut the costs into so many stretches, none empty, with the least greatest sum."""
+    n = len(costs)
+    if not 1 <= parts <= n:
+        raise ValueError(f"{n} layers can't be cut into {parts} stages")
+    sums = np.concatenate([[0], np.cumsum(costs)])
+    # best[k][j]: the least greatest sum of the first j costs in k + 1 stretches, and where the last of these begins
+    best = [[(sums[j], 0) for j in range(n + 1)]]
+    for k in range(1, parts):
+        before = best[-1]
+        best.append([min(((max(before[i][0], sums[j] - sums[i]), i) for i in range(k, j)), default=(np.inf, 0))
+                     for j in range(n + 1)])
+    bounds = [n]
+    for row in reversed(best):
+        bounds.append(row[bounds[-1]][1])
+    return bounds[::-1]
+
+
+def cut_sequential(model, stages, costs=None):
+    """A Sequential as a list of so many Sequentials, one after another. Their layers keep their names, so that all
+    parameters are called as they were, and random numbers, which are keyed by names, are the same.
+
+    costs   what each layer costs (default: its number of parameters, at least 1)
+    """
+    if not isinstance(model, Sequential):
+        raise TypeError(f"cut_sequential cuts an nn.Sequential between its layers; got a {type(model).__name__}")
+    layers = list(model._modules.items())
+    costs = [max(1, sum(p.size for p in layer.parameters())) for _, layer in layers] if costs is None else costs
+    if len(costs) != len(layers):
+        raise ValueError(f"cut_sequential: {len(costs)} costs for {len(layers)} layers")
+    bounds, found = balanced(costs, stages), []
+    for lo, hi in zip(bounds, bounds[1:], strict=False):
+        stage = Sequential()
+        for name, layer in layers[lo:hi]:
+            stage.add_module(name, layer)
+        found.append(stage)
+    owners = {}
+    for i, stage in enumerate(found):
+        for name, p in stage.named_parameters():
+            if owners.setdefault(id(p), (i, name))[0] != i:
+                raise ValueError(f"cut_sequential: {name} of stage {i} is {owners[id(p)][1]} of stage "
+                                 f"{owners[id(p)][0]}: stages on different ranks can't share a parameter")
+    return found
+
+
+def full_state_dict(chunks, comm):
+    """{name: NumPy array} of all ranks' chunks together, the state of the whole model, on every rank. Collective."""
+    mine = {name: value for chunk in chunks for name, value in chunk.state_dict().items()}
+    return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
+
+
+class Pipeline:
+    """This rank's part of a model that is cut by layers.
+
+    chunks     its modules: virtual stages rank, ranks + rank, … (see schedules.py); plain or DistributedDataParallel
+    comm       the Communicator along the pipeline; rank 0 has the first layers
+    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…) or a list of one's own
+    live       the greatest number of micro-batches (of a chunk) whose activations this rank has held at once
+    Every output's first axis is the samples. ValueError for a schedule that isn't for these ranks, or can't be done.
+    """
+
+    def __init__(self, chunks, comm, schedule):
+        if len(schedule) != comm.size or chunks_of(schedule) != len(chunks):
+            raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks of {chunks_of(schedule)} chunks, on "
+                             f"{comm.size} ranks; this one has {len(chunks)} chunks")
+        play(schedule)      # raises if it can't be done
+        self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
+        self.micro_batches = 1 + max(step.micro_batch for step in self.steps)
+        self.last = comm.size * len(chunks) - 1
+        self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
+        self.specs, self.told, self.live = {}, set(), 0     # chunk: (dtype, shape of a sample); stages that know theirs
+
+    def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None):
+        """Forwards and backwards of a global batch; then all gradients are complete. Returns its mean loss, everywhere.
+
+        batch      of a Loader whose rank and size are those of the other axis: a pipeline's ranks have the same rows
+        loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage
+        units      losses per sample: the sum is divided by batch.count · units
+        over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
+        """
+        shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
+        if len(shards) != self.micro_batches:
+            raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
+                             f"comes in {len(shards)} micro-shards")
+        self.shards, self.kept, self.sends, self.here = shards, {}, [], {}
+        self.loss_sum, self.losses, self.scale = loss_sum, [], 1 / (batch.count * units)
+        left = [sum(s.kind == BACKWARD and s.chunk == c for s in self.steps) for c in range(len(self.chunks))]
+        for kind, k, chunk in self.steps:
+            stage = chunk * self.comm.size + self.comm.rank
+            if kind == FORWARD:
+                with random_scope(seed, step, batch.count, shards[k].rows, micro_shards):
+                    self._forward(stage, chunk, k)
+                self.live = max(self.live, len(self.kept))
+            else:
+                left[chunk] -= 1
+                module = self.chunks[chunk]
+                later = left[chunk] and isinstance(module, DistributedDataParallel) and not module.exact
+                with module.no_sync() if later else nullcontext():
+                    self._backward(stage, chunk, k)
+        for work in self.sends:
+            work.wait()
+        self.sends, self.shards = [], None
+        total = xp.array([tree_sum(self.losses)])
+        self.comm.broadcast(total, self.last % self.comm.size)
+        if over is not None:
+            over.all_reduce(total, exact=getattr(self.chunks[0], "exact", False))
+        return float(total[0]) * self.scale
+
+    def _forward(self, stage, chunk, k):
+        shard = self.shards[k].to(self.device)
+        if stage == 0:
+            x = shard.inputs
+        else:
+            x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs))).requires_grad_()
+        y = self.chunks[chunk](x)
+        if stage == self.last:
+            y = self.loss_sum(y, shard.labels)
+            self.losses.append(y.item())
+            y = y * self.scale
+        elif y.shape[:1] != (len(shard.inputs),):
+            raise ValueError(f"Pipeline: stage {stage} makes {list(y.shape)} of {len(shard.inputs)} samples; the first "
+                             "axis must be the samples")
+        else:
+            self._send(FORWARD, stage + 1, k, lower(y))
+        self.kept[chunk, k] = x, y
+
+    def _backward(self, stage, chunk, k):
+        x, y = self.kept.pop((chunk, k))
+        if stage == self.last:
+            y.backward()
+        else:
+            y.backward(Tensor(self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))))
+        if stage > 0:
+            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if x.grad is None else lower(x.grad))
+
+    # ------------------------------------------------------------ messages
+
+    def _tag(self, kind, stage, k):
+        """Of what is for a virtual stage: each message of a batch has its own."""
+        return ((stage // self.comm.size) * 2 + (kind == BACKWARD)) * self.micro_batches + k
+
+    def _send(self, kind, stage, k, array):
+        """Post an array to a virtual stage."""
+        array, dst = module_of(array).ascontiguousarray(array), stage % self.comm.size
+        if dst == self.comm.rank:
+            self.here[kind, stage, k] = array
+            return
+        self.sends = [work for work in self.sends if not work.is_completed()]
+        if kind == FORWARD and stage not in self.told:      # before the first: what it looks like
+            self.told.add(stage)
+            text = f"{array.dtype.str} {' '.join(map(str, array.shape[1:]))}".encode()
+            spec = np.frombuffer(text.ljust(SPEC_BYTES), np.uint8).copy()
+            self.sends.append(self.comm.isend(spec, dst, self._tag(kind, stage, k)))
+        self.sends.append(self.comm.isend(array, dst, self._tag(kind, stage, k)))
+
+    def _receive(self, kind, stage, chunk, k, samples, like=None):
+        """What the neighbour has for this stage."""
+        src = (stage + (1 if kind == BACKWARD else -1)) % self.comm.size
+        if src == self.comm.rank:
+            return self.here.pop((kind, stage, k))
+        if like is None:
+            if chunk not in self.specs:
+                spec = np.empty(SPEC_BYTES, np.uint8)
+                self.comm.recv(spec, src, self._tag(kind, stage, k))
+                dtype, *shape = spec.tobytes().decode().split()
+                self.specs[chunk] = np.dtype(dtype), tuple(map(int, shape))
+            dtype, shape = self.specs[chunk]
+            array = to(np.empty((samples, *shape), dtype), self.device)
+        else:
+            array = module_of(like).empty(like.shape, like.dtype)
+        self.comm.recv(array, src, self._tag(kind, stage, k))
+        return array

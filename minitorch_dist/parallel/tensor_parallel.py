@@ -1,0 +1,285 @@
+"""Tensor parallelism: the ranks of a group hold parts of each matrix, and work on the same samples.
+
+    y = W₂ gelu(W₁ x), on ranks 0 and 1:
+
+        x ──copy_to──┬── gelu(A₀ x) ── B₀ ──┐                 A₀, A₁: upper and lower rows of W₁  (column parallel)
+                     └── gelu(A₁ x) ── B₁ ──┴─ reduce_from    B₀, B₁: left and right columns of W₂  (row parallel)
+
+A part of the rows makes a part of the outputs, for which the columns of the next matrix wait: between the two nothing
+is sent. An attention's heads are divided in the same way, W₁ being the queries', keys' and values' and W₂ the output's.
+So a transformer block sends two all-reduces forward, of its output's size, and two backward. (In the literature x is a
+row and W₁ is cut by columns: hence the names.)
+
+    model = nn.GPT(…)                                       # alike on all ranks
+    parallelize_module(model, mesh["tp"], plan_of(model))   # now each has its part; the same numbers come out
+    DistributedDataParallel(model, mesh["dp"])              # the other axis divides the samples
+
+Everything else (norms, the output layer's bias, dropout's masks) is the same on all ranks, and stays so, since all get
+the same gradients. Source: Shoeybi et al. 2019, "Megatron-LM".
+"""
+
+import collections
+import fnmatch
+
+import numpy as np
+
+from ..autodiff import ops
+from ..autodiff.ops.indexing import check_numbers
+from ..autodiff.primitive import lower
+from ..autodiff.writes import wrote
+from ..backend import module_of, to, to_device_of, xp
+from ..data.loader import share
+from ..nn.layers import Linear
+from ..nn.module import Module, Parameter
+from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
+from .collectives import copy_to, gather_from, reduce_from, scatter_to
+
+
+def _rows(count, comm):
+    """The numbers of this rank's share of so many rows."""
+    return np.arange(*share(count, comm.rank, comm.size))
+
+
+class _Part(Module):
+    """A module that holds a part of another one's parameters.
+
+    parts   {parameter: (axis, the indices along it that this rank holds, how many there are of it on all ranks)}
+    """
+
+    def _take(self, whole, comm, **parts):
+        """Cut the parameters of a whole module; parts: name=(axis, indices). None as axis: all of it, on all ranks."""
+        super().__init__()
+        self.comm, self.parts = comm, {}
+        for name, (axis, indices) in parts.items():
+            value = getattr(whole, name)
+            if value is not None and value.leaf is not None and value.leaf.flat is not None:
+                raise RuntimeError(f"{type(self).__name__}: {name} lives in the flat buffer of an optimizer or of "
+                                   "DistributedDataParallel already: cut the model before making those")
+            if value is not None and axis is not None:
+                self.parts[name] = axis, indices, value.shape[axis]
+                value = Parameter(module_of(value.data).take(value.data, to_device_of(indices, value.data), axis))
+            setattr(self, name, value)
+
+    def extra_repr(self):
+        axis, indices, count = self.parts["weight"]
+        return f"{', '.join(map(str, self.weight.shape))}, which are {len(indices)} of {count} along axis {axis}"
+
+
+class ColumnParallelLinear(_Part):
+    """This rank's outputs of a Linear: x, the same on all ranks, (…, in_features) -> (…, this rank's share).
+
+    linear         the whole layer, the same on all ranks
+    rows           the outputs that this rank makes (default: its share, in order)
+    gather_output  give all of them on all ranks, (…, out_features); for rows as they are by default
+    """
+
+    def __init__(self, linear, comm, rows=None, gather_output=False):
+        rows = _rows(linear.weight.shape[0], comm) if rows is None else rows
+        self._take(linear, comm, weight=(0, rows), bias=(0, rows))
+        self.gather_output = gather_output
+
+    def forward(self, x):
+        y = ops.linear(copy_to(x, self.comm), self.weight, self.bias)
+        return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
+
+
+class RowParallelLinear(_Part):
+    """A Linear whose inputs are divided: this rank's share (…, share of in_features) -> (…, out_features) on all ranks.
+
+    columns            the inputs that this rank has (default: its share, in order)
+    input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here
+    """
+
+    def __init__(self, linear, comm, columns=None, input_is_parallel=True):
+        columns = _rows(linear.weight.shape[1], comm) if columns is None else columns
+        self._take(linear, comm, weight=(1, columns), bias=(None, None))
+        self.input_is_parallel = input_is_parallel
+
+    def forward(self, x):
+        x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
+        y = reduce_from(ops.linear(x, self.weight), self.comm)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabParallelEmbedding(_Part):
+    """An Embedding of which each rank holds a share of the rows: integers (…) -> (…, embedding_dim) on all ranks.
+
+    gather_output  whether attend(x), the output layer of tied weights, gives the scores of all rows on all ranks, or
+                   (False) this rank's: for vocab_parallel_cross_entropy
+    """
+
+    def __init__(self, embedding, comm, gather_output=True):
+        count = embedding.weight.shape[0]
+        if count < comm.size:
+            raise ValueError(f"VocabParallelEmbedding: {count} rows can't be shared by {comm.size} ranks")
+        self._take(embedding, comm, weight=(0, _rows(count, comm)))
+        self.gather_output, self.num_embeddings = gather_output, count
+
+    def forward(self, indices):
+        indices = to_device_of(lower(indices), self.weight.data)
+        check_numbers("embedding", indices, self.num_embeddings)
+        here, row = _here(indices, self.num_embeddings, self.comm)
+        mine = ops.embedding(row, self.weight)
+        return reduce_from(ops.where(here[..., None], mine, 0.0), self.comm)
+
+    def attend(self, x):
+        """x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), or this rank's share of them."""
+        y = ops.linear(copy_to(x, self.comm), self.weight)
+        return gather_from(y, self.comm, -1, self.num_embeddings) if self.gather_output else y
+
+
+def _here(numbers, count, comm):
+    """(whether each number is in this rank's share, its place there; 0 for others)."""
+    lo, hi = share(count, comm.rank, comm.size)
+    here = (lo <= numbers) & (numbers < hi)
+    return here, xp.where(here, numbers - lo, 0)
+
+
+def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="mean"):
+    """Cross-entropy of logits whose last axis is divided, without bringing them together.
+
+    logits (…, this rank's share of num_classes), labels (…) integers, the same on all ranks -> the mean loss, the
+    "sum", or with "none" (…), on all ranks. Each sends three numbers per label forward and none backward.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"vocab_parallel_cross_entropy: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
+    labels = to_device_of(lower(labels), lower(logits))
+    if tuple(labels.shape) != tuple(logits.shape[:-1]):
+        raise ValueError(f"vocab_parallel_cross_entropy: labels of shape {tuple(labels.shape)} for logits of shape "
+                         f"{tuple(logits.shape)}; they must be {tuple(logits.shape[:-1])}")
+    check_numbers("vocab_parallel_cross_entropy", labels, num_classes, "labels", "classes")
+    greatest = lower(logits).max(-1)
+    comm.all_reduce(greatest, "max")      # a constant: what is subtracted doesn't change the loss
+    z = logits - greatest[..., None]
+    here, place = _here(labels, num_classes, comm)
+    picked = ops.reshape(ops.take_along_axis(z, place[..., None], -1), labels.shape)
+    total = reduce_from(ops.sum(ops.exp(z), -1), comm)
+    losses = ops.log(total) - reduce_from(ops.where(here, picked, 0.0), comm)
+    return losses if reduction == "none" else (ops.mean if reduction == "mean" else ops.sum)(losses)
+
+
+# ---------------------------------------------------------------- whole models
+
+def _heads(attention, comm):
+    """Cut a MultiHeadAttention by heads, in place: every rank keeps its share of the queries' and of the keys'."""
+    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
+    if heads % comm.size or kv_heads % comm.size:
+        raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
+                         "MultiHeadAttention")
+
+    def features(first, count):
+        """Of this rank's share of so many heads, which begin with head `first` of queries, keys and values."""
+        lo, hi = share(count, comm.rank, comm.size)
+        return np.arange((first + lo) * size, (first + hi) * size)
+    queries = features(0, heads)
+    rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
+    attention.qkv = ColumnParallelLinear(attention.qkv, comm, rows)
+    attention.out = RowParallelLinear(attention.out, comm, queries)
+    attention.heads, attention.kv_heads = heads // comm.size, kv_heads // comm.size
+    return attention
+
+
+# How a plan calls it: (the class of the whole module, what makes a rank's part of it).
+WAYS = {
+    "column": (Linear, ColumnParallelLinear),
+    "column, gathered": (Linear, lambda linear, comm: ColumnParallelLinear(linear, comm, gather_output=True)),
+    "row": (Linear, RowParallelLinear),
+    "heads": (MultiHeadAttention, _heads),
+    "vocabulary": (Embedding, VocabParallelEmbedding),
+    "vocabulary, not gathered": (Embedding, lambda e, comm: VocabParallelEmbedding(e, comm, gather_output=False)),
+}
+
+
+def plan_of(model):
+    """{path of a module: way}, of the transformer blocks and of a GPT's embedding and output layer."""
+    plan = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, TransformerBlock):
+            plan |= {f"{prefix}attention": "heads", f"{prefix}mlp.0": "column", f"{prefix}mlp.2": "row"}
+        elif isinstance(module, GPT):
+            plan |= {f"{prefix}embed": "vocabulary"} | ({} if module.head is None
+                                                        else {f"{prefix}head": "column, gathered"})
+    return plan
+
+
+def parallelize_module(module, comm, plan):
+    """Cut a module, the same on all ranks of comm, in place; returns it.
+
+    plan   {path of a module below it, with * and ? as in file names: way}; WAYS has the ways
+    To be done before an optimizer or DistributedDataParallel is made. ValueError where a path meets nothing or a way is
+    unknown, TypeError where it doesn't fit the module; nothing is cut then.
+    """
+    modules, chosen = dict(module.named_modules()), {}
+    for pattern, way in plan.items():
+        if way not in WAYS:
+            raise ValueError(f"parallelize_module: {pattern!r}: {way!r} is unknown; one of {', '.join(WAYS)}")
+        found = [path for path in modules if path and fnmatch.fnmatchcase(path, pattern)]
+        if not found:
+            raise ValueError(f"parallelize_module: {pattern!r} meets no module; there are "
+                             f"{', '.join(filter(None, modules))}")
+        for path in found:
+            if not isinstance(modules[path], WAYS[way][0]):
+                raise TypeError(f"parallelize_module: {path} is a {type(modules[path]).__name__}; {way!r} cuts a "
+                                f"{WAYS[way][0].__name__}")
+        chosen |= dict.fromkeys(found, way)
+    owners = collections.defaultdict(set)
+    for path, owner in modules.items():
+        for p in owner._parameters.values():
+            owners[id(p)].add(path)
+    for path in chosen:
+        for p in modules[path].parameters():
+            if others := {o for o in owners[id(p)] if o != path and not o.startswith(f"{path}.")}:
+                raise ValueError(f"parallelize_module: {path} shares a parameter with {', '.join(sorted(others))}, "
+                                 "which would keep all of it; give both one module instead")
+    for path, way in chosen.items():
+        parent, _, name = path.rpartition(".")
+        modules[parent].add_module(name, WAYS[way][1](modules[path], comm))
+    return module
+
+
+def _parts(model):
+    """{name of a parameter: (communicator, axis, indices, extent)} of those of which each rank has a part."""
+    return {f"{path}.{name}" if path else name: (module.comm, *part) for path, module in model.named_modules()
+            if isinstance(module, _Part) for name, part in module.parts.items()}
+
+
+def full_state_dict(model):
+    """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it."""
+    state, parts = model.state_dict(), _parts(model)
+    for name, (comm, axis, indices, extent) in parts.items():
+        shape = list(state[name].shape)
+        shape[axis] = extent
+        whole = np.empty(shape, state[name].dtype)
+        for theirs, values in comm.all_gather_object((indices, state[name])):
+            whole[(slice(None),) * axis + (theirs,)] = values
+        state[name] = whole
+    return state
+
+
+def load_full_state_dict(model, state):
+    """Write {name: whole array} into a model that is cut: each rank takes its part."""
+    parts = _parts(model)
+    model.load_state_dict({name: to(value, "cpu").take(parts[name][2], parts[name][1]) if name in parts else value
+                           for name, value in state.items()})
+
+
+def clip_grad_norm_(model, max_norm, comm):
+    """optim.clip_grad_norm_ of a model that is cut over comm: the norm is that of the whole gradient. Collective."""
+    if not max_norm >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
+    cut, squares = _parts(model), xp.zeros(2, xp.float64)     # of what all have, and of this rank's parts
+    grads = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
+    for name, grad in grads:
+        squares[int(name in cut)] += float((lower(grad).astype(xp.float64) ** 2).sum())
+    parts = squares[1:].copy()
+    comm.all_reduce(parts)
+    norm = float(xp.sqrt(squares[0] + parts[0]))
+    if not xp.isfinite(norm):
+        raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
+    if norm > max_norm:
+        for _, grad in grads:
+            array = lower(grad)
+            array *= max_norm / (norm + 1e-6)      # torch's epsilon
+            wrote(array, "clip_grad_norm_")
+    return norm

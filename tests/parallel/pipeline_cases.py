@@ -1,0 +1,120 @@
+"""What the ranks do in the tests of pipelines. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import Step, gpipe, interleaved, one_forward_one_backward
+
+from . import plain
+from .cases import digest, parameters
+
+WIDTHS, SEED, STEPS = (plain.FEATURES, 9, 11, 7, plain.CLASSES), 3, 12
+
+
+def model(dtype):
+    mt.manual_seed(5)
+    layers = []
+    for inside, out in zip(WIDTHS, WIDTHS[1:], strict=False):
+        layers += [nn.Linear(inside, out, dtype=dtype), nn.Tanh(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers[:-2])
+
+
+def loss_of(output, labels):
+    return nn.cross_entropy(output, labels, reduction="sum")
+
+
+def loader_for(dtype, batch, rank, size, exact):
+    x, labels = plain.dataset()
+    return data.Loader(x.astype(dtype), labels, batch, seed=2, rank=rank, size=size, micro_shards=8 if exact else 1)
+
+
+def whole(dtype, batch, exact):
+    """(losses, parameters, digest) of one process, by train_step."""
+    world = comm.world()
+    replica = DistributedDataParallel(model(dtype), world, exact=exact)
+    optimizer = optim.Adam(replica.parameters(), lr=0.01)
+    loader, losses = loader_for(dtype, batch, 0, 1, exact), []
+    for step, one in zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False):
+        losses.append(training.train_step(replica, optimizer, one, lambda m, s: loss_of(m(s.inputs), s.labels), world,
+                                          seed=SEED, step=step)[0])
+    return losses, parameters(replica), digest(replica)
+
+
+def schedule_for(name, ranks, micro_batches, chunks):
+    return {"gpipe": gpipe, "1f1b": one_forward_one_backward}[name](ranks, micro_batches) if chunks == 1 \
+        else interleaved(ranks, micro_batches, chunks)
+
+
+def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True):
+    """(losses, this rank's parameters, live micro-batches, coords) of a mesh with `pp` ranks along the pipeline."""
+    mesh = comm.DeviceMesh(dp=-1, pp=pp)
+    stages = cut_sequential(model(dtype), pp * chunks)[mesh.coords["pp"]::pp]
+    if wrapped:
+        stages = [DistributedDataParallel(stage, mesh["dp"], exact=exact,
+                                          micro_shards=8 if exact else 8) for stage in stages]
+    params = [p for stage in stages for p in stage.parameters()]
+    optimizer = optim.Adam(params, lr=0.01) if params else None
+    pipeline = Pipeline(stages, mesh["pp"], schedule_for(name, pp, micro_batches, chunks))
+    loader, losses = loader_for(dtype, batch, mesh.coords["dp"], mesh["dp"].size, exact), []
+    for step, one in zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False):
+        for stage in stages:
+            stage.zero_grad()
+        losses.append(pipeline.run(one, loss_of, seed=SEED, step=step, over=mesh["dp"]))
+        optimizer.step()
+    return losses, {name: value for stage in stages for name, value in parameters(stage).items()}, pipeline.live, \
+        mesh.coords
+
+
+def counted(chunks):
+    """{op: (calls, bytes)} of a step along pp, the second one, and what goes forward over each boundary of stages."""
+    world = comm.world()
+    whole = model(np.float64)
+    stages = cut_sequential(whole, world.size * chunks)
+    pipeline = Pipeline(stages[world.rank::world.size], world, schedule_for("1f1b", world.size, 4, chunks))
+    batch = next(iter(loader_for(np.float64, 13, 0, 1, False).epoch(0)))
+    pipeline.run(batch, loss_of, seed=SEED, step=0)
+    with ledger.record() as book:
+        pipeline.run(batch, loss_of, seed=SEED, step=1)
+    widths, x = [], batch.inputs
+    for stage in stages[:-1]:
+        x = stage(x)
+        widths.append(x.shape[1])
+    return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}, widths
+
+
+def errors():
+    """{what is wrong: (type, message)}."""
+    world, found = comm.world(), {}
+    batch = next(iter(loader_for(np.float64, 8, 0, 1, False).epoch(0)))
+
+    def attempt(name, action):
+        try:
+            action()
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+    stages = cut_sequential(model(np.float64), 2)
+    mine = stages[world.rank:world.rank + 1]
+    attempt("ranks", lambda: Pipeline(mine, world, gpipe(3, 4)))
+    attempt("chunks", lambda: Pipeline(mine, world, interleaved(2, 4, 2)))
+    attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0), Step("B", 0)], [Step("B", 0), Step("F", 0)]]))
+    attempt("few", lambda: cut_sequential(nn.Sequential(nn.Tanh()), 2))
+    attempt("kind", lambda: cut_sequential(nn.Linear(2, 2), 1))
+    attempt("costs", lambda: cut_sequential(model(np.float64), 2, [1, 2]))
+    shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    shared._modules["1"].weight = shared._modules["0"].weight
+    attempt("shared", lambda: cut_sequential(shared, 2))
+    exact = next(iter(loader_for(np.float64, 8, 0, 1, True).epoch(0)))
+    attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
+    if world.rank == 0:
+        flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
+        attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))
+    return found
+
+
+class Flat(nn.Module):
+    def forward(self, x):
+        return mt.reshape(x, (-1,))

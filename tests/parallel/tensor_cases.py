@@ -1,0 +1,157 @@
+"""What the ranks do in the tests of tensor parallelism. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import tensor_parallel as tp
+
+VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 6, 12, 15, 0.5
+SETTINGS = {        # GPT's arguments, and what the plan says of its output
+    "tied": ({"kv_heads": 2, "dropout": 0.2}, None),
+    "rotary, untied": ({"positions": "rotary", "tied": False, "norm": "rms"}, None),
+    "logits stay apart": ({"dropout": 0.1}, "vocabulary, not gathered"),
+}
+
+
+def values(shape, *key):
+    return np.random.default_rng(list(key)).standard_normal(shape)
+
+
+def gpt(setting):
+    mt.manual_seed(5)
+    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dtype=np.float64, **SETTINGS[setting][0])
+
+
+def plan_for(model, setting):
+    return tp.plan_of(model) | ({"embed": SETTINGS[setting][1]} if SETTINGS[setting][1] else {})
+
+
+def sequences():
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (40, LENGTH + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def train(setting, tp_size):
+    """(losses, whole parameters, how many bytes of parameters this rank has) after STEPS steps of AdamW with clipping,
+    on a mesh of tp_size ranks along tp."""
+    mesh = comm.DeviceMesh(dp=-1, tp=tp_size)
+    model = gpt(setting)
+    if tp_size > 1:
+        tp.parallelize_module(model, mesh["tp"], plan_for(model, setting))
+    nbytes = sum(p.data.nbytes for p in model.parameters())
+    replica = DistributedDataParallel(model, mesh["dp"])
+    optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
+
+    def loss_sum(model, shard):
+        if setting == "logits stay apart" and tp_size > 1:
+            return tp.vocab_parallel_cross_entropy(model(shard.inputs), shard.labels, mesh["tp"], VOCABULARY, "sum")
+        return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+    losses, norms = [], []
+
+    def clip(replica):
+        norms.append(tp.clip_grad_norm_(model, CLIP, mesh["tp"]))
+    batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+    for step, batch in zip(range(STEPS), batches, strict=False):
+        losses.append(training.train_step(replica, optimizer, batch, loss_sum, mesh["dp"], seed=3, step=step,
+                                          units=LENGTH, clip=clip if tp_size > 1 else CLIP)[0])
+    assert not norms or max(norms) > CLIP
+    return losses, tp.full_state_dict(model), nbytes
+
+
+def train_whole():
+    """{setting: what training a whole model gives}."""
+    return {setting: train(setting, 1) for setting in SETTINGS}
+
+
+def layers():
+    """y and the gradients of x, of this rank's parts and of the whole biases: for the parent to compare."""
+    world = comm.world()
+    mt.manual_seed(1)
+    first, second, third = nn.Linear(5, 7, dtype=np.float64), nn.Linear(7, 4, dtype=np.float64), \
+        nn.Linear(4, 6, bias=False, dtype=np.float64)
+    whole = [p.numpy().copy() for layer in (first, second, third) for p in layer.parameters()]
+    model = nn.Sequential(tp.ColumnParallelLinear(first, world), nn.Tanh(), tp.RowParallelLinear(second, world),
+                          tp.ColumnParallelLinear(third, world, gather_output=True),
+                          tp.RowParallelLinear(nn.Linear(6, 2, dtype=np.float64), world, input_is_parallel=False))
+    whole += [tp.full_state_dict(model)["4.weight"], model[4].bias.numpy().copy()]
+    x = mt.tensor(values((3, 5), 2), requires_grad=True)
+    y = model(x)
+    y.backward(mt.tensor(values((3, 2), 3)))
+    return whole, y.numpy(), x.grad.numpy(), [p.grad.numpy() for p in model.parameters()]
+
+
+def loss_of_parts(shift):
+    """vocab_parallel_cross_entropy's (mean, none, gradient of this rank's logits)."""
+    world, n = comm.world(), 11
+    lo, hi = data.loader.share(n, world.rank, world.size)
+    logits = mt.tensor(values((4, 3, n), 4)[..., lo:hi] * 3 + shift, requires_grad=True)
+    labels = np.random.default_rng(5).integers(0, n, (4, 3))
+    losses = tp.vocab_parallel_cross_entropy(logits, labels, world, n, "none")
+    losses.backward(mt.tensor(values((4, 3), 6)))
+    return tp.vocab_parallel_cross_entropy(logits, labels, world, n).item(), losses.numpy(), logits.grad.numpy()
+
+
+def counted():
+    """{pass: {op: (calls, bytes sent)}} along tp of one transformer block, and the bytes of its output."""
+    mesh = comm.DeviceMesh(tp=-1)
+    block = nn.TransformerBlock(16, 4, causal=True, dtype=np.float64)
+    tp.parallelize_module(block, mesh["tp"], tp.plan_of(block))
+    x = mt.tensor(values((2, 3, 16), 7), requires_grad=True)
+    with ledger.record() as forward:
+        y = block(x)
+    with ledger.record() as backward:
+        y.backward(mt.tensor(values(y.shape, 8)))
+    return {name: {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls if axis == "tp"}
+            for name, book in (("forward", forward), ("backward", backward))}, y.data.nbytes
+
+
+def written():
+    """What the whole model writes and what the cut one does; the whole state after a round trip through another one."""
+    mesh = comm.DeviceMesh(tp=-1)
+    whole, model = gpt("tied"), gpt("tied")
+    tp.parallelize_module(model, mesh["tp"], {"embed": "vocabulary", "blocks.*.attention": "heads",
+                                              "blocks.*.mlp.0": "column", "blocks.*.mlp.2": "row"})
+    start = sequences()[0][:3, :2]
+    texts = [m.generate(start, 7, temperature=0) for m in (whole, model)]
+    changed = {name: value + 1 for name, value in whole.state_dict().items()}
+    tp.load_full_state_dict(model, changed)
+    again = tp.full_state_dict(model)
+    return texts, all((again[name] == value).all() for name, value in changed.items()) and list(again) == list(changed)
+
+
+def errors():
+    """{what is wrong: (type, message)}, and whether the models are as they were."""
+    world, found = comm.world(), {}
+
+    def attempt(name, action):
+        try:
+            action()
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+    model = gpt("tied")
+    before = list(model.state_dict())
+    attempt("way", lambda: tp.parallelize_module(model, world, {"embed": "columns"}))
+    attempt("path", lambda: tp.parallelize_module(model, world, {"embed": "vocabulary", "block.*": "row"}))
+    attempt("kind", lambda: tp.parallelize_module(model, world, {"blocks.*.mlp": "row"}))
+    attempt("tied", lambda: tp.parallelize_module(tied(), world, {"0": "row"}))
+    assert list(model.state_dict()) == before and type(model.embed) is nn.Embedding
+    attempt("heads", lambda: tp.parallelize_module(nn.TransformerBlock(6, 3), world, {"attention": "heads"}))
+    attempt("rows", lambda: tp.VocabParallelEmbedding(nn.Embedding(1, 4), world))
+    optim.SGD(model.parameters(), lr=0.1)
+    attempt("late", lambda: tp.parallelize_module(model, world, {"embed": "vocabulary"}))
+    embedding = tp.VocabParallelEmbedding(nn.Embedding(5, 4), world)
+    attempt("number", lambda: embedding(np.array([0, 5])))
+    attempt("labels", lambda: tp.vocab_parallel_cross_entropy(values((4, 3), 9), np.zeros(3, int), world, 6))
+    attempt("label", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6))
+    attempt("reduction", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6, "avg"))
+    return found
+
+
+def tied():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(first, second)

@@ -1,0 +1,86 @@
+"""A model that is cut by layers is the whole model: against one process's training, to the last bit in exact mode."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn
+from minitorch_dist.parallel.pipeline import balanced, cut_sequential
+from minitorch_dist.testing import ranks
+
+CASES = "tests.parallel.pipeline_cases:"
+
+
+@pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
+    ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
+    ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False)])
+def test_one_curve_on_any_pipeline(name, n, pp, m, chunks, wrapped):
+    """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
+    losses, wanted, _ = ranks.call(CASES + "whole", 1, args=("f8", 13, False))[0]
+    seen = set()
+    arguments = name, pp, m, chunks, "f8", 13, False, wrapped
+    for got_losses, got, live, coords in ranks.call(CASES + "train", n, args=arguments):
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        for key, value in got.items():
+            np.testing.assert_allclose(value, wanted[key], rtol=1e-10, atol=1e-10, err_msg=key)
+        seen |= set(got)
+        if chunks == 1:
+            assert live == (m if name == "gpipe" else min(m, pp - coords["pp"]))
+    assert seen == set(wanted)
+
+
+@pytest.mark.parametrize("name, n, pp, chunks", [("1f1b", 2, 2, 1), ("gpipe", 4, 4, 1), ("1f1b", 4, 2, 1),
+                                                 ("interleaved", 2, 2, 2)])
+def test_exact_mode_has_one_set_of_bits(name, n, pp, chunks):
+    """Float32, whose micro-batches are exact mode's micro-shards."""
+    losses, wanted, _ = ranks.call(CASES + "whole", 1, args=("f4", 16, True))[0]
+    m = 8 * pp // n
+    for got_losses, got, *_ in ranks.call(CASES + "train", n, args=(name, pp, m, chunks, "f4", 16, True)):
+        assert got_losses == losses
+        for key, value in got.items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+@pytest.mark.parametrize("n, chunks", [(2, 1), (3, 1), (2, 2)])
+def test_what_a_step_sends(n, chunks):
+    """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each."""
+    for rank, (sent, widths) in enumerate(ranks.call(CASES + "counted", n, args=(chunks,))):
+        forward = [w for stage, w in enumerate(widths) if stage % n == rank]
+        backward = [w for stage, w in enumerate(widths) if (stage + 1) % n == rank]
+        assert sent["send"] == (4 * len(forward + backward), 13 * 8 * sum(forward + backward))
+        assert set(sent) <= {"send", "recv", "broadcast"} and sent["broadcast"][0] == 1
+
+
+def test_stages_are_the_best_cut():
+    rng = np.random.default_rng(0)
+    for n, parts in ((1, 1), (5, 2), (7, 3), (6, 6), (8, 4)):
+        costs = rng.integers(1, 20, n)
+        bounds = balanced(costs, parts)
+        assert len(bounds) == parts + 1 and (bounds[0], bounds[-1]) == (0, n) and all(np.diff(bounds) > 0)
+        greatest = max(costs[a:b].sum() for a, b in itertools.pairwise(bounds))
+        best = min(max(costs[a:b].sum() for a, b in itertools.pairwise([0, *inner, n]))
+                   for inner in itertools.combinations(range(1, n), parts - 1))
+        assert greatest == best
+    model = nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 2), nn.Tanh(), nn.Linear(2, 2))
+    stages = cut_sequential(model, 2)
+    assert [list(stage._modules) for stage in stages] == [["0"], ["1", "2", "3", "4"]]
+    assert [list(s._modules) for s in cut_sequential(model, 2, [1, 1, 1, 1, 9])] == [["0", "1", "2", "3"], ["4"]]
+
+
+def test_errors_say_what_to_do():
+    expected = {
+        "ranks": ("ValueError", "a schedule for 3 ranks of 1 chunks, on 2 ranks"),
+        "chunks": ("ValueError", "2 ranks of 2 chunks, on 2 ranks; this one has 1"),
+        "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
+        "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
+        "shared": ("ValueError", "can't share a parameter"),
+        "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
+        "samples": ("ValueError", "the first axis must be the samples"),
+    }
+    for rank, found in enumerate(ranks.call(CASES + "errors", 2)):
+        assert set(found) == set(expected) - ({"samples"} if rank else set())
+        for name, (kind, *words) in expected.items():
+            if name in found:
+                assert found[name] is not None, f"{name}: accepted"
+                assert found[name][0] == kind and all(word in found[name][1] for word in words), found[name]
