@@ -171,14 +171,15 @@ def check_devices(name, values, error=None):
     """Raise RuntimeError if an op's raw values live on several devices, or on a GPU that isn't the current one."""
     arrays = [v for v in values if is_array(v)]
     devices = {device_of(a) for a in arrays}
+    if devices <= {"cpu"} or devices == {current := device_name("cuda")}:
+        return
     described = " and ".join(f"{list(a.shape)} on {device_of(a)}" for a in arrays)
     if len(devices) > 1:
         raise RuntimeError(f"{name}: arrays of different devices, {described}: move them to one with "
                            f".to({max(devices)!r})") from error
-    if devices - {"cpu"} and devices != {current := device_name("cuda")}:
-        where, = devices
-        raise RuntimeError(f"{name}: {described}, but the current GPU is {current}: call backend.use({where!r}), or "
-                           f"work inside `with backend.on({where!r}):`") from error
+    where, = devices
+    raise RuntimeError(f"{name}: {described}, but the current GPU is {current}: call backend.use({where!r}), or "
+                       f"work inside `with backend.on({where!r}):`") from error
 
 
 def zeros(shape, dtype, device="cpu"):

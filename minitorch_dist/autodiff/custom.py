@@ -171,10 +171,10 @@ class custom_vjp(Custom):
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"the backward of {self.__name__!r} returned a cotangent that is nested unlike its "
                              "argument") from error
-        for (i, g), p in zip(gs, parents, strict=True):
+        for (i, g), p, value in zip(gs, parents, flatten(args)[0], strict=True):
             if g is not None and p is not None:
                 check_cotangent(g, p.shape, p.dtype, f"cotangent of argument {i} from the backward of "
-                                                     f"{self.__name__!r}")
+                                                     f"{self.__name__!r}", value)
         return [g for _, g in gs]
 
     def push(self, values, rebuild, level):

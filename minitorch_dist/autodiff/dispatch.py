@@ -5,8 +5,8 @@ Each op gets a function made once, with its table entry unpacked into locals.
 Anything but eager tensors and plain numbers goes the general way, by `bind`.
 """
 
-from ..backend import check_devices, xp
-from .primitive import TRACED, Primitive, bind, state
+from ..backend import check_devices, to_device_of, xp
+from .primitive import TRACED, Primitive, bind, lower, state
 from .tensor import Node, Tensor, attach
 
 # Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
@@ -62,11 +62,11 @@ def binary(name, forward, x_rule, y_rule, doc):
             elif y.__class__ in PLAIN:
                 b, q = y, None
             else:
-                return bind(primitive, (x, operand(name, y)))
+                return bind(primitive, (x, operand(name, y, x)))
         elif y.__class__ is Tensor and x.__class__ in PLAIN:
             a, p, b, q = x, None, y.data, y.node
         else:
-            return bind(primitive, (operand(name, x), operand(name, y)))
+            return bind(primitive, (operand(name, x, y), operand(name, y, x)))
         try:
             out = forward(a, b)
         except Exception as error:
@@ -112,10 +112,10 @@ def with_params(primitive):
     return op
 
 
-def operand(name, value):
-    """A binary op's operand: traced and plain values as they are, sequences as arrays."""
+def operand(name, value, other):
+    """A binary op's operand: traced and plain values as they are, sequences as arrays where the other operand is."""
     if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__"):
         return value
     if isinstance(value, (list, tuple)):
-        return xp.asarray(value)
+        return to_device_of(xp.asarray(value), lower(other))
     raise TypeError(f"{name}: can't take a {type(value).__name__}; give a Tensor, an array or a number")

@@ -246,7 +246,7 @@ def _check(values, likes, what, name):
     if len(values) != len(likes):
         raise ValueError(f"the linear program has {len(likes)} {what}, got {len(values)} {name}")
     for value, like in zip(values, likes, strict=True):
-        check_cotangent(value, like.shape, like.dtype, name.removesuffix("s"))
+        check_cotangent(value, like.shape, like.dtype, name.removesuffix("s"), like.zero)
 
 
 def _zeros(like):

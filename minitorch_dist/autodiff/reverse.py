@@ -38,7 +38,7 @@ residual, multiplying by it the LinearOp's transpose.
 
 from contextlib import nullcontext
 
-from ..backend import device_of, module_of, xp
+from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
@@ -96,11 +96,13 @@ def at_end_of_backward(callback):
     return new
 
 
-def check_cotangent(ct, shape, dtype, name="cotangent"):
-    """Raise unless a cotangent has its value's shape and dtype."""
+def check_cotangent(ct, shape, dtype, name="cotangent", like=None):
+    """Raise unless a cotangent has its value's shape and dtype, and lives where `like` does."""
     if getattr(ct, "shape", None) != shape or ct.dtype != dtype:
         got = f"shape {ct.shape} and dtype {ct.dtype}" if hasattr(ct, "dtype") else f"a {type(ct).__name__}"
         raise ValueError(f"the {name} has {got}, the value has shape {shape} and dtype {dtype}: they must be equal")
+    if DEVICE_ARRAYS and like is not None:
+        check_devices(f"the {name} and its value", (lower(ct), lower(like)))
 
 
 def run(seeds, retain=False, create=False, into=None, stops=()):
@@ -260,7 +262,7 @@ def run_hooks(node, ct):
     for hook in getattr(node, "grad_hooks", ()):
         replaced = hook(ct if ct.__class__ in TRACED else Tensor(ct))
         if replaced is not None:
-            check_cotangent(replaced, node.shape, node.dtype)
+            check_cotangent(replaced, node.shape, node.dtype, "gradient from a hook", ct)
             ct = replaced if ct.__class__ in TRACED else lower(replaced)
     return ct
 

@@ -197,7 +197,14 @@ class Tensor(Traced):
                                "use x = x.at[index].set(value), or write under no_grad()")
         if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
             raise TypeError(f"{type(self.data).__name__} can't be written in place")
-        self.data[lower(index)] = to_device_of(lower(value), self.data)
+        if backend.DEVICE_ARRAYS:
+            from .ops.indexing import located
+            index = located(index, self)
+        elif index.__class__ is not tuple:
+            index = lower(index)
+        elif not TRACED.isdisjoint(map(type, index)):
+            index = tuple(map(lower, index))
+        self.data[index] = to_device_of(lower(value), self.data)
         wrote(self.data, "in-place assignment")
 
     def __repr__(self):

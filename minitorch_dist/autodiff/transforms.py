@@ -4,7 +4,7 @@ They take functions of arrays (or of nested tuples, lists and dicts of arrays),
 nest in any order to any depth, and leave no trace on the arrays.
 """
 
-from ..backend import module_of, xp, zeros_like
+from ..backend import DEVICE_ARRAYS, check_devices, module_of, xp, zeros_like
 from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
@@ -52,7 +52,7 @@ def vjp(f, *primals):
         if len(cts) != len(outs):
             raise ValueError(f"the function has {len(outs)} outputs, got {len(cts)} cotangents")
         for ct, y in zip(cts, outs, strict=True):
-            check_cotangent(ct, y.shape, y.dtype)
+            check_cotangent(ct, y.shape, y.dtype, like=y)
         found = {}
         run([(n, ct) for n, ct in zip(nodes, cts, strict=True) if n is not None], retain=True, into=found)
         gs = [found.get(leaf) for leaf in leaves]
@@ -76,6 +76,8 @@ def jvp(f, primals, tangents):
         if t.shape != v.shape or t.dtype != v.dtype:
             raise ValueError(f"a tangent of shape {t.shape} and dtype {t.dtype} for a primal of shape {v.shape} and "
                              f"dtype {v.dtype}: they must be equal")
+        if DEVICE_ARRAYS:
+            check_devices("jvp's primal and tangent", (lower(v), lower(t)))
     with new_level() as level:
         out = f(*rebuild([Dual(v, t, level) for v, t in zip(values, directions, strict=True)]))
     outs, rebuild_out = flatten(out)

@@ -38,7 +38,7 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
     counted = labels != ignore_index
     if not on_host(labels):     # how many count is known to the GPU alone: all stay, and those ignored become 0
         losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
-        if reduction == "mean":
+        if reduction == "mean" and labels.size:
             return ops.sum(losses) / counted.sum().astype(losses.dtype)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
     if counted.all():

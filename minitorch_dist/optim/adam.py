@@ -3,6 +3,7 @@
 from math import sqrt
 
 from .. import kernels
+from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import device_of, xp, zeros_like
 from .optimizer import Optimizer, check_settings
@@ -46,7 +47,7 @@ class Adam(Optimizer):
 
         Both are numbers, or float32 arrays of one element where the parameters are: then a GPU is not waited for.
         """
-        self.scaling = grad_scale, found_inf
+        self.scaling = lower(grad_scale), lower(found_inf)
         super().step()
 
     def apply(self):

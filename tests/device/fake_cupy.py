@@ -11,7 +11,7 @@ What it is for is to refuse what CuPy refuses, so that code which passes here ru
 - ops run on the current one of two GPUs, and raise on the other one's arrays.
 
 Every copy between host and GPU is counted in `transfers`: "up" and "down" by name, and "implicit", which CuPy makes
-without being asked, for indices.
+without being asked, for indices and in einsum.
 """
 
 import functools
@@ -209,6 +209,8 @@ def plain_index(index, shape):
     """An index for NumPy that does what CuPy does: places out of range are taken modulo the extent."""
     parts, axis, found = index if isinstance(index, tuple) else (index,), 0, []
     used = sum(p.ndim if getattr(p, "dtype", None) == np.bool_ else p is not None and p is not Ellipsis for p in parts)
+    if used > len(shape):
+        raise IndexError(f"too many indices for array: array is {len(shape)}-dimensional, but {used} were indexed")
     for part in parts:
         if isinstance(part, (list, np.ndarray)):
             transfers["implicit"] += 1
@@ -344,7 +346,9 @@ def broadcast_to(array, shape):
 
 
 def einsum(subscripts, *operands, dtype=None, optimize=False):
-    return ours(np.einsum(subscripts, *map(bare, operands), dtype=dtype, optimize=optimize))
+    transfers["implicit"] += sum(isinstance(x, np.ndarray) for x in operands)      # it takes arrays of the host, too
+    operands = [x if isinstance(x, np.ndarray) else bare(x) for x in operands]
+    return ours(np.einsum(subscripts, *operands, dtype=dtype, optimize=optimize))
 
 
 SPECIAL = {

@@ -82,6 +82,21 @@ def test_numpy_of_a_gpu_tensor_says_what_to_do():
         mt.zeros(2, device="cuda").numpy()
 
 
+def hooked(x, y):
+    """A sum whose gradient a hook brings from the host."""
+    z = x[0] * 2
+    z.register_hook(lambda gradient: y)
+    return z.sum()
+
+
+def ruled(x, y):
+    """A sum whose gradient a rule makes on the host."""
+    three = mt.custom_vjp(lambda z: z * 3)
+    three.__name__ = "three"
+    three.defvjp(lambda z: (z * 3, None), lambda residuals, ct: (y.numpy(),))
+    return three(x[0]).sum()
+
+
 MIXED = [
     (lambda x, y: x * y, r"mul: arrays of different devices, \[2, 3\] on cuda:0 and \[3\] on cpu"),
     (lambda x, y: y - x, r"sub: .*\[3\] on cpu and \[2, 3\] on cuda:0"),
@@ -92,6 +107,17 @@ MIXED = [
     (lambda x, y: mt.concatenate([x[0], y]), "concatenate"),
     (lambda x, y: mt.linear(x, mt.ones(4, 3), mt.ones(4, device="cuda")), r"linear: .*\[4, 3\] on cpu and \[4\] on"),
     (lambda x, y: mt.einsum("ij,j->i", x, y), "einsum"),
+    (lambda x, y: y[mt.argmax(x, 1)], r"indexing: .*\[3\] on cpu and \[2\] on cuda:0"),
+    (lambda x, y: mt.scatter_add(y, mt.argmax(x, 0), (3,)), r"indexing: .*\[3\] on cpu and \[3\] on cuda:0"),
+    (lambda x, y: y.at[x[0] > 0].set(0.0), "indexing"),
+    (lambda x, y: x.at[np.array([0, 1])].add(y), "indexing"),
+    (lambda x, y: mt.jvp(mt.exp, (x.data[0],), (y.numpy(),)), "jvp's primal and tangent"),
+    (lambda x, y: mt.hvp(lambda z: (z ** 3).sum(), x.data[0], y.numpy()), "jvp's primal and tangent"),
+    (lambda x, y: mt.vjp(mt.exp, x.data[0])[1](y.numpy()), "the cotangent and its value"),
+    (lambda x, y: mt.linearize(mt.exp, x.data[0])[1](y.numpy()), "the tangent and its value"),
+    (lambda x, y: mt.linearize(mt.exp, x.data[0])[1].transpose(y.numpy()), "the cotangent and its value"),
+    (lambda x, y: hooked(x, y).backward(), "the gradient from a hook and its value"),
+    (lambda x, y: ruled(x, y).backward(), "the cotangent of argument 0 from the backward of 'three' and its value"),
     (lambda x, y: mt.layer_norm(x, 3, y), "layer_norm"),
     (lambda x, y: mt.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=np.ones((2, 2), bool)), "attention"),
     (lambda x, y: mt.grad(lambda z: (z * y).sum())(x.data), "mul"),
@@ -131,6 +157,66 @@ def test_indices_from_the_host_are_moved_and_checked():
     y.sum().backward()
     np.testing.assert_array_equal(x.grad.cpu().numpy()[:, 0], [1, 0, 0, 2])
     assert not transfers["implicit"]
+
+
+def test_lists_go_where_the_other_operand_is():
+    x = mt.ones(2, 3, device="cuda", requires_grad=True)
+    y = [1.0, 2.0, 3.0] * x + (1, 2, 3)
+    y.sum().backward()
+    assert y.device == "cuda:0" and y.tolist() == [[2.0, 4.0, 6.0]] * 2 and x.grad.tolist() == [[1.0, 2.0, 3.0]] * 2
+    assert (x < [0.5, 2.0, 2.0]).tolist() == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "int64"])
+def test_integers_of_any_size_are_added_and_set_by_index(dtype):
+    """CuPy's add.at knows those of 32 and 64 bits."""
+    x, v, index = (np.arange(6).reshape(3, 2) * 100).astype(dtype), np.array([[99, 1]] * 4).astype(dtype), [2, 0, 2, 2]
+
+    def everything(device):
+        t, u = mt.tensor(x, device=device), mt.tensor(v, device=device)
+        return mt.scatter_add(u, index, (3, 2)), t.at[index].add(u), t.at[[2, 1]].set(u[:2]), t.at[t > 0].set(0)
+    for here, there in zip(everything("cpu"), everything("cuda"), strict=True):
+        assert here.dtype == there.dtype == dtype
+        np.testing.assert_array_equal(here.numpy(), there.cpu().numpy())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_mean_loss_of_no_samples_raises(device):
+    with pytest.raises(ValueError, match="empty batch"):
+        nn.cross_entropy(mt.ones(0, 3, device=device), mt.tensor(np.zeros(0, int), device=device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_assignment_takes_every_index(device):
+    x = mt.zeros(3, 2, device=device)
+    x[mt.tensor([0, 2], device=device), mt.tensor([1, 0])] = mt.tensor([5.0, 6.0])
+    x[[]] = 7.0
+    x[[1], :] = 8.0
+    assert x.tolist() == [[0.0, 5.0], [8.0, 8.0], [6.0, 0.0]]
+    with pytest.raises(IndexError, match="out of"):
+        x[np.array([0, 3])] = 1.0
+        x.tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("n", [4, 400])
+def test_scatter_add_broadcasts(device, n):
+    x = mt.tensor(np.arange(n, dtype=np.float32), device=device, requires_grad=True)
+    y = mt.scatter_add(x, np.array([2, 0, 2]), (3, n))
+    (y * y).sum().backward()
+    np.testing.assert_array_equal(y.detach().cpu().numpy(), np.arange(n) * np.array([[1], [0], [2]]))
+    np.testing.assert_array_equal(x.grad.cpu().numpy(), 2 * (1 + 2 + 2) * np.arange(n))
+    with pytest.raises(ValueError, match="broadcast"):
+        mt.scatter_add(x[:-1], np.array([2, 0, 2]), (3, n))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("n", [4, 400])
+def test_scatter_add_by_too_many_indices(device, n):
+    with pytest.raises(IndexError, match="too many indices"):
+        mt.scatter_add(mt.ones(n, device=device), (np.zeros(n, int), np.zeros(n, int)), (3,))
+    lines = mt.ops.indexing.as_lines(index := (slice(None), np.zeros(n, int)), (3, 2))
+    assert [line.shape for line in lines] == [(3, 1), (n,)] and mt.ops.indexing.as_lines(index, (3,)) is None
 
 
 @pytest.mark.parametrize("use, error, message", [

@@ -120,7 +120,7 @@ def test_one_launch_for_the_whole_model_and_the_numbers_of_the_cpu(name, dtype):
             give_gradients(params, step, dtype, resting=[(), (1,), (0, 4)][step % 3])
             optimizer.groups[0]["lr"] = 1e-2 / (1 + step // 2)
             with ledger.record() as book:
-                optimizer.step(grad_scale=4.0 if step == 2 else None, found_inf=float(step == 4))
+                optimizer.step(grad_scale=mt.tensor(4.0) if step == 2 else None, found_inf=float(step == 4))
             if optimizer is fused:
                 assert dict(book.launches) == {"adam": 1}
         if step == 3:

@@ -53,6 +53,7 @@ CASES = {
     "columns of a part": (lambda x: x[:2, on_device(ROWS, x)], [(3, 7)], ""),
     "every line by itself": (lambda x: mt.take_along_axis(x, on_device(np.abs(ROWS[:, :1, None]) % 4, x), 1),
                              [(len(ROWS), 4, 3)], "segment_sums"),
+    "one row added to several": (lambda x: mt.scatter_add(x, on_device(ROWS, x), (7, 5)), [(5,)], "segment_sums"),
     "topk": (lambda x: mt.topk(x, 2)[0], [(3, 7)], "segment_sums"),
     "attention": (lambda q, k, v: mt.scaled_dot_product_attention(q, k, v), [(2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)],
                   "flash_attention flash_attention_queries flash_attention_sources"),

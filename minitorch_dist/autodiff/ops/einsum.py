@@ -15,7 +15,7 @@ extent of 1 that broadcasts is dropped (reshape).
 import math
 import string
 
-from ...backend import module_of, xp
+from ...backend import DEVICE_ARRAYS, check_devices, module_of, xp
 from ..primitive import LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
@@ -27,6 +27,8 @@ SMALL = 10_000
 
 
 def _forward(xs, subscripts, work):
+    if DEVICE_ARRAYS:       # CuPy's einsum would copy arrays of the host up
+        check_devices("einsum", xs)
     return xp.einsum(subscripts, *xs, optimize=work > SMALL and len(xs) > 1)
 
 

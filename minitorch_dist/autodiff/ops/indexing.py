@@ -3,7 +3,7 @@
 import math
 
 from ... import kernels
-from ...backend import DEVICE_ARRAYS, is_array, module_of, on_host, refuse, to_device_of, xp, zeros_like
+from ...backend import DEVICE_ARRAYS, check_devices, is_array, module_of, on_host, refuse, to_device_of, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype, constant, where
@@ -26,18 +26,28 @@ def _scatter(x, index, shape):
     if kernels.usable(x) and x.dtype.kind == "f" and (lines := as_lines(parts, shape)):
         # CuPy's add.at is atomic: its bits differ from run to run.
         rows, count = flat_index(lines, shape), math.prod(shape[:len(lines)])
-        return kernels.load("segment_sums").segment_sums(x, rows, count).reshape(shape)
+        return kernels.load("segment_sums").segment_sums(_spread(x, rows, lines, shape), rows, count).reshape(shape)
     out = zeros_like(x, shape)
     if is_basic(index):
         out[index] = x
-    elif x.size < 256 or not on_host(x) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
+    elif not on_host(x):
+        if x.dtype.kind != "f" and x.dtype.itemsize < 4:        # CuPy's add.at knows no integers of fewer bits
+            return _scatter(x.astype(xp.int32), index, shape).astype(x.dtype)
         module_of(out).add.at(out, index, x)     # an element that the index names twice gets both
+    elif x.size < 256 or len(parts) > len(shape) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
+        xp.add.at(out, index, x)
     else:       # the same on flat arrays, where NumPy is five times faster
-        rows = flat_index(parts, shape).ravel()
+        rows = flat_index(parts, shape)
         inner = math.prod(shape[len(parts):])
-        places = rows if inner == 1 else (rows[:, None] * inner + xp.arange(inner)).ravel()
-        xp.add.at(out.reshape(-1), places, x.ravel())
+        places = rows.ravel() if inner == 1 else (rows.reshape(-1, 1) * inner + xp.arange(inner)).ravel()
+        xp.add.at(out.reshape(-1), places, (x if x.size == places.size else _spread(x, rows, parts, shape)).ravel())
     return out
+
+
+def _spread(x, rows, parts, shape):
+    """x with the shape that the index selects: it may be smaller, and broadcast."""
+    selected = *rows.shape, *shape[len(parts):]
+    return x if x.shape == selected else xp.broadcast_to(x, selected)
 
 
 def as_lines(parts, shape):
@@ -45,7 +55,7 @@ def as_lines(parts, shape):
     x[arange(n)[:, None], i]. None where there are no such ones."""
     whole = next((i for i, p in enumerate(parts) if not isinstance(p, slice)), len(parts))
     arrays = parts[whole:]
-    if not arrays or not all(is_array(p) and p.dtype.kind in "iu" for p in arrays) or any(
+    if not arrays or len(parts) > len(shape) or not all(is_array(p) and p.dtype.kind in "iu" for p in arrays) or any(
             p != slice(None) for p in parts[:whole]):
         return None
     ndim = max(p.ndim for p in arrays)
@@ -85,16 +95,19 @@ def _plain(index):
     """An index with tensors in it as bare arrays, lists as arrays."""
     if isinstance(index, tuple):
         return tuple([_plain(part) for part in index])
-    return xp.asarray(index) if isinstance(index, list) else lower(index)
+    return xp.asarray(index, None if index else xp.intp) if isinstance(index, list) else lower(index)
 
 
 def _placed(index, x, shape):
     """A plain index beside x: for an x on a GPU its arrays are brought there, and checked against `shape`, the one that
     is indexed, because CuPy takes a place out of range modulo the extent."""
     array = lower(x)
-    if not DEVICE_ARRAYS or on_host(array):
+    if not DEVICE_ARRAYS:
         return index
     parts, axis = index if isinstance(index, tuple) else (index,), 0
+    if on_host(array):
+        check_devices("indexing", (array, *parts))
+        return index
     parts = tuple(to_device_of(p, array) if is_array(p) else p for p in parts)
     for i, part in enumerate(parts):
         if part is Ellipsis:    # the axes behind it are counted from the end
@@ -106,6 +119,11 @@ def _placed(index, x, shape):
         if part is not Ellipsis:
             axis += taken(part)
     return parts if isinstance(index, tuple) else parts[0]
+
+
+def located(index, x):
+    """Any index of x with bare arrays in it, which are where x is, and checked as in _placed."""
+    return _placed(_plain(index), x, x.shape)
 
 
 def taken(part):
@@ -220,7 +238,7 @@ class At:
         self.x = x
 
     def __getitem__(self, index):
-        return _AtIndex(self.x, _placed(_plain(index), self.x, self.x.shape))
+        return _AtIndex(self.x, located(index, self.x))
 
 
 class _AtIndex:
