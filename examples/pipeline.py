@@ -49,6 +49,7 @@ def parse(argv):
     p.add_argument("--out", type=Path, default=Path("runs/pipeline"), help="folder for the run's files")
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
+    args.widths = p.widths(args.hidden)
     return args
 
 
@@ -74,7 +75,7 @@ def prepare(args, world):
     chunks = args.chunks if args.schedule == "interleaved" else 1
     schedule = SCHEDULES[args.schedule](*numbers, *([chunks] if args.schedule == "interleaved" else []))
     mt.manual_seed(args.seed)
-    whole = nn.mlp([int(width) for width in args.hidden.split(",") if width], args.dropout, xp.dtype("float32"))
+    whole = nn.mlp(args.widths, args.dropout, xp.dtype("float32"))
     parts = cut_sequential(whole, pp.size * chunks)[pp.rank::pp.size]
     stages = [DistributedDataParallel(part, dp, exact=args.exact) for part in parts]
     return mesh, dataset, loader, schedule, whole, Pipeline(stages, pp, schedule)

@@ -100,6 +100,16 @@ class ArgumentParser(argparse.ArgumentParser):
                 if value is not None and not fits(value):
                     self.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
 
+    def widths(self, hidden):
+        """What --hidden says, as a list of integers."""
+        try:
+            widths = [int(width) for width in hidden.split(",") if width]
+        except ValueError:
+            self.error(f"--hidden {hidden!r}: widths are whole numbers separated by commas, like 512,512")
+        if min(widths, default=1) < 1:
+            self.error(f"--hidden {hidden!r}: widths must be at least 1")
+        return widths
+
     def _print_message(self, message, file=None):
         if launched_rank() == 0:
             super()._print_message(message, file)

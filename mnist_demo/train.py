@@ -90,12 +90,7 @@ def parse(argv):
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
     args = p.parse_args(argv)
-    try:
-        args.widths = [int(w) for w in args.hidden.split(",") if w]
-    except ValueError:
-        p.error(f"--hidden {args.hidden!r}: widths are whole numbers separated by commas, like 512,512")
-    if min(args.widths, default=1) < 1:
-        p.error(f"--hidden {args.hidden!r}: widths must be at least 1")
+    args.widths = p.widths(args.hidden)
     p.check_ranges(args, RANGES)
     if args.accumulate > 1 and args.exact:
         p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "

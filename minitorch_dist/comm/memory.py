@@ -56,10 +56,12 @@ def _map(engine, stride, create):
     engine.broadcast(message, 0)
     identity, _, path = message.tobytes().rstrip(b"\0").decode().partition(" ")
     try:
-        if _identity(path) != identity:     # a process of that number, but another one: that of another container
-            raise OSError(f"{path} is another file")
         if engine.rank != 0:
+            if _identity(path) != identity:     # a process of that number, but another one: that of another container
+                raise OSError(f"{path} is another file")
             file = os.open(path, os.O_RDWR)
+        if _identity(file) != identity:     # it has ended since, and another one has its number
+            raise OSError(f"{path} is another file")
         if hasattr(os, "posix_fallocate"):   # else a full memory shows as SIGBUS at the first touch
             os.posix_fallocate(file, engine.rank * stride, stride)
         memory = mmap.mmap(file, stride * engine.size)

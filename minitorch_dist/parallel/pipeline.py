@@ -157,10 +157,9 @@ class Pipeline:
 
     def _backward(self, stage, chunk, k):
         x, y = self.kept.pop((chunk, k))
-        if stage == self.last:
-            y.backward()
-        else:
-            y.backward(Tensor(self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))))
+        arrived = None if stage == self.last else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
+        if getattr(y, "requires_grad", False):      # not so of a first stage without parameters
+            y.backward(None if arrived is None else Tensor(arrived))
         if stage > 0:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if x.grad is None else lower(x.grad))
 

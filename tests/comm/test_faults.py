@@ -72,9 +72,8 @@ WITHOUT_PREFIX = {"SIGSEGV", "leaves before comm.world()", "never comes to comm.
 TWO_SIGNALS = {"never comes to comm.world()"}      # rank 0 ends by one, mpirun ends rank 1 by another, and tells either
 PLAIN = ("raises", "SIGKILL", "runs out of data early", "another shape", "another order", "another shape, posted",
          "never comes: computes for ever", "Ctrl-C while all ranks wait")
-FOUR = ("raises", "raises before comm.world()", "raise SystemExit(3), while the others compute",
-        "runs out of data early", "another shape", "another shape, in a part of the ranks",
-        "never comes: computes for ever")
+FOUR = ("raises", "raise SystemExit(3), while the others compute", "runs out of data early", "another shape",
+        "another shape, in a part of the ranks", "never comes: computes for ever")
 TWO_NODES = "window on 2 nodes"
 CASES = [*((fault, "window", 2) for fault in FAULTS), *((fault, "plain", 2) for fault in PLAIN),
          *((fault, place, 4) for place in ("window", TWO_NODES) for fault in FOUR)]

@@ -43,6 +43,10 @@ def whole(dtype, batch, exact):
     return losses, parameters(replica), digest(replica)
 
 
+def whole_twice():
+    return {"f8": whole("f8", 13, False), "f4": whole("f4", 16, True)}
+
+
 def schedule_for(name, ranks, micro_batches, chunks):
     return {"gpipe": gpipe, "1f1b": one_forward_one_backward}[name](ranks, micro_batches) if chunks == 1 \
         else interleaved(ranks, micro_batches, chunks)
@@ -66,6 +70,21 @@ def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True):
         optimizer.step()
     return losses, {name: value for stage in stages for name, value in parameters(stage).items()}, pipeline.live, \
         mesh.coords
+
+
+def bare_ends():
+    """The gradients of a Linear between two activations, each on a rank of its own, and those of the whole."""
+    world = comm.world()
+    mt.manual_seed(1)
+    whole = nn.Sequential(nn.Tanh(), nn.Linear(plain.FEATURES, plain.CLASSES, dtype=np.float64), nn.Tanh())
+    batch = next(iter(loader_for(np.float64, 9, 0, 1, False).epoch(0)))
+    loss = loss_of(whole(batch.inputs), batch.labels) * (1 / 9)
+    loss.backward()
+    wanted = {name: p.grad.numpy().copy() for name, p in whole.named_parameters()}
+    whole.zero_grad()
+    stage = cut_sequential(whole, 3)[world.rank]
+    got = Pipeline([stage], world, one_forward_one_backward(3, 2)).run(batch, loss_of, seed=0, step=0)
+    return got - loss.item(), wanted, {name: p.grad.numpy() for name, p in stage.named_parameters()}
 
 
 def counted(chunks):

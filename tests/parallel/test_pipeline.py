@@ -12,12 +12,18 @@ from minitorch_dist.testing import ranks
 CASES = "tests.parallel.pipeline_cases:"
 
 
+@pytest.fixture(scope="module")
+def one_process():
+    """{dtype: (losses, parameters, digest)} of the whole model: float64 as it comes, float32 in exact mode."""
+    return ranks.call(CASES + "whole_twice", 1)[0]
+
+
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
     ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
     ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False)])
-def test_one_curve_on_any_pipeline(name, n, pp, m, chunks, wrapped):
+def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped):
     """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
-    losses, wanted, _ = ranks.call(CASES + "whole", 1, args=("f8", 13, False))[0]
+    losses, wanted, _ = one_process["f8"]
     seen = set()
     arguments = name, pp, m, chunks, "f8", 13, False, wrapped
     for got_losses, got, live, coords in ranks.call(CASES + "train", n, args=arguments):
@@ -32,14 +38,21 @@ def test_one_curve_on_any_pipeline(name, n, pp, m, chunks, wrapped):
 
 @pytest.mark.parametrize("name, n, pp, chunks", [("1f1b", 2, 2, 1), ("gpipe", 4, 4, 1), ("1f1b", 4, 2, 1),
                                                  ("interleaved", 2, 2, 2)])
-def test_exact_mode_has_one_set_of_bits(name, n, pp, chunks):
+def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
-    losses, wanted, _ = ranks.call(CASES + "whole", 1, args=("f4", 16, True))[0]
+    losses, wanted, _ = one_process["f4"]
     m = 8 * pp // n
     for got_losses, got, *_ in ranks.call(CASES + "train", n, args=(name, pp, m, chunks, "f4", 16, True)):
         assert got_losses == losses
         for key, value in got.items():
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+def test_stages_without_parameters():
+    for rank, (off, wanted, got) in enumerate(ranks.call(CASES + "bare_ends", 3)):
+        assert abs(off) < 1e-12 and set(got) == (set(wanted) if rank == 1 else set())
+        for name, grad in got.items():
+            np.testing.assert_allclose(grad, wanted[name], rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("n, chunks", [(2, 1), (3, 1), (2, 2)])

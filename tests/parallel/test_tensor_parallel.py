@@ -36,8 +36,7 @@ def test_layers_that_are_cut_are_whole_layers(n):
             np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("shift", [0.0, 1e4])
+@pytest.mark.parametrize("n, shift", [(1, 0.0), (2, 1e4), (3, 0.0)])
 def test_the_loss_of_divided_logits(n, shift):
     x, u = values((4, 3, 11), 4) * 3 + shift, values((4, 3), 6)
     labels = np.random.default_rng(5).integers(0, 11, (4, 3))
@@ -59,7 +58,7 @@ def one_process():
 
 
 @pytest.mark.parametrize(("setting", "n", "size"), [("tied", 2, 2), ("tied", 4, 2), ("rotary, untied", 2, 2),
-                                                    ("rotary, untied", 4, 4), ("logits stay apart", 2, 2)])
+                                                    ("logits stay apart", 2, 2)])
 def test_one_curve_on_any_mesh(one_process, setting, n, size):
     """AdamW, dropout, clipping, float64: the parameters of one process, within 1e-10, on every rank."""
     losses, wanted, nbytes = one_process[setting]
