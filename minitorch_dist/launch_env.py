@@ -4,7 +4,6 @@ This module must be importable before NumPy (a BLAS reads its thread count once,
 (one process needs none).
 """
 
-import multiprocessing
 import os
 import sys
 
@@ -46,7 +45,8 @@ def launched_rank():
 def is_rank():
     """Whether this process is one of several ranks: not a program that a rank has started, nor a helper of
     multiprocessing, which inherit the launcher's variables. The first process of a rank that asks is the rank."""
-    if launched_size() == 1 or multiprocessing.current_process().name != "MainProcess":
+    processes = sys.modules.get("multiprocessing.process")      # whose helpers have loaded it before anything else
+    if launched_size() == 1 or processes is not None and processes.current_process().name != "MainProcess":
         return False
     return os.environ.setdefault(RANK_PROCESS, str(os.getpid())) == str(os.getpid())
 

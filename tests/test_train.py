@@ -156,10 +156,14 @@ def test_the_shipped_digits_are_learned(tmp_path):
     assert losses[0] > 1.5 and sum(losses[-20:]) / 20 < 0.1
 
 
-def need_mnist():
+def has_mnist():
     folder = os.environ.get("MINITORCH_DATA")
-    if not folder or not all((Path(folder) / name).exists() or (Path(folder) / f"{name}.gz").exists()
-                             for name in MNIST_FILES):
+    return bool(folder) and all((Path(folder) / name).exists() or (Path(folder) / f"{name}.gz").exists()
+                                for name in MNIST_FILES)
+
+
+def need_mnist():
+    if not has_mnist():
         pytest.skip("MINITORCH_DATA names no folder with MNIST's four files")
 
 
@@ -207,9 +211,13 @@ def test_the_digits_are_learned_by_other_models(tmp_path, flags, least):
     assert sum(line["loss"] for line in history[-20:]) / 20 < 0.5 < history[0]["loss"]
 
 
-def test_lenet_learns_mnist(tmp_path):
+def lenet(folder):
+    return train(folder, 1, "--data", "mnist", "--model", "cnn", "--epochs", "2", limit=400)
+
+
+def test_lenet_learns_mnist(ahead):
     need_mnist()
-    summary, history, _ = train(tmp_path, 1, "--data", "mnist", "--model", "cnn", "--epochs", "2", limit=400)
+    summary, history, _ = ahead["test_lenet_learns_mnist"].result()
     assert len(history) == 2 * 60_000 // 32 and summary["test_accuracy"] >= 98.8
 
 
