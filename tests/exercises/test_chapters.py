@@ -20,7 +20,7 @@ CHAPTERS = {chapter.folder: chapter for chapter in COURSE.chapters}
 EXERCISES = {exercise.id: exercise for exercise in COURSE.all_exercises}
 ANSWERS = {f"{id} {label}": (exercise, path, text)
            for id, exercise in EXERCISES.items() for label, path, text in files(COURSE, exercise)}
-AT_ONCE = 3     # for some wait
+AT_ONCE = 2
 
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=CHAPTERS)
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
@@ -28,7 +28,7 @@ each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXER
 
 @pytest.fixture(scope="module")
 def verdicts(request):
-    """{name: future of the Verdict}, some at a time, of those answers whose tests will run.
+    """{name: future of the Verdict}, two at a time, of those answers whose tests will run.
 
     Each has a seed of its own, always the same; it's `rehearse --seeds` that looks for seeds with which a check errs.
     """
