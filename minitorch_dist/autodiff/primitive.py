@@ -137,6 +137,12 @@ class Into:
         self.array = array
 
 
+def place(wanted, dtype):
+    """The array that a cotangent of this dtype may be written into, by its entry in `wanted`; None where there is
+    none. (NumPy's and CuPy's out= takes both.)"""
+    return wanted.array if wanted.__class__ is Into and wanted.array.dtype == dtype else None
+
+
 class Primitive:
     """One entry of the op table.
 

@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 
 from . import Kept, Op, launch
-from .column_sums import column_sums
+from .column_sums import column_sums, stripes
 from .kernel import Kernel
 
 INNER = math.sqrt(2 / math.pi)      # of the tanh form
 CUBE = 0.044715
 MOST = 2 ** 31 - 2 ** 16            # elements: places are counted in 32 bits, up to the end of the last tile
-STRIPES = 512                       # programs that share a column in backward
+PROGRAMS = 1056                     # of backward: eight for each of an H200's 132 multiprocessors, which run at once
 TWICE_INNER, CUBED = tl.constexpr(2 * INNER), tl.constexpr(CUBE)
 ROOT_HALF, DENSITY = tl.constexpr(math.sqrt(0.5)), tl.constexpr(1 / math.sqrt(2 * math.pi))
 
@@ -64,17 +64,17 @@ def _forward(x, bias, y, rows, size, TANH: tl.constexpr, ROWS: tl.constexpr, COL
 
 
 @triton.jit
-def _backward(ct, x, bias, gx, shares, rows, size, TANH: tl.constexpr, STRIPE: tl.constexpr, ROWS: tl.constexpr,
+def _backward(ct, x, bias, gx, shares, rows, size, stripe, TANH: tl.constexpr, ROWS: tl.constexpr,
               COLUMNS: tl.constexpr):
     across = tl.cdiv(size, COLUMNS)
-    stripe = tl.program_id(0) // across
+    program = tl.program_id(0) // across
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     b = tl.zeros((COLUMNS,), tl.float32)
     if bias is not None:
         b = tl.load(bias + column, mask=column < size, other=0.0).to(tl.float32)
     share = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range(0, STRIPE):
-        row = (stripe * STRIPE + i) * ROWS + tl.arange(0, ROWS)
+    for tile in range(program * stripe, tl.minimum((program + 1) * stripe, tl.cdiv(rows, ROWS))):
+        row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < size)[None, :]
         places = row[:, None] * size + column[None, :]
         u = tl.load(x + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
@@ -83,7 +83,7 @@ def _backward(ct, x, bias, gx, shares, rows, size, TANH: tl.constexpr, STRIPE: t
         if shares is not None:
             share += g
     if shares is not None:
-        tl.store(shares + stripe * size + column, tl.sum(share, axis=0), mask=column < size)
+        tl.store(shares + program * size + column, tl.sum(share, axis=0), mask=column < size)
 
 
 def definition(x, bias=None, approximate="none"):
@@ -118,9 +118,9 @@ FORWARD = Kernel(
     {"TANH": False, "ROWS": 4, "COLUMNS": 256}, divisible=("size",), examples=_EXAMPLES)
 BACKWARD = Kernel(
     "bias_gelu_backward", _backward,
-    {"ct": "*", "x": "*", "bias": "*", "gx": "*", "shares": "*fp32", "rows": "i32", "size": "i32"},
-    {"TANH": False, "STRIPE": 1, "ROWS": 4, "COLUMNS": 256}, divisible=("size",),
-    examples=tuple(example | ({"shares": None} if "bias" in example else {"STRIPE": 8}) for example in _EXAMPLES))
+    {"ct": "*", "x": "*", "bias": "*", "gx": "*", "shares": "*fp32", "rows": "i32", "size": "i32", "stripe": "i32"},
+    {"TANH": False, "ROWS": 4, "COLUMNS": 256}, divisible=("size",),
+    examples=tuple(example | ({"shares": None} if "bias" in example else {}) for example in _EXAMPLES))
 KERNELS = (FORWARD, BACKWARD)
 
 
@@ -139,22 +139,21 @@ def bias_gelu(x, bias=None, approximate="none"):
     """gelu(x + bias): x (…, size), bias (size,) or None; approximate as in mt.gelu. Both C-contiguous."""
     rows, size, tile = _matrix(x, bias)
     y = launch.empty(x.shape, x.dtype, x)
-    grid = triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(size, tile["COLUMNS"])
+    grid = launch.cdiv(rows, tile["ROWS"]) * launch.cdiv(size, tile["COLUMNS"])
     FORWARD((grid,), x, bias, y, rows, size, TANH=approximate == "tanh", **tile)
     return y
 
 
-def bias_gelu_gradient(ct, x, bias=None, approximate="none"):
-    """(x̄, the bias's gradient or None) from a cotangent of x's shape. All C-contiguous."""
+def bias_gelu_gradient(ct, x, bias=None, approximate="none", place=None):
+    """(x̄, the bias's gradient or None) from a cotangent of x's shape. All C-contiguous. The bias's gradient goes to
+    `place` where that is an Into of the engine's."""
     rows, size, tile = _matrix(x, bias)
-    groups = triton.cdiv(rows, tile["ROWS"])
-    stripe = triton.next_power_of_2(max(1, triton.cdiv(groups, STRIPES)))
-    stripes = triton.cdiv(groups, stripe)
+    across = launch.cdiv(size, tile["COLUMNS"])
+    stripe, down = stripes(launch.cdiv(rows, tile["ROWS"]), max(1, PROGRAMS // max(1, across)))
     gx = launch.empty(x.shape, x.dtype, x)
-    shares = None if bias is None else launch.empty((stripes, size), np.float32, x)
-    BACKWARD((stripes * triton.cdiv(size, tile["COLUMNS"]),), ct, x, bias, gx, shares, rows, size,
-             TANH=approximate == "tanh", STRIPE=stripe, **tile)
-    return gx, None if bias is None else column_sums(shares, bias.dtype)
+    shares = None if bias is None else launch.empty((down, size), np.float32, x)
+    BACKWARD((down * across,), ct, x, bias, gx, shares, rows, size, stripe, TANH=approximate == "tanh", **tile)
+    return gx, None if bias is None else column_sums(shares, bias.dtype, (place,))[0]
 
 
 def gelu(x, approximate):
@@ -178,7 +177,7 @@ def linear_gelu_pullback(ct, wanted, x, weight, bias, approximate, aux):
     """The cotangents of (x, weight, bias), None where not wanted."""
     product, = aux
     form = "tanh" if approximate else "none"
-    g, g_bias = bias_gelu_gradient(launch.contiguous(ct), product, launch.contiguous(bias), form)
+    g, g_bias = bias_gelu_gradient(launch.contiguous(ct), product, launch.contiguous(bias), form, wanted[2])
     g = _rows(g)
     place = getattr(wanted[1], "array", None)       # where `wanted` is an Into of the engine's
     return ((g @ weight).reshape(x.shape) if wanted[0] else None,

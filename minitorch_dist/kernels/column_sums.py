@@ -19,14 +19,17 @@ from .kernel import Kernel
 
 
 @triton.jit
-def _column_sums(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _column_sums(x, out, more, rows, columns, split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         total += tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + column, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=column < columns)
+    sums = tl.sum(total, axis=0)
+    tl.store(out + column, sums.to(out.dtype.element_ty), mask=column < split)
+    if more is not None:
+        tl.store(more + column - split, sums.to(more.dtype.element_ty), mask=(column >= split) & (column < columns))
 
 
 def definition(x):
@@ -35,15 +38,46 @@ def definition(x):
 
 
 COLUMN_SUMS = Kernel(
-    "column_sums", _column_sums, {"x": "*", "out": "*", "rows": "i32", "columns": "i32"}, {"ROWS": 64, "COLUMNS": 32},
-    divisible=("columns",), examples=({"*": "fp32"}, {"x": "fp32", "out": "bf16"}, {"x": "fp16", "out": "fp16"}))
+    "column_sums", _column_sums,
+    {"x": "*", "out": "*", "more": "*", "rows": "i32", "columns": "i32", "split": "i32"},
+    {"ROWS": 256, "COLUMNS": 8}, divisible=("columns", "split"), num_warps=8,
+    examples=({"*": "fp32", "more": None}, {"x": "fp32", "out": "bf16", "more": "bf16", "COLUMNS": 32},
+              {"x": "fp32", "out": "fp32", "more": "fp32", "ROWS": 512, "COLUMNS": 16},
+              {"x": "fp16", "out": "fp16", "more": None, "ROWS": 64}))
 KERNELS = (COLUMN_SUMS,)
 
 
-def column_sums(x, dtype=None):
-    """Sums over the rows of x (rows, columns), of fewer than 2³¹ elements: (columns,) of a dtype, x's by default."""
-    if x.ndim != 2 or x.size >= 2 ** 31:
-        raise ValueError(f"column_sums: x {x.shape} must be (rows, columns), of fewer than 2³¹ elements")
-    out = launch.empty(x.shape[1:], np.dtype(dtype or x.dtype), x)
-    COLUMN_SUMS((triton.cdiv(x.shape[1], COLUMN_SUMS.constexprs["COLUMNS"]),), x, out, *x.shape)
-    return out
+def stripes(tiles, programs):
+    """(stripe, programs): how many of a matrix's tiles of rows each program of a first stage takes, one after the
+    other, where there shall be at most so many, and how many that makes."""
+    stripe = max(1, launch.cdiv(tiles, programs))
+    return stripe, launch.cdiv(tiles, stripe)
+
+
+def _tile(rows, columns):
+    """All rows at once, if there is room; narrow tiles where few columns would make few programs."""
+    wide = 32 if columns >= 4096 else 16 if columns >= 2048 else 8
+    return {"ROWS": min(max(launch.next_power_of_2(rows), 64), 8192 // wide, 512), "COLUMNS": wide}
+
+
+def column_sums(x, dtype=None, places=(None,)):
+    """Sums over the rows of x (rows, columns), of fewer than 2³¹ elements: a list of arrays of a dtype, x's by default,
+    which share the columns evenly, one for each of `places`, of which there are one or two.
+
+    A place that is an Into of the engine's is that array itself, of any shape; the others are vectors.
+    """
+    if x.ndim != 2 or x.size >= 2 ** 31 or not 1 <= len(places) <= 2 or x.shape[1] % len(places):
+        raise ValueError(f"column_sums: x {x.shape} must be (rows, columns), of fewer than 2³¹ elements, for 1 or 2 "
+                         f"places that share the columns evenly; there are {len(places)}")
+    split, dtype = x.shape[1] // len(places), np.dtype(dtype or x.dtype)
+    outs = [_place(getattr(place, "array", None), split, dtype, x) for place in places]
+    tile = _tile(*x.shape)
+    COLUMN_SUMS((launch.cdiv(x.shape[1], tile["COLUMNS"]),), x, *outs, *[None] * (2 - len(outs)), *x.shape, split,
+                **tile)
+    return outs
+
+
+def _place(array, size, dtype, like):
+    """The array itself where the sums can go there, or a new vector."""
+    fits = array is not None and array.dtype == dtype and array.size == size and array.flags.c_contiguous
+    return array if fits else launch.empty((size,), dtype, like)

@@ -115,7 +115,7 @@ def _place(key, offset, n, block):
         raise ValueError(f"dropout: key {key:#x} and offset {offset}; a key has 128 bits, an offset is not negative")
     first, shift = divmod(offset, PER_BLOCK)
     halves = (int(np.uint64(half).astype(np.int64)) for half in (key & (1 << 64) - 1, key >> 64))
-    return (triton.cdiv(shift + n, block) if n else 0,), (n, first, shift, *halves)
+    return (launch.cdiv(shift + n, block) if n else 0,), (n, first, shift, *halves)
 
 
 def philox_uniform(key, offset, n, like):

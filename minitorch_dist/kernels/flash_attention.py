@@ -283,7 +283,7 @@ def _record(name, fn, arrays, strides, **more):
 def _example(kernel, dtype, size, **more):
     """An example as a call of heads of `size` makes it."""
     queries, sources, warps = BLOCKS[kernel, 4 if dtype == "fp32" else 2, 64 if size <= 64 else 128]
-    width = triton.next_power_of_2(size)
+    width = launch.next_power_of_2(size)
     return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width, "QUERIES": queries,
             "SOURCES": sources, "num_warps": warps, **more}
 
@@ -307,7 +307,7 @@ KERNELS = (FORWARD, QUERIES, SOURCES)
 
 def _constants(q, v, causal, precision):
     size, out = q.shape[3], v.shape[3]
-    width, out_width = (max(16, triton.next_power_of_2(n)) for n in (size, out))
+    width, out_width = (max(16, launch.next_power_of_2(n)) for n in (size, out))
     return {"CAUSAL": bool(causal), "SIZE": size, "OUT": out, "WIDTH": width, "OUT_WIDTH": out_width,
             "PRECISION": precision}
 
@@ -350,7 +350,7 @@ def flash_attention(q, k, v, causal, scale, precision="ieee"):
     numbers = heads, heads // k.shape[1], times, k.shape[2], scale, *_steps(q, k, v, out)
 
     def run(options):
-        grid = (batch * heads * triton.cdiv(times, options["QUERIES"]),)
+        grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
         FORWARD(grid, q, k, v, out, logs, *numbers, **constants, **options)
     run(best(FORWARD, (batch * heads, times, k.shape[2], q.shape[3]), q, run) or _blocks(FORWARD, q, v))
     return out, Kept((out, logs))
@@ -367,12 +367,12 @@ def flash_attention_gradient(ct, q, k, v, causal, scale, kept, precision="ieee")
     sizes = batch * heads, times, k.shape[2], size
 
     def queries(options):
-        grid = (batch * heads * triton.cdiv(times, options["QUERIES"]),)
+        grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
         QUERIES(grid, ct, q, k, v, out, logs, deltas, gq, *numbers, *_steps(ct, q, k, v, out, gq), **constants,
                 **options)
 
     def sources(options):
-        grid = (batch * k.shape[1] * triton.cdiv(k.shape[2], options["SOURCES"]),)
+        grid = (batch * k.shape[1] * launch.cdiv(k.shape[2], options["SOURCES"]),)
         SOURCES(grid, ct, q, k, v, logs, deltas, gk, gv, *numbers, *_steps(ct, q, k, v, gk, gv), **constants,
                 **options)
     queries(best(QUERIES, sizes, q, queries) or _blocks(QUERIES, q, v))     # first: it makes the deltas

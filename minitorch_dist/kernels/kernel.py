@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .launch import launch
+from .launch import NUMBERS, launch
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,10 @@ class Kernel:
             raise TypeError(f"kernel {self.name}: its function takes {names}, its record says {ours}")
         if unknown := {*self.divisible, *self.strided} - set(self.signature):
             raise TypeError(f"kernel {self.name}: {sorted(unknown)} are not in its signature {list(self.signature)}")
+        # Per argument, for the launch: (name, its number's type, None for a pointer; divisible; strided).
+        object.__setattr__(self, "parameters", tuple(
+            (name, NUMBERS.get(kind), name in self.divisible, name in self.strided)
+            for name, kind in self.signature.items()))
 
     def __call__(self, grid, *args, **options):
         """Start one program per point of `grid`, a tuple of up to three numbers; an empty grid starts nothing.

@@ -5,8 +5,6 @@ Module and started by CuPy's Function. What is asked of CUDA stands in CupyDrive
 in its place and compare each launch with the PTX.
 """
 
-import math
-
 import numpy as np
 
 from .. import ledger
@@ -19,6 +17,16 @@ TYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "b
 NUMBERS = {"i32": np.int32, "i64": np.int64, "fp32": np.float32, "fp64": np.float64}
 NULL = np.uint64(0)
 PLAIN_SHARED = 48 * 1024        # bytes of shared memory that a program gets unasked
+
+
+def cdiv(n, unit):
+    """n / unit, rounded up. (Triton's own, called from Python, takes 100 times as long.)"""
+    return -(-n // unit)
+
+
+def next_power_of_2(n):
+    """The smallest power of two from n up."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def empty(shape, dtype, like):
@@ -94,12 +102,11 @@ def driver():
 
 def launch(kernel, grid, args, options):
     """Start a kernel: see Kernel.__call__."""
-    if len(args) != len(kernel.signature):
-        raise TypeError(f"kernel {kernel.name} takes {len(kernel.signature)} arguments "
+    if len(args) != len(kernel.parameters):
+        raise TypeError(f"kernel {kernel.name} takes {len(kernel.parameters)} arguments "
                         f"({', '.join(kernel.signature)}), got {len(args)}")
-    device = placed(kernel, [(name, a) for (name, kind), a in zip(kernel.signature.items(), args, strict=True)
-                             if kind[0] == "*" and a is not None])
-    if math.prod(grid) == 0:
+    device, values, specifics = described(kernel, args)
+    if 0 in grid:
         return
     if device is None:
         from .interpret import interpret
@@ -107,58 +114,67 @@ def launch(kernel, grid, args, options):
     else:
         cuda = driver()
         if device == cuda.current():
-            start(kernel, cuda, device, grid, args, options)
+            start(kernel, cuda, device, grid, args, options, values, specifics)
         else:
             with cuda.using(device):
-                start(kernel, cuda, device, grid, args, options)
+                start(kernel, cuda, device, grid, args, options, values, specifics)
     ledger.launch(kernel.name)
 
 
-def placed(kernel, arrays):
-    """The device that all arrays are on, by number; None for NumPy's. Raises where they aren't usable as they are."""
-    where = set()
-    for name, a in arrays:
-        if not hasattr(a, "flags"):
-            raise TypeError(f"kernel {kernel.name}: {name} must be an array, it is a {type(a).__name__}")
-        where.add(None if isinstance(a, np.ndarray) else a.device.id)
-        if name not in kernel.strided and not a.flags.c_contiguous:
-            raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
-                             "C-contiguous (ascontiguousarray copies it)")
-    if len(where) != 1:
-        places = {name: "the CPU" if isinstance(a, np.ndarray) else f"cuda:{a.device.id}" for name, a in arrays}
-        raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on {places}")
-    return where.pop()
-
-
-_functions = {}     # (kernel, types and alignment, options, device) -> (function, Binary)
-
-
-def start(kernel, cuda, device, grid, args, options):
-    """Launch on the current device, which holds the arrays."""
-    values, specifics = [], []
-    for (name, kind), a in zip(kernel.signature.items(), args, strict=True):
-        if kind[0] == "*":
-            if a is None:
-                specifics.append(None)
-                continue
-            address = a.data.ptr
-            specifics.append((a.dtype, address % 16 == 0))
-            values.append(np.uint64(address))
+def described(kernel, args):
+    """(device, values, specifics) of a call: where its arrays are, by number, None for NumPy's; what CUDA is given;
+    and per parameter what its code depends on: type and alignment. TypeError or ValueError where an argument isn't
+    usable as it is. Python's time here is most of what a launch costs."""
+    device, values, specifics = -1, [], []
+    for (name, number, divisible, strided), a in zip(kernel.parameters, args, strict=True):
+        if number is not None:
+            values.append(number(a))        # a bare Python float would go as a double, an int as 64 bits
+            specifics.append(divisible and a % 16 == 0)
+        elif a is None:
+            specifics.append(None)
         else:
-            values.append(NUMBERS[kind](a))     # a bare Python float would go as a double, an int as 64 bits
-            specifics.append(name in kernel.divisible and a % 16 == 0)
+            if not hasattr(a, "flags"):
+                raise TypeError(f"kernel {kernel.name}: {name} must be an array, it is a {type(a).__name__}")
+            if not (strided or a.flags.c_contiguous):
+                raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
+                                 "C-contiguous (ascontiguousarray copies it)")
+            if a.__class__ is np.ndarray or isinstance(a, np.ndarray):
+                here = None
+            else:
+                here, address = a.device.id, a.data.ptr
+                values.append(np.uint64(address))
+                specifics.append((a.dtype, address % 16 == 0))
+            if here != device != -1:
+                raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on "
+                                 f"{places(kernel, args)}")
+            device = here
+    return device, values, specifics
+
+
+def places(kernel, args):
+    """{pointer: where its array is}, for people."""
+    return {name: "the CPU" if isinstance(a, np.ndarray) else f"cuda:{a.device.id}"
+            for name, a in zip(kernel.signature, args, strict=True) if hasattr(a, "flags")}
+
+
+_functions = {}     # (kernel, types and alignment, options, device) -> (function, block, scratch, shared memory)
+
+
+def start(kernel, cuda, device, grid, args, options, values, specifics):
+    """Launch on the current device, which holds the arrays."""
     key = kernel, tuple(specifics), tuple(options.items()), device
     loaded = _functions.get(key)
     if loaded is None:
         loaded = _functions[key] = prepare(kernel, cuda, device, args, specifics, options)
-    function, binary = loaded
+    function, block, scratch, shared = loaded
     if len(grid) > 1 and max(grid[1:]) > 65535 or grid[0] >= 2 ** 31:
         raise ValueError(f"kernel {kernel.name}: a grid of {grid}; CUDA takes up to 2³¹ - 1, 65,535 and 65,535")
-    function(tuple(grid), (32 * binary.warps, 1, 1), (*values, *[NULL] * binary.scratch), shared_mem=binary.shared)
+    function(tuple(grid), block, (*values, *scratch), shared_mem=shared)
 
 
 def prepare(kernel, cuda, device, args, specifics, options):
-    """Machine code for arguments of these types and alignments, loaded on the device."""
+    """What a launch with arguments of these types and alignments needs: the function on the device, how many threads,
+    Triton's scratch pointers, bytes of shared memory."""
     from .build import build
     types, divisible = {}, []
     for (name, kind), a, special in zip(kernel.signature.items(), args, specifics, strict=True):
@@ -166,7 +182,7 @@ def prepare(kernel, cuda, device, args, specifics, options):
         if special is True or isinstance(special, tuple) and special[1]:
             divisible.append(name)
     binary = build(kernel, types, divisible, options, cuda.capability(device))
-    return cuda.load(binary, device), binary
+    return cuda.load(binary, device), (32 * binary.warps, 1, 1), (NULL,) * binary.scratch, binary.shared
 
 
 def pointer_type(kernel, name, array):

@@ -134,7 +134,7 @@ def matmul(a, b, bias=None, activation="none", precision="ieee"):
 
     def run(options):
         tiles = MATMUL.constexprs | options
-        MATMUL((triton.cdiv(m, tiles["TILE_M"]) * triton.cdiv(n, tiles["TILE_N"]),), a, b, bias, out, m, n, k, a_stride,
+        MATMUL((launch.cdiv(m, tiles["TILE_M"]) * launch.cdiv(n, tiles["TILE_N"]),), a, b, bias, out, m, n, k, a_stride,
                b_stride, A_COLUMNS=a_columns, B_COLUMNS=b_columns, ACTIVATION=activation, PRECISION=precision,
                **options)
     run(best(MATMUL, (m, n, k), a, run))

@@ -9,8 +9,8 @@ With x̂ = (x - mean)·r and r = 1/√(var + eps), or x̂ = x·r and r = 1/√(m
 A program has whole rows in registers, so that mean, variance and result come from one read: 8 bytes per float32 element
 in forward (read x, write y), where separate operations move 48; mean and r are kept, 8 bytes per row, instead of
 x̂. Backward reads ct and x, writes x̄, 12 bytes per element, and works on a stripe of rows, whose shares of the weight's
-and the bias's gradient stay in registers until the stripe is through: a matrix of one row per program, at most STRIPES,
-which column_sums.py adds up. No atomics: the same bits on every run.
+and the bias's gradient stay in registers until the stripe is through: a matrix of one row per program, a few hundred, which
+column_sums.py adds up. The next rows are under way while it computes. No atomics: the same bits on every run.
 
 Sources: Ba et al. 2016, "Layer normalization"; Zhang & Sennrich 2019, "Root mean square layer normalization".
 """
@@ -22,12 +22,13 @@ import triton
 import triton.language as tl
 
 from . import Kept, Op, launch
-from .column_sums import column_sums
+from .column_sums import column_sums, stripes
 from .kernel import Kernel
 
 WIDEST = 8192       # elements of a row: more don't fit into a program's registers
 WARPS = {2048: 8, 4096: 16, 8192: 8}    # by padded row, else 4: so that backward has room for it on sm_90
-STRIPES = 512       # programs of backward: a few per multiprocessor of the largest GPU
+PROGRAMS = 528      # of backward: four for each of an H200's 132 multiprocessors; half as many where rows are long
+AHEAD = {8192: 2}   # tiles of backward's loop that are loaded at once, by padded row, else 3: what has room
 
 
 @triton.jit
@@ -53,8 +54,8 @@ def _forward(x, weight, bias, y, mean, scale, rows, size, eps,
 
 
 @triton.jit
-def _backward(ct, x, weight, mean, scale, gx, weight_shares, bias_shares, rows, size,
-              LAYER: tl.constexpr, STRIPE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(ct, x, weight, mean, scale, gx, shares, rows, size, stripe, LAYER: tl.constexpr, WEIGHT: tl.constexpr,
+              BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     w = tl.full((BLOCK,), 1.0, tl.float32)
@@ -62,8 +63,9 @@ def _backward(ct, x, weight, mean, scale, gx, weight_shares, bias_shares, rows, 
         w = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
     weight_share = tl.zeros((ROWS, BLOCK), tl.float32)
     bias_share = tl.zeros((ROWS, BLOCK), tl.float32)
-    for i in range(0, STRIPE):
-        row = (program * STRIPE + i) * ROWS + tl.arange(0, ROWS)
+    end = tl.minimum((program + 1) * stripe, tl.cdiv(rows, ROWS))
+    for tile in tl.range(program * stripe, end, num_stages=AHEAD):
+        row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < size)[None, :]
         places = row.to(tl.int64)[:, None] * size + column[None, :]
         r = tl.load(scale + row, mask=row < rows, other=0.0)
@@ -73,9 +75,9 @@ def _backward(ct, x, weight, mean, scale, gx, weight_shares, bias_shares, rows, 
             m = tl.load(mean + row, mask=row < rows, other=0.0)
             normal = tl.where(inside, normal - m[:, None], 0.0)
         normal = normal * r[:, None]
-        if weight_shares is not None:
+        if WEIGHT:
             weight_share += c * normal
-        if bias_shares is not None:
+        if BIAS:
             bias_share += c
         if gx is not None:
             g = c * w[None, :]
@@ -83,11 +85,12 @@ def _backward(ct, x, weight, mean, scale, gx, weight_shares, bias_shares, rows, 
             if LAYER:
                 out = out - (tl.sum(g, axis=1) / size.to(tl.float32))[:, None]
             tl.store(gx + places, (out * r[:, None]).to(gx.dtype.element_ty), mask=inside)
-    mine = program.to(tl.int64) * size + column
-    if weight_shares is not None:
-        tl.store(weight_shares + mine, tl.sum(weight_share, axis=0), mask=column < size)
-    if bias_shares is not None:
-        tl.store(bias_shares + mine, tl.sum(bias_share, axis=0), mask=column < size)
+    both: tl.constexpr = 2 if WEIGHT and BIAS else 1
+    mine = shares + program.to(tl.int64) * size * both + column
+    if WEIGHT:
+        tl.store(mine, tl.sum(weight_share, axis=0), mask=column < size)
+    if BIAS:
+        tl.store(mine + size * (both - 1), tl.sum(bias_share, axis=0), mask=column < size)
 
 
 def definition(x, weight, bias, n, eps, layer=True):
@@ -113,24 +116,24 @@ def gradient(ct, x, weight, n, eps, layer=True):
 _EXAMPLES = ({"*": "fp32", "BLOCK": 1024}, {"*": "fp32", "LAYER": False, "mean": None, "bias": None},
              {"*": "bf16", "BLOCK": 4096, "num_warps": 16},
              {"*": "fp16", "weight": None, "bias": None, "ROWS": 8, "BLOCK": 64},
-             {"*": "fp32", "BLOCK": 8192, "num_warps": 8})
+             {"*": "fp32", "BLOCK": 8192, "num_warps": 8}, {"*": "fp32", "BLOCK": 4096, "num_warps": 16})
 FORWARD = Kernel(
     "norm", _forward, {"x": "*", "weight": "*", "bias": "*", "y": "*", "mean": "*fp32", "scale": "*fp32", "rows": "i32",
                        "size": "i32", "eps": "fp32"},
     {"LAYER": True, "ROWS": 1, "BLOCK": 1024}, divisible=("size",), examples=_EXAMPLES)
 BACKWARD = Kernel(
     "norm_backward", _backward,
-    {"ct": "*", "x": "*", "weight": "*", "mean": "*fp32", "scale": "*fp32", "gx": "*", "weight_shares": "*fp32",
-     "bias_shares": "*fp32", "rows": "i32", "size": "i32"},
-    {"LAYER": True, "STRIPE": 16, "ROWS": 1, "BLOCK": 1024}, divisible=("size",),
-    examples=tuple({("bias_shares" if key == "bias" else key): value for key, value in example.items()}
-                   for example in _EXAMPLES))
+    {"ct": "*", "x": "*", "weight": "*", "mean": "*fp32", "scale": "*fp32", "gx": "*", "shares": "*fp32",
+     "rows": "i32", "size": "i32", "stripe": "i32"},
+    {"LAYER": True, "WEIGHT": True, "BIAS": True, "ROWS": 1, "BLOCK": 1024, "AHEAD": 3}, divisible=("size",),
+    examples=tuple({key: value for key, value in example.items() if key != "bias"} | {
+        "BIAS": "bias" not in example, "AHEAD": AHEAD.get(example.get("BLOCK"), 3)} for example in _EXAMPLES))
 KERNELS = (FORWARD, BACKWARD)
 
 
 def _tile(size):
     """The options for rows of `size` elements: short rows share a program, long ones get more warps."""
-    block = max(16, triton.next_power_of_2(size))
+    block = max(16, launch.next_power_of_2(size))
     return {"ROWS": max(1, 1024 // block), "BLOCK": block, "num_warps": WARPS.get(block, 4)}
 
 
@@ -142,7 +145,7 @@ def _norm(x, weight, bias, n, eps, layer):
     mean = launch.empty((rows,), np.float32, x) if layer else None
     scale = launch.empty((rows,), np.float32, x)
     weight, bias = (None if w is None else launch.contiguous(w) for w in (weight, bias))
-    FORWARD((triton.cdiv(rows, tile["ROWS"]),), x, weight, bias, y, mean, scale, rows, size, eps, LAYER=layer, **tile)
+    FORWARD((launch.cdiv(rows, tile["ROWS"]),), x, weight, bias, y, mean, scale, rows, size, eps, LAYER=layer, **tile)
     return y, Kept((mean, scale))
 
 
@@ -152,14 +155,15 @@ def _pull(ct, x, weight, n, aux, wanted, layer):
     shape = x.shape[-n:]
     size = math.prod(shape)
     rows, tile = x.size // size, _tile(size)
-    groups = triton.cdiv(rows, tile["ROWS"])
-    stripe = triton.next_power_of_2(triton.cdiv(groups, STRIPES))
-    programs = triton.cdiv(groups, stripe)
+    stripe, programs = stripes(launch.cdiv(rows, tile["ROWS"]), PROGRAMS // 2 if tile["BLOCK"] > 2048 else PROGRAMS)
     gx = launch.empty(x.shape, x.dtype, x) if wanted[0] else None
-    shares = [launch.empty((programs, size), np.float32, x) if w else None for w in wanted[1:]]
-    BACKWARD((programs,), ct, x, None if weight is None else launch.contiguous(weight), mean, scale, gx, *shares, rows,
-             size, LAYER=layer, STRIPE=stripe, **tile)
-    return gx, *(None if s is None else column_sums(s, x.dtype).reshape(shape) for s in shares)
+    _, for_weight, for_bias = map(bool, wanted)
+    shares = launch.empty((programs, size * (for_weight + for_bias)), np.float32, x) if any(wanted[1:]) else None
+    BACKWARD((programs,), ct, x, None if weight is None else launch.contiguous(weight), mean, scale, gx, shares, rows,
+             size, stripe, LAYER=layer, WEIGHT=for_weight, BIAS=for_bias, AHEAD=AHEAD.get(tile["BLOCK"], 3), **tile)
+    sums = iter(column_sums(shares, x.dtype, [w for w in wanted[1:] if w]) if any(wanted[1:]) else ())
+    sums = [next(sums) if w else None for w in wanted[1:]]
+    return gx, *(s if s is None or s.shape == shape else s.reshape(shape) for s in sums)    # an Into's own array stays
 
 
 def layer_norm(x, weight, bias, n, eps):

@@ -77,8 +77,8 @@ KERNELS = (SEGMENT_SUMS,)
 
 def _tile(n, rows, size):
     """Many lanes where segments are long on average, wide rows where they are short."""
-    lanes = min(max(triton.next_power_of_2(max(n // rows, 1)), LANES[0]), LANES[1])
-    return {"LANES": lanes, "COLUMNS": min(TILE // lanes, triton.next_power_of_2(size))}
+    lanes = min(max(launch.next_power_of_2(max(n // rows, 1)), LANES[0]), LANES[1])
+    return {"LANES": lanes, "COLUMNS": min(TILE // lanes, launch.next_power_of_2(size))}
 
 
 def segment_sums(g, index, rows):
@@ -100,6 +100,6 @@ def segment_sums(g, index, rows):
     else:
         bounds, out = xp.searchsorted(key, xp.arange(rows + 1) * n), launch.empty(shape, g.dtype, g)
     tile = _tile(n, rows, size)
-    SEGMENT_SUMS((min(n, rows) * triton.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, bounds, out, n, size,
+    SEGMENT_SUMS((min(n, rows) * launch.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, bounds, out, n, size,
                  SPARSE=sparse, **tile)
     return out

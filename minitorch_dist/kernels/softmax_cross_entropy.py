@@ -92,7 +92,7 @@ KERNELS = (FORWARD, BACKWARD)
 
 def _block(classes):
     """The options where nothing has been measured: a row of few classes in one block, a long one in pieces."""
-    block = min(triton.next_power_of_2(classes), 4096)
+    block = min(launch.next_power_of_2(classes), 4096)
     return {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
 
 
@@ -119,7 +119,7 @@ def pullback(ct, wanted, logits, labels, aux):
     out = launch.empty(logits.shape, logits.dtype, logits)
 
     def run(options):
-        grid = rows, triton.cdiv(classes, options["BLOCK"])
+        grid = rows, launch.cdiv(classes, options["BLOCK"])
         BACKWARD(grid, ct, logits, labels, *aux, out, CLASSES=classes, **options)
     run(best(BACKWARD, (rows, classes), logits, run) or _block(classes))
     return (out,)

@@ -35,7 +35,8 @@ def launches():
         gpu = RecordingDriver()
         on_gpu = [DeviceArray(a) if isinstance(a, np.ndarray) else a for a in args]
         launch._functions.clear()
-        launch.start(kernel, gpu, 0, grid, on_gpu, options)
+        patch.setattr(launch, "_driver", gpu)
+        launch.launch(kernel, grid, on_gpu, options)
         now.append((kernel, args, grid, *gpu.calls))
 
     patch.setattr(interpret, "interpret", record)

@@ -24,7 +24,7 @@ LINEAR = {"bias_gelu": 1, "bias_gelu_backward": 1, "column_sums": 1}
 def gpu(monkeypatch):
     """The stand-in, with kernels on, whose launches interpret on the numbers behind its arrays. What a kernel is to
     fill is NaN before."""
-    def start(kernel, driver, device, grid, args, options):
+    def start(kernel, driver, device, grid, args, options, *more):
         interpret(kernel, grid, [a.host if isinstance(a, ndarray) else a for a in args], options)
 
     def empty(shape, dtype, like):

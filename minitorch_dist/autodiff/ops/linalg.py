@@ -4,7 +4,7 @@ import math
 
 from ...backend import xp
 from ..dispatch import binary
-from ..primitive import Into, LinearOp, Primitive, bind
+from ..primitive import LinearOp, Primitive, bind, place
 from .reduction import sum
 from .shape import reshape, swap_last
 
@@ -19,6 +19,8 @@ def matmul(x, y):
     vector on the left is a row, on the right a column, and the axis it lent is dropped again."""
     left, right = len(x.shape), len(y.shape)
     if left > 1 and right > 1:
+        if left > 2 and right == 2 and x.shape[-1] == y.shape[0]:   # one product of all rows instead of many small ones
+            return reshape(_matmul(reshape(x, _rows(x.shape)), y), (*x.shape[:-1], y.shape[1]))
         return _matmul(x, y)
     if not left or not right:
         raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
@@ -43,30 +45,25 @@ def check_linear(name, x, weight, bias):
 def linear_forward(x, weight, bias):
     """x Wᵀ + b of raw arrays, the bias added in place."""
     check_linear("linear", x, weight, bias)
-    out = xp.matmul(x, weight.T)
+    out = xp.matmul(_one_matrix(x), weight.T)
     out += bias
-    return out
-
-
-def product(x, y, wanted):
-    """x @ y for a pullback: None where it is not wanted, in its place where that is known."""
-    if not wanted:
-        return None
-    if isinstance(wanted, Into) and wanted.array.dtype == x.dtype == y.dtype:
-        return xp.matmul(x, y, out=wanted.array)
-    return xp.matmul(x, y)
+    return out.reshape(*x.shape[:-1], len(weight))
 
 
 def linear_pullback(ct, wanted, x, weight):
     """The cotangents of x, weight and bias, None where not wanted."""
     flat = _one_matrix(ct)
-    return (xp.matmul(ct, weight) if wanted[0] else None,
-            product(flat.T, _one_matrix(x), wanted[1]),
-            flat.sum(axis=0) if wanted[2] else None)
+    return (xp.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
+            xp.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
+            flat.sum(axis=0, out=place(wanted[2], flat.dtype)) if wanted[2] else None)
+
+
+def _rows(shape):
+    return math.prod(shape[:-1]), shape[-1]     # (-1 can't be worked out where the last axis is empty)
 
 
 def _one_matrix(x):
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])      # (-1 can't be worked out where the last axis is empty)
+    return x.reshape(_rows(x.shape))
 
 
 _linear = Primitive("linear", linear_forward, "x weight bias",

@@ -12,11 +12,11 @@ EPS = 1e-5
 def few_programs(module, entry):
     """A module's entry with backward's rows shared by three programs, so that each has a stripe of several tiles."""
     def run(*args):
-        before, module.STRIPES = module.STRIPES, 3
+        before, module.PROGRAMS = module.PROGRAMS, 3
         try:
             return entry(*args)
         finally:
-            module.STRIPES = before
+            module.PROGRAMS = before
     return run
 
 
