@@ -46,7 +46,7 @@ keep_freed_memory()
 
 # ---------------------------------------------------------------- devices
 
-DEVICE_ARRAYS = set()       # the class of arrays on GPUs, as soon as CuPy is loaded; empty on a machine that has none
+DEVICE_ARRAYS = {}      # class of arrays on GPUs -> its module, as soon as CuPy is loaded; empty where there is none
 
 
 def load_cupy():
@@ -64,7 +64,7 @@ def load_cupy():
     # Where GPUs can read each other's memory CuPy warns and goes on, with a result on the current one: an op on a
     # tensor of cuda:1 would come out on cuda:0.
     warnings.filterwarnings("error", message="The device where the array resides")
-    DEVICE_ARRAYS.add(cupy.ndarray)
+    DEVICE_ARRAYS[cupy.ndarray] = cupy
     return cupy
 
 
@@ -81,7 +81,7 @@ def on_host(value):
 
 def module_of(array):
     """The module, numpy or cupy, that the array comes from."""
-    return xp if on_host(array) else load_cupy()
+    return DEVICE_ARRAYS.get(array.__class__) or (xp if on_host(array) else load_cupy())
 
 
 def module_on(device):
@@ -203,7 +203,9 @@ def byte_range(array):
             first = array.__array_interface__["data"][0]
             return first, first + array.nbytes
         return xp.lib.array_utils.byte_bounds(array)
-    first = last = array.data.ptr + (array.device.id + 1 << 64)
+    first = last = array.data.ptr + (array.data.device_id + 1 << 64)
+    if array.flags.c_contiguous:
+        return first, first + array.nbytes
     for extent, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
             first += (extent - 1) * stride

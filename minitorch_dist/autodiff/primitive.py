@@ -212,13 +212,15 @@ class Primitive:
         needed = frozenset(places) | frozenset(range(1, len(self.layout) - self.aux))
         self.needs = tuple(needed for _ in self.inputs)
         last = len(self.layout) - self.aux
+        by_kernel = {}      # a kernel's Op -> the places of what its pullback asks for
 
         def pull(ct, wanted, saved):
             if ct.__class__ is not xp.ndarray:
                 made_by_kernel = saved[last].__class__ is kernels.Kept if self.aux else True
                 if made_by_kernel and (kernel := kernels.for_op(self.name, saved[1:last], made=self.aux)):
-                    names = list(inspect.signature(kernel.pullback).parameters)[2:]
-                    return kernel.pullback(ct, wanted, *[saved[i] for i in self.places(names)])
+                    if kernel not in by_kernel:
+                        by_kernel[kernel] = self.places(list(inspect.signature(kernel.pullback).parameters)[2:])
+                    return kernel.pullback(ct, wanted, *[saved[i] for i in by_kernel[kernel]])
             return pullback(ct, wanted, *[saved[i] for i in places])
         return pull
 

@@ -27,18 +27,25 @@ class WriteLog:
     def add(self, array, author):
         """Note a write into every element of `array` by `author` (a name for the error message)."""
         bounds = byte_range(array)
-        if bounds is None:
-            return
-        self.newest = date = tick()
-        start, stop = bounds
+        if bounds is not None:
+            self.newest = date = tick()
+            self._replace(*bounds, [(*bounds, (date, author))])
+
+    def forget(self, array):
+        """`array` is new memory, of which an unpacked value is to be made: what was written to its addresses before
+        was written to something else. (A value that nobody packs needs this not: it is there before its node.)"""
+        bounds = byte_range(array)
+        if bounds is not None:
+            self._replace(*bounds, [])
+
+    def _replace(self, start, stop, pieces):
         i, j = bisect_right(self.stops, start), bisect_left(self.starts, stop)
-        pieces = [(start, stop, (date, author))]
         if i < j:   # what the new range covers goes; what sticks out on either side stays
             if self.starts[i] < start:
                 pieces.insert(0, (self.starts[i], start, self.entries[i]))
             if self.stops[j - 1] > stop:
                 pieces.append((stop, self.stops[j - 1], self.entries[j - 1]))
-        starts, stops, entries = zip(*pieces, strict=True)
+        starts, stops, entries = zip(*pieces, strict=True) if pieces else ((), (), ())
         self.starts[i:j], self.stops[i:j], self.entries[i:j] = starts, stops, entries
 
     def since(self, array, date):
@@ -47,7 +54,9 @@ class WriteLog:
         if bounds is None:
             return None
         i, j = bisect_right(self.stops, bounds[0]), bisect_left(self.starts, bounds[1])
-        newest = max(self.entries[i:j], default=(0, None), key=lambda entry: entry[0])
+        if i >= j:
+            return None
+        newest = max(self.entries[i:j], key=lambda entry: entry[0])
         return newest if newest[0] > date else None
 
 

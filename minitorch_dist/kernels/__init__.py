@@ -108,6 +108,17 @@ def usable(x):
             and (not interpreting() or isinstance(x, np.ndarray)))     # the interpreter reads host memory alone
 
 
+_names = {}
+
+
+def name_of(dtype):
+    """dtype.name, which NumPy makes up anew, in a microsecond, whenever it is asked."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = dtype.name
+    return name
+
+
 def for_op(name, args, made=False):
     """The Op whose kernel serves the op `name` on these arguments, or None: then CuPy does.
 
@@ -118,7 +129,7 @@ def for_op(name, args, made=False):
         return load(entry.module).OPS[name]
     if entry is None or not usable(args[0]):
         return None
-    if args[0].size < entry.wins_from or args[0].dtype.name not in entry.dtypes:
+    if args[0].size < entry.wins_from or name_of(args[0].dtype) not in entry.dtypes:
         return None
     op = load(entry.module).OPS[name]
     return op if op.fits(*args) else None

@@ -122,9 +122,9 @@ def launch(kernel, grid, args, options):
 
 
 def described(kernel, args):
-    """(device, values, specifics) of a call: where its arrays are, by number, None for NumPy's; what CUDA is given;
-    and per parameter what its code depends on: type and alignment. TypeError or ValueError where an argument isn't
-    usable as it is. Python's time here is most of what a launch costs."""
+    """(device, values, specifics) of a call: where its arrays are, by number, None for NumPy's; what CuPy is given; and
+    per parameter what its code depends on: type and alignment. TypeError or ValueError where an argument isn't usable
+    as it is. (A launch is short: what it costs is this Python.)"""
     device, values, specifics = -1, [], []
     for (name, number, divisible, strided), a in zip(kernel.parameters, args, strict=True):
         if number is not None:
@@ -138,12 +138,12 @@ def described(kernel, args):
             if not (strided or a.flags.c_contiguous):
                 raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
                                  "C-contiguous (ascontiguousarray copies it)")
-            if a.__class__ is np.ndarray or isinstance(a, np.ndarray):
+            if isinstance(a, np.ndarray):
                 here = None
             else:
-                here, address = a.device.id, a.data.ptr
-                values.append(np.uint64(address))
-                specifics.append((a.dtype, address % 16 == 0))
+                here = a.data.device_id
+                values.append(a)            # CuPy passes its address
+                specifics.append((a.dtype, a.data.ptr % 16 == 0))
             if here != device != -1:
                 raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on "
                                  f"{places(kernel, args)}")

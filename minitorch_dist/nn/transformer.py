@@ -14,14 +14,17 @@ from .norm import LayerNorm, RMSNorm
 
 
 class Embedding(Module):
-    """Row i of the weight for the integer i: (…) -> (…, embedding_dim). weight (num_embeddings, embedding_dim)."""
+    """Row i of the weight for the integer i: (…) -> (…, embedding_dim). weight (num_embeddings, embedding_dim).
+
+    A slice takes these rows as they stand, without the detour by integers: (stop - start, embedding_dim).
+    """
 
     def __init__(self, num_embeddings, embedding_dim, dtype=xp.float32, std=1.0):
         super().__init__()
         self.weight = Parameter(init.normal((num_embeddings, embedding_dim), std, dtype))
 
     def forward(self, indices):
-        return ops.embedding(indices, self.weight)
+        return self.weight[indices] if isinstance(indices, slice) else ops.embedding(indices, self.weight)
 
     def attend(self, x):
         """Scores of all rows, x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), the output layer of tied weights."""
@@ -69,7 +72,8 @@ class MultiHeadAttention(Module):
 
     def _queries_keys_values(self, x):
         h = ops.reshape(self.qkv(x), (*x.shape[:2], self.heads + 2 * self.kv_heads, self.size))
-        q, k, v = ops.transpose(h, (0, 2, 1, 3)).split((self.heads, self.kv_heads, self.kv_heads), 1)
+        # Split first: then their gradients, put together, lie in memory as those of self.qkv.
+        q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
         return (rotary(q), rotary(k), v) if self.rotary else (q, k, v)
 
     def weights(self, x):
@@ -167,7 +171,7 @@ class GPT(Module):
             raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
         x = self.embed(tokens)
         if self.positions == "learned":
-            x = x + self.position(xp.arange(time, like=self.position.weight.data))
+            x = x + self.position(slice(time))
         x = self.norm(self.blocks(self.dropout(x)))
         return self.embed.attend(x) if self.head is None else self.head(x)
 

@@ -104,10 +104,10 @@ class Adam(Optimizer):
         scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in self.scaling]
         for update, slots in self.fused:
             update([None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots], *scaling)
-        for slots in self.slots:
-            for slot in slots:
-                if slot.segment.tensor.grad is not None:
-                    wrote(slot.segment.tensor.data, f"{type(self).__name__}.step")
+        for flat, slots in zip(self.flats, self.slots, strict=True):
+            written = [slot.segment.tensor.data for slot in slots if slot.segment.tensor.grad is not None]
+            for array in [flat.params] if len(written) == len(flat.segments) else written:
+                wrote(array, f"{type(self).__name__}.step")
 
     def tables(self):
         """[(Update, its slots)], one per dtype of parameters and device."""

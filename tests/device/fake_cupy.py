@@ -79,7 +79,8 @@ class ndarray:
     itemsize = property(lambda self: self.host.itemsize)
     T = property(lambda self: self.transpose())
     device = property(lambda self: Device(self.device_id))
-    data = property(lambda self: SimpleNamespace(ptr=self.host.__array_interface__["data"][0]))
+    data = property(lambda self: SimpleNamespace(ptr=self.host.__array_interface__["data"][0],
+                                                 device_id=self.device_id))
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous,
                                                   f_contiguous=self.host.flags.f_contiguous,
                                                   owndata=self.base is None))
@@ -392,7 +393,7 @@ def installed(**modules):
     from minitorch_dist import backend, kernels
     names = {"cupy": cupy, "cupy.cuda": cuda, **{f"cupy.cuda.{name}": m for name, m in modules.items()}}
     before = {name: sys.modules.get(name) for name in names}
-    known = {*backend.DEVICE_ARRAYS}
+    known = dict(backend.DEVICE_ARRAYS)
     backend.DEVICE_ARRAYS.clear()
     sys.modules.update(names)
     vars(cuda).update(modules)

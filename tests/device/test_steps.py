@@ -78,7 +78,7 @@ def train(device, model, data, optimizer="adamw", **options):
         copies = dict(transfers)
     if device == "cuda":
         kinds = {type(p.data) for p in ddp.parameters()} | {type(b) for _, b in ddp.named_buffers()}
-        assert kinds == backend.DEVICE_ARRAYS
+        assert kinds == {*backend.DEVICE_ARRAYS}
     return losses, ddp.state_dict(), optimizer.state_dict(), copies
 
 

@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, nn, optim
+from minitorch_dist.autodiff.ops import indexing
 from minitorch_dist.flat import FlatBuffer
 
 from .fake_cupy import events, installed, ndarray, transfers
@@ -255,13 +257,23 @@ def test_writes_are_dated_by_device():
     assert z.tolist() == [3.0, 4.0]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize(("low", "high"), [(0, 5), (-5, 5), (0, 200), (-300, 300), (0, 1 << 40)])
+def test_outside_is_a_comparison_with_both_ends(dtype, low, high):
+    limits = np.iinfo(dtype)
+    for number in {limits.min, limits.max, *range(-6, 7), 127, 199, 200, -300, -301}:
+        if limits.min <= number <= limits.max:
+            array = np.array([0, number], dtype)
+            assert indexing.outside(array, low, high) == (not low <= number < high), number
+
+
 class Placed:
     """All that byte_range asks of an array: elements at an address of a device."""
 
-    shape, strides, size, itemsize = (3, 2), (-16, 4), 6, 4
+    shape, strides, size, itemsize, flags = (3, 2), (-16, 4), 6, 4, SimpleNamespace(c_contiguous=False)
 
     def __init__(self, address, device):
-        self.data, self.device = type("Data", (), {"ptr": address}), type("Device", (), {"id": device})
+        self.data = SimpleNamespace(ptr=address, device_id=device)
 
 
 def test_equal_addresses_of_two_devices_are_two_places():

@@ -16,7 +16,7 @@ class DeviceArray:
 
     def __init__(self, array, device=0):
         self.array, self.device = array, SimpleNamespace(id=device)
-        self.data = SimpleNamespace(ptr=array.ctypes.data)
+        self.data = SimpleNamespace(ptr=array.ctypes.data, device_id=device)
         self.dtype, self.shape, self.strides, self.flags = array.dtype, array.shape, array.strides, array.flags
         self.size, self.ndim = array.size, array.ndim
 
@@ -52,6 +52,7 @@ class RecordingDriver:
         self.loaded.append((binary, device))
 
         def function(grid, block, args, shared_mem=0, stream=None):
+            args = tuple(np.uint64(a.data.ptr) if isinstance(a, DeviceArray) else a for a in args)     # as CuPy does
             self.calls.append((self.here, binary, grid, block, args, shared_mem))
         return function
 

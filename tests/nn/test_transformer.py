@@ -296,3 +296,15 @@ def test_generation_leaves_the_model_as_it_was():
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_an_embedding_takes_a_slice_of_its_rows_as_it_takes_their_numbers():
+    table = nn.Embedding(7, 3, np.float64)
+    ct = np.random.default_rng(1).standard_normal((4, 3))
+    grads = []
+    for rows in (slice(2, 6), np.arange(2, 6)):
+        table.weight.grad = None
+        table(rows).backward(ct)
+        grads.append(table.weight.grad.numpy())
+    np.testing.assert_array_equal(*grads)
+    np.testing.assert_array_equal(table(slice(2, 6)).numpy(), table(np.arange(2, 6)).numpy())

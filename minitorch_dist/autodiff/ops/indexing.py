@@ -9,8 +9,10 @@ from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype, constant, where
 from .shape import reshape
 
-gathered = LinearOp("gather", lambda t, r: getitem(t, r[0]), lambda c, r: scatter_add(c, *r))
-scattered = LinearOp("scatter_add", lambda t, r: scatter_add(t, *r), lambda c, r: getitem(c, r[0]), fresh=False)
+# Their indices were checked when the op was called, and are where its arrays are.
+gathered = LinearOp("gather", lambda t, r: _gathering(t, (r[0], t.shape)), lambda c, r: bind(_scatter_add, (c,), r))
+scattered = LinearOp("scatter_add", lambda t, r: bind(_scatter_add, (t,), r),
+                     lambda c, r: _gathering(c, (r[0], c.shape)), fresh=False)
 ordered = LinearOp("reorder", lambda t, r: reorder(t, *r),
                    lambda c, r: reorder(c, module_of(r[0]).argsort(r[0], r[1]), r[1]))
 
@@ -25,7 +27,7 @@ def _scatter(x, index, shape):
     parts = index if isinstance(index, tuple) else (index,)
     if kernels.usable(x) and x.dtype.kind == "f" and (lines := as_lines(parts, shape)):
         # CuPy's add.at is atomic: its bits differ from run to run.
-        rows, count = flat_index(lines, shape), math.prod(shape[:len(lines)])
+        rows, count = lines[0] if len(lines) == 1 else flat_index(lines, shape), math.prod(shape[:len(lines)])
         return kernels.load("segment_sums").segment_sums(_spread(x, rows, lines, shape), rows, count).reshape(shape)
     out = zeros_like(x, shape)
     if is_basic(index):
@@ -114,7 +116,7 @@ def _placed(index, x, shape):
             axis = len(shape) - sum(taken(p) for p in parts[i + 1:])
         elif is_array(part) and part.dtype.kind in "iu" and part.size and axis < len(shape):
             extent = shape[axis]
-            refuse(((part < -extent) | (part >= extent)).any(), IndexError(
+            refuse(outside(part, -extent, extent), IndexError(
                 f"an index on axis {axis} of shape {tuple(shape)} is out of range: {-extent} to {extent - 1}"))
         if part is not Ellipsis:
             axis += taken(part)
@@ -224,11 +226,18 @@ def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{name}: {what} of dtype {numbers.dtype}; they must be integers")
     if not on_host(numbers):
-        refuse(((numbers < 0) | (numbers >= count)).any(),
-               ValueError(f"{name}: some of the {what} are out of range: there are {count} {kinds}, 0 to {count - 1}"))
+        refuse(outside(numbers, 0, count), ValueError(
+            f"{name}: some of the {what} are out of range: there are {count} {kinds}, 0 to {count - 1}"))
     elif numbers.size and not (0 <= numbers.min() and numbers.max() < count):
         raise ValueError(f"{name}: {what} from {numbers.min()} to {numbers.max()}, but there are {count} {kinds}: "
                          f"0 to {count - 1}")
+
+
+def outside(numbers, low, high):
+    """0-d bool: whether some of an array of integers lie outside of low … high-1. Seen without sign, what is below low
+    is above all that is allowed: one comparison does for both ends, where each would be a launch on a GPU."""
+    wide = numbers.astype(xp.int64, copy=False)
+    return ((wide - low if low else wide).view(xp.uint64) >= high - low).any()
 
 
 class At:
