@@ -236,6 +236,8 @@ def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
 def outside(numbers, low, high):
     """0-d bool: whether some of an array of integers lie outside of low … high-1. Seen without sign, what is below low
     is above all that is allowed: one comparison does for both ends, where each would be a launch on a GPU."""
+    if numbers.dtype.kind == "u":
+        return (numbers.astype(xp.uint64, copy=False) >= high).any()
     wide = numbers.astype(xp.int64, copy=False)
     return ((wide - low if low else wide).view(xp.uint64) >= high - low).any()
 
