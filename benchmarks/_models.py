@@ -1,4 +1,4 @@
-"""One training step of LeNet and of a small GPT, ours and torch's: forward, cross-entropy, backward, AdamW.
+"""One training step of LeNet and of two GPTs, ours and torch's: forward, cross-entropy, backward, AdamW.
 
 Each maker returns a function without arguments that makes one step and returns its loss. Both start from the same
 weights, so that their losses can be compared before anything is timed.
@@ -10,24 +10,29 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 
 LR, DECAY = 1e-3, 0.01
-GPT = {"vocabulary": 65, "length": 64, "layers": 4, "heads": 4, "dim": 128}
-TITLES = {"lenet": "LeNet, batch 64", "gpt": "GPT: 4 layers, d = 128, T = 64, batch 16"}
+# A small one, which a GPU finishes faster than its host can ask for it, and GPT-2's size (Radford et al. 2019; the
+# vocabulary is rounded up to a multiple of 64).
+GPTS = {"gpt": {"vocabulary": 65, "length": 64, "layers": 4, "heads": 4, "dim": 128},
+        "gpt2": {"vocabulary": 50304, "length": 512, "layers": 12, "heads": 12, "dim": 768}}
+BATCHES = {"lenet": 64, "gpt": 16, "gpt2": 8}
+TITLES = {"lenet": f"LeNet, batch {BATCHES['lenet']}"} | {
+    name: f"GPT: {size['layers']} layers, d = {size['dim']}, T = {size['length']}, batch {BATCHES[name]}"
+    for name, size in GPTS.items()}
 
 
 def model_of(name):
     """Ours, from a fixed seed."""
     mt.manual_seed(0)
-    return nn.lenet() if name == "lenet" else nn.GPT(**GPT)
+    return nn.lenet() if name == "lenet" else nn.GPT(**GPTS[name])
 
 
 def batch_of(name, batch=None):
     """(inputs, labels), made up."""
     draw = np.random.default_rng(0)
+    n = BATCHES[name] if batch is None else batch
     if name == "lenet":
-        n = 64 if batch is None else batch
         return draw.random((n, 784), np.float32), draw.integers(0, 10, n)
-    n = 16 if batch is None else batch
-    return draw.integers(0, 65, (2, n, GPT["length"]))
+    return draw.integers(0, GPTS[name]["vocabulary"], (2, n, GPTS[name]["length"]))
 
 
 def ours(name, batch=None):
@@ -53,7 +58,7 @@ def theirs(name):
     import torch
     torch.set_num_threads(1)
     functional = torch.nn.functional
-    model = (_lenet if name == "lenet" else _gpt)(torch, functional)
+    model = torch_model(name, torch)
     ours = {key: torch.from_numpy(value) for key, value in model_of(name).state_dict().items()}
     model.load_state_dict(ours)
     optimizer = torch.optim.AdamW(model.parameters(), LR, weight_decay=DECAY)
@@ -68,7 +73,13 @@ def theirs(name):
     return step
 
 
-def _lenet(torch, functional):
+def torch_model(name, torch):
+    """The same model in torch, its parameters named alike."""
+    functional = torch.nn.functional
+    return _lenet(torch) if name == "lenet" else _gpt(torch, functional, **GPTS[name])
+
+
+def _lenet(torch):
     class Images(torch.nn.Module):
         def forward(self, x):
             return x.reshape(-1, 1, 28, 28)
@@ -78,9 +89,7 @@ def _lenet(torch, functional):
                         t.Linear(84, 10))
 
 
-def _gpt(torch, functional):
-    heads, dim = GPT["heads"], GPT["dim"]
-
+def _gpt(torch, functional, vocabulary, length, layers, heads, dim):
     class Attention(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -106,9 +115,9 @@ def _gpt(torch, functional):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed = torch.nn.Embedding(GPT["vocabulary"], dim)
-            self.position = torch.nn.Embedding(GPT["length"], dim)
-            self.blocks = torch.nn.Sequential(*(Block() for _ in range(GPT["layers"])))
+            self.embed = torch.nn.Embedding(vocabulary, dim)
+            self.position = torch.nn.Embedding(length, dim)
+            self.blocks = torch.nn.Sequential(*(Block() for _ in range(layers)))
             self.norm = torch.nn.LayerNorm(dim)
 
         def forward(self, tokens):
