@@ -3,7 +3,7 @@
     python benchmarks/gpu/adam.py       # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
 """
 
-from _gpu import copy_bandwidth, free, gpu, milliseconds, rival
+from _gpu import copy_bandwidth, free, gpu, in_a_row, milliseconds, rival
 from _harness import Report
 
 BYTES = 28      # per float32 parameter: read p, g, m, v, write p, m, v
@@ -11,15 +11,13 @@ SIZES = tuple(10 ** k for k in range(5, 10))
 
 
 def ours(cupy, sizes):
-    """A function that updates float32 parameters of these sizes by one launch."""
-    from minitorch_dist.kernels import adam
-    ends = [0]
-    for size in sizes:
-        ends.append(ends[-1] + -(-size // 16) * 16)
-    flats = {name: cupy.ones(ends[-1], cupy.float32) for name in ("p", "g", "m", "v")}
-    parameters = [{name: flat[a:b] for name, flat in flats.items()} for a, b in zip(ends, ends[1:], strict=False)]
-    update, settings = adam.Update(parameters, [0] * len(sizes)), [(1e-3, (0.9, 0.999), 1e-8, 0.0)] * len(sizes)
-    return lambda: update(settings)
+    """A step of our Adam on float32 parameters of these sizes: one launch."""
+    from minitorch_dist import optim
+    from minitorch_dist.autodiff.tensor import Tensor
+    params = [Tensor(cupy.ones(size, cupy.float32)).requires_grad_() for size in sizes]
+    for p in params:
+        p.grad = Tensor(cupy.ones(p.shape, cupy.float32))
+    return optim.Adam(params).step
 
 
 def theirs(torch, sizes, **how):
@@ -53,10 +51,11 @@ def main():
     for case, sizes in cases.items():
         if sum(sizes) * 4 * 8 > cupy.cuda.Device().mem_info[0]:
             continue
-        ms = {"ours": milliseconds(cupy, ours(cupy, sizes))}
+        measure = milliseconds if len(sizes) == 1 else in_a_row     # many small tensors are a matter of the host
+        ms = {"ours": measure(cupy, ours(cupy, sizes))}
         free(cupy)
         for who, how in rivals.items():
-            ms[who] = milliseconds(cupy, theirs(torch, sizes, **how))
+            ms[who] = measure(cupy, theirs(torch, sizes, **how))
             torch.cuda.empty_cache()
         rate = sum(sizes) * BYTES / ms["ours"] / 1e6
         rows.append({"case": case, "tensors": len(sizes), "GB/s": f"{rate:,.0f}", "of copy": f"{rate / copy:.2f}",

@@ -137,7 +137,7 @@ ADAM = Kernel(
     {"work": "*i64", "settings": "*fp32", "steps": "*i32", "counted": "*i32", "grad_scale": "*fp32",
      "found_inf": "*fp32", "parameters": "i32"},
     {"PARAMETER": tl.float32, "GRADIENT": tl.float32, "MASTER": False, "DECOUPLED": False, "AMSGRAD": False,
-     "MAXIMIZE": False, "COUNTERS": 1024, "BLOCK": 1024},
+     "MAXIMIZE": False, "COUNTERS": 1024, "BLOCK": 2048}, num_warps=8,
     examples=({"DECOUPLED": True, "grad_scale": None, "found_inf": None}, {},
               {"AMSGRAD": True, "MAXIMIZE": True, "COUNTERS": 2048},
               {"PARAMETER": tl.bfloat16, "GRADIENT": tl.bfloat16, "MASTER": True, "DECOUPLED": True},

@@ -65,7 +65,7 @@ def _forward(x, bias, y, rows, size, TANH: tl.constexpr, ROWS: tl.constexpr, COL
 
 @triton.jit
 def _backward(ct, x, bias, gx, shares, rows, size, stripe, TANH: tl.constexpr, ROWS: tl.constexpr,
-              COLUMNS: tl.constexpr):
+              COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     across = tl.cdiv(size, COLUMNS)
     program = tl.program_id(0) // across
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -73,12 +73,14 @@ def _backward(ct, x, bias, gx, shares, rows, size, stripe, TANH: tl.constexpr, R
     if bias is not None:
         b = tl.load(bias + column, mask=column < size, other=0.0).to(tl.float32)
     share = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for tile in range(program * stripe, tl.minimum((program + 1) * stripe, tl.cdiv(rows, ROWS))):
+    for tile in tl.range(program * stripe, tl.minimum((program + 1) * stripe, tl.cdiv(rows, ROWS)),
+                         num_stages=AHEAD):
         row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < size)[None, :]
         places = row[:, None] * size + column[None, :]
-        u = tl.load(x + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
-        g = tl.load(ct + places, mask=inside, other=0.0).to(tl.float32) * _gelu_slope(u, TANH)
+        v = tl.load(x + places, mask=inside, other=0.0)
+        c = tl.load(ct + places, mask=inside, other=0.0)
+        g = c.to(tl.float32) * _gelu_slope(v.to(tl.float32) + b[None, :], TANH)
         tl.store(gx + places, g.to(gx.dtype.element_ty), mask=inside)
         if shares is not None:
             share += g
@@ -119,7 +121,7 @@ FORWARD = Kernel(
 BACKWARD = Kernel(
     "bias_gelu_backward", _backward,
     {"ct": "*", "x": "*", "bias": "*", "gx": "*", "shares": "*fp32", "rows": "i32", "size": "i32", "stripe": "i32"},
-    {"TANH": False, "ROWS": 4, "COLUMNS": 256}, divisible=("size",),
+    {"TANH": False, "ROWS": 4, "COLUMNS": 256, "AHEAD": 2}, divisible=("size",),
     examples=tuple(example | ({"shares": None} if "bias" in example else {}) for example in _EXAMPLES))
 KERNELS = (FORWARD, BACKWARD)
 

@@ -1,8 +1,9 @@
 """Sums of a matrix's columns: out[c] = Σ_r x[r, c], always in the same order.
 
 The second stage of gradients of weights and biases (layer norm, RMS norm, bias + GELU): there each program adds up its
-own rows, and what the programs found is a matrix of a few hundred rows, which this kernel adds up. Atomic additions
-would save the second stage, and give other bits on every run.
+own rows, and what the programs found is a matrix of a few hundred rows, which this kernel adds up. Where they found two
+things, a weight's and a bias's gradient, those stand side by side: one launch makes both. Atomic additions would save
+the second stage, and give other bits on every run.
 
     program      0               1               2
     x        |  |  |  |  |   |  |  |  |  |   |  |  |  X  X      X: masked
@@ -22,7 +23,7 @@ from .kernel import Kernel
 def _column_sums(x, out, more, rows, columns, split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, rows, ROWS):
+    for first in tl.range(0, rows, ROWS, num_stages=2):      # so the loads of a tile are under way together
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         total += tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -57,7 +58,7 @@ def stripes(tiles, programs):
 def _tile(rows, columns):
     """All rows at once, if there is room; narrow tiles where few columns would make few programs."""
     wide = 32 if columns >= 4096 else 16 if columns >= 2048 else 8
-    return {"ROWS": min(max(launch.next_power_of_2(rows), 64), 8192 // wide, 512), "COLUMNS": wide}
+    return {"ROWS": min(max(launch.next_power_of_2(rows), 64), 8192 // wide), "COLUMNS": wide}
 
 
 def column_sums(x, dtype=None, places=(None,)):

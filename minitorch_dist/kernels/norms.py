@@ -8,9 +8,9 @@ With x̂ = (x - mean)·r and r = 1/√(var + eps), or x̂ = x·r and r = 1/√(m
 
 A program has whole rows in registers, so that mean, variance and result come from one read: 8 bytes per float32 element
 in forward (read x, write y), where separate operations move 48; mean and r are kept, 8 bytes per row, instead of
-x̂. Backward reads ct and x, writes x̄, 12 bytes per element, and works on a stripe of rows, whose shares of the weight's
-and the bias's gradient stay in registers until the stripe is through: a matrix of one row per program, a few hundred, which
-column_sums.py adds up. The next rows are under way while it computes. No atomics: the same bits on every run.
+x̂. Backward reads ct and x, writes x̄, 12 bytes per element, and works on a stripe of rows, the next of which are under
+way while it computes. Its shares of the weight's and the bias's gradient stay in registers until the stripe is through:
+a matrix of one row per program, a few hundred, which column_sums.py adds up. No atomics: the same bits on every run.
 
 Sources: Ba et al. 2016, "Layer normalization"; Zhang & Sennrich 2019, "Root mean square layer normalization".
 """
@@ -86,11 +86,11 @@ def _backward(ct, x, weight, mean, scale, gx, shares, rows, size, stripe, LAYER:
                 out = out - (tl.sum(g, axis=1) / size.to(tl.float32))[:, None]
             tl.store(gx + places, (out * r[:, None]).to(gx.dtype.element_ty), mask=inside)
     both: tl.constexpr = 2 if WEIGHT and BIAS else 1
-    mine = shares + program.to(tl.int64) * size * both + column
+    mine = program.to(tl.int64) * size * both + column
     if WEIGHT:
-        tl.store(mine, tl.sum(weight_share, axis=0), mask=column < size)
+        tl.store(shares + mine, tl.sum(weight_share, axis=0), mask=column < size)
     if BIAS:
-        tl.store(mine + size * (both - 1), tl.sum(bias_share, axis=0), mask=column < size)
+        tl.store(shares + mine + size * (both - 1), tl.sum(bias_share, axis=0), mask=column < size)
 
 
 def definition(x, weight, bias, n, eps, layer=True):

@@ -14,8 +14,9 @@ A segment of up to STRETCH rows is added up one after the other, as NumPy's add.
 stretches of consecutive rows, each added up in order at the same time as the others; then a fixed tree adds the lanes.
 How it is cut depends on its length and on the shapes alone.
 
-Moves 4 bytes per float32 element of g and of out, and per row of g some 200 for its key and the sort. Sums are float32
-for float16 and bfloat16, float64 for float64.
+Moves 4 bytes per float32 element of g and of out, and per row of g some 200 for its key and the sort. Up to SMALL
+comparisons, which is 8,192 indices, keys are not sorted but counted, in one launch instead of nine: a key's position is
+the number of smaller keys. The order is the same. Sums are float32 for float16 and bfloat16, float64 for float64.
 
 Source: Blelloch 1990, "Prefix sums and their applications" (sums by segments).
 """
@@ -32,12 +33,39 @@ from .kernel import Kernel
 
 STRETCH = 16        # rows that are always added one after the other
 LANES = 8, 64       # stretches of a segment at the same time, at least and at most
-TILE = 2048         # elements of a program's tile, LANES × COLUMNS
+TILE = 1024         # elements of a program's tile, LANES × COLUMNS
+SMALL = 1 << 26     # comparisons of two indices: some 20 µs on an H200
+
+
+@triton.jit
+def _segment_order(index, key, bounds, n, rows, SPARSE: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr):
+    positions = tl.cdiv(n, LANES)
+    place = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    j, mine = tl.full((LANES,), -1, tl.int32), place - positions * LANES    # behind the positions come the rows: how
+    if tl.program_id(0) < positions:                                        # many keys are before their segments?
+        row = tl.load(index + place, mask=place < n, other=0) % rows
+        j, mine = place, tl.where(row < 0, row + rows, row).to(tl.int32)
+    before = tl.zeros((LANES, COLUMNS), tl.int32)
+    through = tl.zeros((LANES, COLUMNS), tl.int32)
+    for first in range(0, n, COLUMNS):
+        i = first + tl.arange(0, COLUMNS)
+        other = tl.load(index + i, mask=i < n, other=0) % rows
+        other = tl.where(i < n, tl.where(other < 0, other + rows, other), rows).to(tl.int32)[None, :]
+        before += ((other < mine[:, None]) | (other == mine[:, None]) & (i[None, :] < j[:, None])).to(tl.int32)
+        if SPARSE:
+            through += (other <= mine[:, None]).to(tl.int32)
+    count = tl.sum(before, axis=1)
+    if tl.program_id(0) < positions:
+        tl.store(key + count, mine.to(tl.int64) * n + j, mask=place < n)
+        if SPARSE:
+            tl.store(bounds + count, tl.sum(through, axis=1).to(tl.int64), mask=place < n)
+    else:
+        tl.store(bounds + mine, count.to(tl.int64), mask=mine <= rows)
 
 
 @triton.jit
 def _segment_sums(g, key, bounds, out, n, size, SPARSE: tl.constexpr, STRETCH: tl.constexpr, LANES: tl.constexpr,
-                  COLUMNS: tl.constexpr):
+                  COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     across = tl.cdiv(size, COLUMNS)
     place = (tl.program_id(0) // across).to(tl.int64)
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -53,7 +81,7 @@ def _segment_sums(g, key, bounds, out, n, size, SPARSE: tl.constexpr, STRETCH: t
     first = begin + tl.arange(0, LANES) * length
     double: tl.constexpr = g.dtype.element_ty == tl.float64
     total = tl.zeros((LANES, COLUMNS), tl.float64 if double else tl.float32)
-    for k in range(0, length):
+    for k in tl.range(0, length, num_stages=AHEAD):
         j = tl.load(key + first + k, mask=first + k < end, other=0) - row * n
         inside = (first + k < end)[:, None] & (column < size)[None, :]
         total += tl.load(g + j[:, None] * size + column[None, :], mask=inside, other=0.0).to(total.dtype)
@@ -69,16 +97,32 @@ def definition(g, index, rows):
 
 SEGMENT_SUMS = Kernel(
     "segment_sums", _segment_sums, {"g": "*", "key": "*i64", "bounds": "*i64", "out": "*", "n": "i64", "size": "i32"},
-    {"SPARSE": False, "STRETCH": STRETCH, "LANES": 64, "COLUMNS": 32}, divisible=("size",),
-    examples=({"*": "fp32"}, {"*": "fp32", "LANES": 8, "COLUMNS": 256}, {"*": "bf16", "LANES": 16, "COLUMNS": 128},
+    {"SPARSE": False, "STRETCH": STRETCH, "LANES": 64, "COLUMNS": 16, "AHEAD": 4}, divisible=("size",),
+    examples=({"*": "fp32"}, {"*": "fp32", "LANES": 8, "COLUMNS": 128}, {"*": "bf16", "LANES": 16, "COLUMNS": 64},
               {"*": "fp32", "SPARSE": True, "LANES": 8, "COLUMNS": 1}, {"*": "fp16"}, {"*": "fp64"}))
-KERNELS = (SEGMENT_SUMS,)
+SEGMENT_ORDER = Kernel(
+    "segment_order", _segment_order, {"index": "*i64", "key": "*i64", "bounds": "*i64", "n": "i32", "rows": "i32"},
+    {"SPARSE": False, "LANES": 16, "COLUMNS": 256}, divisible=("n",), examples=({}, {"SPARSE": True}))
+KERNELS = (SEGMENT_ORDER, SEGMENT_SUMS)
 
 
 def _tile(n, rows, size):
     """Many lanes where segments are long on average, wide rows where they are short."""
     lanes = min(max(launch.next_power_of_2(max(n // rows, 1)), LANES[0]), LANES[1])
     return {"LANES": lanes, "COLUMNS": min(TILE // lanes, launch.next_power_of_2(size))}
+
+
+def _order(index, rows, sparse):
+    """(keys, bounds) of int64 indices (n,), as _segment_sums takes them."""
+    n, xp = index.size, module_of(index)
+    if n * (n if sparse else n + rows) > SMALL or rows >= 2 ** 31:
+        key = xp.sort(index % rows * n + xp.arange(n))
+        return key, xp.searchsorted(key, (key // n + 1) * n if sparse else xp.arange(rows + 1) * n)
+    key, bounds = (launch.empty((count,), np.int64, index) for count in (n, n if sparse else rows + 1))
+    lanes = SEGMENT_ORDER.constexprs["LANES"]
+    programs = launch.cdiv(n, lanes) + (0 if sparse else launch.cdiv(rows + 1, lanes))
+    SEGMENT_ORDER((programs,), launch.contiguous(index), key, bounds, n, rows, SPARSE=sparse)
+    return key, bounds
 
 
 def segment_sums(g, index, rows):
@@ -94,11 +138,9 @@ def segment_sums(g, index, rows):
     size = math.prod(shape[1:])
     if not (n and rows and size):
         return xp.zeros(shape, g.dtype)
-    key, sparse = xp.sort(index.ravel().astype(np.int64) % rows * n + xp.arange(n)), rows > n
-    if sparse:
-        bounds, out = xp.searchsorted(key, (key // n + 1) * n), xp.zeros(shape, g.dtype)
-    else:
-        bounds, out = xp.searchsorted(key, xp.arange(rows + 1) * n), launch.empty(shape, g.dtype, g)
+    sparse = rows > n
+    key, bounds = _order(index.astype(np.int64, copy=False).ravel(), rows, sparse)
+    out = xp.zeros(shape, g.dtype) if sparse else launch.empty(shape, g.dtype, g)
     tile = _tile(n, rows, size)
     SEGMENT_SUMS((min(n, rows) * launch.cdiv(size, tile["COLUMNS"]),), launch.contiguous(g), key, bounds, out, n, size,
                  SPARSE=sparse, **tile)

@@ -6,7 +6,8 @@ With m the largest logit of a row and s = Σ exp(x - m), over the classes:
     x̄[c]  = ct · (exp(x[c] - m) / s - [c = label])
 
 Forward reads every logit once, for m and s grow together: where a new element x exceeds m, the sum so far is scaled by
-exp(m - x). So each lane of a program keeps an m and an s of its own, and they meet once per row. Kept for backward are
+exp(m - x). So each lane of a program keeps an m and an s of its own, scales once per DEPTH logits, which it has loaded
+together, and the lanes meet once per row. Kept for backward are
 m and s, 8 bytes per row; backward reads the logits again and makes softmax in registers. Per float32 logit that is 4
 bytes in forward and 8 in backward. Separate operations move 32 in forward (maximum, difference, exp, sum, quotient) and
 8 in backward, and keep 4; at 50,257 classes this is the largest array of a language model.
@@ -26,18 +27,25 @@ LOWEST = tl.constexpr(-3.0e38)      # where a row's maximum starts: finite, so t
 
 
 @triton.jit
-def _forward(logits, labels, loss, largest, total, CLASSES: tl.constexpr, BLOCK: tl.constexpr):
+def _grown(m, s, x):
+    """The lanes' maxima and sums with a tile x (depth, lanes) of logits more."""
+    larger = tl.maximum(m, tl.max(x, axis=0))
+    return larger, s * tl.exp(m - larger) + tl.sum(tl.exp(x - larger[None, :]), axis=0)
+
+
+@triton.jit
+def _forward(logits, labels, loss, largest, total, CLASSES: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    m = tl.full((BLOCK,), LOWEST, tl.float32)
-    s = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, CLASSES, BLOCK):
-        inside = start + lanes < CLASSES
-        x = tl.load(logits + row * CLASSES + start + lanes, mask=inside, other=-float("inf")).to(tl.float32)
-        x = tl.where(x < LOWEST, LOWEST, x)
-        shrink = tl.exp(-tl.abs(x - m))
-        s = tl.where(x > m, s * shrink + 1.0, s + shrink)
-        m = tl.where(x > m, x, m)
+    lanes: tl.constexpr = BLOCK // DEPTH
+    whole: tl.constexpr = CLASSES // BLOCK * BLOCK
+    classes = tl.arange(0, DEPTH)[:, None] * lanes + tl.arange(0, lanes)[None, :]
+    at = logits + row * CLASSES + classes
+    m = tl.full((lanes,), LOWEST, tl.float32)
+    s = tl.zeros((lanes,), tl.float32)
+    for start in range(0, whole, BLOCK):
+        m, s = _grown(m, s, tl.load(at + start).to(tl.float32))
+    if whole < CLASSES:
+        m, s = _grown(m, s, tl.load(at + whole, mask=whole + classes < CLASSES, other=-float("inf")).to(tl.float32))
     most = tl.max(m, axis=0)
     sums = tl.sum(s * tl.exp(m - most), axis=0)
     label = tl.load(labels + row).to(tl.int32)
@@ -49,15 +57,27 @@ def _forward(logits, labels, loss, largest, total, CLASSES: tl.constexpr, BLOCK:
 
 
 @triton.jit
+def _pull(ct, logits, label, largest, total, out, classes, inside):
+    """The cotangents of some logits of a row, which `logits` and `out` point to; inside: None where it has them all."""
+    x = tl.load(logits + classes, mask=inside).to(tl.float32)
+    hit = tl.where(classes == label.to(tl.int32), 1.0, 0.0)
+    g = ct.to(tl.float32) * (tl.exp(x - largest) * tl.div_rn(1.0, total) - hit)
+    tl.store(out + classes, g.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _backward(ct, logits, labels, largest, total, out, CLASSES: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    classes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = classes < CLASSES
-    x = tl.load(logits + row * CLASSES + classes, mask=inside, other=0.0).to(tl.float32)
-    share = tl.exp(x - tl.load(largest + row)) * tl.div_rn(1.0, tl.load(total + row))
-    hit = tl.where(classes == tl.load(labels + row).to(tl.int32), 1.0, 0.0)
-    g = tl.load(ct + row).to(tl.float32) * (share - hit)
-    tl.store(out + row * CLASSES + classes, g.to(out.dtype.element_ty), mask=inside)
+    lanes = tl.arange(0, BLOCK)
+    whole: tl.constexpr = CLASSES // BLOCK
+    label, most, sums, c = tl.load(labels + row), tl.load(largest + row), tl.load(total + row), tl.load(ct + row)
+    # Loads without masks, or with masks known when compiling, are under way together; others wait for each other.
+    if tl.program_id(1) < whole:
+        classes = tl.program_id(1) * BLOCK + lanes
+        _pull(c, logits + row * CLASSES, label, most, sums, out + row * CLASSES, classes, None)
+    else:
+        classes = whole * BLOCK + lanes
+        _pull(c, logits + row * CLASSES, label, most, sums, out + row * CLASSES, classes, classes < CLASSES)
 
 
 def definition(logits, labels):
@@ -77,12 +97,28 @@ def gradient(ct, logits, labels):
 _BLOCKS = tuple({"BLOCK": block, "num_warps": warps} for block, warps in (
     (512, 4), (1024, 4), (1024, 8), (2048, 8), (4096, 8), (4096, 16), (8192, 16)))
 _EXAMPLES = ({"*": "fp32", "labels": "i64", "CLASSES": 50257, "BLOCK": 4096, "num_warps": 8},
-             {"*": "fp32", "labels": "i32", "CLASSES": 10, "BLOCK": 16},
+             {"*": "fp32", "labels": "i32", "CLASSES": 10, "BLOCK": 16, "num_warps": 1},
              {"*": "bf16", "labels": "i64", "CLASSES": 50304, "BLOCK": 4096, "num_warps": 8},
-             {"*": "fp16", "labels": "i64"})
+             {"*": "fp16", "labels": "i64"}, {"*": "fp16", "labels": "i64", "CLASSES": 50257, "BLOCK": 4096,
+                                              "num_warps": 8})
+
+
+def _depth(classes, bits, BLOCK, num_warps):
+    """How many logits of a block a thread loads in different rows of its tile: as many as leave it the lanes that it
+    can load at once, up to 128 bits where rows begin at multiples of that."""
+    wide = min(128 // bits, classes & -classes)
+    return max(1, BLOCK // (32 * num_warps * wide))
+
+
+def _with_depth(example):
+    bits = {"fp32": 32}.get(example["*"], 16)
+    given = {"CLASSES": 1000, "BLOCK": 1024, "num_warps": 4} | example
+    return example | {"DEPTH": _depth(given["CLASSES"], bits, given["BLOCK"], given["num_warps"])}
+
+
 FORWARD = Kernel(
     "cross_entropy", _forward, {"logits": "*", "labels": "*", "loss": "*", "largest": "*fp32", "total": "*fp32"},
-    {"CLASSES": 1000, "BLOCK": 1024}, examples=_EXAMPLES, configs=_BLOCKS)
+    {"CLASSES": 1000, "BLOCK": 1024, "DEPTH": 2}, examples=tuple(map(_with_depth, _EXAMPLES)), configs=_BLOCKS)
 BACKWARD = Kernel(
     "cross_entropy_backward", _backward,
     {"ct": "*", "logits": "*", "labels": "*", "largest": "*fp32", "total": "*fp32", "out": "*"},
@@ -93,7 +129,7 @@ KERNELS = (FORWARD, BACKWARD)
 def _block(classes):
     """The options where nothing has been measured: a row of few classes in one block, a long one in pieces."""
     block = min(launch.next_power_of_2(classes), 4096)
-    return {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
+    return {"BLOCK": block, "num_warps": 8 if block > 1024 else 4 if block > 128 else 1}
 
 
 def softmax_cross_entropy(logits, labels):
@@ -107,7 +143,8 @@ def softmax_cross_entropy(logits, labels):
     largest, total = (launch.empty((rows,), np.float32, logits) for _ in range(2))
 
     def run(options):
-        FORWARD((rows,), logits, labels, loss, largest, total, CLASSES=classes, **options)
+        FORWARD((rows,), logits, labels, loss, largest, total, CLASSES=classes,
+                DEPTH=_depth(classes, 8 * logits.itemsize, **options), **options)
     run(best(FORWARD, (rows, classes), logits, run) or _block(classes))
     return loss, Kept((largest, total))
 

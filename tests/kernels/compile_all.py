@@ -10,7 +10,8 @@ from collections import Counter
 
 from minitorch_dist.kernels import build, show, table
 
-MEMORY = re.compile(r"\b(LDG|STG|LDL|STL)((?:\.\w+)*)")
+WATCHED = re.compile(r"\b(LDG|LDGSTS|STG|LDL|STL|HGMMA|HMMA)((?:\.\w+)*) ")
+CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
 
 
 def facts(kernel, number, capability):
@@ -21,9 +22,27 @@ def facts(kernel, number, capability):
              "shared": binary.shared, "cubin": len(binary.cubin)}
     if capability == 90:        # taking machine code apart takes as long as making it
         found |= show.usage(binary.cubin)
-        found["memory"] = Counter(op + (".128" if ".128" in rest else "")
-                                  for op, rest in MEMORY.findall(show.listing(binary.cubin)))
+        code = show.listing(binary.cubin)
+        found["memory"] = Counter(op + (".128" if ".128" in rest else "") for op, rest in WATCHED.findall(code))
+        found["together"] = together(code)
     return found
+
+
+def together(code):
+    """How many loads to registers are under way before one of their results is used: a number for each batch of them.
+
+    In the order of the listing, which is the order in which a warp without branches issues them.
+    """
+    batches, count, waiting = [], 0, set()
+    for op, operands in CODE.findall(code):
+        registers = [int(r) for r in re.findall(r"\bR(\d+)", operands)]
+        load, writes = op.startswith("LDG."), not op.startswith(("ST", "RED", "BAR"))
+        if waiting.intersection(registers[1 if writes else 0:]):
+            batches, count, waiting = [*batches, count], 0, set()
+        if load:
+            width = 4 if ".128" in op else 2 if ".64" in op else 1
+            count, waiting = count + 1, waiting | set(range(registers[0], registers[0] + width))
+    return [*batches, count]
 
 
 for argument in sys.argv[1:]:

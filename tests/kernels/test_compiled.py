@@ -60,13 +60,47 @@ def test_fused_adam_moves_128_bits_at_a_time_and_keeps_all_in_registers(compiled
     for index, loads, stores in ((0, 8, 6), (1, 8, 6), (2, 10, 8)):
         facts = compiled[f"adam-{index}-sm90"]
         assert facts["memory"]["LDG.128"] == loads and facts["memory"]["STG.128"] == stores
-        assert facts["local"] == 0
+        assert facts["local"] == 0 and max(facts["together"]) >= 8     # and none waits for another
     for index in (0, 1):
         facts = compiled[f"adam-{index}-sm90"]
         assert facts["stack"] == 0 and not {"LDL", "STL"} & set(facts["memory"])
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "norm", "bias_gelu", "dropout", "segment_sums", "flash_attention"])
+@pytest.mark.parametrize("name, index, loads", [("cross_entropy", 0, 16), ("cross_entropy_backward", 0, 20),
+                                                ("cross_entropy", 4, 16), ("cross_entropy_backward", 4, 20)])
+def test_rows_that_begin_anywhere_are_loaded_16_logits_at_once(compiled, name, index, loads):
+    """50,257 classes: no 128 bits begin at a multiple of 128, so a thread has 16 single loads under way (backward: and
+    the row's 4 numbers). With masks that are found out at run time each would wait for the one before."""
+    assert max(compiled[f"{name}-{index}-sm90"]["together"]) >= loads
+
+
+def test_rows_that_begin_at_multiples_of_16_bytes_are_loaded_128_bits_at_a_time(compiled):
+    for name, index, wide in (("cross_entropy", 2, 2), ("cross_entropy_backward", 2, 2), ("norm", 5, 2)):
+        assert compiled[f"{name}-{index}-sm90"]["memory"]["LDG.128"] >= wide
+
+
+@pytest.mark.parametrize("name", ["norm_backward", "column_sums", "bias_gelu_backward", "segment_sums"])
+def test_loops_load_ahead(compiled, name):
+    """By LDGSTS, from memory to shared memory, where an element has the 4 bytes that this takes."""
+    examples = kernels.table()[name].examples
+    found = {i: compiled[f"{name}-{i}-sm90"]["memory"].get("LDGSTS.128", 0) for i in range(len(examples))
+             if examples[i].get("*") == "fp32" and examples[i].get("COLUMNS") != 1}
+    assert found and min(found.values()) >= 4, found
+
+
+def test_16_bit_products_are_of_warpgroups(compiled):
+    """HGMMA for float16 and bfloat16 on sm_90; tf32 has HMMA at least; "ieee" float32 has neither."""
+    for key, facts in compiled.items():
+        name, index, cc = key.rsplit("-", 2)
+        if cc == "sm90" and name.startswith(("flash_attention", "matmul")):
+            example = kernels.table()[name].examples[int(index)]
+            memory, single = facts["memory"], example["*"] == "fp32"
+            assert ("HGMMA" in memory) == (not single) or example.get("PRECISION") == "tf32", key
+            assert ("HMMA" in memory or "HGMMA" in memory) == (not single or "PRECISION" in example), key
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "norm", "bias_gelu", "dropout", "segment", "column_sums",
+                                  "flash_attention"])
 def test_blocks_are_small_enough_for_the_registers(compiled, name):
     """No example of these families, forward or backward, moves a register to memory for want of room, but where that
     Triton is known to."""

@@ -50,6 +50,16 @@ def test_other_rows_in_between_change_nothing(long):
     np.testing.assert_array_equal(segment_sums(g[mixed], index[mixed], rows), wanted)
 
 
+@pytest.mark.parametrize("n, rows", [(1, 1), (1, 40), (16, 16), (17, 15), (300, 7), (300, 255), (257, 1000)])
+def test_counting_and_sorting_find_the_same_order(n, rows, monkeypatch):
+    """Keys and bounds to the last number, also of indices from the end and out of range."""
+    index = np.random.default_rng([n, rows]).integers(-2 * rows, 2 * rows, n)
+    counted = module._order(index, rows, rows > n)
+    monkeypatch.setattr(module, "SMALL", 0)
+    for got, wanted in zip(counted, module._order(index, rows, rows > n), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_shapes():
     g = random(2, 3, 4, 5)
     got = segment_sums(g, np.array([[1, 0, 1], [-1, 1, 0]]), 4)

@@ -81,7 +81,7 @@ def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.
 
 SAMPLES = [
     *(sample(n) for n in SIZES),
-    sample(31, 1025, 7, 1, label="two groups"),
+    sample(31, 1025, 7, 1, label="two groups"), sample(2500, 3, label="two programs"),
     sample(1025, 3, label="decoupled", decoupled=True),
     sample(1025, 3, label="amsgrad", amsgrad=True),
     sample(33, 5, label="maximize amsgrad decoupled", maximize=True, amsgrad=True, decoupled=True),

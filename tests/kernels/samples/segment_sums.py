@@ -16,9 +16,17 @@ def indices(n, rows, seed=3, long=0.0):
     return np.where(rng.random(n) < long, min(1, rows - 1), index)
 
 
-def sample(n, rows, *shape, dtype="float32", index=None, label="", **options):
+def sample(n, rows, *shape, dtype="float32", index=None, label="", sort=False, **options):
     index = indices(n, rows, **options) if index is None else index
-    return Sample("segment_sums", math.prod(shape), lambda g, index: module.segment_sums(g, index, rows),
+
+    def entry(g, index):
+        before, module.SMALL = module.SMALL, 0 if sort else module.SMALL
+        try:
+            return module.segment_sums(g, index, rows)
+        finally:
+            module.SMALL = before
+    label += " sorted" * sort
+    return Sample("segment_sums" if sort else "segment_order segment_sums", math.prod(shape), entry,
                   lambda g, index: module.definition(g, index, rows),
                   (random(n, *shape, dtype=dtype), index), f"{n} into {rows} of {shape} {dtype} {label}")
 
@@ -26,10 +34,12 @@ def sample(n, rows, *shape, dtype="float32", index=None, label="", **options):
 SAMPLES = [
     *(sample(37, 5, size) for size in SIZES), *(sample(n, 7, 3) for n in SIZES), sample(1025, 3, 33, long=0.9),
     sample(5, 40, 2, 3), sample(29, 4), sample(40, 1, 5), sample(70, 4, 33, dtype="float16"),
-    sample(70, 4, 33, dtype="bfloat16"), sample(2000, 3, 5, dtype="float64", long=0.9),
+    sample(70, 4, 33, dtype="bfloat16"), sample(1100, 3, 5, dtype="float64", long=0.9),
     *(sample(9, 50, size, long=0.5, label="few of many rows") for size in SIZES), sample(1, 2), sample(31, 1025, 1),
     sample(90, 91, 3, long=0.95, dtype="float64"), sample(40, 70, 33, dtype="bfloat16", long=0.5),
-    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end"),
+    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end"), sample(150, 170, 7),
+    *(sample(n, 7, 3, sort=True) for n in (1, 1025)), sample(40, 70, 33, sort=True, long=0.5),
+    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end", sort=True),
     sample(200, 6, 7, index=indices(200, 6).astype(np.uint8), label="uint8"),
     sample(20, 6, 7, index=np.full(20, 5), label="one row"),
     sample(6, 6, 7, index=np.array([3, 1, 5, 0, 2, 4]), label="once each"),
