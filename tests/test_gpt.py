@@ -15,6 +15,7 @@ import pytest
 
 from minitorch_dist import nn, training
 from minitorch_dist.testing import ranks
+from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
 GPT, TRAIN = ROOT / "examples" / "gpt.py", ROOT / "mnist_demo" / "train.py"
@@ -30,10 +31,10 @@ def read(folder):
     return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
 
 
-def train(tmp_path, n, *flags, limit=60):
+def train(tmp_path, n, *flags, limit=60, env=None):
     """A run that must end well: (summary, history, rank 0's stdout, folder)."""
     out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-    run = ranks.launch([GPT, *flags, "--out", out], n=n, limit=limit).check()
+    run = ranks.launch([GPT, *flags, "--out", out], n=n, limit=limit, env=env).check()
     assert not any(text.strip() for text in run.stdout[1:]), "only rank 0 speaks"
     return *read(out), run.stdout[0], out
 
@@ -64,7 +65,7 @@ def test_one_curve_on_one_and_two_ranks(tmp_path):
     (alone, first, _, _), (together, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
     assert together["ranks"] == 2 and max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-5
     assert abs(alone["validation_loss"] - together["validation_loss"]) < 1e-5
-    exact = {n: train(tmp_path, n, *flags, "--exact") for n in (1, 2, 4)}
+    exact = {n: train(tmp_path, n, *flags, "--exact", env=threads(n)) for n in (1, 2, 4)}
     assert len({run[0]["parameters_sha256"] for run in exact.values()}) == 1
     for run in exact.values():
         assert run[0]["validation"] == exact[1][0]["validation"] and run[1] == exact[1][1]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from minitorch_dist.testing import ranks
+from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
 PROGRAM, TRAIN = ROOT / "examples" / "pipeline.py", ROOT / "mnist_demo" / "train.py"
@@ -14,7 +15,7 @@ SMALL = ["--data", "digits", "--hidden", "24,16", "--dropout", "0.1", "--steps",
 
 def run(program, n, folder, *flags):
     """(loss of every step, summary)"""
-    ranks.launch([program, *SMALL, *flags, "--out", folder], n, limit=60).check()
+    ranks.launch([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return [line["loss"] for line in history], json.loads((folder / "summary.json").read_text())
 

@@ -7,9 +7,9 @@ import pytest
 
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.ledger import Span
-from minitorch_dist.testing import ranks
 from minitorch_dist.timeline import Timeline, intersection, length, union
 from minitorch_dist.viz.timeline import pack, timeline
+from tests.crews import crews
 
 from .timeline_cases import BUCKET_ELEMENTS, FORWARD, LAYERS
 
@@ -35,7 +35,7 @@ def test_a_step_takes_the_longer_of_computation_and_communication(n, backward, b
     for k in range(LAYERS):
         arrived = max(arrived, (k + 1) * backward) + one
     compute, communication = LAYERS * backward, LAYERS * one
-    for total, after_forward, seconds, _ in ranks.call(CASES + "simulated_step", n, (
+    for total, after_forward, seconds, _ in crews.call(CASES + "simulated_step", n, (
             backward, LATENCY, bandwidth, EACH_ITS_OWN)):
         assert after_forward == pytest.approx(arrived, rel=1e-12)
         assert max(compute, communication) < after_forward <= max(compute, communication) + max(one, backward) + 1e-9
@@ -48,7 +48,7 @@ def test_a_step_takes_the_longer_of_computation_and_communication(n, backward, b
 
 def test_one_bucket_hides_nothing():
     elements = 6 * 4096     # five weights, and the counts of their users behind them
-    for _, after_forward, seconds, _ in ranks.call(CASES + "simulated_step", 2, (0.25, LATENCY, 2.0 ** 18, 25)):
+    for _, after_forward, seconds, _ in crews.call(CASES + "simulated_step", 2, (0.25, LATENCY, 2.0 ** 18, 25)):
         sending = send_seconds(1, elements, 2, 2.0 ** 18)
         assert after_forward == pytest.approx(LAYERS * 0.25 + sending, rel=1e-12)
         assert seconds["hidden"] == 0 and seconds["communication"] == pytest.approx(sending, rel=1e-12)
@@ -76,13 +76,13 @@ def test_several_of_one_kind_stand_in_a_queue_and_a_real_clock_waits():
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_link_charges_what_the_ledger_counts(n):
-    for rank in ranks.call(CASES + "charges", n):
+    for rank in crews.call(CASES + "charges", n):
         for name, (seconds, counted) in rank.items():
             assert seconds == counted, name
 
 
 def test_the_trace_of_real_steps(tmp_path):
-    everyone = ranks.call(CASES + "traced", 2, (str(tmp_path),))
+    everyone = crews.call(CASES + "traced", 2, (str(tmp_path),))
     assert everyone[0][0] == everyone[1][0], "all ranks hear of all spans"
     spans, table = everyone[0]
     assert len(spans) == 2 and table.splitlines()[0].split()[:2] == ["rank", "forward"] and len(table.splitlines()) == 3
@@ -109,7 +109,7 @@ def test_the_trace_of_real_steps(tmp_path):
 
 
 def test_a_block_that_raises_gathers_nothing():
-    assert ranks.call(CASES + "broken", 2) == [[], []]
+    assert crews.call(CASES + "broken", 2) == [[], []]
 
 
 def test_sets_of_time():

@@ -12,6 +12,7 @@ import pytest
 from minitorch_dist import comm
 from minitorch_dist.testing import ranks
 from mnist_demo import train as program
+from tests.crews import threads
 
 TRAIN = Path(__file__).parents[1] / "mnist_demo" / "train.py"
 SMALL = ["--data", "digits", "--hidden", "33,17", "--batch-size", "13"]     # 1,437 = 110 · 13 + 7: uneven
@@ -140,7 +141,7 @@ def test_a_trace_shows_what_every_rank_did(tmp_path):
 
 def test_exact_runs_have_one_hash(tmp_path):
     flags = [*SMALL, "--steps", "112", "--dropout", "0.2", "--exact"]   # the last batch has 7 rows
-    digests = {n: train(tmp_path, n, *flags)[0]["parameters_sha256"] for n in (1, 2, 4)}
+    digests = {n: train(tmp_path, n, *flags, env=threads(n))[0]["parameters_sha256"] for n in (1, 2, 4)}
     digests["4 on 2 nodes"] = train(tmp_path, 4, *flags, "--bucket-mb", "0.01",
                                     env={"MINITORCH_NODES": "2"})[0]["parameters_sha256"]
     assert len(set(digests.values())) == 1, digests
@@ -183,7 +184,7 @@ def test_exact_runs_of_other_models_have_one_hash(tmp_path, model):
     flags = ["--data", "digits", "--model", model, "--batch-size", "179", "--steps", "9", "--dropout", "0.2",
              "--augment", "2", "--exact"]
     assert 1437 % 179 == 5 and 1437 // 179 == 8
-    runs = {n: train(tmp_path, n, *flags, limit=120) for n in (1, 2, 4)}
+    runs = {n: train(tmp_path, n, *flags, limit=120, env=threads(n)) for n in (1, 2, 4)}
     digests = {n: run[0]["parameters_sha256"] for n, run in runs.items()}
     assert len(set(digests.values())) == 1, digests
     assert all(history == runs[1][1] for _, history, _ in runs.values())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from minitorch_dist.testing import ranks
+
 from . import judge, launch
 from .check import Check
 from .course import ROOT, CourseError
@@ -69,12 +71,13 @@ def checks_of(folder):
         return _checks(str(path), path.stat().st_mtime_ns)
 
 
-def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memory=None):
+def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memory=None, start=ranks.launch):
     """Check the answer in the file `path`; a Verdict. It stops at the first number of ranks that rejects.
 
     uses          {id: (path, object)} of the earlier answers that the exercise uses
     seed          of the inputs; None: a new one. Every number of ranks draws from the same stream
     limit, memory instead of the exercise's own
+    start         who starts the processes (launch.launch)
     """
     folder = course.exercises / exercise.folder
     check = checks_of(folder).get(exercise.id)
@@ -88,7 +91,7 @@ def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memor
     for n in exercise.ranks:
         cases = check.cases(np.random.default_rng(seed), n)
         launched = launch.launch(exercise, path, [judge.per_rank(case) for case in cases], n, uses, CLOSED,
-                                 folder / "drive.py", limit, memory)
+                                 folder / "drive.py", limit, memory, start)
         verdict.printed = launched.printed
         failure = launched.failure
         if failure is not None and failure.case is not None:

@@ -135,7 +135,8 @@ class Fence:
         library = sys.modules.get("minitorch_dist")
         self.trusted = tuple(os.path.dirname(m.__file__) + os.sep for m in (library,) if m is not None)
         self.trusted += (__file__, "<frozen importlib", *([job["drive"]] if job["drive"] else []))
-        self.open_to_all = (__file__, job["drive"])      # who prints a stack reads the lines of these
+        # Who prints a stack reads the lines of these.
+        self.open_to_all = (__file__, os.path.join(os.path.dirname(__file__), "starter.py"), job["drive"])
         self.note = os.open(note, os.O_WRONLY | os.O_CREAT)
 
     def close(self):

@@ -119,12 +119,13 @@ def patience():
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 3.0)
 
 
-def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None):
+def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None, start=launcher.launch):
     """Run the answer in the file `path` on n ranks, with cases[case][rank] as inputs; a Launched.
 
     uses    {id: (path, object)} of earlier answers
     closed  folders that the answer may not touch
     drive   the chapter's drive.py, if it has one
+    start   who starts the processes: ranks.launch, or starting.Starters' launch
     """
     text, code, failure = read_source(path)
     failure = failure or missing_package(exercise) or forbidden_import(exercise, code)
@@ -133,9 +134,8 @@ def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=Non
     box = Path(tempfile.mkdtemp(prefix="check-")).resolve()
     try:
         job = _prepare(box, exercise, path, cases, n, uses or {}, closed, drive, limit, memory)
-        run = launcher.launch([*PYTHON_FLAGS, CHILD, box], n, job["limit"] + STARTING_SECONDS * patience(),
-                              cwd=box / "cwd", inherit=False, still=STILL_SECONDS * patience(),
-                              env=ENVIRONMENT | {"HOME": str(box / "cwd")})
+        run = start([*PYTHON_FLAGS, CHILD, box], n, job["limit"] + STARTING_SECONDS * patience(), cwd=box / "cwd",
+                    inherit=False, still=STILL_SECONDS * patience(), env=ENVIRONMENT | {"HOME": str(box / "cwd")})
         printed = [out.splitlines()[-PRINTED_LINES:] for out in run.stdout]
         failure = _failure(box, exercise, run, n, exercise.limit if limit is None else limit, text)
         outputs = None

@@ -128,6 +128,12 @@ def call(target, n, args=(), limit=60, env=None, cwd=None):
     return values
 
 
+def clean():
+    """Of this process's environment what a program needs to start at all."""
+    return {name: value for name, value in without_launcher(os.environ).items()
+            if name in NEEDED or name.startswith(NEEDED_PREFIXES)}
+
+
 def find_mpirun():
     """Path of mpirun: the one beside this python, else the first on PATH. RuntimeError if there is none."""
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
@@ -166,41 +172,47 @@ def _launch(arguments, n, limit, env, cwd, force, prepare, collect=lambda folder
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
     try:
         prepare(folder)
-        run = _run(folder, arguments, n, limit, env, cwd, force, inherit, still)
+        if str(CHILD) in arguments:
+            arguments = [*arguments, str(folder)]
+        run = Launch(folder, arguments, n, env, cwd, force, inherit).finish(limit, still)
         return run, collect(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder, arguments, n, limit, env, cwd, force, inherit, still):
-    mpirun = [*mpirun_command(), "-n", str(n)] if n > 1 or force else []
-    python = [sys.executable, *arguments]
-    if CHILD.as_posix() in arguments:
-        python.append(str(folder))
-    own = without_launcher(os.environ)
-    if not inherit:
-        own = {name: value for name, value in own.items() if name in NEEDED or name.startswith(NEEDED_PREFIXES)}
-    environment = own | {
-        "MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (env or {})
-    start = time.monotonic()
-    with open(folder / "launcher.err", "w") as said:   # MPICH's mpirun names the signal that killed a rank on stdout
-        process = subprocess.Popen([*mpirun, "/bin/sh", "-c", PER_RANK, str(folder), *python], cwd=cwd,
-                                   env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-                                   start_new_session=True)
+class Launch:
+    """Ranks under way. `finish` ends them, and gives the Run."""
+
+    def __init__(self, folder, arguments, n, env=None, cwd=None, force=False, inherit=True):
+        self.folder, self.n = folder, n
+        mpirun = [*mpirun_command(), "-n", str(n)] if n > 1 or force else []
+        python = [sys.executable, *arguments]
+        self.command = [*mpirun, *python]
+        environment = (without_launcher(os.environ) if inherit else clean()) | {
+            "MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (env or {})
+        self.start = time.monotonic()
+        # MPICH's mpirun names the signal that killed a rank on stdout.
+        with open(folder / "launcher.err", "w") as said:
+            self.process = subprocess.Popen([*mpirun, "/bin/sh", "-c", PER_RANK, str(folder), *python], cwd=cwd,
+                                            env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                                            start_new_session=True)
+
+    def finish(self, limit, still=None):
+        """Wait for the end, at most `limit` seconds; the Run."""
         try:
-            _wait(process, folder, n, limit, still)
+            _wait(self.process, self.folder, self.n, limit, still)
             timed_out = False
         except subprocess.TimeoutExpired:
             timed_out = True
-            _dump_stacks(folder, n)
+            _dump_stacks(self.folder, self.n)
         finally:
-            _end(process, folder, n)
-    seconds = time.monotonic() - start
+            _end(self.process, self.folder, self.n)
+        seconds = time.monotonic() - self.start
 
-    def texts(kind):
-        return [_read(folder / f"rank-{rank}.{kind}") for rank in range(n)]
-    return Run([*mpirun, *python], None if timed_out else process.returncode, timed_out, seconds, texts("out"),
-               texts("err"), _states(folder, n), texts("stack"), _read(folder / "launcher.err"))
+        def texts(kind):
+            return [_read(self.folder / f"rank-{rank}.{kind}") for rank in range(self.n)]
+        return Run(self.command, None if timed_out else self.process.returncode, timed_out, seconds, texts("out"),
+                   texts("err"), _states(self.folder, self.n), texts("stack"), _read(self.folder / "launcher.err"))
 
 
 def _states(folder, n):

@@ -9,6 +9,7 @@ from minitorch_dist.comm import Communicator, cost
 from minitorch_dist.comm.algorithms import ALGORITHMS
 from minitorch_dist.comm.local import LocalEngine
 from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from .cases import data_of
 from .test_collectives import close_to_sum
@@ -51,7 +52,7 @@ SENT_BY_ALL = {"ring": lambda N, M: 2 * (N - 1) * M, "recursive_doubling": lambd
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_results_steps_and_bytes(n):
-    results = ranks.call(CASES + "every_algorithm", n)
+    results = crews.call(CASES + "every_algorithm", n)
     for key, (result, _, _) in results[0].items():
         name, length, op, dtype = key
         parts = [data_of(rank, length, dtype) for rank in range(n)]

@@ -7,6 +7,7 @@ import pytest
 
 from minitorch_dist.comm.local import aligned_zeros
 from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from .cases import DTYPES, SIZES, data_of, narrow
 
@@ -20,7 +21,7 @@ SEVERAL = pytest.mark.parametrize("n, nodes", [(2, 1), (3, 1), (3, 2), (4, 2)])
 
 def on(n, nodes, case, env=None):
     """What the case gives on n ranks that pretend to live on so many nodes."""
-    return ranks.call(CASES + case, n, env={"MINITORCH_NODES": str(nodes)} | (env or {}))
+    return crews.call(CASES + case, n, env={"MINITORCH_NODES": str(nodes)} | (env or {}))
 
 
 def held(n, size, dtype):
@@ -86,7 +87,7 @@ def test_exact_sum_is_the_balanced_tree_to_the_last_bit(n, nodes):
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (2, 3, 0, 1)])
 def test_exact_sum_where_the_nodes_are_no_blocks_in_rank_order(order):
     """Two nodes, (0, 1) and (2, 3), of a world that is numbered anew: rank i is the world's rank order[i]."""
-    for ranks_here, result, nearly in ranks.call(CASES + "exact_in_order", 4, (order,), env={"MINITORCH_NODES": "2"}):
+    for ranks_here, result, nearly in crews.call(CASES + "exact_in_order", 4, (order,), env={"MINITORCH_NODES": "2"}):
         assert ranks_here == list(order)
         parts = [data_of(rank, 4097, "f4") for rank in order]
         assert result.tobytes() == balanced_tree(parts).tobytes()
@@ -140,7 +141,7 @@ def test_data_movers(n, nodes):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_messages(n):
-    for rank, arrived in enumerate(ranks.call(CASES + "messages", n)):
+    for rank, arrived in enumerate(crews.call(CASES + "messages", n)):
         for x in arrived:
             assert (x == data_of((rank - 1) % n, x.size, "f8")).all()
 
@@ -148,7 +149,7 @@ def test_messages(n):
 @pytest.mark.parametrize("n", [1, 3])
 def test_objects(n):
     everybody = [{"rank": rank, "text": "ü" * 1000 * rank} for rank in range(n)]
-    for rank, (sent, gathered, all_gathered, nothing) in enumerate(ranks.call(CASES + "objects", n)):
+    for rank, (sent, gathered, all_gathered, nothing) in enumerate(crews.call(CASES + "objects", n)):
         assert sent == everybody[-1]
         assert gathered == (everybody if rank == n - 1 else None)
         assert all_gathered == everybody
@@ -168,7 +169,7 @@ def test_groups(nodes):
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_bytes_in_the_ledger_are_the_formulas(n):
-    values = ranks.call(CASES + "counted", n)
+    values = crews.call(CASES + "counted", n)
     M, odd = 16 * n * 100 * 4, 100003 * 4
     for rank, counts in enumerate(values):
         for name, (calls, _, between, keys) in counts.items():
@@ -211,7 +212,7 @@ def test_bytes_between_nodes():
 
 
 def test_hooks_see_every_operation():
-    for seen in ranks.call(CASES + "hooked", 2):
+    for seen in crews.call(CASES + "hooked", 2):
         assert seen == [
             ("before", "all_reduce", 10, None), ("after", "all_reduce", 10, None),
             ("before", "all_reduce", 11, None),

@@ -3,6 +3,7 @@
 import pytest
 
 from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 CASES = "tests.comm.cases:"
 
@@ -34,7 +35,7 @@ EXPECTED = {   # what is wrong: (type, words of the message)
 
 
 def test_wrong_arguments():
-    for messages in ranks.call(CASES + "wrong_arguments", 3):
+    for messages in crews.call(CASES + "wrong_arguments", 3):
         assert set(messages) == set(EXPECTED)
         for name, (kind, *words) in EXPECTED.items():
             assert messages[name] is not None, f"{name}: accepted"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.comm import DeviceMesh
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 CASES = "tests.comm.cases:"
 
@@ -13,7 +13,7 @@ def test_every_axis_has_its_communicators():
     """dp=2 × pp=1 × tp=2: lines along tp are (0, 1) and (2, 3), along dp (0, 2) and (1, 3); sums of world ranks."""
     expected = [({"dp": 0, "tp": 0}, 0 + 2, 0 + 1), ({"dp": 0, "tp": 1}, 1 + 3, 0 + 1),
                 ({"dp": 1, "tp": 0}, 0 + 2, 2 + 3), ({"dp": 1, "tp": 1}, 1 + 3, 2 + 3)]
-    for rank, (coords, sums, places, sent, text) in enumerate(ranks.call(CASES + "mesh", 4)):
+    for rank, (coords, sums, places, sent, text) in enumerate(crews.call(CASES + "mesh", 4)):
         assert coords == expected[rank][0] | {"pp": 0}
         assert sums == {"dp": expected[rank][1], "tp": expected[rank][2], "pp": rank, "dp,pp,tp": 6}
         assert places == {"dp": coords["dp"], "tp": coords["tp"], "pp": 0, "dp,pp,tp": rank}

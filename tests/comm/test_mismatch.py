@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.comm.mismatch import fingerprint
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from .cases import data_of
 from .test_collectives import close_to_sum
@@ -32,7 +32,7 @@ CALLED = {
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_every_rank_raises_and_names_what_each_has_called(nodes):
-    values = ranks.call(CASES + "mismatches", 3, env={"MINITORCH_NODES": str(nodes)})
+    values = crews.call(CASES + "mismatches", 3, env={"MINITORCH_NODES": str(nodes)})
     for messages in values:
         assert set(messages) == set(CALLED)
         for name, (usual, odd) in CALLED.items():
@@ -50,7 +50,7 @@ def test_every_rank_raises_and_names_what_each_has_called(nodes):
 
 @pytest.mark.parametrize(("n", "nodes"), [(2, 1), (4, 2)])
 def test_every_rank_must_pass_the_same_piece_of_a_shared_array(n, nodes):
-    for messages in ranks.call(CASES + "other_pieces", n, env={"MINITORCH_NODES": str(nodes)}):
+    for messages in crews.call(CASES + "other_pieces", n, env={"MINITORCH_NODES": str(nodes)}):
         for name, message in messages.items():
             assert message is not None, f"{name}: not noticed"
             assert "collective number 3:" in message and "different pieces of the shared window" in message
@@ -60,13 +60,13 @@ def test_every_rank_must_pass_the_same_piece_of_a_shared_array(n, nodes):
                                                   (4, 2, False)])
 def test_posting_far_ahead_is_no_mismatch(n, nodes, one_by_one):
     total = n * (n + 1) / 2
-    for values in ranks.call(CASES + "many_posted", n, (one_by_one,), env={"MINITORCH_NODES": str(nodes)}):
+    for values in crews.call(CASES + "many_posted", n, (one_by_one,), env={"MINITORCH_NODES": str(nodes)}):
         assert values == [total] * 150
 
 
 @pytest.mark.parametrize("n, nodes", [(2, 1), (3, 2)])
 def test_the_check_can_be_switched_off(n, nodes):
-    values = ranks.call(CASES + "unchecked", n, env={"MINITORCH_CHECK": "0", "MINITORCH_NODES": str(nodes)})
+    values = crews.call(CASES + "unchecked", n, env={"MINITORCH_CHECK": "0", "MINITORCH_NODES": str(nodes)})
     assert values == [(n ** 3, n ** 3)] * n
 
 
@@ -82,7 +82,7 @@ def test_fingerprints_are_the_same_in_every_process_and_differ_between_calls():
 
 @pytest.mark.parametrize("n, nodes", [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2)])
 def test_rooted_collectives(n, nodes):
-    for rank, results in enumerate(ranks.call(CASES + "rooted", n, env={"MINITORCH_NODES": str(nodes)})):
+    for rank, results in enumerate(crews.call(CASES + "rooted", n, env={"MINITORCH_NODES": str(nodes)})):
         for root in range(n):
             for window in (True, False):
                 parts = [data_of(other, 1003, "f4") for other in range(n)]
@@ -108,14 +108,14 @@ def test_rooted_collectives(n, nodes):
 
 def test_bytes_of_the_rooted_collectives():
     n, share = 3, 16 * 4
-    for rank, sent in enumerate(ranks.call(CASES + "rooted_bytes", n)):
+    for rank, sent in enumerate(crews.call(CASES + "rooted_bytes", n)):
         assert sent == {"reduce": 0 if rank == 1 else n * share, "gather": 0 if rank == 1 else share,
                         "scatter": (n - 1) * share if rank == 1 else 0}
 
 
 @pytest.mark.parametrize("n, nodes", [(2, 1), (3, 1), (3, 2)])
 def test_arrays_reduced_again_and_again(n, nodes):
-    for facts, known, after in ranks.call(CASES + "repeated", n, env={"MINITORCH_NODES": str(nodes)}):
+    for facts, known, after in crews.call(CASES + "repeated", n, env={"MINITORCH_NODES": str(nodes)}):
         for result, expected in facts:
             np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
         assert known == (8 if nodes == 1 else 0) and after == 0    # three ops of two arrays, and two posted ones
@@ -123,5 +123,5 @@ def test_arrays_reduced_again_and_again(n, nodes):
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_one_rank_remembers_is_no_mismatch(n):
-    for results, expected in ranks.call(CASES + "remembered_by_one", n):
+    for results, expected in crews.call(CASES + "remembered_by_one", n):
         assert results == [expected] * 8

@@ -13,6 +13,7 @@ from exercises.frame import launch
 from exercises.frame.answers import ours
 from exercises.frame.checking import check_answer, checks_of, draw
 from exercises.frame.course import Course
+from exercises.frame.starting import Starters
 from exercises.rehearse import files, wrong_answers
 
 COURSE = Course()
@@ -31,13 +32,15 @@ def verdicts(request):
     """{name: future of the Verdict}, two at a time, of those answers whose tests will run.
 
     Each has a seed of its own, always the same; it's `rehearse --seeds` that looks for seeds with which a check errs.
+    Solutions are started as a learner's answers are, the others forked.
     """
     wanted = {item.callspec.params.get("name") for item in request.session.items
               if item.path == request.path and hasattr(item, "callspec")}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with Starters() as starters, ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(check_answer, COURSE, exercise, path, ours(COURSE, exercise),
                                    seed=zlib.crc32(name.encode()),
-                                   limit=None if text == "passed" else exercise.limit / 3)
+                                   **({} if text == "passed" else
+                                      {"limit": exercise.limit / 3, "start": starters.launch}))
                  for name, (exercise, path, text) in ANSWERS.items() if name in wanted}
         yield found
         for future in found.values():

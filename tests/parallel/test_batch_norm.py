@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.testing import ranks
+from tests.crews import crews, threads
 
 from .test_exact import MPICH_RING
 
@@ -48,10 +48,10 @@ def curve(exact=False, dtype="f8", batch_size=13, steps=5, micro_shards=4, bucke
 
 
 def test_one_curve_on_any_number_of_ranks():
-    (alone_losses, alone), = ranks.call(HERE + "curve", 1)
+    (alone_losses, alone), = crews.call(HERE + "curve", 1)
     assert np.abs(alone["0.norm1.running_mean"]).min() > 1e-3 and len(alone_losses) >= 5
     for n in (2, 3, 4):
-        for losses, state in ranks.call(HERE + "curve", n, (False, "f8", 13, 5, 4, 1e-4)):
+        for losses, state in crews.call(HERE + "curve", n, (False, "f8", 13, 5, 4, 1e-4)):
             np.testing.assert_allclose(losses, alone_losses, rtol=0, atol=1e-10)
             assert set(state) == set(alone)
             for name, value in state.items():
@@ -60,7 +60,7 @@ def test_one_curve_on_any_number_of_ranks():
 
 def test_a_rank_without_a_row():
     """29 = 14 · 2 + 1: the last batch is one image, on 4 ranks or on 2, and its statistics are over its pixels."""
-    states = {n: ranks.call(HERE + "no_rows", n) for n in (1, 2, 4)}
+    states = {n: crews.call(HERE + "no_rows", n) for n in (1, 2, 4)}
     for values in states.values():
         for value in values:
             np.testing.assert_allclose(value, states[1][0], rtol=0, atol=1e-12)
@@ -97,7 +97,7 @@ def test_against_the_closed_form(n):
     r = 1 / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     normal = (x - x.mean(axes, keepdims=True)) * r
     wanted = r * (ct - ct.mean(axes, keepdims=True) - normal * (ct * normal).mean(axes, keepdims=True))
-    values = ranks.call(HERE + "statistics_and_gradient", n)
+    values = crews.call(HERE + "statistics_and_gradient", n)
     np.testing.assert_allclose(np.concatenate([v[0] for v in values]), wanted, atol=1e-12)
     for _, mean, var, weight_gradient in values:
         np.testing.assert_allclose(mean, 0.1 * x.mean(axes))
@@ -108,13 +108,13 @@ def test_against_the_closed_form(n):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_exact_mode_has_one_set_of_bits(dtype):
     args = (True, dtype, 29, 7, 8)
-    (alone_losses, alone), = ranks.call(HERE + "curve", 1, args)
+    (alone_losses, alone), = crews.call(HERE + "curve", 1, args, env=threads(1))
     for n in (2, 4, 8):
-        for losses, state in ranks.call(HERE + "curve", n, args, env=MPICH_RING):
+        for losses, state in crews.call(HERE + "curve", n, args, env=MPICH_RING):
             assert losses == alone_losses
             different = [name for name in alone if state[name].tobytes() != alone[name].tobytes()]
             assert not different
-    other = ranks.call(HERE + "curve", 1, (True, dtype, 29, 7, 4))[0][1]       # other micro-shards, other statistics
+    other = crews.call(HERE + "curve", 1, (True, dtype, 29, 7, 4))[0][1]       # other micro-shards, other statistics
     assert other["3.running_mean"].tobytes() != alone["3.running_mean"].tobytes()
 
 
@@ -144,7 +144,7 @@ def buffers_of_rank_0():
 
 
 def test_buffers_start_as_rank_0_has_them():
-    assert ranks.call(HERE + "buffers_of_rank_0", 3) == [[1.0] * 3] * 3
+    assert crews.call(HERE + "buffers_of_rank_0", 3) == [[1.0] * 3] * 3
 
 
 def one_value():
@@ -153,4 +153,4 @@ def one_value():
 
 
 def test_one_value_on_all_ranks_together_raises_on_all():
-    ranks.call(HERE + "one_value", 2)
+    crews.call(HERE + "one_value", 2)

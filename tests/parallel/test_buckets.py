@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.parallel.buckets import MIB, cut
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from . import ddp_cases
 
@@ -39,7 +39,7 @@ def test_parameters_that_take_no_part(n):
     """Used somewhere: zeros here. Used nowhere: no gradient, no decay, as in one process, and named."""
     inputs = [ddp_cases.heads_input(rank) for rank in range(n)]
     used = {f"head{rank % 3}.weight" for rank in range(n)} | {"trunk.weight"}
-    for results in ranks.call(CASES + "unused_parameters", n):
+    for results in crews.call(CASES + "unused_parameters", n):
         for params, grads, unused, after in results:
             trunk = params["trunk.weight"]
             wanted = {name: np.zeros_like(p) for name, p in params.items() if name in used}
@@ -59,7 +59,7 @@ def test_parameters_that_take_no_part(n):
 
 def test_the_order_of_the_first_backward():
     """Layers registered in the order opposite to their use: after the first backward, buckets follow the use."""
-    results = {how: ranks.call(CASES + "order_rebuilt", 2, (how,)) for how in ("optimizer after", "optimizer before")}
+    results = {how: crews.call(CASES + "order_rebuilt", 2, (how,)) for how in ("optimizer after", "optimizer before")}
     for how, everyone in results.items():
         for before, after, events, digests, values in everyone:
             assert [names[0][:6] for names in before] == [f"layer{i}" for i in (0, 0, 1, 1, 2, 2, 3, 3)]
@@ -85,7 +85,7 @@ def test_models_that_differ_raise_on_every_rank_with_the_first_difference():
               "more": ("nothing more", "parameter 'late.weight'"),
               "frozen": ("[5, 4]", "[5, 4], frozen"),
               "settings": ("bucket_cap_mb=25", "bucket_cap_mb=3")}
-    for said in ranks.call(CASES + "different_models", 3):
+    for said in crews.call(CASES + "different_models", 3):
         for what, (usual, odd) in wanted.items():
             lines = said[what].splitlines()
             assert lines[1].strip().startswith("ranks 0, 1: ") and usual in lines[1], said[what]
@@ -95,7 +95,7 @@ def test_models_that_differ_raise_on_every_rank_with_the_first_difference():
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_parameter_with_two_names_is_one(n):
     """Its two uses' gradients are added before it is reduced, once."""
-    for names, w, grad in ranks.call(CASES + "shared_parameter", n):
+    for names, w, grad in crews.call(CASES + "shared_parameter", n):
         assert len(names) == 2
         wanted = np.zeros_like(w)
         for rank in range(n):
@@ -107,7 +107,7 @@ def test_a_parameter_with_two_names_is_one(n):
 
 
 def test_frozen_parameters_are_broadcast_and_left_alone():
-    everyone = ranks.call(CASES + "frozen_parameters", 2)
+    everyone = crews.call(CASES + "frozen_parameters", 2)
     for values, grads in everyone:
         close(values.values(), everyone[0][0].values(), 0)
         assert grads["0.weight"] is None and grads["0.bias"] is None
@@ -118,25 +118,25 @@ def test_frozen_parameters_are_broadcast_and_left_alone():
 def test_buffers_are_broadcast_before_each_forward_in_training():
     # Rank r adds r + 1 to the buffer in every forward. Broadcast: rank 0's 1, then each adds its own; no broadcast in
     # evaluation.
-    assert ranks.call(CASES + "buffers", 3) == [[3.0, 3.0], [1 + 2 + 2.0, 6.0], [1 + 3 + 3.0, 9.0]]
+    assert crews.call(CASES + "buffers", 3) == [[3.0, 3.0], [1 + 2 + 2.0, 6.0], [1 + 3 + 3.0, 9.0]]
 
 
 def test_a_buffer_that_is_assigned_is_broadcast_too():
-    assert ranks.call(CASES + "assigned_buffer", 3) == [2.0, 1 + 2.0, 1 + 3.0]
+    assert crews.call(CASES + "assigned_buffer", 3) == [2.0, 1 + 2.0, 1 + 3.0]
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_freezing_for_a_while(n):
     """A frozen parameter gets no gradient, and is one of its buckets again as soon as it is thawed."""
     wanted = ddp_cases.frozen_alone(n)
-    for values, while_frozen, last in ranks.call(CASES + "frozen_and_thawed", n):
+    for values, while_frozen, last in crews.call(CASES + "frozen_and_thawed", n):
         assert while_frozen["trunk.weight"] is None and last["trunk.weight"] is not None
         for name, value in wanted.items():
             np.testing.assert_allclose(values[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_what_is_refused_when_a_model_is_wrapped():
-    for said in ranks.call(CASES + "thawed_too_late", 2):
+    for said in crews.call(CASES + "thawed_too_late", 2):
         assert "0.weight" in said["thawed"] and "wrap" in said["thawed"]
         assert "float16" in said["float16"] and "fp16_compress" in said["float16"]
         assert "'rows'" in said["strided buffer"] and "contiguous" in said["strided buffer"]
@@ -144,7 +144,7 @@ def test_what_is_refused_when_a_model_is_wrapped():
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_pass_after_one_that_raised(exact):
-    for first, after, another in ranks.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
+    for first, after, another in crews.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
         for name, gradient in first.items():
             for later in (after[name], another[name]):
                 assert (later is None) if gradient is None else (gradient == later).all(), name

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from . import hook_cases
 from .hook_cases import SHAPES
@@ -24,7 +24,7 @@ def relative(got, wanted):
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def results(request):
-    return request.param, ranks.call(CASES + "comm_hooks", request.param)
+    return request.param, crews.call(CASES + "comm_hooks", request.param)
 
 
 def test_all_ranks_hold_the_same_bits(results):
@@ -85,7 +85,7 @@ def test_power_sgd_makes_up_for_what_it_left_out(results):
 
 
 def test_training_goes_on_much_the_same():
-    plain, half, power = (ranks.call(CASES + "hooked_training", 2, (hook,)) for hook in (None, "fp16", "power"))
+    plain, half, power = (crews.call(CASES + "hooked_training", 2, (hook,)) for hook in (None, "fp16", "power"))
     for everyone in (plain, half, power):
         assert everyone[0] == everyone[1]
     final = {name: np.mean(run[0][0][-10:]) for name, run in (("plain", plain), ("fp16", half), ("power", power))}
@@ -97,7 +97,7 @@ def test_training_goes_on_much_the_same():
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_power_sgd_loses_nothing_where_a_matrix_is_unused_or_zero(n):
     """What was handed out and what is still left out make up all gradients."""
-    everyone = ranks.call(CASES + "power_with_gaps", n)
+    everyone = crews.call(CASES + "power_with_gaps", n)
     handed, left_out = everyone[0][0], sum(left for _, left, _ in everyone)
     true = sum(own for _, _, own in everyone)
     assert relative(handed + left_out, true) < 1e-4
@@ -105,7 +105,7 @@ def test_power_sgd_loses_nothing_where_a_matrix_is_unused_or_zero(n):
 
 
 def test_power_sgd_keeps_nothing_of_a_step_that_is_skipped():
-    with_it, without = (ranks.call(CASES + "power_with_a_step_skipped", 2, (steps,)) for steps in ([1, 2, 3], [1, 3]))
+    with_it, without = (crews.call(CASES + "power_with_a_step_skipped", 2, (steps,)) for steps in ([1, 2, 3], [1, 3]))
     for sums, wanted in zip(with_it, without, strict=True):
         assert len(sums) == len(wanted) == 2
         for name, gradient in wanted[1].items():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import data
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from . import cases, plain
 
@@ -47,7 +47,7 @@ def one_process():
 
 @EVERY_N
 def test_parameters_after_100_steps_are_those_of_one_process(n, one_process):
-    everyone = ranks.call(CASES + "curves", n)
+    everyone = crews.call(CASES + "curves", n)
     for name, (losses, _, wanted) in one_process.items():
         dtype = cases.CURVES[name][0]
         tolerance = 1e-10 if dtype == "f8" else 1e-5
@@ -76,7 +76,7 @@ def test_the_library_trains_like_plain_numpy(n):
     batches = [rows for epoch in range(20) for rows in sampler.epoch(epoch)]
     assert len(batches) == cases.STEPS
     losses, params = plain.train(batches, lr=0.05, momentum=0.9, clip=0.5)
-    for got_losses, got in ranks.call(CASES + "plain_sgd", n):
+    for got_losses, got in crews.call(CASES + "plain_sgd", n):
         close(got_losses, losses, 1e-10)
         close(got.values(), params, 1e-10)
 
@@ -85,7 +85,7 @@ def test_the_library_trains_like_plain_numpy(n):
 
 @EVERY_N
 def test_gradients_and_what_they_cost(n):
-    everyone = ranks.call(CASES + "gradient_cases", n)
+    everyone = crews.call(CASES + "gradient_cases", n)
     _, of_13 = closed_form(range(13), 13)
     _, of_all = closed_form(range(53), 53)
     for seen in everyone:
@@ -120,7 +120,7 @@ def test_gradients_and_what_they_cost(n):
 
 @EVERY_N
 def test_buckets_are_posted_in_order_while_backward_still_runs(n):
-    everyone = ranks.call(CASES + "bucket_order", n)
+    everyone = crews.call(CASES + "bucket_order", n)
     for events, lists, _, after, names in everyone:
         assert names == [f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
         assert lists == [[name] for name in reversed(names)]

@@ -5,7 +5,7 @@ import pytest
 
 from minitorch_dist.parallel import BinaryCounter
 from minitorch_dist.parallel.exact import check_shape
-from minitorch_dist.testing import ranks
+from tests.crews import crews, threads
 
 from . import cases, plain
 
@@ -18,7 +18,7 @@ MPICH_RING = {   # sums in an order that isn't the tree's; MPICH's usual one hap
 @pytest.fixture(scope="module")
 def seen():
     """{number of ranks: [what each rank saw]}."""
-    return {n: ranks.call(CASES + "exact_curves", n, limit=120, env=MPICH_RING) for n in (1, 2, 4, 8)}
+    return {n: crews.call(CASES + "exact_curves", n, limit=120, env=MPICH_RING | threads(n)) for n in (1, 2, 4, 8)}
 
 
 def test_parameters_are_equal_to_the_last_bit_on_any_number_of_ranks(seen):
@@ -57,9 +57,9 @@ def test_the_equal_bits_are_those_of_the_right_gradient(seen):
 
 
 def test_three_ranks_and_other_misuse_raise():
-    for said in ranks.call(CASES + "exact_misuse", 3):
+    for said in crews.call(CASES + "exact_misuse", 3):
         assert "not on 3" in said["8 micro-shards"] and "power of two; got 6" in said["6 micro-shards"]
-    for said in ranks.call(CASES + "exact_misuse", 2):
+    for said in crews.call(CASES + "exact_misuse", 2):
         assert said["8 micro-shards"] == "" and "got 6" in said["6 micro-shards"]
         assert "not on 2" in said["1 micro-shard"]
         assert "micro-shards by itself" in said["no_sync"]

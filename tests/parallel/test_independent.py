@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import backend, nn
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 from . import cases, plain
 
@@ -59,6 +59,6 @@ def test_dropout_clipping_and_uneven_shards(n, independent):
     for name, tolerance in (("plain", 1e-12), ("exact", 1e-12), ("float32", 2e-5)):
         if name == "exact" and n == 3:
             continue
-        for got in ranks.call("tests.parallel.cases:against_independent", n, (name, STEPS, CLIP, SEED)):
+        for got in crews.call("tests.parallel.cases:against_independent", n, (name, STEPS, CLIP, SEED)):
             for key, value in independent.items():
                 np.testing.assert_allclose(got[key], value, rtol=0, atol=tolerance, err_msg=f"{name}, {key}")

@@ -7,7 +7,7 @@ import pytest
 
 from minitorch_dist import nn
 from minitorch_dist.parallel.pipeline import balanced, cut_sequential
-from minitorch_dist.testing import ranks
+from tests.crews import crews, threads
 
 CASES = "tests.parallel.pipeline_cases:"
 
@@ -15,7 +15,7 @@ CASES = "tests.parallel.pipeline_cases:"
 @pytest.fixture(scope="module")
 def one_process():
     """{dtype: (losses, parameters, digest)} of the whole model: float64 as it comes, float32 in exact mode."""
-    return ranks.call(CASES + "whole_twice", 1)[0]
+    return crews.call(CASES + "whole_twice", 1, env=threads(1))[0]
 
 
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
@@ -26,7 +26,7 @@ def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped)
     losses, wanted, _ = one_process["f8"]
     seen = set()
     arguments = name, pp, m, chunks, "f8", 13, False, wrapped
-    for got_losses, got, live, coords in ranks.call(CASES + "train", n, args=arguments):
+    for got_losses, got, live, coords in crews.call(CASES + "train", n, args=arguments):
         np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
         for key, value in got.items():
             np.testing.assert_allclose(value, wanted[key], rtol=1e-10, atol=1e-10, err_msg=key)
@@ -42,14 +42,14 @@ def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
     losses, wanted, _ = one_process["f4"]
     m = 8 * pp // n
-    for got_losses, got, *_ in ranks.call(CASES + "train", n, args=(name, pp, m, chunks, "f4", 16, True)):
+    for got_losses, got, *_ in crews.call(CASES + "train", n, args=(name, pp, m, chunks, "f4", 16, True)):
         assert got_losses == losses
         for key, value in got.items():
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
 
 
 def test_stages_without_parameters():
-    for rank, (off, wanted, got) in enumerate(ranks.call(CASES + "bare_ends", 3)):
+    for rank, (off, wanted, got) in enumerate(crews.call(CASES + "bare_ends", 3)):
         assert abs(off) < 1e-12 and set(got) == (set(wanted) if rank == 1 else set())
         for name, grad in got.items():
             np.testing.assert_allclose(grad, wanted[name], rtol=1e-11, atol=1e-13)
@@ -58,7 +58,7 @@ def test_stages_without_parameters():
 @pytest.mark.parametrize("n, chunks", [(2, 1), (3, 1), (2, 2)])
 def test_what_a_step_sends(n, chunks):
     """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each."""
-    for rank, (sent, widths) in enumerate(ranks.call(CASES + "counted", n, args=(chunks,))):
+    for rank, (sent, widths) in enumerate(crews.call(CASES + "counted", n, args=(chunks,))):
         forward = [w for stage, w in enumerate(widths) if stage % n == rank]
         backward = [w for stage, w in enumerate(widths) if (stage + 1) % n == rank]
         assert sent["send"] == (4 * len(forward + backward), 13 * 8 * sum(forward + backward))
@@ -91,7 +91,7 @@ def test_errors_say_what_to_do():
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
         "samples": ("ValueError", "the first axis must be the samples"),
     }
-    for rank, found in enumerate(ranks.call(CASES + "errors", 2)):
+    for rank, found in enumerate(crews.call(CASES + "errors", 2)):
         assert set(found) == set(expected) - ({"samples"} if rank else set())
         for name, (kind, *words) in expected.items():
             if name in found:

@@ -6,7 +6,7 @@ As in test_collectives.py only the ranks import minitorch_dist.parallel.collecti
 import numpy as np
 import pytest
 
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 CASES = "tests.parallel.tensor_cases:"
 
@@ -19,7 +19,7 @@ def values(shape, *key):
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_layers_that_are_cut_are_whole_layers(n):
     """tanh of a column-parallel, then row-parallel, gathered and cut again, by hand; 7 and 4 rows on 3 ranks."""
-    for rank, (whole, y, dx, grads) in enumerate(ranks.call(CASES + "layers", n)):
+    for rank, (whole, y, dx, grads) in enumerate(crews.call(CASES + "layers", n)):
         w1, b1, w2, b2, w3, w4, b4 = whole
         x, u = values((3, 5), 2), values((3, 2), 3)
         h = np.tanh(x @ w1.T + b1)
@@ -44,7 +44,7 @@ def test_the_loss_of_divided_logits(n, shift):
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     losses = -np.log(np.take_along_axis(p, labels[..., None], -1))[..., 0]
     slope = (p - np.eye(11)[labels]) * u[..., None]
-    found = ranks.call(CASES + "loss_of_parts", n, args=(shift,))
+    found = crews.call(CASES + "loss_of_parts", n, args=(shift,))
     for mean, each, _ in found:
         np.testing.assert_allclose(each, losses, rtol=1e-10, atol=1e-10)
         assert abs(mean - losses.mean()) < 1e-10
@@ -54,7 +54,7 @@ def test_the_loss_of_divided_logits(n, shift):
 @pytest.fixture(scope="module")
 def one_process():
     """{setting: what training a whole model in one process gives}."""
-    return ranks.call(CASES + "train_whole", 1)[0]
+    return crews.call(CASES + "train_whole", 1)[0]
 
 
 @pytest.mark.parametrize(("setting", "n", "size"), [("tied", 2, 2), ("tied", 4, 2), ("rotary, untied", 2, 2),
@@ -62,7 +62,7 @@ def one_process():
 def test_one_curve_on_any_mesh(one_process, setting, n, size):
     """AdamW, dropout, clipping, float64: the parameters of one process, within 1e-10, on every rank."""
     losses, wanted, nbytes = one_process[setting]
-    for got_losses, got, got_nbytes in ranks.call(CASES + "train", n, args=(setting, size)):
+    for got_losses, got, got_nbytes in crews.call(CASES + "train", n, args=(setting, size)):
         np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
         assert set(got) == set(wanted)
         for name, value in wanted.items():
@@ -74,13 +74,13 @@ def test_one_curve_on_any_mesh(one_process, setting, n, size):
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_block_sends_two_all_reduces_each_way(n):
     """A ring's worth of bytes each: 2(n - 1)/n of the output."""
-    for found, nbytes in ranks.call(CASES + "counted", n):
+    for found, nbytes in crews.call(CASES + "counted", n):
         each = {"all_reduce": (2, 2 * (2 * (n - 1) * nbytes // n))}
         assert found == {"forward": each, "backward": each}
 
 
 def test_it_writes_what_the_whole_model_writes_and_its_state_is_whole():
-    for (whole, cut), same in ranks.call(CASES + "written", 2):
+    for (whole, cut), same in crews.call(CASES + "written", 2):
         np.testing.assert_array_equal(whole, cut)
         assert same
 
@@ -97,7 +97,7 @@ def test_errors_say_what_to_do():
         "labels": ("ValueError", "labels of shape (3,) for logits of shape (4, 3)"),
         "label": ("ValueError", "there are 6 classes"), "reduction": ("ValueError", "'avg' must be"),
     }
-    for found in ranks.call(CASES + "errors", 2):
+    for found in crews.call(CASES + "errors", 2):
         assert set(found) == set(expected)
         for name, (kind, words) in expected.items():
             assert found[name] is not None, f"{name}: accepted"

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of testing/ranks.py."""
+"""What the ranks do in the tests of testing/ranks.py and testing/crew.py."""
 
 import atexit
 import os
@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from minitorch_dist import comm
+from minitorch_dist import backend, comm
 
 
 def rank_and(*args):
@@ -39,3 +39,11 @@ def leaves_without_a_value():
 
 def fails_at_the_exit():
     atexit.register(os._exit, 5)
+
+
+def draws():
+    return float(backend.next_stream().random()),
+
+
+def leaves_a_hook():
+    comm.world().hooks.append(None)
