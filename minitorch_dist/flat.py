@@ -50,15 +50,19 @@ class FlatBuffer:
     empty    empty(size, dtype, device) -> array for the gradients (e.g. Communicator.empty, which is collective)
 
     spare    so many elements of the gradients' padding are set apart as `tail`, for what is to travel with them
+    storage  (params, grads), two 1-d arrays to live in instead of new ones; the padding of the first is kept
 
     zeroed   whether a gradient has been forgotten (set to None) since somebody set this to False
+    unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/units.py), which knows the rest
 
     Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
     in the padding; each tensor's first gradient of a step is written into its
     view of `grads`, later ones are added there.
     """
 
-    def __init__(self, tensors, empty=zeros, spare=0):
+    unit = norm_table = None        # the latter: what clip_grad_norm_ has worked out about these segments
+
+    def __init__(self, tensors, empty=zeros, spare=0, storage=None):
         tensors = list(tensors)
         dtypes = {t.dtype for t in tensors}
         if len(dtypes) != 1:
@@ -74,8 +78,13 @@ class FlatBuffer:
             raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
         (self.dtype,), (self.device,) = dtypes, devices
         self.segments, self.size = layout(tensors, spare)
-        self.params = zeros(self.size, self.dtype, self.device)
-        self.grads = empty(self.size, self.dtype, self.device)
+        if storage is None:
+            self.params = zeros(self.size, self.dtype, self.device)
+            self.grads = empty(self.size, self.dtype, self.device)
+        elif min(array.size for array in storage) < self.size:
+            raise ValueError(f"a FlatBuffer of {self.size} elements can't live in {storage[0].size}")
+        else:
+            (self.params, self.grads), self.size = storage, storage[0].size
         self.grads[...] = 0
         self.zeroed = False
         end = max((s.end for s in self.segments), default=0)

@@ -173,7 +173,7 @@ class Tensor(Traced):
 
     def numpy(self):
         """A read-only view of the values as a NumPy array. TypeError for a tensor on a GPU."""
-        if not isinstance(self.data, ARRAY_TYPES):
+        if not backend.on_host(self.data):
             raise TypeError(f"a tensor on {self.device} is no NumPy array: bring it to the host first, with "
                             ".cpu().numpy()")
         view = xp.asarray(self.data).view()

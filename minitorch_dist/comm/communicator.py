@@ -19,7 +19,7 @@ from .messages import Messages
 from .mpi import INTERNAL_TAG, Deferred
 from .nodes import NodesWindow
 from .objects import Objects
-from .reduction import OPS, WIRE_BYTES, cut
+from .reduction import OPS, WIRE_BYTES, cut, scatter_along_tree
 from .shared import Repeated, Request, Window
 from .state import Call, Like, state
 from .where import caller
@@ -178,32 +178,43 @@ class Communicator(Messages, Objects, OnDevices):
         work = None if place is None else self._window.reduce(x, place, dst, op)
         return self._run(call, key, (x,), async_op, lambda: self._engine_of(x).reduce(x, dst, op, async_op), work)
 
-    def reduce_scatter(self, out, x, op="sum", async_op=False):
+    def reduce_scatter(self, out, x, op="sum", async_op=False, exact=False, what=None):
         """out becomes this rank's N-th of the reduction of all ranks' x; x.size = N · out.size.
 
-        x stays as it is, except where out is this rank's own part of it, which is allowed.
+        x stays as it is, except where out is this rank's own part of it, which is allowed. exact=True (sum only): the
+        bits of an exact all_reduce. what: a name for what x is, which must be the same on all ranks.
         """
         check.array("reduce_scatter", "out", out, written=True)
         check.array("reduce_scatter", "x", x)
         check.reduction("reduce_scatter", x, op)
         check.parts("reduce_scatter", "x", x, "out", out, self.size, self.rank)
-        call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, op)
+        if exact:
+            check.exact("reduce_scatter", op, self.size)
+        detail = op + " exact" * exact + (f", {what}" if what else "")
+        call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, detail)
         self._begin(call)
         place, key = self._piece(x, key)
-        work = None if place is None else self._window.reduce_scatter(out, x, place, op)
+        by_tree = exact and self.size > 1 and (place is None or not self._engine.on_one_node)
+        work = None if place is None or by_tree else self._window.reduce_scatter(out, x, place, op)
         across = self._window.across if work else 0
         self._count_bytes("reduce_scatter", (self.size - 1) * out.nbytes, across * out.nbytes)
-        return self._run(call, key, (x, out), async_op,
-                         lambda: self._engine_of(x).reduce_scatter(out, x, op, async_op), work)
+
+        def start():
+            if not by_tree:
+                return self._engine_of(x).reduce_scatter(out, x, op, async_op)
+            tree = Deferred(lambda: scatter_along_tree(self._engine_of(x), out, x))
+            return tree if async_op else tree.run()
+        return self._run(call, key, (x, out), async_op, start, work)
 
     # ------------------------------------------------------------ moves
 
-    def all_gather(self, out, x, async_op=False):
-        """out becomes all ranks' x, one after the other; out.size = N · x.size. x may be this rank's part of out."""
+    def all_gather(self, out, x, async_op=False, what=None):
+        """out becomes all ranks' x, one after the other; out.size = N · x.size. x may be this rank's part of out.
+        what: a name for what x is, which must be the same on all ranks."""
         check.array("all_gather", "out", out, written=True)
         check.array("all_gather", "x", x)
         check.parts("all_gather", "out", out, "x", x, self.size, self.rank)
-        call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, None)
+        call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, what)
         self._begin(call)
         place, key = self._piece(out, key)
         work = None if place is None else self._window.all_gather(out, place, x)

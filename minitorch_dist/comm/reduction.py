@@ -27,6 +27,15 @@ def tree_reduce(parts, combine, out, between):
     return combine(tree_reduce(parts[:half], combine, out, between[1:]), right, out=out)
 
 
+def scatter_along_tree(engine, out, x):
+    """out = this rank's N-th of the sum of all ranks' x along the balanced tree: each part goes to the rank that it
+    belongs to, which adds them up. A ring's bytes, and the bits of an exact all-reduce."""
+    parts, ones = np.empty_like(x).reshape(engine.size, -1), [1] * engine.size
+    engine.all_to_all(parts, x.reshape(engine.size, -1), ones, ones, False)
+    between = [np.empty_like(parts[0]) for _ in range((engine.size - 1).bit_length() - 1)]
+    tree_reduce(list(parts), np.add, out.reshape(-1), between)
+
+
 def is_power_of_two(n):
     return n & (n - 1) == 0
 

@@ -160,6 +160,14 @@ class Module:
 
         Raises KeyError for missing or unknown names, ValueError for another shape or dtype.
         """
+        targets, values = self.fitting(state)
+        with no_grad():
+            for name, target in targets.items():
+                target[...] = backend.to_device_of(values[name], target)
+                wrote(target, "load_state_dict")
+
+    def fitting(self, state):
+        """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not."""
         targets = {name: p.data for name, p in self.named_parameters()}
         targets.update((name, _array(b)) for name, b in self.named_buffers())
         if missing := sorted(set(targets) - set(state)):
@@ -171,10 +179,7 @@ class Module:
             if values[name].shape != target.shape or values[name].dtype != target.dtype:
                 raise ValueError(f"load_state_dict: {name} has shape {target.shape} and dtype {target.dtype}, "
                                  f"the values have shape {values[name].shape} and dtype {values[name].dtype}")
-        with no_grad():
-            for name, target in targets.items():
-                target[...] = backend.to_device_of(values[name], target)
-                wrote(target, "load_state_dict")
+        return targets, values
 
     # ------------------------------------------------------------ devices
 

@@ -1,14 +1,100 @@
-"""Gradient clipping by global norm."""
+"""Gradient clipping by global norm: the same bits whatever flat buffers the gradients lie in, and on whichever ranks.
+
+Squares are added up per 16 elements of a parameter, these sums per 4,096 elements of it, and those along one tree over
+all parameters. No flat buffer and no cut over the ranks divides 16 elements. Of a parameter that is cut each rank adds
+up its blocks; where two ranks have parts of one block, they exchange its sums per 16 elements.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import to, xp
-from ..flat import BLOCK, flat_buffers
+from ..backend import device_of, module_of, to, xp
+from ..flat import ALIGN, BLOCK, flat_buffers
+
+SUMS = BLOCK // ALIGN       # of 16 elements each, in a block
 
 
-def block_sums(grads):
-    """Σ g² per 4,096-element block of flat gradients, as float64 (blocks,): equal in any sharding."""
-    blocks = grads.reshape(-1, BLOCK)
-    return xp.multiply(blocks, blocks, dtype=xp.float64).sum(axis=1)
+@dataclass(frozen=True)
+class Table:
+    """Where the sums per 16 elements of some of a flat buffer's parameters belong: rows of SUMS, one per block of 4,096
+    elements, each parameter's from a row of its own on. Arrays live where the buffer does.
+
+    source  which of the buffer's sums
+    places  where each goes, in the flattened table
+    rows    per parameter: its first row, and the one behind its last
+    shared  rows of which other ranks have a part
+    """
+
+    source: object
+    places: object
+    rows: list
+    shared: object
+
+    @classmethod
+    def of(cls, flat, segments):
+        """For these segments of the buffer."""
+        source, places, rows, shared, end = [], [], [], [], 0
+        for s in segments:
+            start, size, cut = (0, s.stop - s.start, ()) if flat.unit is None else flat.unit.piece(s.tensor)
+            here = np.arange(s.start // ALIGN, s.end // ALIGN)
+            source.append(here)
+            places.append(here - s.start // ALIGN + start // ALIGN + end * SUMS)
+            shared.append(np.asarray(cut, np.int64) + end)
+            rows.append((end, end := end + -(-size // BLOCK)))
+        source, places, shared = (to(np.concatenate([np.zeros(0, np.int64), *parts]), device_of(flat.grads))
+                                  for parts in (source, places, shared))
+        return cls(slice(len(source)) if len(segments) == len(flat.segments) else source, places, rows, shared)
+
+    def filled(self, grads):
+        """The table of flat gradients: float64 (rows, SUMS)."""
+        sums = xp.multiply(grads, grads, dtype=np.float64).reshape(-1, ALIGN).sum(axis=1)
+        table = module_of(grads).zeros((self.rows[-1][1] if self.rows else 0, SUMS))
+        table.reshape(-1)[self.places] = sums[self.source]
+        return table
+
+
+def tables(flats, chosen):
+    """[(flat buffer, its segments of `chosen` tensors' ids, their Table)]; kept with the buffer for the next time."""
+    found = []
+    for flat in flats:
+        segments = [s for s in flat.segments if id(s.tensor) in chosen]
+        key = tuple(s.start for s in segments)
+        if flat.norm_table is None or flat.norm_table[0] != key:
+            flat.norm_table = key, Table.of(flat, segments)
+        found.append((flat, segments, flat.norm_table[1]))
+    return found
+
+
+def block_sums(tabled):
+    """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}."""
+    found, by_comm = {}, {}     # by_comm: {id(comm): (comm, [(segments, table, its sums, its shared rows)])}
+    for flat, segments, table in tabled:
+        filled = table.filled(flat.grads)
+        sums = filled.sum(axis=1)
+        if flat.unit is None:
+            found |= per_tensor(segments, table, sums)
+        else:
+            parts = filled[table.shared]
+            by_comm.setdefault(id(flat.unit.comm), (flat.unit.comm, []))[1].append((segments, table, sums, parts))
+    for comm, units in by_comm.values():
+        # Each number is one rank's, and 0 on all others: this sum rounds nothing.
+        vector = xp.concatenate([*(sums for _, _, sums, _ in units), *(parts.reshape(-1) for *_, parts in units)])
+        comm.all_reduce(vector)
+        at, rest = 0, sum(sums.size for _, _, sums, _ in units)
+        for segments, table, sums, parts in units:
+            whole = vector[at:at + sums.size]
+            whole[table.shared] = vector[rest:rest + parts.size].reshape(parts.shape).sum(axis=1)
+            found |= per_tensor(segments, table, whole)
+            at, rest = at + sums.size, rest + parts.size
+    return found
+
+
+def per_tensor(segments, table, sums):
+    """{id of a tensor: its rows' sums, on the host}."""
+    sums = to(sums, "cpu")
+    return {id(s.tensor): sums[first:end] for s, (first, end) in zip(segments, table.rows, strict=True)}
 
 
 def tree_sum(values):
@@ -23,28 +109,25 @@ def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
+    Of a fully_shard model's parameters the norm is that of the whole gradient, the same on all ranks; then collective.
     Raises ValueError for a norm that is not finite, and changes nothing then.
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    params = [p for p in params if p.requires_grad]
-    chosen = {id(p) for p in params}
-    parts = []      # per flat buffer: the segments to clip, and the gradients with zeros for all others
-    for flat in flat_buffers(params):
+    params = list({id(p): p for p in params if p.requires_grad}.values())
+    flats = flat_buffers(params)
+    for flat in flats:
         flat.collect(fill_missing=False)
-        segments = [s for s in flat.segments if id(s.tensor) in chosen]
-        grads = flat.grads
-        if len(segments) < len(flat.segments):
-            grads = xp.zeros_like(flat.grads)
-            for s in segments:
-                grads[s.start:s.stop] = flat.grads[s.start:s.stop]
-        parts.append((flat, segments, grads))
-    norm = float(xp.sqrt(tree_sum(s for _, _, grads in parts for s in to(block_sums(grads), "cpu"))))
+    tabled = tables(flats, {id(p) for p in params})
+    sums = block_sums(tabled)
+    norm = float(xp.sqrt(tree_sum(s for p in params for s in sums[id(p)])))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:
-        for flat, segments, _ in parts:
-            for s in segments:
-                flat.grads[s.start:s.stop] *= max_norm / (norm + 1e-6)      # torch's epsilon
-            wrote(flat.grads, "clip_grad_norm_")
+        for flat, segments, _ in tabled:
+            whole = len(segments) == len(flat.segments)
+            for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:
+                part = flat.grads[start:stop]
+                part *= max_norm / (norm + 1e-6)      # torch's epsilon
+                wrote(part, "clip_grad_norm_")
     return norm

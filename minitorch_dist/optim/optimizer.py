@@ -169,6 +169,8 @@ def runs(slots):
             continue
         slot.steps += 1
         s = slot.segment
+        if s.start == s.end:    # of a parameter that is cut over the ranks another one has it all
+            continue
         if joined and joined[-1][1] == s.start and joined[-1][2] is slot.group and joined[-1][3] == slot.steps:
             joined[-1][1] = s.end
         else:

@@ -2,5 +2,9 @@
 
 from .data_parallel import DistributedDataParallel
 from .exact import BinaryCounter
+from .full_state import full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict
+from .fully_sharded import FullySharded, fully_shard
+from .units import ShardedParameterError
 
-__all__ = ["BinaryCounter", "DistributedDataParallel"]
+__all__ = ["BinaryCounter", "DistributedDataParallel", "FullySharded", "ShardedParameterError",
+           "full_optimizer_state_dict", "full_state_dict", "fully_shard", "load_full_optimizer_state_dict"]

@@ -13,7 +13,6 @@ which is right only while all ranks hold equally many samples.)
 """
 
 from contextlib import contextmanager
-from operator import is_
 
 from .. import comm as communication
 from .. import ledger
@@ -28,7 +27,7 @@ from .batch_norm import MicroShardStatistics, layers, synchronise
 from .buckets import MIB, Bucket, cut
 from .exact import check_shape
 from .join import Join
-from .same_model import check_same_model, exchanged
+from .same_model import broadcast, check_same_model, check_unchanged, tables
 
 
 class DistributedDataParallel(Module):
@@ -52,6 +51,8 @@ class DistributedDataParallel(Module):
     complete: one whose parameters or modules have been exchanged since raises RuntimeError in forward. It is wrapped
     once, and neither copied nor pickled with its wrapper: `module` can be.
     """
+
+    reduces_gradients = True
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,
                  micro_shards=8):
@@ -81,13 +82,12 @@ class DistributedDataParallel(Module):
         self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
         for p in self.parameters_in_order:
             p.register_post_accumulate_grad_hook(self.hook)
-        self.tree = [(path, table, list(table.values())) for path, m in module.named_modules()
-                     for table in (m._parameters, m._modules)]
+        self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for bucket in self.buckets:
-            self._broadcast(bucket.flat.params)
+            broadcast(self.comm, bucket.flat.params)
         for name, values in (*self.frozen, *module.named_buffers()):
-            self._broadcast(lower(values), name)
+            broadcast(self.comm, lower(values), name)
         normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
         self.synchronised_buffers = [name for name, b in module.named_buffers() if id(b) not in normalised] \
             if broadcast_buffers and not exact and self.comm.size > 1 else []
@@ -109,13 +109,8 @@ class DistributedDataParallel(Module):
         if self.training and self.sync and self.synchronised_buffers:
             buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
             for name in self.synchronised_buffers:
-                self._broadcast(lower(buffers[name]), name)
-        if thawed := [name for name, p in self.frozen if p.requires_grad]:
-            raise RuntimeError(f"{', '.join(thawed)}: frozen when the model was wrapped, and wants a gradient now, "
-                               "which nobody would reduce: wrap the model while all that will be trained requires grad")
-        for path, table, values in self.tree:
-            if len(table) != len(values) or values and not all(map(is_, table.values(), values)):
-                raise exchanged(path, table, values)
+                broadcast(self.comm, lower(buffers[name]), name)
+        check_unchanged(self.frozen, self.tree)
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)
 
@@ -306,20 +301,15 @@ class DistributedDataParallel(Module):
             for bucket in self.buckets:
                 bucket.remember()
 
-    def _broadcast(self, array, name=None):
-        if name is not None and not (hasattr(array, "flags") and array.flags.c_contiguous):
-            raise ValueError(f"DistributedDataParallel: {name!r} is no C-contiguous array, and can't be broadcast: "
-                             "make it one with np.array(…)")
-        self.comm.broadcast(array, src=0)
-        wrote(array, "the broadcast from rank 0")
-
 
 def check_unwrapped(module):
-    """ValueError if some of the module belongs to a DistributedDataParallel already: both would reduce it."""
-    wrapped = [path or "all" for path, m in module.named_modules() if isinstance(m, DistributedDataParallel)]
+    """ValueError if some of the module belongs to a wrapper that reduces gradients already: both would reduce it."""
+    def reduces(it):
+        return getattr(type(it), "reduces_gradients", False)
+    wrapped = [path or "all" for path, m in module.named_modules() if reduces(m)]
     hooked = [name for name, p in module.named_parameters() if p.leaf is not None
-              and any(isinstance(getattr(h, "__self__", None), DistributedDataParallel) for h in p.leaf.hooks or ())]
+              and any(reduces(getattr(h, "__self__", None)) for h in p.leaf.hooks or ())]
     if wrapped or hooked:
-        raise ValueError(f"DistributedDataParallel: {', '.join(wrapped or hooked[:4])} of this model "
+        raise ValueError(f"DistributedDataParallel or fully_shard: {', '.join(wrapped or hooked[:4])} of this model "
                          f"{'is one' if wrapped else 'belongs to one'} already, and both would reduce the gradients: "
                          "use that one, or wrap copy.deepcopy(module) of the module inside")

@@ -1,6 +1,9 @@
 """Is the model the same on all ranks? Asked once, when it is wrapped, so that no gradient meets another's."""
 
 import hashlib
+from operator import is_
+
+from ..autodiff.writes import wrote
 
 
 def describe(module, settings):
@@ -13,7 +16,16 @@ def describe(module, settings):
     return lines
 
 
-def check_same_model(module, comm, **settings):
+def broadcast(comm, array, name=None):
+    """Make rank 0's values everybody's, in place; `name` of what isn't surely contiguous."""
+    if name is not None and not (hasattr(array, "flags") and array.flags.c_contiguous):
+        raise ValueError(f"{name!r} is no C-contiguous array, and can't be broadcast to the other ranks: make it one "
+                         "with np.array(…)")
+    comm.broadcast(array, src=0)
+    wrote(array, "the broadcast from rank 0")
+
+
+def check_same_model(module, comm, wrapper="DistributedDataParallel", **settings):
     """Raise ValueError on every rank, with the first difference, unless parameters (names, order, shapes, dtypes, which
     are frozen), buffers and settings are the same on all ranks. Collective."""
     if comm.size == 1:
@@ -27,11 +39,27 @@ def check_same_model(module, comm, **settings):
     versions = {}
     for rank, said in enumerate(everyone):
         versions.setdefault(said[at] if at < len(said) else "nothing more", []).append(rank)
-    raise ValueError("DistributedDataParallel: the ranks have wrapped different models; the first difference:\n"
+    raise ValueError(f"{wrapper}: the ranks have wrapped different models; the first difference:\n"
                      + "\n".join(f"    rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what}"
                                  for what, who in versions.items())
                      + "\nBuild the model from the same settings on all ranks (their values may differ: rank 0's are "
                        "broadcast).")
+
+
+def tables(module):
+    """[(path, a module's table of parameters or of modules, what is in it)], to be compared by check_unchanged."""
+    return [(path, table, list(table.values())) for path, m in module.named_modules()
+            for table in (m._parameters, m._modules)]
+
+
+def check_unchanged(frozen, tree):
+    """RuntimeError if the model isn't what was wrapped. frozen: [(name, parameter)] of then; tree: its tables()."""
+    if thawed := [name for name, p in frozen if p.requires_grad]:
+        raise RuntimeError(f"{', '.join(thawed)}: frozen when the model was wrapped, and wants a gradient now, "
+                           "which nobody would reduce: wrap the model while all that will be trained requires grad")
+    for path, table, values in tree:
+        if len(table) != len(values) or values and not all(map(is_, table.values(), values)):
+            raise exchanged(path, table, values)
 
 
 def exchanged(path, table, values):
@@ -39,6 +67,6 @@ def exchanged(path, table, values):
     old = {id(value) for value in values}
     new = [name for name, value in table.items() if id(value) not in old]
     what = f"{', '.join(new)} is new" if new else f"it has {', '.join(table) or 'nothing'} left"
-    return RuntimeError(f"{path or 'the model'} was changed after it was wrapped in DistributedDataParallel ({what}), "
-                        "which reduces the gradients of the parameters that it was given: wrap the model when it is "
-                        "complete. To change values, write to a parameter under no_grad()")
+    return RuntimeError(f"{path or 'the model'} was changed after it was wrapped ({what}), and the wrapper reduces the "
+                        "gradients of the parameters that it was given: wrap the model when it is complete. To change "
+                        "values, write to a parameter under no_grad()")

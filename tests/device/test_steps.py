@@ -228,12 +228,14 @@ def test_the_demo_says_which_device_there_isn_t(tmp_path, capsys):
     assert "device cuda:7: " in capsys.readouterr().err
 
 
-def test_clipping_takes_as_many_launches_however_many_parameters():
+def test_clipping_takes_as_many_launches_however_many_parameters_and_elements():
     counts = []
-    for size in (10, 100_000):
-        p = mt.zeros(size, device="cuda", requires_grad=True)
-        p.grad = mt.ones(size, device="cuda")
+    for sizes in ([10], [100_000], [10, 9, 5000, 7]):
+        params = [mt.zeros(size, device="cuda", requires_grad=True) for size in sizes]
+        for p in params:
+            p.grad = mt.ones(p.shape, device="cuda")
+        optim.clip_grad_norm_(params, 1e9)      # the buffer is made, and looked at
         launches.clear()
-        assert optim.clip_grad_norm_([p], 0.5) == pytest.approx(size ** 0.5)
+        assert optim.clip_grad_norm_(params, 0.5) == pytest.approx(sum(sizes) ** 0.5)
         counts.append(launches.total())
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] == counts[2]

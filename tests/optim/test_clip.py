@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist.flat import BLOCK, FlatBuffer
+from minitorch_dist.flat import BLOCK, FlatBuffer, flat_buffers
 from minitorch_dist.optim import clip_grad_norm_
-from minitorch_dist.optim.clip import block_sums, tree_sum
+from minitorch_dist.optim.clip import block_sums, tables, tree_sum
 
 SHAPES = [(7, 11), (13,), (91, 97), (), (2, 3, 5)]
 
@@ -151,14 +151,30 @@ def balanced(values):
     return balanced(values[:len(values) // 2]) + balanced(values[len(values) // 2:])
 
 
-def test_block_sums_are_those_of_the_shards():
-    g = np.random.default_rng(0).standard_normal(8 * BLOCK).astype(np.float32)
-    whole = block_sums(g)
-    assert whole.shape == (8,) and whole.dtype == np.float64
-    np.testing.assert_allclose(whole, [math.fsum(float(x) ** 2 for x in b) for b in g.reshape(8, -1)], rtol=1e-13)
-    for ranks in (2, 4, 8):
-        shards = np.concatenate([block_sums(shard.copy()) for shard in np.split(g, ranks)])
-        assert shards.tobytes() == whole.tobytes()
+def test_blocks_are_those_of_each_parameter_in_any_flat_buffers():
+    """Whichever neighbours a parameter has in its buffer: the same bits, and those of a sum by hand."""
+    shapes = [(2 * BLOCK + 40,), (3, 7), (BLOCK,), (0, 3), (), (17, BLOCK // 16)]
+    found = []
+    for together in ([[0, 1, 2, 3, 4, 5]], [[5, 3], [1, 0], [4, 2]], [[2], [1, 5, 0, 4, 3]], []):
+        params, grads = params_with_gradients(shapes=shapes)
+        for some in together:
+            FlatBuffer([params[i] for i in some])
+        tabled = tables(flat_buffers(params), {id(p) for p in params})
+        sums = block_sums(tabled)
+        found.append([sums[id(p)].tobytes() for p in params])
+        for p, g in zip(params, grads, strict=True):
+            g = np.ravel(g)
+            blocks = [g[i:i + BLOCK] for i in range(0, g.size, BLOCK)]
+            np.testing.assert_allclose(sums[id(p)], [math.fsum(float(x) ** 2 for x in b) for b in blocks], rtol=1e-13)
+    assert all(f == found[0] for f in found)
+
+
+def test_what_is_known_of_a_buffer_is_not_taken_for_another_choice():
+    params, grads = params_with_gradients()
+    FlatBuffer(params)
+    for some in ([0, 1, 2, 3, 4], [1, 3], [0, 3], [4], [1, 3]):
+        assert math.isclose(clip_grad_norm_([params[i] for i in some], 1e9), norm_of([grads[i] for i in some]),
+                            rel_tol=1e-14)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 64])

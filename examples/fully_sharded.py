@@ -1,0 +1,160 @@
+"""Train mnist_demo's network with its state cut over the ranks (ZeRO 1, 2, 3; 3 is FSDP): the same curve.
+
+    python mnist_demo/train.py --exact --epochs 1 --out runs/whole
+    mpirun -n 2 python examples/fully_sharded.py --stage 3 --epochs 1 --out runs/sharded
+    python mnist_demo/compare.py runs/whole runs/sharded        # identical to the bit
+
+First it runs a step of every stage with Adam, and prints what a rank sends in
+it and holds after it, counted, beside the formula of the ZeRO paper. The
+options that this program and train.py have mean the same in both; but here
+--exact is the default, and --no-exact is faster.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.backend import xp
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel.fully_sharded import BYTES, SENT, held
+
+RANGES = {
+    training.AT_LEAST_1: ("epochs", "steps", "batch_size"),
+    training.AT_LEAST_0: ("lr", "seed", "clip"),
+    training.PROBABILITY: ("dropout",),
+}
+
+
+def parse(argv):
+    """The command line."""
+    p = training.ArgumentParser(prog="fully_sharded.py", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--stage", type=int, choices=[1, 2, 3], default=3, help="what is cut (default: 3, parameters too)")
+    p.add_argument("--keep", action="store_true", help="stage 3: keep gathered parameters from forward to backward")
+    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto")
+    p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
+    p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
+    p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
+    p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64)")
+    p.add_argument("--hidden", default="512,512", help="widths of the hidden layers, comma-separated")
+    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--lr", type=float, default=0.05)
+    p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True, help="the bits of one process")
+    p.add_argument("--out", type=Path, default=Path("runs/sharded"), help="folder for the run's files")
+    args = p.parse_args(argv)
+    p.check_ranges(args, RANGES)
+    args.widths = p.widths(args.hidden)
+    return args
+
+
+def network(args):
+    """mnist_demo's."""
+    mt.manual_seed(args.seed)
+    return nn.mlp(args.widths, args.dropout, xp.dtype("float32"))
+
+
+def loss_sum(model, shard):
+    """The sum of the shard's losses."""
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def count(args, world, batch, stage):
+    """The ledger of the second step with Adam in a stage; 0 is DistributedDataParallel."""
+    model = DistributedDataParallel(network(args), world) if stage == 0 else fully_shard(network(args), world, stage)
+    optimizer = optim.Adam(model.parameters())
+    for step in range(2):
+        with ledger.record(memory=True) as book:
+            training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=step)
+        model.zero_grad()
+    return {"sent": sum(n for (_, op), n in book.bytes_sent.items()),
+            **{kind: book.live[kind] for kind in BYTES}, "gathered": book.peak["buffer"]}
+
+
+def table(args, world, dataset):
+    """What a rank sends and holds, for every stage, as lines of text. Collective."""
+    loader = data.Loader(dataset.train_images, dataset.train_labels, dataset.default_batch_size, seed=args.seed,
+                         rank=world.rank, size=world.size)
+    batch = next(iter(loader.epoch(0)))
+    size, n = sum(p.size for p in network(args).parameters()), world.size
+    lines = [f"{size:,} parameters in float32, Adam, {n} rank{'s' * (n > 1)}; MB of this rank, counted / on paper",
+             f"{'stage':10}" + "".join(f"{head:>15}" for head in ("sent per step", *(f"{kind}s" for kind in BYTES),
+                                                                   "most gathered"))]
+    for stage in range(4):
+        counted, paper = count(args, world, batch, stage), held(stage, size, n)
+        paper["sent"] = 4 * SENT[stage] * size * (n - 1) / n
+        cells = [f"{counted[key] / 1e6:7.2f}/{paper[key] / 1e6:5.2f}" for key in ("sent", *BYTES)]
+        lines.append(f"{'0, DDP' if stage == 0 else stage!s:10}" + "".join(f"{cell:>15}" for cell in cells)
+                     + f"{counted['gathered'] / 1e6:15.2f}")
+    return lines
+
+
+def accuracy(model, images, labels):
+    """Percent of the test set that the whole model gets right."""
+    model.eval()
+    with mt.no_grad():
+        return 100.0 * float((model(images).argmax(axis=1).numpy() == labels).mean())
+
+
+def prepare(args, world):
+    """All that training needs. ValueError on all ranks where something doesn't fit."""
+    if args.exact:
+        training.prepare_exact(world)
+    if args.keep and args.stage < 3:
+        raise ValueError(f"--keep --stage {args.stage}: parameters are cut in stage 3 only")
+    dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
+    loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
+                         seed=args.seed, rank=world.rank, size=world.size, micro_shards=8 if args.exact else 1)
+    model = fully_shard(network(args), world, args.stage, reshard_after_forward=not args.keep, exact=args.exact)
+    return dataset, loader, model
+
+
+def train(args, world):
+    """Train, and return the summary."""
+    with training.usage_errors("fully_sharded.py"):
+        dataset, loader, model = prepare(args, world)
+        run = training.Run(args.out, world)
+    epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
+    steps = min(args.steps or epochs * len(loader), epochs * len(loader))
+    optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
+    lines = table(args, world, dataset)
+    with run, training.Progress(world, steps) as progress:
+        progress.say("\n".join([dataset.source, *lines]))
+        for epoch in range(epochs):
+            for batch in loader.epoch(epoch):
+                begin = time.perf_counter()
+                loss, _ = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
+                                              clip=args.clip)
+                plan.step()
+                run.log(loss, epoch, batch.count, begin)
+                progress.step(loss)
+                if run.step == steps:
+                    break
+            progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
+    whole = network(args)
+    whole.load_state_dict(world.broadcast_object(full_state_dict(model)))
+    percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+    return run.finish(whole, data=dataset.name, test_accuracy=percent, stage=args.stage, keep=args.keep, lr=args.lr,
+                      hidden=args.hidden, batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact,
+                      clip=args.clip, dropout=args.dropout, table=lines)
+
+
+def main(argv=None):
+    """The program; returns the exit status."""
+    with training.usage_errors("fully_sharded.py"):
+        world = comm.world()
+        args = parse(argv)
+    summary = train(args, world)
+    if world.rank == 0:
+        print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
+              f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

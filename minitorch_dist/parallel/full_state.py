@@ -1,0 +1,102 @@
+"""What a fully_shard model and its optimizer hold together, as one process would: collected on rank 0, unit by unit.
+
+All functions are collective. What they give and take knows nothing of ranks: it can be saved, and loaded on any number
+of ranks, in any stage, or into an unwrapped model and its optimizer.
+"""
+
+from ..autodiff.primitive import lower
+from ..autodiff.writes import wrote
+from ..backend import to, to_device_of, xp, zeros_like
+from .same_model import broadcast
+
+
+def full_state_dict(model):
+    """The state dict of the module inside on rank 0; {} on the others."""
+    found = {}
+    for unit in model.units:
+        found |= unit.collect(unit.flat.params)
+    if model.comm.rank:
+        return {}
+    return {name: found[name] if name in found else xp.array(to(lower(value), "cpu"))
+            for name, value in (*model.module.named_parameters(), *model.module.named_buffers())}
+
+
+def load_full_state_dict(model, saved):
+    """model.load_state_dict: write what full_state_dict has given, or the unwrapped model's state_dict; rank 0's
+    counts. KeyError or ValueError on all ranks where it doesn't fit."""
+    problem, values = None, None
+    if model.comm.rank == 0:
+        try:
+            _, values = model.module.fitting(saved)
+        except (KeyError, ValueError) as error:
+            problem = error
+    if problem := model.comm.broadcast_object(problem):
+        raise problem
+    for unit in model.units:
+        unit.spread(values, unit.flat.params)
+        wrote(unit.flat.params, "load_state_dict")
+        unit.close()
+    for name, value in (*model.frozen, *model.module.named_buffers()):
+        array = lower(value)
+        if values is not None:
+            array[...] = to_device_of(values[name], array)
+        broadcast(model.comm, array, name)
+
+
+def full_optimizer_state_dict(model, optimizer):
+    """What the optimizer's state_dict would be on the module inside, on rank 0; {} on the others."""
+    saved = optimizer.state_dict()
+    for unit, name, places in _arrays(model, optimizer, saved):
+        part = zeros_like(unit.flat.params, dtype=saved["state"][next(iter(places.values()))][name].dtype)
+        for parameter, i in places.items():
+            s = unit.flat.segments[unit.names.index(parameter)]
+            part[s.start:s.stop] = to_device_of(saved["state"][i][name].reshape(-1), part)
+        whole = unit.collect(part)
+        for parameter, i in places.items() if whole else ():
+            saved["state"][i][name] = whole[parameter]
+    return {} if model.comm.rank else saved
+
+
+def load_full_optimizer_state_dict(model, optimizer, saved):
+    """Write what full_optimizer_state_dict has given, or an optimizer of the unwrapped model: rank 0's counts.
+    ValueError on all ranks where it doesn't fit."""
+    mine = optimizer.state_dict()
+    whole = {id(piece): s.tensor.shape for unit in model.units
+             for s, piece in zip(unit.segments, unit.pieces, strict=True)}
+    wanted = [{name: whole.get(id(p), p.shape) for name in arrays}
+              for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
+    problem = None
+    if model.comm.rank == 0:
+        found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
+        odd = [i for i in range(max(len(found), len(wanted))) if found[i:i + 1] != wanted[i:i + 1]]
+        if odd or len(saved["groups"]) != len(mine["groups"]):
+            problem = (f"the saved optimizer state has {len(saved['groups'])} groups and {len(found)} parameters, this "
+                       f"optimizer {len(mine['groups'])} and {len(wanted)}")
+            for i in odd[:1]:
+                problem += f"; the first difference: parameter {i}, {found[i:i + 1]} saved for {wanted[i:i + 1]}"
+    problem, groups, steps = model.comm.broadcast_object(
+        (problem, saved["groups"], saved["steps"]) if model.comm.rank == 0 else None)
+    if problem:
+        raise ValueError(problem)
+    for unit, name, places in _arrays(model, optimizer, mine):
+        part = zeros_like(unit.flat.params, dtype=mine["state"][next(iter(places.values()))][name].dtype)
+        unit.spread({parameter: saved["state"][i][name] for parameter, i in places.items()} if saved else None, part)
+        part = to(part, "cpu")
+        for parameter, i in places.items():
+            s = unit.flat.segments[unit.names.index(parameter)]
+            mine["state"][i][name] = part[s.start:s.stop].reshape(s.tensor.shape)
+    optimizer.load_state_dict({"groups": groups, "steps": steps, "state": mine["state"]})
+
+
+def _parameters(optimizer):
+    return [p for group in optimizer.groups for p in group["params"]]
+
+
+def _arrays(model, optimizer, saved):
+    """For each unit and each kind of state: (unit, its name, {parameter's name: its number in the optimizer})."""
+    number = {id(p): i for i, p in enumerate(_parameters(optimizer))}
+    for unit in model.units:
+        places = {name: number[id(piece)] for name, piece in zip(unit.names, unit.pieces, strict=True)
+                  if id(piece) in number}
+        for name in saved["state"][next(iter(places.values()))] if places else ():
+            yield unit, name, places

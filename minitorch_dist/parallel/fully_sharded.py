@@ -1,0 +1,368 @@
+"""ZeRO and FSDP: data parallelism in which each rank keeps a part of what all ranks would hold alike.
+
+    model = fully_shard(nn.GPT(vocabulary=65, length=64), comm.world(), stage=3)
+    optimizer = optim.AdamW(model.parameters(), 1e-3)       # of this rank's shards: its state exists for 1/N alone
+    for batch in loader.epoch(e):
+        optimizer.zero_grad()
+        for shard in batch.shards:
+            loss = cross_entropy(model(shard.inputs), shard.labels, reduction="sum") / batch.count
+            loss.backward()             # the last one leaves, on every rank, its shard of the global batch's gradient
+        optimizer.step()
+
+    stage    cut over the ranks                  bytes held, of ψ float32 parameters      sent per rank and step
+    0 (DDP)  nothing                             4ψ + 4ψ + 8ψ                             2ψ elements · (N-1)/N
+    1        the optimizer's state               4ψ + 4ψ + 8ψ/N                           2ψ
+    2        gradients as well                   4ψ + 4ψ/N + 8ψ/N                         2ψ
+    3        parameters as well                  4ψ/N + 4ψ/N + 8ψ/N                       3ψ
+
+(parameters + gradients + Adam's two states.) In every stage gradients are reduce-scattered, as soon as those of a unit
+are complete. Stages 1 and 2 then gather the stepped parameters once, in the next forward. Stage 3 gathers a unit's
+before its forward, and frees them after it; and again in backward, where the next unit's travel meanwhile:
+
+    forward    gather u0, use, free | gather u1, use, free | …
+    backward   … | gather u1 and, ahead, u0 | use u1, reduce its gradients, free | use u0, reduce, free
+
+Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".
+"""
+
+from contextlib import contextmanager
+
+from .. import comm as communication
+from .. import ledger
+from ..autodiff.modes import saved_tensors_hooks
+from ..autodiff.primitive import lower, state
+from ..autodiff.reverse import at_end_of_backward
+from ..autodiff.writes import log, tick
+from ..backend import xp
+from ..comm.reduction import REDUCIBLE
+from ..nn.module import Module
+from .batch_norm import MicroShardStatistics, layers, synchronise
+from .data_parallel import check_unwrapped
+from .exact import check_shape
+from .full_state import load_full_state_dict
+from .gathering import Gathering
+from .same_model import broadcast, check_same_model, check_unchanged, tables
+from .units import Unit, default_units, group
+
+BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
+CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", "gradient", "parameter")}
+SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
+
+
+def held(stage, elements, ranks):
+    """{kind: bytes} that a rank holds of a float32 model of so many elements, trained with Adam, in a stage."""
+    return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in BYTES.items()}
+
+
+def fully_shard(module, comm=None, stage=3, **options):
+    """The module with its optimizer state, gradients and parameters cut over the ranks: see FullySharded."""
+    return FullySharded(module, comm, stage, **options)
+
+
+class FullySharded(Module):
+    """A module whose state is cut over the ranks; all conventions are DistributedDataParallel's.
+
+    module             built alike on all ranks (checked), before any optimizer; rank 0's values are broadcast. Frozen
+                       parameters and buffers stay whole
+    stage              1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well
+    units              modules whose parameters are gathered and reduced together (default: those in the outermost
+                       Sequentials, such as a GPT's blocks). A parameter belongs to the innermost unit around all
+                       modules that hold it; what is in none is a unit by itself, alive while the whole model runs
+    reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ)
+    broadcast_buffers, exact, micro_shards   as DistributedDataParallel's
+
+    parameters() and named_parameters() give this rank's pieces, under the module's names (units.py). The module's own
+    tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError.
+
+    Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
+    micro-shards + 1 of them), in every stage. What a checkpoint or a custom rule keeps of a unit's values is freed when
+    backward has used it. In stage 3 all ranks go through the same units, and use the same parameters of each, or get a
+    MismatchError; in the others a parameter may be used by some ranks only. Those that no rank has used in the last
+    step stand in `unused_parameters`, and have no gradient. At most two units are gathered at a time (gathering.py);
+    one that backward needs again when two others were used since is gathered again.
+    """
+
+    reduces_gradients = True
+
+    def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=True, broadcast_buffers=True,
+                 exact=False, micro_shards=8):
+        super().__init__()
+        if stage not in (1, 2, 3):
+            raise ValueError(f"fully_shard: stage={stage!r}; 1 cuts the optimizer's state, 2 gradients as well, 3 "
+                             "parameters as well (0 is DistributedDataParallel)")
+        check_unwrapped(module)
+        if owned := [name for name, p in module.named_parameters() if p.leaf is not None and p.leaf.flat is not None]:
+            raise ValueError(f"fully_shard: {', '.join(owned[:4])} of this model lives in an optimizer's flat buffer "
+                             "already: make the optimizer afterwards, of the fully_shard model's parameters()")
+        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters()
+                   if p.requires_grad and p.dtype not in REDUCIBLE]:
+            raise ValueError(f"fully_shard: gradients of {', '.join(odd)} can't be summed over ranks: train in float32 "
+                             "or float64")
+        self.add_module("", module)
+        self.comm = comm if comm is not None else communication.world()
+        self.stage, self.exact, self.reshard = stage, exact, reshard_after_forward
+        if exact:
+            check_shape(micro_shards, self.comm.size)
+        groups = group(module, default_units(module) if units is None else units)
+        check_same_model(module, self.comm, "fully_shard", stage=stage, units=[name for _, name, _ in groups],
+                         reshard_after_forward=reshard_after_forward, broadcast_buffers=broadcast_buffers, exact=exact,
+                         micro_shards=micro_shards)
+        if not groups:
+            raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train")
+        self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
+        self.done = 0               # backward passes since the last that reduced
+        self.under_way = self.broken = False    # a backward that hasn't come to its end, a forward that has raised
+        self.sync, self.spoiled, self.unused_parameters = True, False, []
+        self.tree = tables(module)
+        self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        for name, values in (*self.frozen, *module.named_buffers()):
+            broadcast(self.comm, lower(values), name)
+        self._make_units(groups)
+        normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
+        self.synchronised_buffers = [name for name, b in module.named_buffers() if id(b) not in normalised] \
+            if broadcast_buffers and not exact and self.comm.size > 1 else []
+        self.statistics = MicroShardStatistics(module, self.comm) if exact else None
+        if not exact:
+            synchronise(module, self.comm)
+
+    def _make_units(self, groups):
+        self.units = [Unit(name, named, self.comm, self.stage) for _, name, named in groups]
+        self.unit_of = {key: unit for unit in self.units for key in unit.places}
+        self.piece_of = {id(s.tensor): piece for unit in self.units
+                         for s, piece in zip(unit.segments, unit.pieces, strict=True)}
+        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
+        for unit in self.units:
+            for s in unit.segments:
+                s.tensor.register_post_accumulate_grad_hook(self.hook)
+        self.order, self.posted, self.in_flight = self.units, 0, []     # of reductions
+        self.stale = True       # stages 1 and 2: other ranks may have stepped parameters that this one hasn't gathered
+        of_module = {}
+        for (m, _, _), unit in zip(groups, self.units, strict=True):
+            of_module.setdefault(id(m), (m, []))[1].append(unit)
+        self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard)
+        self.values.in_backward = self._in_backward
+        for m, units in of_module.values() if self.stage == 3 else ():
+            self.values.watch(m, units)
+
+    @property
+    def module(self):
+        """The wrapped module."""
+        return self._modules[""]
+
+    def named_parameters(self):
+        """(name, this rank's piece) of every parameter, under the module's names; frozen ones are whole."""
+        return ((name, self.piece_of.get(id(p), p)) for name, p in self.module.named_parameters())
+
+    # ------------------------------------------------------------ forward
+
+    def forward(self, *inputs, **options):
+        check_unchanged(self.frozen, self.tree)
+        if not self._in_backward():     # where a checkpoint runs forward again
+            self._clean_up()
+            self.values.forward_begins()
+        if self.training and self.sync and self.synchronised_buffers:
+            buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
+            for name in self.synchronised_buffers:
+                broadcast(self.comm, lower(buffers[name]), name)
+        for unit in self.units if ledger.open_ledgers else ():
+            ledger.keep(unit.flat.params, "parameter")
+            ledger.keep(unit.flat.grads, "gradient")
+        with ledger.spanning("compute", "forward"):
+            if self.stage < 3:
+                self._refresh()
+                return self.module(*inputs, **options)
+            try:
+                self.values.enter(self.values.outer)
+                with saved_tensors_hooks(*self.values.packing(*state.pack or (None, None), self._value_used)):
+                    output = self.module(*inputs, **options)
+                self.values.leave(self.values.outer, output)
+            except BaseException:
+                self.broken = True      # what it has left open is closed where all ranks come along
+                raise
+            return output
+
+    def _in_backward(self):
+        """Whether a backward pass that has come to this model is under way."""
+        return state.callbacks is not None and self.at_end in state.callbacks
+
+    def _refresh(self):
+        """Stages 1 and 2: gather the parameters that the optimizers have stepped."""
+        if self.stale:
+            for unit in self.units:
+                unit.post_refresh()
+            for unit in self.units:
+                unit.refresh()
+                unit.open()
+            self.stale, self.dated = False, tick()
+        for unit in self.units:
+            self.values.note(self.values.entered, unit)
+            if write := log.since(unit.flat.params, self.dated):
+                raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} after a forward had "
+                                   "gathered the parameters from all ranks, which the others have not seen: call the "
+                                   "optimizer's step right after backward, before any other forward")
+
+    # ------------------------------------------------------------ what backward triggers
+
+    def _pass_begins(self):
+        """The backward pass under way has come to this model, maybe for the first time."""
+        if not at_end_of_backward(self.at_end):
+            return
+        self._clean_up()
+        self.under_way = True
+        zeroed = any(unit.flat.zeroed for unit in self.units)
+        if self.exact and self.done and zeroed:
+            raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
+                               " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
+                               "call forget_step() of the model")
+        if self.spoiled and not zeroed:
+            raise RuntimeError("a backward of this step has raised an exception, and what no_sync() had added up is "
+                               "gone: call zero_grad() and begin the step anew")
+        self.spoiled = False
+        self.done = 0 if zeroed else self.done
+        self.last = self.done + 1 == self.passes if self.exact else self.sync
+        for unit in self.units:
+            if zeroed:
+                unit.empty()
+            unit.flat.zeroed = False
+            unit.expect()
+        self.order, self.posted = self.values.backward_begins(), 0
+
+    def _value_used(self):
+        if state.callbacks is not None:     # a functional transform leaves no gradients here
+            self._pass_begins()
+
+    def _gradient_ready(self, tensor):
+        """A parameter's gradient is complete."""
+        self._pass_begins()
+        if tensor.node.hooks[-1] is not self.hook:      # a later one may change it: it is taken at the end
+            tensor.node.hooks = (*(h for h in tensor.node.hooks if h is not self.hook), self.hook)
+            return
+        self.unit_of[id(tensor)].take(tensor)
+        # Strictly in order, so that all ranks post the same sequence.
+        while self.posted < len(self.order) and not self.order[self.posted].missing:
+            self._complete(self.order[self.posted])
+            self.posted += 1
+
+    def _complete(self, unit):
+        """A unit's backward is over: reduce its gradients, and free its values."""
+        if self.last:
+            unit.reduce(self.exact, folded=self.exact and self.done > 0)
+            self.in_flight.append(unit)
+            if len(self.in_flight) > 1:     # beside the one on its way a rank holds one more unit's whole gradients
+                self.in_flight.pop(0).finish()
+        elif self.exact:
+            unit.fold()
+        if not unit.users:
+            unit.drop()
+
+    def _backward_done(self):
+        """The backward pass is through: complete what unused parameters have left open, and wait."""
+        for unit in self.units:
+            for s in unit.segments:
+                if s.tensor.grad is not None:
+                    unit.take(s.tensor)
+        for unit in self.order[self.posted:]:
+            self._complete(unit)
+        for unit in self.in_flight:
+            unit.finish()
+        self.in_flight = []
+        for unit in self.units:
+            unit.drop()
+        if self.exact:
+            self.statistics.fold(self.last)
+        self.done = 0 if self.last else self.done + 1
+        if self.last:
+            self._hand_out()
+        self.under_way = False
+
+    def _hand_out(self):
+        """Every parameter that some rank has used has its gradient, the others have none."""
+        counts = xp.array([users for unit in self.units for users in unit.used], xp.int32)
+        self.comm.all_reduce(counts)
+        names = [name for unit in self.units for name in unit.names]
+        self.unused_parameters = [name for name, users in zip(names, counts, strict=True) if not users]
+        counts = iter(counts.tolist())
+        for unit in self.units:
+            unit.hand_out([next(counts) for _ in unit.pieces])
+            if self.stage < 3:
+                unit.close()
+        self.stale = True
+
+    def _clean_up(self):
+        """Clear away what a forward or a backward that raised has left: on all ranks, that have met the exception in
+        the same place. Where they haven't, their calls differ from here on, and the mismatch check says so."""
+        if self.under_way:
+            self.spoiled = not self.exact and (self.done > 0 or not self.last)
+            self._forget()
+        if self.broken:
+            self.values.release()
+            self.broken = False
+
+    def _forget(self):
+        """What backward passes have added up counts for nothing."""
+        for unit in self.units:
+            unit.forget()
+            for s in unit.segments if state.callbacks is None else ():      # else the next backward's first is there
+                s.tensor.grad = None
+        self.values.release()
+        self.in_flight, self.under_way, self.done = [], False, 0
+        if self.exact:
+            self.statistics.forget()
+
+    # ------------------------------------------------------------ for users
+
+    @contextmanager
+    def no_sync(self):
+        """Inside, backward only adds up local gradients; the next one outside reduces the sum."""
+        if self.exact:
+            raise RuntimeError("no_sync in exact mode: it accumulates micro-shards by itself")
+        outer, self.sync = self.sync, False
+        try:
+            yield
+        finally:
+            self.sync = outer
+
+    def forget_step(self):
+        """Give up the step under way, whose backward passes so far then count for nothing."""
+        self._forget()
+        self.zero_grad()
+
+    @contextmanager
+    def gathered(self):
+        """Inside, the module's own parameters have their whole values, to be read: for generating text, or looking at
+        weights. Collective. RuntimeError if something has written to them, which would be lost."""
+        if self.stage < 3:
+            self._refresh()
+        for unit in self.units if self.stage == 3 else ():
+            unit.gather()
+            unit.open()
+            unit.users += 1
+        begin = tick()
+        try:
+            yield self.module
+        except BaseException:
+            self.broken = True
+            raise
+        written = [unit.name for unit in self.units if log.since(unit.whole, begin)]
+        for unit in self.units if self.stage == 3 else ():
+            unit.users -= 1
+            if not unit.users:
+                unit.release()
+        if written:
+            raise RuntimeError(f"parameters of {', '.join(written)} were written inside gathered(), which changes "
+                               "this rank's copy only: use load_state_dict")
+
+    def state_dict(self):
+        """RuntimeError: no rank has it."""
+        raise RuntimeError("state_dict of a fully_shard model: its values are cut over the ranks; "
+                           "full_state_dict(model) collects them on rank 0")
+
+    def load_state_dict(self, saved):
+        """Write what full_state_dict gave, or the unwrapped model's state_dict: rank 0's counts. Collective; errors as
+        Module.load_state_dict, on all ranks."""
+        load_full_state_dict(self, saved)
+        self.stale = True
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a fully_shard model can't be copied or pickled: its units and hooks belong to these "
+                        "parameters and these ranks. Save full_state_dict(model)")

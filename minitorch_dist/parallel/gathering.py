@@ -1,0 +1,129 @@
+"""Stage 3's values: which units are gathered when, in forward, in backward and ahead of both.
+
+    forward    gather u0 | run u0, gather u1 ahead | free u0, run u1 | free u1
+    backward   gather u1 | run u1, gather u0 ahead | free u1, run u0 | free u0
+
+The order of backward is that in which forward has left the units, the other way round; the units that forward comes to
+are those of the time before. A wrong guess costs a gather, and is right all the same. All ranks guess alike.
+"""
+
+from ..autodiff.modes import is_grad_enabled
+from ..autodiff.primitive import lower, state
+from ..autodiff.tree import flatten
+from ..backend import is_array
+from .units import Kept
+
+ALIVE = 2       # gathered units at most: one, and the next. (Where modules are nested, all those that run.)
+
+
+class Gathering:
+    """The units of a model, as its modules run.
+
+    reshard  free a unit's values after its forward, and gather them again in backward
+    outer    the units that the whole model holds
+    entered, left   units in the order in which forward has begun and ended them, since the last backward
+    """
+
+    def __init__(self, units, outer, reshard):
+        self.units, self.outer, self.reshard = units, outer, reshard
+        self.entered, self.left = [], []
+        self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
+        self.current = None     # the one that backward is at
+        self.passed = False     # a backward has come since the last forward
+        self.in_backward = lambda: False
+
+    def watch(self, module, units):
+        """Let the units' values come before each forward of the module, and go after it."""
+        module.register_forward_pre_hook(lambda m, inputs: self.enter(units))
+        module.register_forward_hook(lambda m, inputs, output: self.leave(units, output))
+
+    # ------------------------------------------------------------ forward
+
+    def forward_begins(self):
+        """Of the whole model. What a forward before it has kept may be older than the optimizer's last step."""
+        for unit in self.units:
+            if not unit.users:
+                unit.drop()
+        if self.passed:
+            self.entered, self.left, self.passed = [], [], False
+
+    def note(self, units, unit):
+        """Add a unit to an order, if this is a forward that a backward can follow."""
+        if is_grad_enabled() and state.callbacks is None and unit not in units:
+            units.append(unit)
+
+    def enter(self, units):
+        """A module begins to run."""
+        self.current = None
+        for unit in units:
+            if not unit.users:
+                self.note(self.entered, unit)
+                self.reach(unit, self.following(unit) if self.in_backward() else self.ahead.get(unit))
+                unit.open()
+            unit.users += 1
+
+    def leave(self, units, output):
+        """A module has run."""
+        for unit in units:
+            unit.users -= 1
+            if unit.users:
+                continue
+            unit.close()
+            if any(is_array(v) and unit.holds(v) for v in map(lower, flatten(output)[0])):
+                raise RuntimeError(f"the forward of {unit.name} returns a view of one of its parameters, which are "
+                                   "freed now: return a copy, or let a larger unit hold it")
+            if not self.in_backward():
+                self.note(self.left, unit)
+                if self.reshard or not is_grad_enabled():
+                    unit.drop()
+
+    def reach(self, unit, following):
+        """Gather a unit; then begin with the one that is to follow, if there is room."""
+        if self.reshard:
+            for other in self.units:
+                if other is not unit and other is not following and not other.users:
+                    other.drop()
+        unit.gather()
+        if following is not None and sum(u.whole is not None for u in self.units) < ALIVE:
+            following.post_gather()
+
+    # ------------------------------------------------------------ backward
+
+    def backward_begins(self):
+        """Settle its order. Returns the order in which units' gradients will be complete: that in which forward has
+        begun them, the other way round; those that it hasn't come to are the last."""
+        self.route, self.reached, self.current, self.passed = self.left[::-1], set(), None, True
+        self.ahead = dict(zip(self.left, self.left[1:], strict=False))
+        return [*self.entered[::-1], *(unit for unit in self.units if unit not in self.entered)]
+
+    def following(self, unit):
+        """The unit that backward will come to after this one."""
+        self.reached.add(unit)
+        at = self.route.index(unit) + 1 if unit in self.route else len(self.route)
+        return next((u for u in self.route[at:] if u not in self.reached), None)
+
+    def packing(self, outer_pack, outer_unpack, used):
+        """saved_tensors_hooks that keep the place of a view of gathered values; all else goes the way of the hooks
+        around (None: there are none). used() is called when backward asks for a value."""
+        def pack(array):
+            for unit in self.units:
+                if unit.users and unit.holds(array):
+                    return unit.kept(array)
+            return array if outer_pack is None else outer_pack(array)
+
+        def unpack(kept):
+            if not isinstance(kept, Kept):
+                return kept if outer_unpack is None else outer_unpack(kept)
+            used()
+            unit = kept.unit
+            if unit is not self.current or unit.whole is None:
+                self.reach(unit, self.following(unit))
+                self.current = unit
+            return kept.view(unit.whole)
+        return pack, unpack
+
+    def release(self):
+        """Nobody runs, and no values are here."""
+        for unit in self.units:
+            unit.release()
+        self.current, self.passed = None, True

@@ -1,0 +1,365 @@
+"""Units: parameters that are gathered, used and freed together, as one flat array that is cut over the ranks.
+
+    whole   |--- w1 ---|pad|- b1 -|pad|------ w2 ------|pad|   padded to ranks · 4,096 elements
+    shards  |     rank 0     |     rank 1     |     rank 2     |
+
+A rank's shard is a FlatBuffer, of the pieces of parameters that fall into it: they are what optimizers get. A piece has
+as many axes as its parameter, all but the last of length 1, so that what is asked of ndim (which parameters decay) has
+the same answer. A parameter of which a rank has nothing has an empty piece there, so that all ranks have all names.
+"""
+
+from dataclasses import dataclass
+
+from ..autodiff.primitive import lower
+from ..autodiff.tensor import Tensor
+from ..autodiff.writes import log, tick, wrote
+from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
+from ..flat import BLOCK, FlatBuffer, layout, round_up
+from ..ledger import event, keep, labelled, open_ledgers
+from ..nn.module import Sequential
+from .exact import BinaryCounter
+
+
+class ShardedParameterError(RuntimeError, AttributeError):
+    """Somebody reads a parameter whose values aren't here."""
+
+
+class Elsewhere:
+    """What stands in a parameter's place while its values lie cut over the ranks: their shape, and nothing to read."""
+
+    def __init__(self, name, shape, dtype):
+        self.name, self.shape, self.dtype, self.ndim = name, shape, dtype, len(shape)
+        self.size = xp.prod(shape, dtype=int).item()
+        self.nbytes = self.size * dtype.itemsize
+
+        self.message = (
+            f"{name} is cut over the ranks, and its values are here during forward only (in stage 3, that of its "
+            "unit). Call the fully_shard model, not the module inside; this rank's part is in its named_parameters(), "
+            "whole values are in full_state_dict(model), or inside `with model.gathered():`")
+
+    def refuse(self, *_, **__):
+        """No operation can be done."""
+        raise ShardedParameterError(self.message)
+
+    __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __setitem__ = __len__ = __iter__ = refuse
+
+    def __getattr__(self, name):
+        self.refuse()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A saved view of a gathered unit: where in it, instead of the view, which would keep all of it alive."""
+
+    unit: object
+    offset: int         # bytes
+    shape: tuple
+    strides: tuple
+    dtype: object
+    date: int
+
+    def view(self, whole):
+        """The view again, of the unit's values as they have been gathered anew."""
+        write = log.since(self.unit.flat.params, self.date)
+        if write:
+            raise RuntimeError(f"backward needs the parameters of {self.unit.name} as they were in forward, but "
+                               f"{write[1]} has overwritten them since: call backward() before the write")
+        first = whole.view(xp.uint8)[self.offset:].view(self.dtype)
+        return module_of(whole).lib.stride_tricks.as_strided(first, self.shape, self.strides)
+
+
+class Unit:
+    """Parameters of one dtype that are cut over the ranks as one.
+
+    named   [(name, tensor)]; each tensor's values are kept, its storage is replaced
+    stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
+
+    size    elements of the whole, a multiple of ranks · 4,096; each rank has size / ranks of them
+    pieces  this rank's pieces of the parameters, leaves, in order; they live in `flat`, a FlatBuffer
+    whole   all values, while they are here; always in stages 1 and 2
+    grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always
+    users   how many modules that are running want `whole`
+    """
+
+    def __init__(self, name, named, comm, stage):
+        self.name, self.comm, self.stage = name, comm, stage
+        self.names, tensors = [n for n, _ in named], [t for _, t in named]
+        self.segments, used = layout(tensors)
+        self.share = round_up(-(-used // comm.size), BLOCK)
+        self.size, self.first = comm.size * self.share, comm.rank * self.share
+        dtype, device = tensors[0].dtype, tensors[0].device
+        if len(devices := {t.device for t in tensors}) > 1:
+            raise ValueError(f"fully_shard: {name} lives on {' and '.join(sorted(devices))}: move the model as a "
+                             "whole, with model.to(device)")
+        self.whole = self._array(dtype, device, kept=stage < 3)
+        for s in self.segments:
+            self.whole[s.start:s.stop] = s.tensor.data.reshape(-1)
+        comm.broadcast(self.whole, src=0)
+        self.grads = self._array(dtype, device, kept=True) if stage == 1 else None
+        self._cut()
+        self.absent = [Elsewhere(n, t.shape, dtype) for n, t in named]
+        self.places = {id(s.tensor): s for s in self.segments}
+        self.gathering = self.reducing = None       # a Work that is under way
+        self.counter, self.users = BinaryCounter(), 0
+        self.written = set()        # whose gradient lies in `grads`
+        self.used = [0] * len(named)    # whether this rank has had a gradient for it in this step
+        self.close()
+        self.drop()
+
+    def _array(self, dtype, device, kept):
+        """Zeros for the whole: where reductions are fast, if they stay."""
+        return (self.comm.empty if kept else zeros)(self.size, dtype, device)
+
+    def _cut(self):
+        """Make the pieces, in a FlatBuffer on this rank's part."""
+        mine = slice(self.first, self.first + self.share)
+        values = self.whole[mine] if self.stage < 3 else self.whole[mine].copy()
+        grads = self.grads[mine] if self.stage == 1 else zeros_like(values)
+        self.pieces, self.found = [], {}
+        for s in self.segments:
+            start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
+            shape = (1,) * (len(s.tensor.shape) - 1) + (stop - start,) * (len(s.tensor.shape) > 0 or stop - start != 1)
+            piece = Tensor(values[start:stop].reshape(shape)).requires_grad_()
+            self.pieces.append(piece)
+            self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
+        self.flat = FlatBuffer(self.pieces, storage=(values, grads))
+        self.flat.unit = self
+
+    def piece(self, tensor):
+        """Of a piece: (its first element's place in its parameter, the parameter's size, which of the parameter's
+        4,096-element blocks are on several ranks)."""
+        s, start = self.found[id(tensor)]
+        firsts = xp.arange(s.start, s.stop, BLOCK)
+        lasts = xp.minimum(firsts + BLOCK, s.stop) - 1
+        return start, s.stop - s.start, xp.flatnonzero(firsts // self.share != lasts // self.share)
+
+    # ------------------------------------------------------------ values
+
+    def post_gather(self):
+        """Begin to collect the values from all ranks, unless they are here or on the way."""
+        if self.whole is None:
+            self.whole = module_of(self.flat.params).empty(self.size, self.flat.dtype)
+            log.forget(self.whole)
+            if open_ledgers:
+                keep(self.whole, "buffer")
+                event("gather", self.name)
+            with labelled(f"parameters of {self.name}"):
+                self.gathering = self.comm.all_gather(self.whole, self.flat.params, async_op=True, what=self.name)
+
+    def gather(self):
+        """Have the values."""
+        self.post_gather()
+        if self.gathering is not None:
+            work, self.gathering = self.gathering, None
+            work.wait()
+            self.bounds = byte_range(self.whole)
+
+    def post_refresh(self):
+        """Stages 1 and 2: begin to collect what the other ranks' optimizers have made of the values."""
+        with labelled(f"parameters of {self.name}"):
+            self.gathering = self.comm.all_gather(self.whole, self.flat.params, async_op=True, what=self.name)
+
+    def refresh(self):
+        """Stages 1 and 2: have the new values."""
+        work, self.gathering = self.gathering, None
+        work.wait()
+        wrote(self.whole, "the all-gather of parameters")
+
+    def open(self):
+        """Give the module its parameters."""
+        for s in self.segments:
+            values = self.whole[s.start:s.stop].reshape(s.tensor.shape)
+            s.tensor.data = values if values.ndim else values.copy()    # the tape keeps numbers as they are
+
+    def close(self):
+        """Take them away."""
+        for s, absent in zip(self.segments, self.absent, strict=True):
+            s.tensor.data = absent
+
+    def drop(self):
+        """Stage 3: free the values. What somebody still has a view of lives as long as the view."""
+        if self.gathering is not None:
+            work, self.gathering = self.gathering, None
+            work.wait()
+        if self.stage == 3 and self.whole is not None:
+            self.whole = None
+            if open_ledgers:
+                event("free", self.name)
+
+    def holds(self, array):
+        """Whether an array lies in the gathered values."""
+        here = byte_range(array)
+        return here is not None and self.bounds[0] <= here[0] and here[1] <= self.bounds[1]
+
+    def kept(self, array):
+        """What to save in the place of an array that lies in the gathered values."""
+        here = array.data.ptr if not isinstance(array, xp.ndarray) else array.__array_interface__["data"][0]
+        there = self.whole.data.ptr if not isinstance(array, xp.ndarray) else self.bounds[0]
+        return Kept(self, here - there, array.shape, array.strides, array.dtype, tick())
+
+    # ------------------------------------------------------------ gradients
+
+    def expect(self):
+        """A backward pass begins."""
+        self.missing = set(self.places)
+
+    def take(self, tensor):
+        """A parameter's gradient is complete: add it to those of earlier passes, and take it from the parameter."""
+        s, leaf, grad = self.places[id(tensor)], tensor.leaf, tensor.grad
+        if grad.requires_grad:
+            raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again")
+        if not self.written:
+            self._make_room()
+        view = self.grads[s.start:s.stop].reshape(tensor.shape)
+        if id(tensor) in self.written:
+            view += grad.data
+        elif grad.data is not leaf.grad_view:
+            view[...] = grad.data
+        wrote(view, "the sum of gradients")
+        self.written.add(id(tensor))
+        tensor.grad = leaf.grad_view = None
+        self.missing.discard(id(tensor))
+
+    def _make_room(self):
+        if self.grads is None:
+            self.grads = zeros(self.size, self.flat.dtype, self.flat.device)
+        if open_ledgers:
+            keep(self.grads, "gradient")
+        for s in self.segments:     # those that are still to come are written there at once
+            s.tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(s.tensor.shape)
+
+    def complete(self):
+        """Make `grads` hold this pass's, or all passes' until now: zeros for parameters without one."""
+        if not self.written:
+            self._make_room()
+        for i, s in enumerate(self.segments):
+            s.tensor.leaf.grad_view = None
+            if id(s.tensor) in self.written:
+                self.used[i] = 1
+            else:
+                self.grads[s.start:s.stop] = 0
+
+    def fold(self):
+        """Exact mode: a micro-shard's gradients are a leaf of the tree by themselves."""
+        self.complete()
+        self.counter.add(self.grads)
+        self.empty()
+
+    def reduce(self, exact, folded):
+        """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before."""
+        self.complete()
+        if any(piece.grad is not None for piece in self.pieces):
+            raise RuntimeError(f"this backward comes upon gradients of {self.name} that are summed over the ranks "
+                               "already: call zero_grad() before it, or, to accumulate, run every backward but the "
+                               "last inside no_sync()")
+        if folded:
+            self.counter.add(self.grads)
+            self.grads[...] = self.counter.total()
+        if open_ledgers:
+            event("post", self.name)
+        with labelled(f"gradients of {self.name}"):
+            self.reducing = self.comm.reduce_scatter(self.flat.grads, self.grads, async_op=True, exact=exact,
+                                                     what=self.name)
+
+    def finish(self):
+        """The sum over all ranks is here: the rank's own gradients go."""
+        work, self.reducing = self.reducing, None
+        work.wait()
+        wrote(self.flat.grads, "the reduce-scatter of gradients")
+        self.empty()
+
+    def empty(self):
+        """Forget this rank's own gradients."""
+        self.written.clear()
+        for s in self.segments:
+            s.tensor.leaf.grad_view = None
+        if self.stage > 1:
+            self.grads = None
+
+    def hand_out(self, counts):
+        """Each piece's gradient is the sum, or None where no rank has used the parameter. counts: users of each."""
+        for piece, users in zip(self.pieces, counts, strict=True):
+            piece.grad = Tensor(piece.leaf.grad_view) if users else None
+        self.flat.zeroed = False
+        self.used = [0] * len(self.used)
+
+    def forget(self):
+        """The step under way counts for nothing. What all ranks have posted is waited for."""
+        if self.reducing is not None:
+            work, self.reducing = self.reducing, None
+            work.wait()
+        self.counter.forget()
+        self.used = [0] * len(self.used)
+        self.empty()
+
+    def release(self):
+        """Nobody runs that wants the values."""
+        self.users = 0
+        if self.stage == 3:
+            self.close()
+        self.drop()
+
+    # ------------------------------------------------------------ from and to one rank
+
+    def collect(self, part):
+        """{name: array} of all parameters on rank 0, {} elsewhere, from each rank's `part` (of share elements)."""
+        out = zeros_like(part, self.size) if self.comm.rank == 0 else None
+        self.comm.gather(out, part, dst=0)
+        if out is None:
+            return {}
+        return {name: xp.array(to(out[s.start:s.stop], "cpu")).reshape(s.tensor.shape)
+                for name, s in zip(self.names, self.segments, strict=True)}
+
+    def spread(self, values, part):
+        """The other way: rank 0 has {name: array}, and each rank's `part` is written."""
+        whole = None
+        if self.comm.rank == 0:
+            whole = zeros_like(part, self.size)
+            for name, s in zip(self.names, self.segments, strict=True):
+                if name in values:
+                    whole[s.start:s.stop] = to_device_of(lower(values[name]).reshape(-1), whole)
+        self.comm.scatter(part, whole, src=0)
+
+
+# ---------------------------------------------------------------- which parameters belong together
+
+def default_units(module):
+    """The modules that become units of their own: those in the outermost Sequentials of more than one."""
+    if isinstance(module, Sequential) and len(module) > 1:
+        return [m for m in module if any(p.requires_grad for p in m.parameters())]
+    return [unit for child in module._modules.values() for unit in default_units(child)]
+
+
+def group(module, units):
+    """[(module or None, name, [(name, tensor)])]: the parameters that want a gradient, each in the innermost unit that
+    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype each."""
+    chosen, around = {id(m) for m in units}, {}
+
+    def walk(m, outside):
+        if id(m) in chosen and id(m) not in outside:
+            outside = (*outside, id(m))
+        for p in m._parameters.values():
+            if p is not None and p.requires_grad:
+                before = around.get(id(p), outside)
+                common = [a for a, b in zip(before, outside, strict=False) if a == b]
+                around[id(p)] = tuple(common)
+        for child in m._modules.values():
+            walk(child, outside)
+    walk(module, ())
+    paths = {}
+    for path, m in module.named_modules():
+        paths.setdefault(id(m), (path, m))
+    if strangers := [type(m).__name__ for m in units if id(m) not in paths]:
+        raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
+    groups = {}
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            place = around[id(p)][-1] if around[id(p)] else None
+            groups.setdefault((place, p.dtype), []).append((name, p))
+    inside = {(place if place is not None else 0): sum(key[0] == place for key in groups) for place, _ in groups}
+    found = []
+    for (place, dtype), named in groups.items():
+        path, m = paths[place] if place is not None else ("", None)
+        several = f" ({dtype})" if inside[place or 0] > 1 else ""
+        found.append((m, (path or ("the rest" if m is None else "the model")) + several, named))
+    return found

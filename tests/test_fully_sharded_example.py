@@ -1,0 +1,55 @@
+"""examples/fully_sharded.py against mnist_demo/train.py: one curve, one hash; its table; and what doesn't fit."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist.testing import ranks
+from tests.crews import threads
+
+ROOT = Path(__file__).parents[1]
+PROGRAM, TRAIN = ROOT / "examples" / "fully_sharded.py", ROOT / "mnist_demo" / "train.py"
+SMALL = ["--data", "digits", "--hidden", "90,70", "--dropout", "0.1", "--clip", "0.4", "--steps", "8"]
+
+
+def run(program, n, folder, *flags):
+    """(loss of every step, summary)"""
+    ranks.launch([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in history], json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(TRAIN, 1, tmp_path_factory.mktemp("whole"), "--exact")
+
+
+@pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (4, ["--stage", "2"])], ids=str)
+def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
+    losses, summary = run(PROGRAM, n, tmp_path, *flags)
+    assert losses == whole[0] and summary["parameters_sha256"] == whole[1]["parameters_sha256"]
+    assert summary["test_accuracy"] == whole[1]["test_accuracy"]
+    head, _, *rows = summary["table"]
+    size = sum(a * b + b for a, b in ((784, 90), (90, 70), (70, 10)))
+    assert head.startswith(f"{size:,} parameters in float32") and len(rows) == 4
+    for stage, row in enumerate(rows):
+        numbers = [float(x) for x in re.findall(r"\d+\.\d+", row)]
+        counted, paper = numbers[:-1:2], numbers[1:-1:2]
+        wanted = [(3 if stage == 3 else 2) * 4 * size * (n - 1) / n, *(kind * size / (n if stage >= cut else 1)
+                                                                       for kind, cut in ((4, 3), (4, 2), (8, 1)))]
+        assert paper == pytest.approx([w / 1e6 for w in wanted], abs=0.006)
+        # padding: of each of three units less than ranks · 4,096 elements, of float32 and of Adam's two
+        assert all(0 <= c - p + 0.01 < 3 * n * 4096 * 8e-6 for c, p in zip(counted, paper, strict=True)), row
+        assert (numbers[-1] > 0) == (stage == 3)
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--stage", "2", "--keep"], "--keep --stage 2: parameters are cut in stage 3 only"), (["--lr", "nan"], "--lr nan"),
+    (["--stage", "4"], "invalid choice: 4"), (["--batch-size", "0"], "--batch-size 0: must be at least 1")], ids=str)
+def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
+    found = ranks.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], 2, limit=30)
+    said = [line for text in found.stderr for line in text.splitlines() if line.startswith("fully_sharded.py: ")]
+    assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
+    assert not (tmp_path / "run" / "summary.json").exists()
