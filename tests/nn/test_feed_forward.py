@@ -84,7 +84,8 @@ def put(name, layer):
      ["linear", "mul", "gelu", "linear"]),
     (lambda mlp: setattr(mlp[1], "forward", mt.tanh), ["linear", "tanh", "linear"]),
     (lambda mlp: delattr(mlp, "1"), ["linear", "linear"]),
-], ids=str)
+], ids=["as it was", "a Linear's child", "no bias", "ReLU", "GELU by erf", "a layer more", "another Linear.forward",
+        "another GELU.forward", "no GELU"])
 def test_what_takes_a_layers_place_is_called(change, names):
     mlp = nn.TransformerBlock(6, 2).mlp
     change(mlp)
