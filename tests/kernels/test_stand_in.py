@@ -99,6 +99,7 @@ def test_a_step_of_gpt():
             loss = nn.cross_entropy(model(backend.to(tokens, device)), backend.to(labels, device))
             loss.backward()
         assert +transfers == ({"up": 2} if device == "cuda" else {})        # tokens and labels
+        asked = dict(launches)
         ends.append([loss.item(), {name: p.grad.cpu().numpy() for name, p in model.named_parameters()}])
     for name, wanted in ends[0][1].items():
         assert np.linalg.norm(ends[1][1][name] - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), name
@@ -107,3 +108,7 @@ def test_a_step_of_gpt():
         "norm": 5, "norm_backward": 5, "bias_gelu": 2, "bias_gelu_backward": 2, "column_sums": 5 + 2,
         "flash_attention": 2, "flash_attention_queries": 2, "flash_attention_sources": 2,
         "cross_entropy": 1, "cross_entropy_backward": 1, "segment_order": 1, "segment_sums": 1}
+    # Of CuPy: every product is one of two matrices, three for each of 4 layers in 2 blocks and for the last. Added are:
+    # the bias of three of the 4; residuals, there and back; positions; both gradients of the weight that is used twice.
+    assert asked["matmul"] == 3 * (4 * 2 + 1) and "matmul of many" not in asked
+    assert asked["add"] == 3 * 2 + 2 * (2 * 2) + 1 + 1
