@@ -183,3 +183,20 @@ def test_a_linear_layers_weight_gradient_is_made_where_it_belongs(monkeypatch):
     w.grad = b.grad = None
     (mt.linear(x, w, b) + mt.linear(x, w, b)).sum().backward()
     np.testing.assert_allclose(w.grad.numpy(), 2 * np.ones((3, 7)) @ x)
+
+
+def test_a_gradient_serves_as_a_cotangent_of_the_pass_that_writes_there():
+    """The weight's gradient is made where its cotangent lies, before the bias's reads it."""
+    rng, found = np.random.default_rng(0), []
+    weight, x, bias = rng.standard_normal((5, 5)), rng.standard_normal((5, 5)), rng.standard_normal(5)
+    for flat in (False, True):
+        leaves = [mt.tensor(v, requires_grad=True) for v in (weight, bias)]
+        if flat:
+            FlatBuffer(leaves)
+        (leaves[0] ** 2).sum().backward()
+        ct, leaves[0].grad = leaves[0].grad, None
+        mt.linear(mt.tensor(x), *leaves).backward(ct)
+        found.append([leaf.grad.numpy().copy() for leaf in leaves])
+    for alone, together, wanted in zip(*found, (2 * weight.T @ x, 2 * weight.sum(axis=0)), strict=True):
+        np.testing.assert_allclose(alone, wanted, rtol=1e-12)
+        np.testing.assert_allclose(together, wanted, rtol=1e-12)

@@ -69,6 +69,8 @@ def backward_from(output, gradient, retain, create):
         gradient = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
     else:
         gradient = lower(gradient)
+        if gradient.base is not None:   # perhaps some leaf's grad_view, which this pass writes into
+            gradient = gradient.copy()
 
     outer, state.callbacks = state.callbacks, []
     try:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
+from minitorch_dist.kernels import kernel
 
 from . import harness
 
@@ -46,3 +47,18 @@ def test_every_kernel_has_samples_of_every_size():
     have = {name: {s.size for s in SAMPLES if name in s.names} for name in kernels.table()}
     assert not {name: sizes for name, sizes in have.items() if not sizes.issuperset(harness.SIZES)}
     assert set().union(*(s.names for s in SAMPLES)) == set(have)
+
+
+def test_every_kernel_has_samples_that_a_gpu_loads_128_bits_at_a_time(monkeypatch):
+    """All of its lengths are multiples of 16 there, for which a GPU has other code."""
+    seen = set()
+
+    def look(kernel, grid, args, options):
+        if all(a % 16 == 0 for name, a in zip(kernel.signature, args, strict=True) if name in kernel.divisible):
+            seen.add(kernel.name)
+    monkeypatch.setattr(kernel, "launch", look)
+    lengths = {name for name, one in kernels.table().items() if one.divisible}
+    for sample in SAMPLES:
+        if lengths.issuperset(sample.names):
+            sample.entry(*harness.copied(sample.args))
+    assert seen == lengths

@@ -27,4 +27,7 @@ SAMPLES = [
     *pair((31,), bias=False, approximate="tanh"), *pair((1025,), bias=False), *pair((3, 5, 7), bias=False),
     *pair((70, 33), few=True), *pair((9, 33), "float16"), *pair((9, 33), "bfloat16", approximate="tanh"),
     *pair((5, 33), scale=1e4), *pair((5, 33), scale=1e4, approximate="tanh"),
+    # Multiples of 16: 128 bits at a time.
+    *pair((70, 64), few=True), *pair((70, 512), "float16", approximate="tanh", few=True), *pair((9, 48), "bfloat16"),
+    *pair((2048,), bias=False, approximate="tanh"), *pair((3, 5, 32), "float16", bias=False),
 ]

@@ -28,4 +28,6 @@ def halves(rows, columns):
 
 SAMPLES = [*(sample(5, n) for n in SIZES), *(sample(n, 3, size=n) for n in SIZES), sample(70, 33, "float16"),
            sample(70, 33, "bfloat16"), sample(512, 33), sample(300, 2049), sample(9, 4096), halves(70, 34),
-           halves(3, 62), halves(5, 2050)]
+           halves(3, 62), halves(5, 2050),
+           # Multiples of 16: 128 bits at a time; of the last a tile has columns of both.
+           sample(512, 64), sample(70, 48, "float16"), halves(300, 96), halves(5, 4128)]

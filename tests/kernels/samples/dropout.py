@@ -27,4 +27,7 @@ SAMPLES = [
     uniform(2049, offset=1027), uniform(9, offset=8 * (2 ** 16) + 3), *(dropout(n) for n in SIZES),
     dropout(3, 5, 7, p=0.5), dropout(1025, offset=5, p=0.9), dropout(2049, p=0.0), dropout(257, dtype="float16", p=0.3),
     dropout(257, dtype="bfloat16", p=0.5),
+    # Multiples of 16: 128 bits at a time.
+    uniform(2048), uniform(2064, offset=1040), dropout(3, 1024, n=3072), dropout(2064, dtype="float16", p=0.3),
+    dropout(2048, dtype="bfloat16", offset=1040),
 ]

@@ -81,4 +81,8 @@ SAMPLES = [
     *layer((4, 33), dtype="bfloat16"), *layer((300, 33), few=True), *layer((5, 65), scale=1e4),
     *rms((3, 1), eps=0.5), *rms((70, 31)), *rms((5, 1025)), *rms((2, 3, 4, 5), n=2), *rms((9, 33), weight=False),
     *rms((4, 33), dtype="bfloat16"), weights_alone((9, 33)),
+    # Rows of multiples of 16 elements: a GPU loads them 128 bits at a time, several tiles ahead.
+    *layer((300, 64), few=True), *layer((30, 1024), few=True), *layer((7, 4096), few=True),
+    *layer((7, 8192), weight=False, bias=False, few=True), *layer((70, 256), dtype="float16", few=True),
+    *layer((9, 48), dtype="bfloat16"), *rms((9, 2048)),
 ]

@@ -43,4 +43,7 @@ SAMPLES = [
     sample(200, 6, 7, index=indices(200, 6).astype(np.uint8), label="uint8"),
     sample(20, 6, 7, index=np.full(20, 5), label="one row"),
     sample(6, 6, 7, index=np.array([3, 1, 5, 0, 2, 4]), label="once each"),
+    # Multiples of 16: 128 bits at a time.
+    sample(64, 5, 32), sample(96, 2, 144, long=0.9), sample(48, 60, 32, long=0.5), sample(32, 6, 64, dtype="float16"),
+    sample(320, 2, 16, dtype="bfloat16"), sample(64, 5, 32, dtype="float64", sort=True),
 ]

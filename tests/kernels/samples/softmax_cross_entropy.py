@@ -33,4 +33,6 @@ def backward(rows, classes, dtype="float32", integer="int64", scale=1, label="")
 SAMPLES = [make(*shape, **more) for make in (forward, backward) for shape, more in (
     ((3, 1), {}), ((7, 31), {"integer": "int32"}), ((5, 1025), {}), ((2, 5000), {}), ((7, 10), {"integer": "uint8"}),
     ((3, 4099), {"dtype": "float16"}), ((3, 1025), {"dtype": "bfloat16"}),
-    ((5, 1025), {"scale": 1e4, "label": "logits of 1e4"}))]
+    ((5, 1025), {"scale": 1e4, "label": "logits of 1e4"}),
+    # Rows that begin at multiples of 16 bytes: 128 bits at a time.
+    ((5, 1024), {}), ((3, 9232), {}), ((3, 9232), {"dtype": "float16"}), ((7, 64), {"dtype": "bfloat16"}))]
