@@ -195,9 +195,14 @@ def _failure(box, exercise, run, n, limit, text):
         return Failure("slow", f"no answer within {limit:g} s" + (f": it was at {where[0]}" if where else ""))
     missing = [rank for rank in range(n) if not finished[rank]]
     who = "your program" if n == 1 else f"rank {missing[0]} of {n}"
-    said = [line for rank in missing for line in run.stderr[rank].strip().splitlines()[-4:]]
+    said = [line for rank in missing for line in _not_ours(run.stderr[rank])[-4:]]
     return Failure("no answer", f"{who} ended before it gave an answer (status {run.returncode}): does it call exit, "
                                 "os._exit or kill?", [f"    {line}" for line in said])
+
+
+def _not_ours(stderr):
+    """The lines of it, but for those of a stack that are of this folder's files."""
+    return [line for line in stderr.strip().splitlines() if os.path.dirname(CHILD) + os.sep not in line]
 
 
 def _text(path):

@@ -12,6 +12,7 @@ import json
 import os
 import random  # noqa: F401 (seeds itself anew in every fork)
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -36,6 +37,9 @@ def serve(address):
             if key.fileobj is server:
                 connection, _ = server.accept()
                 message, descriptors, _, _ = socket.recv_fds(connection, 1 << 18, 16)
+                if not message:                         # it ended before it asked
+                    connection.close()
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     close_all(waiting)
@@ -46,7 +50,7 @@ def serve(address):
                 waiting.register(connection, selectors.EVENT_READ, pid)
                 waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
             elif key.data is None:                      # stdin: whoever started this is gone
-                end(waiting)
+                end(waiting, address)
             elif isinstance(key.data, tuple):
                 reap(waiting, key.fd, *key.data)
             else:
@@ -69,10 +73,12 @@ def reap(waiting, process, pid, connection):
         connection.close()
 
 
-def end(waiting):
+def end(waiting, address):
+    """All children end, and the folder goes, which nobody may be there to remove."""
     for key in waiting.get_map().values():
         if isinstance(key.data, tuple):
             os.kill(key.data[0], signal.SIGKILL)
+    shutil.rmtree(Path(address).parents[1], ignore_errors=True)
     sys.exit()
 
 

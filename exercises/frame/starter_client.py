@@ -5,6 +5,7 @@ It hands its descriptors and its environment to the starter of its rank, hands o
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,10 +32,11 @@ def main(folder, *argv):
     for number in HANDED_ON:
         signal.signal(number, lambda number, frame: connection.send(b"%d" % number))
     request(connection, argv, dict(os.environ), os.getcwd(), {number: number for number in (0, 1, 2, *wire)})
-    for descriptor in wire:
-        os.close(descriptor)
+    # mpirun's own wire stays open here: it must hear no earlier of the rank's end than of this process's, whose status
+    # it then tells.
     status = int(connection.recv(100) or 1)
     if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))        # as in the rank
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     sys.exit(status)

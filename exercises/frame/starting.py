@@ -27,7 +27,7 @@ STARTER, CLIENT = (Path(__file__).with_name(name) for name in ("starter.py", "st
 USUAL = ("numpy", "array", "bz2", "concurrent.futures", "dataclasses", "faulthandler", "gzip", "hashlib", "json",
          "linecache", "logging", "lzma", "mmap", "queue", "select", "shutil", "signal", "socket", "string", "tempfile",
          "threading", "traceback")
-SECONDS = 30      # for a starter to begin
+SECONDS = 30      # for a starter to begin, or to end
 
 
 class Starters:
@@ -42,8 +42,13 @@ class Starters:
     def __exit__(self, *error):
         for process in self.processes.values():
             process.stdin.close()
-            process.wait()
-        shutil.rmtree(self.folder)
+        for process in self.processes.values():
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:       # an answer has stopped it, or somebody else holds its stdin
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def launch(self, arguments, n, limit, cwd, env, inherit, still):
         """As ranks.launch of [*flags, child.py, box]; it is ranks.launch itself but on Linux, and under Open MPI."""
@@ -84,7 +89,8 @@ def alone(address, argv, limit, cwd, environment):
         with (open(os.devnull) as nothing, open(folder / "rank-0.out", "w") as out,
               open(folder / "rank-0.err", "w") as err, connect(str(address)) as connection):
             connection.settimeout(limit)
-            environment = environment | {"MINITORCH_RANK_STATE": str(folder), "PWD": str(cwd)}      # PWD as a shell's
+            environment = environment | {"MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1",
+                                         "PYTHONFAULTHANDLER": "1", "PWD": str(cwd)}      # PWD as a shell's
             request(connection, argv, environment, str(cwd), {0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()})
             try:
                 status = int(connection.recv(100) or 1)

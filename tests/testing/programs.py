@@ -47,3 +47,26 @@ def draws():
 
 def leaves_a_hook():
     comm.world().hooks.append(None)
+
+
+def leaves_a_message():
+    world = comm.world()
+    world.all_reduce(np.zeros(1))
+    if world.rank == 0:
+        world.isend(np.zeros(1), 1, tag=3)
+    world.barrier()
+    time.sleep(0.2)
+
+
+def leaves_a_variable():
+    os.environ["MINITORCH_COLOUR"] = "blue"
+
+
+def leaves_numbers():
+    """In memory that the next call gets."""
+    for array in [np.full(5000, 7.0) for _ in range(50)]:
+        del array
+
+
+def finds_numbers():
+    return max(np.count_nonzero(array == 7.0) for array in [np.empty(5000) for _ in range(50)])

@@ -1,7 +1,11 @@
 """Ranks that stay for several calls: values, failures, limits, and that nothing is left of them."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,7 +58,9 @@ def test_calls_one_after_the_other_by_the_same_processes(crews, monkeypatch):
 def test_what_fails_ends_the_crew_and_the_next_call_has_a_new_one(crews):
     for target, args, limit, words in (("fails_on", (1,), 60, "this key"), ("never_comes", (), 3, "its time limit"),
                                        ("leaves_without_a_value", (), 60, "no value from ranks [0, 1, 2]"),
-                                       ("leaves_a_hook", (), 60, "leaves to the next call a world with hooks=")):
+                                       ("leaves_a_hook", (), 60, "leaves to the next call a world with hooks="),
+                                       ("leaves_a_message", (), 60, "leaves to the next call messages=True"),
+                                       ("leaves_a_variable", (), 60, "'MINITORCH_COLOUR': 'blue'")):
         crews.call(PROGRAMS + "rank_and", 3)
         before = pids(crews)
         with pytest.raises(AssertionError) as caught:
@@ -76,14 +82,57 @@ def test_the_longest_idle_go_first(crews, monkeypatch):
     assert [one.n for one in crews.crews.values()] == [1, 2]
 
 
-def test_ranks_end_with_the_process_that_started_them(tmp_path):
+def test_all_crews_end_whatever_is_wrong_with_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(AssertionError, match="status 5"), Crews() as crews:
+        for target, n in (("rank_and", 3), ("fails_at_the_exit", 1), ("rank_and", 2)):
+            crews.call(PROGRAMS + target, n)
+        processes = pids(crews)
+    assert len(processes) == 6 and all_gone(processes) and list(tmp_path.iterdir()) == []
+
+
+def test_calls_of_other_threads_wait(crews):
+    with ThreadPoolExecutor(4) as pool:
+        values = list(pool.map(lambda x: crews.call(PROGRAMS + "rank_and", 2, args=(x,)), range(8)))
+    assert [[value[1] for value in found] for found in values] == [[(x,)] * 2 for x in range(8)]
+    assert len(crews.crews) == 1
+
+
+def test_a_call_finds_no_numbers_of_the_one_before_it(crews):
+    crews.call(PROGRAMS + "leaves_numbers", 1)
+    assert crews.call(PROGRAMS + "finds_numbers", 1) == [0]
+
+
+def test_a_copy_of_the_process_keeps_no_ranks(crews):
+    """One that was forked has the pipes of the orders too."""
+    crews.call(PROGRAMS + "rank_and", 2)
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(100)
+        os._exit(0)
+    try:
+        begin = time.monotonic()
+        with crews:
+            pass
+        assert time.monotonic() - begin < crew.END_SECONDS / 2
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+
+
+@pytest.mark.parametrize("call", [True, False])
+def test_ranks_and_their_folder_end_with_the_process_that_started_them(tmp_path, call):
+    """After a call, or before they have come to their orders."""
     program = tmp_path / "program.py"
-    program.write_text("import os\nfrom minitorch_dist.testing.crew import Crews\ncrews = Crews()\n"
-                       f"crews.call({PROGRAMS + 'rank_and'!r}, 2)\n"
-                       "[one] = crews.crews.values()\n"
-                       "pids = [(one.folder / f'rank-{rank}.pid').read_text().strip() for rank in range(2)]\n"
-                       "print(*pids, flush=True)\n"
-                       "os._exit(0)\n")
-    run = ranks.launch([program], 1, env={"PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]), "TMPDIR": str(tmp_path)}).check()
-    assert all_gone([int(text) for text in run.stdout[0].split()])
+    program.write_text("import os\nfrom minitorch_dist.testing.crew import Crew\none = Crew(2)\n"
+                       + f"one.call({PROGRAMS + 'rank_and'!r})\n" * call +
+                       "pids = [one.launch.process.pid]\n"
+                       + "pids += [(one.folder / f'rank-{r}.pid').read_text().strip() for r in range(2)]\n" * call +
+                       "print(*pids, flush=True)\nos._exit(0)\n")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+    told = subprocess.run([sys.executable, program], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert all_gone([int(text) for text in told.stdout.split()])
+    assert not call or not list(folder.glob("crew-*"))
