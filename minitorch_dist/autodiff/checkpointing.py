@@ -7,6 +7,8 @@ Memory falls from O(n) to O(√n) for one more forward pass.
 Source: Griewank & Walther 2000; Chen et al. 2016, "Training deep nets with sublinear memory cost".
 """
 
+from contextlib import nullcontext
+
 from .. import backend
 from .primitive import TRACED, lower, mode, state
 from .reverse import ready_made, run
@@ -34,8 +36,11 @@ def checkpoint(f):
             return out
         results = [values[k] for k in recorded]
         frontier, leaves = outside(results, start)
+        context, answers_for = (nullcontext, None) if state.again_in is None else state.again_in()
+        leaves = [a for a in leaves if answers_for is None or not answers_for(a)]
         given = [lower(a) for a in flatten((args, kwargs))[0] if hasattr(lower(a), "strides")]
-        segment = Segment(f, recorded, results, random_before, level, len(leaves) + len(given))
+        segment = Segment(f, recorded, results, random_before, level, context,
+                          len(leaves) + len(given))
         node = Node(segment, frontier, (*leaves, *given, args, kwargs), None, None)
         if state.counting:
             count_kept(given)
@@ -78,8 +83,8 @@ class Segment:
 
     pulls, multi = None, True
 
-    def __init__(self, f, recorded, results, random_before, level, arrays):
-        self.f, self.recorded, self.fingerprint = f, recorded, _fingerprint(results)
+    def __init__(self, f, recorded, results, random_before, level, context, arrays):
+        self.f, self.recorded, self.fingerprint, self.context = f, recorded, _fingerprint(results), context
         self.name = f"checkpoint({getattr(f, '__name__', type(f).__name__)})"
         # Levels below this one record again only if they did the first time.
         self.random_before, self.level, self.depth, self.off = random_before, level, state.level, state.off
@@ -105,7 +110,7 @@ class Segment:
         try:
             # At least as deep as the first time, so that transforms inside get levels above its values' own.
             with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth),
-                      again=True):
+                      again=True), self.context():
                 values, _ = flatten(self.f(*args, **kwargs))
         finally:
             backend.random_restore(random_now)

@@ -41,6 +41,8 @@ class State(threading.local):
     anomaly    whether detect_anomaly is on
     counting   whether the ledger counts the bytes that are kept
     again      whether a checkpointed segment is being run for the second time
+    again_in   None, or a function to call where a checkpoint is made. It returns one that makes a context for the
+               second run, and one that says of an array whether that context brings it, so that it needn't be kept
     special    whether any of these needs the general path: what the fast paths look at
     callbacks  what to run when the backward pass now under way is through
     """
@@ -51,6 +53,7 @@ class State(threading.local):
     anomaly = False
     counting = False
     again = False
+    again_in = None
     special = False
     callbacks = None
 
@@ -288,7 +291,8 @@ class Traced:
     @property
     def device(self):
         """Where the values live: "cpu", "cuda:0", …"""
-        return device_of(lower(self))
+        values = lower(self)
+        return getattr(values, "stands_on", None) or device_of(values)      # of what keeps a place (parallel/units.py)
 
     @property
     def T(self):

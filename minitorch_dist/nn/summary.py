@@ -139,11 +139,11 @@ def _rows(model, calls):
 
 
 def _nodes(starts):
-    found, stack = set(), [node for node in starts if node is not None]
+    found, stack = {}, [node for node in starts if node is not None]    # in one order on all ranks: reading may gather
     while stack:
         node = stack.pop()
         if node not in found and not isinstance(node, Leaf):
-            found.add(node)
+            found[node] = True
             stack.extend(p for p in node.parents if p is not None)
     return found
 
@@ -152,5 +152,6 @@ def _flops(node):
     count = FLOPS.get(node.primitive.name)
     if count is None or (node.primitive.name == "einsum" and len(node.parents) < 2):
         return 0
-    kept = zip(node.primitive.layout, node.saved, strict=True)
+    saved = node.saved if isinstance(node.saved, tuple) else node.saved.open(node)      # packed
+    kept = zip(node.primitive.layout, saved, strict=True)
     return count(node.shape, **{name: value for name, value in kept if value is not None})

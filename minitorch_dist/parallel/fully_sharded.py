@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from .. import comm as communication
 from .. import ledger
 from ..autodiff.modes import saved_tensors_hooks
-from ..autodiff.primitive import lower, state
+from ..autodiff.primitive import lower, mode, state
 from ..autodiff.reverse import at_end_of_backward
 from ..autodiff.writes import log, tick
 from ..backend import xp
@@ -72,7 +72,8 @@ class FullySharded(Module):
     broadcast_buffers, exact, micro_shards   as DistributedDataParallel's
 
     parameters() and named_parameters() give this rank's pieces, under the module's names (units.py). The module's own
-    tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError.
+    tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError. Hooks on a
+    piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none.
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
     micro-shards + 1 of them), in every stage. What a checkpoint or a custom rule keeps of a unit's values is freed when
@@ -111,7 +112,7 @@ class FullySharded(Module):
             raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train")
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
         self.done = 0               # backward passes since the last that reduced
-        self.under_way = self.broken = False    # a backward that hasn't come to its end, a forward that has raised
+        self.under_way = False      # a backward that hasn't come to its end
         self.sync, self.spoiled, self.unused_parameters = True, False, []
         self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
@@ -140,7 +141,7 @@ class FullySharded(Module):
         for (m, _, _), unit in zip(groups, self.units, strict=True):
             of_module.setdefault(id(m), (m, []))[1].append(unit)
         self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard)
-        self.values.in_backward = self._in_backward
+        self.values.in_backward, self.values.used = self._in_backward, self._value_used
         for m, units in of_module.values() if self.stage == 3 else ():
             self.values.watch(m, units)
 
@@ -159,7 +160,6 @@ class FullySharded(Module):
         check_unchanged(self.frozen, self.tree)
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
-            self.values.forward_begins()
         if self.training and self.sync and self.synchronised_buffers:
             buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
             for name in self.synchronised_buffers:
@@ -171,14 +171,17 @@ class FullySharded(Module):
             if self.stage < 3:
                 self._refresh()
                 return self.module(*inputs, **options)
-            try:
+            with self.values.forward():
+                for unit in self.units if self.values.held else ():
+                    if write := log.since(unit.flat.params, self.dated):
+                        raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} inside "
+                                           "gathered(), whose values are older: end that block before the step")
                 self.values.enter(self.values.outer)
-                with saved_tensors_hooks(*self.values.packing(*state.pack or (None, None), self._value_used)):
+                outer = state.again_in
+                with saved_tensors_hooks(*self.values.packing(*state.pack or (None, None))), \
+                        mode(again_in=lambda: self.values.again(outer)):
                     output = self.module(*inputs, **options)
                 self.values.leave(self.values.outer, output)
-            except BaseException:
-                self.broken = True      # what it has left open is closed where all ranks come along
-                raise
             return output
 
     def _in_backward(self):
@@ -210,6 +213,9 @@ class FullySharded(Module):
         self._clean_up()
         self.under_way = True
         zeroed = any(unit.flat.zeroed for unit in self.units)
+        if zeroed and (kept := [unit.name for unit in self.units if unit.written and not unit.flat.zeroed]):
+            raise RuntimeError("zero_grad() has come to some units, but not to what no_sync() has added up of "
+                               f"{', '.join(kept)}: call the model's, which forgets all gradients together")
         if self.exact and self.done and zeroed:
             raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
                                " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
@@ -225,6 +231,8 @@ class FullySharded(Module):
                 unit.empty()
             unit.flat.zeroed = False
             unit.expect()
+            if not self.last:       # whose gradients nobody would miss before the last
+                unit.check_zeroed()
         self.order, self.posted = self.values.backward_begins(), 0
 
     def _value_used(self):
@@ -266,8 +274,7 @@ class FullySharded(Module):
         for unit in self.in_flight:
             unit.finish()
         self.in_flight = []
-        for unit in self.units:
-            unit.drop()
+        self.values.backward_ends()
         if self.exact:
             self.statistics.fold(self.last)
         self.done = 0 if self.last else self.done + 1
@@ -287,6 +294,8 @@ class FullySharded(Module):
             if self.stage < 3:
                 unit.close()
         self.stale = True
+        for unit in self.units:
+            unit.run_hooks()
 
     def _clean_up(self):
         """Clear away what a forward or a backward that raised has left: on all ranks, that have met the exception in
@@ -294,9 +303,6 @@ class FullySharded(Module):
         if self.under_way:
             self.spoiled = not self.exact and (self.done > 0 or not self.last)
             self._forget()
-        if self.broken:
-            self.values.release()
-            self.broken = False
 
     def _forget(self):
         """What backward passes have added up counts for nothing."""
@@ -304,7 +310,7 @@ class FullySharded(Module):
             unit.forget()
             for s in unit.segments if state.callbacks is None else ():      # else the next backward's first is there
                 s.tensor.grad = None
-        self.values.release()
+        self.values.backward_ends()
         self.in_flight, self.under_way, self.done = [], False, 0
         if self.exact:
             self.statistics.forget()
@@ -333,21 +339,21 @@ class FullySharded(Module):
         weights. Collective. RuntimeError if something has written to them, which would be lost."""
         if self.stage < 3:
             self._refresh()
-        for unit in self.units if self.stage == 3 else ():
-            unit.gather()
-            unit.open()
-            unit.users += 1
-        begin = tick()
+        elif not self.values.held:
+            if not (self.values.running or self._in_backward()):
+                self._clean_up()
+                self.values.settle()
+            for unit in self.units:
+                unit.gather()
+                unit.open()
+            self.dated = tick()
+        begin, change = tick(), int(self.stage == 3)
+        self.values.hold(change)
         try:
             yield self.module
-        except BaseException:
-            self.broken = True
-            raise
-        written = [unit.name for unit in self.units if log.since(unit.whole, begin)]
-        for unit in self.units if self.stage == 3 else ():
-            unit.users -= 1
-            if not unit.users:
-                unit.release()
+            written = [unit.name for unit in self.units if log.since(unit.whole, begin)]
+        finally:
+            self.values.hold(-change)
         if written:
             raise RuntimeError(f"parameters of {', '.join(written)} were written inside gathered(), which changes "
                                "this rank's copy only: use load_state_dict")

@@ -7,9 +7,12 @@ The order of backward is that in which forward has left the units, the other way
 are those of the time before. A wrong guess costs a gather, and is right all the same. All ranks guess alike.
 """
 
+from contextlib import contextmanager, nullcontext
+
 from ..autodiff.modes import is_grad_enabled
-from ..autodiff.primitive import lower, state
+from ..autodiff.primitive import lower, mode, state
 from ..autodiff.tree import flatten
+from ..autodiff.writes import tick
 from ..backend import is_array
 from .units import Kept
 
@@ -30,7 +33,8 @@ class Gathering:
         self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
         self.current = None     # the one that backward is at
         self.passed = False     # a backward has come since the last forward
-        self.in_backward = lambda: False
+        self.running = self.held = 0    # forwards of the whole model under way; gathered() blocks that are open
+        self.in_backward, self.used = lambda: False, lambda: None   # used: backward asks for a value
 
     def watch(self, module, units):
         """Let the units' values come before each forward of the module, and go after it."""
@@ -39,13 +43,32 @@ class Gathering:
 
     # ------------------------------------------------------------ forward
 
-    def forward_begins(self):
+    @contextmanager
+    def forward(self):
         """Of the whole model. What a forward before it has kept may be older than the optimizer's last step."""
+        outermost = not (self.running or self.in_backward())
+        if outermost:
+            self.settle()
+            if self.passed:
+                self.entered, self.left, self.passed = [], [], False
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+        if outermost:
+            self.settle(keep=not self.reshard and is_grad_enabled())
+
+    def settle(self, keep=False):
+        """Nothing runs: close what an exception has left open (which the module may have caught by itself), and free
+        what was gathered for nothing. Not where the exception is: all ranks must come along."""
         for unit in self.units:
-            if not unit.users:
+            if unit.users != self.held:
+                unit.users = self.held
+                if not unit.users:
+                    unit.close()
+            if not (unit.users or keep):
                 unit.drop()
-        if self.passed:
-            self.entered, self.left, self.passed = [], [], False
 
     def note(self, units, unit):
         """Add a unit to an order, if this is a forward that a backward can follow."""
@@ -57,6 +80,8 @@ class Gathering:
         self.current = None
         for unit in units:
             if not unit.users:
+                if not (self.running or self.in_backward()):    # the unit was called by itself
+                    unit.drop()
                 self.note(self.entered, unit)
                 self.reach(unit, self.following(unit) if self.in_backward() else self.ahead.get(unit))
                 unit.open()
@@ -76,6 +101,33 @@ class Gathering:
                 self.note(self.left, unit)
                 if self.reshard or not is_grad_enabled():
                     unit.drop()
+
+    def hold(self, change):
+        """A gathered() block begins (1), or ends (-1)."""
+        self.held += change
+        for unit in self.units:
+            unit.users += change
+            if change < 0 and not unit.users:
+                unit.close()
+        if not (self.running or self.in_backward()):
+            self.settle()
+
+    def again(self, outer=None):
+        """For a checkpoint that is made now: a context in which the units that run now do again, and whether an array
+        lies in them. outer: such a function of somebody around."""
+        units, date = [unit for unit in self.units if unit.users > self.held], tick()
+        around, answers_for = outer() if outer else (nullcontext, lambda array: False)
+
+        @contextmanager
+        def reopened():
+            with mode(again_in=lambda: self.again(outer)), around():
+                self.used()
+                for unit in units:
+                    unit.check_unwritten(date)
+                self.enter(units)
+                yield
+                self.leave(units, ())
+        return reopened, lambda array: answers_for(array) or any(unit.holds(array) for unit in units)
 
     def reach(self, unit, following):
         """Gather a unit; then begin with the one that is to follow, if there is room."""
@@ -102,9 +154,9 @@ class Gathering:
         at = self.route.index(unit) + 1 if unit in self.route else len(self.route)
         return next((u for u in self.route[at:] if u not in self.reached), None)
 
-    def packing(self, outer_pack, outer_unpack, used):
+    def packing(self, outer_pack, outer_unpack):
         """saved_tensors_hooks that keep the place of a view of gathered values; all else goes the way of the hooks
-        around (None: there are none). used() is called when backward asks for a value."""
+        around (None: there are none)."""
         def pack(array):
             for unit in self.units:
                 if unit.users and unit.holds(array):
@@ -114,7 +166,7 @@ class Gathering:
         def unpack(kept):
             if not isinstance(kept, Kept):
                 return kept if outer_unpack is None else outer_unpack(kept)
-            used()
+            self.used()
             unit = kept.unit
             if unit is not self.current or unit.whole is None:
                 self.reach(unit, self.following(unit))
@@ -122,8 +174,7 @@ class Gathering:
             return kept.view(unit.whole)
         return pack, unpack
 
-    def release(self):
-        """Nobody runs, and no values are here."""
-        for unit in self.units:
-            unit.release()
+    def backward_ends(self):
+        """Or is given up."""
+        self.settle()
         self.current, self.passed = None, True

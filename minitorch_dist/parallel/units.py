@@ -11,6 +11,7 @@ the same answer. A parameter of which a rank has nothing has an empty piece ther
 from dataclasses import dataclass
 
 from ..autodiff.primitive import lower
+from ..autodiff.reverse import run_hooks
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import log, tick, wrote
 from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
@@ -27,8 +28,8 @@ class ShardedParameterError(RuntimeError, AttributeError):
 class Elsewhere:
     """What stands in a parameter's place while its values lie cut over the ranks: their shape, and nothing to read."""
 
-    def __init__(self, name, shape, dtype):
-        self.name, self.shape, self.dtype, self.ndim = name, shape, dtype, len(shape)
+    def __init__(self, name, shape, dtype, device):
+        self.name, self.shape, self.dtype, self.ndim, self.stands_on = name, shape, dtype, len(shape), device
         self.size = xp.prod(shape, dtype=int).item()
         self.nbytes = self.size * dtype.itemsize
 
@@ -42,6 +43,7 @@ class Elsewhere:
         raise ShardedParameterError(self.message)
 
     __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __setitem__ = __len__ = __iter__ = refuse
+    __copy__ = __deepcopy__ = __reduce_ex__ = refuse
 
     def __getattr__(self, name):
         self.refuse()
@@ -60,10 +62,7 @@ class Kept:
 
     def view(self, whole):
         """The view again, of the unit's values as they have been gathered anew."""
-        write = log.since(self.unit.flat.params, self.date)
-        if write:
-            raise RuntimeError(f"backward needs the parameters of {self.unit.name} as they were in forward, but "
-                               f"{write[1]} has overwritten them since: call backward() before the write")
+        self.unit.check_unwritten(self.date)
         first = whole.view(xp.uint8)[self.offset:].view(self.dtype)
         return module_of(whole).lib.stride_tricks.as_strided(first, self.shape, self.strides)
 
@@ -97,7 +96,7 @@ class Unit:
         comm.broadcast(self.whole, src=0)
         self.grads = self._array(dtype, device, kept=True) if stage == 1 else None
         self._cut()
-        self.absent = [Elsewhere(n, t.shape, dtype) for n, t in named]
+        self.absent = [Elsewhere(n, t.shape, dtype, device) for n, t in named]
         self.places = {id(s.tensor): s for s in self.segments}
         self.gathering = self.reducing = None       # a Work that is under way
         self.counter, self.users = BinaryCounter(), 0
@@ -197,6 +196,12 @@ class Unit:
         there = self.whole.data.ptr if not isinstance(array, xp.ndarray) else self.bounds[0]
         return Kept(self, here - there, array.shape, array.strides, array.dtype, tick())
 
+    def check_unwritten(self, date):
+        """RuntimeError if the values aren't those of then."""
+        if write := log.since(self.flat.params, date):
+            raise RuntimeError(f"backward needs the parameters of {self.name} as they were in forward, but "
+                               f"{write[1]} has overwritten them since: call backward() before the write")
+
     # ------------------------------------------------------------ gradients
 
     def expect(self):
@@ -228,6 +233,13 @@ class Unit:
         for s in self.segments:     # those that are still to come are written there at once
             s.tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(s.tensor.shape)
 
+    def check_zeroed(self):
+        """RuntimeError where a sum stands in the way of the next."""
+        if any(piece.grad is not None for piece in self.pieces):
+            raise RuntimeError(f"this backward comes upon gradients of {self.name} that are summed over the ranks "
+                               "already: call zero_grad() before it, or, to accumulate, run every backward but the "
+                               "last inside no_sync()")
+
     def complete(self):
         """Make `grads` hold this pass's, or all passes' until now: zeros for parameters without one."""
         if not self.written:
@@ -248,10 +260,7 @@ class Unit:
     def reduce(self, exact, folded):
         """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before."""
         self.complete()
-        if any(piece.grad is not None for piece in self.pieces):
-            raise RuntimeError(f"this backward comes upon gradients of {self.name} that are summed over the ranks "
-                               "already: call zero_grad() before it, or, to accumulate, run every backward but the "
-                               "last inside no_sync()")
+        self.check_zeroed()
         if folded:
             self.counter.add(self.grads)
             self.grads[...] = self.counter.total()
@@ -277,11 +286,24 @@ class Unit:
             self.grads = None
 
     def hand_out(self, counts):
-        """Each piece's gradient is the sum, or None where no rank has used the parameter. counts: users of each."""
+        """Each piece's gradient is the sum, or None where no rank has used the parameter, or the piece is frozen.
+        counts: users of each."""
         for piece, users in zip(self.pieces, counts, strict=True):
-            piece.grad = Tensor(piece.leaf.grad_view) if users else None
+            piece.grad = Tensor(piece.leaf.grad_view) if users and piece.requires_grad else None
         self.flat.zeroed = False
         self.used = [0] * len(self.used)
+
+    def run_hooks(self):
+        """Those that users have put on the pieces; all units' gradients are there."""
+        for piece in self.pieces:
+            if piece.grad is not None:
+                summed = piece.grad.data
+                changed = run_hooks(piece.node, summed)
+                if changed is not summed:
+                    summed[...] = changed
+                    wrote(summed, "a gradient hook")
+                for hook in piece.leaf.hooks or ():
+                    hook(piece)
 
     def forget(self):
         """The step under way counts for nothing. What all ranks have posted is waited for."""
@@ -291,13 +313,6 @@ class Unit:
         self.counter.forget()
         self.used = [0] * len(self.used)
         self.empty()
-
-    def release(self):
-        """Nobody runs that wants the values."""
-        self.users = 0
-        if self.stage == 3:
-            self.close()
-        self.drop()
 
     # ------------------------------------------------------------ from and to one rank
 

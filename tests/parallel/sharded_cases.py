@@ -283,7 +283,10 @@ def on_a_gpu():
             results = []
             for device in ("cpu", "cuda"):
                 def wrap(module, device=device, stage=stage, exact=exact):
-                    return fully_shard(module.to(device), world, stage, exact=exact)
+                    model = fully_shard(module.to(device), world, stage, exact=exact)
+                    next(module.parameters()).register_post_accumulate_grad_hook(
+                        lambda t: setattr(t, "grad", t.grad * 2))
+                    return model
                 it = Training(kind, "adamw", wrap, world, "f4", exact, batch=16).run(1, clip=0.2)
                 where = {p.device[:4] for p in it.model.parameters()}
                 state = full_optimizer_state_dict(it.model, it.optimizer)

@@ -106,7 +106,7 @@ def test_three_ranks_have_no_tree():
 
 
 def test_the_bits_on_a_gpu():
-    for seen in crews.call(CASES + "on_a_gpu", 2):
+    for seen in ranks.call(CASES + "on_a_gpu", 2):       # the GPU that is played there stays with its process
         assert len(seen) == 3 and all(seen.values()), seen
 
 
@@ -227,7 +227,8 @@ ELSEWHERE = "0.weight is cut over the ranks"
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_is_refused(n):
     per_stage = dict.fromkeys(("an op", "matmul", "numpy", "index", "print", "asarray", "module",
-                               "module state", "optimizer", "copy"), f"Error: {ELSEWHERE}") | {
+                               "module state", "optimizer", "copy", "pickle", "copy of its array"),
+                              f"Error: {ELSEWHERE}") | {
         "state": "full_state_dict", "deepcopy all": "full_state_dict", "ddp": "already", "twice": "already",
         "ddp inside": "belongs to one already", "to": "lives in the flat buffer"}
     expected = {
@@ -266,6 +267,35 @@ def test_what_looks_odd_and_is_right(n):
         values, inside = found[stage, "gathered"]
         close(values, cases.net().state_dict())
         assert inside == "nothing" and "load_state_dict" in found[stage, "gathered and written"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_values_are_those_after_the_last_step(n):
+    """Whatever has gathered them before it, and has not come to its end."""
+    found = crews.call(MISUSE + "current_values", n)[0]
+    assert found.pop("alive") == []
+    for kept in (False, True):
+        assert ELSEWHERE in found.pop(("closed", kept))
+        assert "step has written to this rank's part of 0 inside gathered" in found.pop(("stepped inside", kept))
+    for seen, wanted in found.values():
+        close(seen, wanted)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_users_do_to_pieces(n):
+    def wanted(module):
+        return misuse.alone(module, lambda m, x, rank: m(x), range(n))
+    usual = wanted(cases.net())
+    found = crews.call(MISUSE + "pieces_in_use", n)[0]
+    for stage in (1, 2, 3):
+        close(found[stage, "checkpoints"], wanted(misuse.Checkpoints(lambda f: f)))
+        assert found[stage, "held"] == 0
+        assert n > 1 or "step has overwritten" in found[stage, "checkpoints of old values"]
+        got, seen, frozen = found[stage, "hooked"]
+        close(got, usual | {"0.bias": 3 * usual["0.bias"]})
+        assert seen == [[False, True, True, True]] and frozen
+        assert "summed over the ranks already" in found[stage, "no_sync"]
+        assert "added up of 2" in found[stage, "zeroed in part"] and found[stage, "summary"]
 
 
 @pytest.mark.parametrize("n", [1, 2])
