@@ -59,7 +59,7 @@ def test_what_fails_ends_the_crew_and_the_next_call_has_a_new_one(crews):
     for target, args, limit, words in (("fails_on", (1,), 60, "this key"), ("never_comes", (), 3, "its time limit"),
                                        ("leaves_without_a_value", (), 60, "no value from ranks [0, 1, 2]"),
                                        ("leaves_a_hook", (), 60, "leaves to the next call a world with hooks="),
-                                       ("leaves_a_message", (), 60, "leaves to the next call a message='that nobody received'"),
+                                       ("leaves_a_message", (), 60, "a message='that nobody received'"),
                                        ("leaves_a_variable", (), 60, "'MINITORCH_COLOUR': 'blue'")):
         crews.call(PROGRAMS + "rank_and", 3)
         before = pids(crews)
