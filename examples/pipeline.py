@@ -91,8 +91,7 @@ def train(args, world):
     with training.usage_errors("pipeline.py"):
         mesh, dataset, loader, schedule, whole, pipeline = prepare(args, world)
         run = training.Run(args.out, world)
-    epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
-    steps = min(args.steps or epochs * len(loader), epochs * len(loader))
+    epochs, steps = training.length(args, len(loader), dataset.default_epochs)
     parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
     optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
     plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
@@ -129,8 +128,7 @@ def main(argv=None):
         args = parse(argv)
     summary = train(args, world)
     if world.rank == 0:
-        print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
-              f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
+        print(training.closing(summary, args.out))
     return 0
 
 

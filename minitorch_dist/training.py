@@ -361,6 +361,19 @@ def peak_memory_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def length(args, batches, default_epochs):
+    """(epochs, steps) to train for: --epochs or --steps, whichever ends first; `batches` make an epoch."""
+    epochs = args.epochs or (-(-args.steps // batches) if args.steps else default_epochs)
+    steps = min(args.steps or epochs * batches, epochs * batches)
+    return -(-steps // batches), steps
+
+
+def closing(summary, out):
+    """The last line of a program that has trained a classifier: what came out, from its summary."""
+    return (f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
+            f"parameters {summary['parameters_sha256'][:12]}, run written to {out}")
+
+
 def prepare_exact(world, micro_shards=8):
     """Exact mode's conditions: the tree fits the ranks (else ValueError), and BLAS has one thread, because a product
     that is split over threads adds up in another order."""

@@ -138,9 +138,7 @@ def prepare(args, world, plugged):
                          parts=plugged.parts(len(images), batch_size, world.size, args.seed),
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
                          augment=RandomShift(len(images), reach=args.augment, seed=args.seed) if args.augment else None)
-    epochs = args.epochs or (-(-args.steps // len(loader)) if args.steps else dataset.default_epochs)
-    steps = min(args.steps or epochs * len(loader), epochs * len(loader))
-    epochs = -(-steps // len(loader))
+    epochs, steps = training.length(args, len(loader), dataset.default_epochs)
 
     mt.manual_seed(args.seed)
     model = DistributedDataParallel(MODELS[args.model](args, dtype).to(device), world, bucket_cap_mb=args.bucket_mb,
@@ -227,8 +225,7 @@ def main(argv=None):
     args.out = args.out or Path("runs") / f"{'mine-' * args.mine}{world.size}-rank{'s' * (world.size > 1)}"
     summary, one = train_mine(args, world) if args.mine else (train(args, world), True)
     if world.rank == 0:
-        print(f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
-              f"parameters {summary['parameters_sha256'][:12]}, run written to {args.out}")
+        print(training.closing(summary, args.out))
     return summary["exit_status"] or int(not one)
 
 

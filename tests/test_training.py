@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -274,3 +275,10 @@ def test_progress_speaks_on_rank_0_only(capsys):
 
 def test_peak_memory_is_in_bytes():
     assert 10e6 < training.peak_memory_bytes() < 100e9
+
+
+@pytest.mark.parametrize("epochs, steps, wanted", [
+    (3, None, (3, 30)), (None, None, (4, 40)), (None, 25, (3, 25)), (3, 5, (1, 5)), (3, 100, (3, 30)),
+    (None, 10, (1, 10))])
+def test_what_ends_first_ends_the_training(epochs, steps, wanted):
+    assert training.length(SimpleNamespace(epochs=epochs, steps=steps), 10, 4) == wanted

@@ -33,6 +33,12 @@ class OverRanks:
         return type(None), ()
 
 
+def other_buffers(module):
+    """The names of the buffers that no BatchNorm looks after."""
+    normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
+    return [name for name, b in module.named_buffers() if id(b) not in normalised]
+
+
 def layers(module):
     """The module's BatchNorms, each once."""
     return list({id(m): m for m in module.modules() if isinstance(m, BatchNorm)}.values())

@@ -23,11 +23,11 @@ from ..backend import xp
 from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
 from . import comm_hooks
-from .batch_norm import MicroShardStatistics, layers, synchronise
+from .batch_norm import MicroShardStatistics, other_buffers, synchronise
 from .buckets import MIB, Bucket, cut
 from .exact import check_shape
 from .join import Join
-from .same_model import broadcast, check_same_model, check_unchanged, tables
+from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
 
 
 class DistributedDataParallel(Module):
@@ -88,9 +88,8 @@ class DistributedDataParallel(Module):
             broadcast(self.comm, bucket.flat.params)
         for name, values in (*self.frozen, *module.named_buffers()):
             broadcast(self.comm, lower(values), name)
-        normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
-        self.synchronised_buffers = [name for name, b in module.named_buffers() if id(b) not in normalised] \
-            if broadcast_buffers and not exact and self.comm.size > 1 else []
+        self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
+            else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
             synchronise(module, self.comm)
@@ -106,10 +105,8 @@ class DistributedDataParallel(Module):
         return [self.names[id(p)] for bucket in self.buckets for p in bucket.unused()]
 
     def forward(self, *inputs, **options):
-        if self.training and self.sync and self.synchronised_buffers:
-            buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
-            for name in self.synchronised_buffers:
-                broadcast(self.comm, lower(buffers[name]), name)
+        if self.training and self.sync:
+            from_rank_0(self.comm, self.module, self.synchronised_buffers)
         check_unchanged(self.frozen, self.tree)
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)

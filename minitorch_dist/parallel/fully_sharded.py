@@ -36,12 +36,12 @@ from ..autodiff.writes import log, tick
 from ..backend import xp
 from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
-from .batch_norm import MicroShardStatistics, layers, synchronise
+from .batch_norm import MicroShardStatistics, other_buffers, synchronise
 from .data_parallel import check_unwrapped
 from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
-from .same_model import broadcast, check_same_model, check_unchanged, tables
+from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
 from .units import Unit, default_units, group
 
 BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
@@ -119,9 +119,8 @@ class FullySharded(Module):
         for name, values in (*self.frozen, *module.named_buffers()):
             broadcast(self.comm, lower(values), name)
         self._make_units(groups)
-        normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
-        self.synchronised_buffers = [name for name, b in module.named_buffers() if id(b) not in normalised] \
-            if broadcast_buffers and not exact and self.comm.size > 1 else []
+        self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
+            else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
             synchronise(module, self.comm)
@@ -160,10 +159,8 @@ class FullySharded(Module):
         check_unchanged(self.frozen, self.tree)
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
-        if self.training and self.sync and self.synchronised_buffers:
-            buffers = dict(self.module.named_buffers())     # by name: assigning makes another array
-            for name in self.synchronised_buffers:
-                broadcast(self.comm, lower(buffers[name]), name)
+        if self.training and self.sync:
+            from_rank_0(self.comm, self.module, self.synchronised_buffers)
         for unit in self.units if ledger.open_ledgers else ():
             ledger.keep(unit.flat.params, "parameter")
             ledger.keep(unit.flat.grads, "gradient")

@@ -3,6 +3,7 @@
 import hashlib
 from operator import is_
 
+from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 
 
@@ -23,6 +24,13 @@ def broadcast(comm, array, name=None):
                          "with np.array(…)")
     comm.broadcast(array, src=0)
     wrote(array, "the broadcast from rank 0")
+
+
+def from_rank_0(comm, module, names):
+    """Make these buffers of the module rank 0's."""
+    buffers = dict(module.named_buffers()) if names else {}     # by name: assigning makes another array
+    for name in names:
+        broadcast(comm, lower(buffers[name]), name)
 
 
 def check_same_model(module, comm, wrapper="DistributedDataParallel", **settings):

@@ -15,8 +15,9 @@ from tests.crews import crews
 
 from . import sharded_cases as cases
 from . import sharded_misuse_cases as misuse
+from . import sharded_use_cases as use
 
-CASES, MISUSE = "tests.parallel.sharded_cases:", "tests.parallel.sharded_misuse_cases:"
+CASES, MISUSE, USE = (f"tests.parallel.sharded_{name}:" for name in ("cases", "misuse_cases", "use_cases"))
 
 
 def close(got, wanted, tolerance=1e-10):
@@ -272,7 +273,7 @@ def test_what_looks_odd_and_is_right(n):
 @pytest.mark.parametrize("n", [1, 2])
 def test_values_are_those_after_the_last_step(n):
     """Whatever has gathered them before it, and has not come to its end."""
-    found = crews.call(MISUSE + "current_values", n)[0]
+    found = crews.call(USE + "current_values", n)[0]
     assert found.pop("alive") == []
     for kept in (False, True):
         assert ELSEWHERE in found.pop(("closed", kept))
@@ -286,9 +287,9 @@ def test_what_users_do_to_pieces(n):
     def wanted(module):
         return misuse.alone(module, lambda m, x, rank: m(x), range(n))
     usual = wanted(cases.net())
-    found = crews.call(MISUSE + "pieces_in_use", n)[0]
+    found = crews.call(USE + "pieces_in_use", n)[0]
     for stage in (1, 2, 3):
-        close(found[stage, "checkpoints"], wanted(misuse.Checkpoints(lambda f: f)))
+        close(found[stage, "checkpoints"], wanted(use.Checkpoints(lambda f: f)))
         assert found[stage, "held"] == 0
         assert n > 1 or "step has overwritten" in found[stage, "checkpoints of old values"]
         got, seen, frozen = found[stage, "hooked"]

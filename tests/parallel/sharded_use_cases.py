@@ -1,0 +1,166 @@
+"""What the ranks do in the tests of fully_shard: values after each step, checkpoints inside units, hooks on pieces."""
+
+import minitorch_dist as mt
+from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist.parallel import full_state_dict, fully_shard
+
+from . import plain
+from .sharded_cases import backward, batch, grads, net, said
+from .sharded_misuse_cases import alone
+
+
+class Catches(nn.Module):
+    """A unit that raises when it runs first, which the model takes calmly."""
+
+    def __init__(self):
+        super().__init__()
+        mt.manual_seed(6)
+        self.part, self.last = Refusing(), nn.Linear(plain.FEATURES, plain.CLASSES, dtype="f8")
+
+    def forward(self, x):
+        try:
+            x = self.part(x, refuse=True)
+        except ZeroDivisionError:
+            x = self.part(x, refuse=False)
+        return self.last(x)
+
+
+class Refusing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(plain.FEATURES, plain.FEATURES, dtype="f8")
+
+    def forward(self, x, refuse):
+        if refuse:
+            raise ZeroDivisionError
+        return self.layer(x)
+
+
+def current_values():
+    """{what: (values that were seen after the optimizer's steps, full_state_dict's)} of stage 3, on rank 0."""
+    world, found = comm.world(), {}
+
+    def refuse(*_):
+        raise ZeroDivisionError("refused")
+
+    def whole(model):
+        with model.gathered() as module:
+            return {name: p.numpy().copy() for name, p in module.named_parameters()}
+    for kept in (False, True):
+        model = fully_shard(net(), world, reshard_after_forward=not kept)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        backward(model)
+        x, _ = batch(world.rank)
+        model(x)        # whose values are kept, or gathered ahead
+        optimizer.step()
+        found["gathered", kept] = whole(model), full_state_dict(model)
+        model(x)
+        optimizer.step()
+        y, state = model.module[0](x).numpy(), full_state_dict(model)
+        found["a unit by itself", kept] = {"y": y}, state and {"y": x.numpy() @ state["0.weight"].T + state["0.bias"]}
+        model(x)
+        other = {name: value + 1 for name, value in net().state_dict().items()}
+        model.load_state_dict(other)
+        found["loaded", kept] = whole(model), other
+        off = model.module[2].register_forward_pre_hook(refuse)
+        said(lambda m=model, x=x: m(x))
+        off()
+        optimizer.step()
+        found["raised", kept] = whole(model), full_state_dict(model)
+
+        def raises(model=model):
+            with model.gathered():
+                refuse()
+        said(raises)
+        found["closed", kept] = said(model.module[0].weight.numpy)
+        optimizer.step()
+        found["raised inside", kept] = whole(model), full_state_dict(model)
+        with model.gathered():
+            model.zero_grad()
+            backward(model)
+            optimizer.step()
+            found["stepped inside", kept] = said(lambda m=model, x=x: m(x))
+    model, usual = Catches(), Catches()
+    model = fully_shard(model, world, units=[model.part, model.last])
+    sharded_optimizer, optimizer = (optim.SGD(m.parameters(), lr=0.1) for m in (model, usual))
+    for step in range(2):
+        model.zero_grad()
+        backward(model, step)
+        sharded_optimizer.step()
+        optimizer.zero_grad()
+        alone(usual, lambda m, x, rank: m(x), range(world.size), (step,))
+        optimizer.step()
+    found["caught", False] = full_state_dict(model), usual.state_dict()
+    model(x)
+    found["alive"] = [unit.name for unit in model.units if unit.users or unit.whole is not None]
+    return found
+
+
+class Checkpoints(nn.Module):
+    """net() between two layers, of which one belongs to no unit and the other to one; both are checkpointed parts."""
+
+    def __init__(self, checkpoint):
+        super().__init__()
+        mt.manual_seed(8)
+        self.first = nn.Linear(plain.FEATURES, plain.FEATURES, dtype="f8")
+        self.layers = nn.Sequential(Around(checkpoint), net())
+        self.checkpoint = checkpoint
+
+    def forward(self, x):
+        return self.layers(self.checkpoint(lambda x: x @ self.first.weight + self.first.bias)(x))
+
+
+class Around(nn.Module):
+    def __init__(self, checkpoint):
+        super().__init__()
+        self.up, self.down = nn.Linear(plain.FEATURES, 30, dtype="f8"), nn.Linear(30, plain.FEATURES, dtype="f8")
+        self.checkpoint = checkpoint
+
+    def forward(self, x):
+        twice = self.checkpoint(lambda x: self.checkpoint(self.down)(mt.tanh(self.up(x))))
+        return x + twice(x)
+
+
+def pieces_in_use():
+    """{(stage, what): …} of what users do to parameters(): hooks, freezing, forgetting some gradients; and of parts of
+    units in checkpoints, and summary()."""
+    world, found = comm.world(), {}
+    x, _ = batch(world.rank)
+    for stage in (1, 2, 3):
+        model = fully_shard(Checkpoints(mt.checkpoint), world, stage)
+        for _ in range(2):      # the second with values gathered ahead
+            model.zero_grad()
+            backward(model)
+        found[stage, "checkpoints"] = grads(model)
+        model.zero_grad()
+        with ledger.record(memory=True) as book:
+            loss = model(x).sum()
+            found[stage, "held"] = book.live["buffer"]
+        model = fully_shard(Around(mt.checkpoint), world, stage)
+        optimizer, loss = optim.SGD(model.parameters(), lr=0.1), model(x).sum()
+        for p in model.parameters():
+            p.grad = mt.ones(p.shape, dtype="f8")
+        optimizer.step()
+        if world.size == 1:     # else a rank has none of this small unit, and another one's error is the job's
+            found[stage, "checkpoints of old values"] = said(loss.backward)
+        model, seen = fully_shard(net(), world, stage), []
+        pieces = dict(model.named_parameters())
+        pieces["0.bias"].register_hook(lambda g: g * 3)
+        pieces["2.bias"].register_post_accumulate_grad_hook(
+            lambda p, pieces=pieces, seen=seen: seen.append([q.grad is not None for q in pieces.values()]))
+        pieces["0.weight"].requires_grad_(False)
+        backward(model)
+        found[stage, "hooked"] = grads(model), seen, pieces["0.weight"].grad is None
+        found[stage, "no_sync"] = said(lambda m=model: within(m, 1))
+        model.zero_grad()
+        within(model, 0)
+        for name in ("0.weight", "0.bias"):
+            pieces[name].grad = None
+        found[stage, "zeroed in part"] = said(lambda m=model: backward(m))
+        found[stage, "summary"] = str(nn.summary(fully_shard(net(), world, stage), x)) == str(nn.summary(net(), x))
+    return found
+
+
+def within(model, step):
+    with model.no_sync():
+        backward(model, step)
