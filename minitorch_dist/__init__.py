@@ -17,8 +17,9 @@ from .autodiff.ops import *  # noqa: E402, F403
 from .autodiff.ops import __all__ as _ops  # noqa: E402
 from .autodiff.ops import random  # noqa: E402, F401
 from .backend import manual_seed  # noqa: E402
+from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = [*_autodiff, *_ops, "backend", "comm", "data", "kernels", "ledger", "manual_seed", "nn", "optim", "parallel",
-           "random", "trace", "viz"]
+__all__ = [*_autodiff, *_ops, "backend", "comm", "cuda_graph", "data", "kernels", "ledger", "manual_seed", "nn",
+           "optim", "parallel", "random", "trace", "viz"]

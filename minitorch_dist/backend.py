@@ -140,6 +140,7 @@ def to(array, device):
     name, here = device_name(device), device_of(array)
     if name == here:
         return array
+    refuse_in_graph(f"a copy from {here} to {name}")
     if name == "cpu":
         with on(here):
             settle()
@@ -180,6 +181,13 @@ def check_devices(name, values, error=None):
     where, = devices
     raise RuntimeError(f"{name}: {described}, but the current GPU is {current}: call backend.use({where!r}), or "
                        f"work inside `with backend.on({where!r}):`") from error
+
+
+def matmul(x, y, out=None):
+    """x @ y of raw arrays of two axes or more."""
+    if x.__class__ is not xp.ndarray and recording.graph is not None:
+        return recording.graph.matmul(x, y, out)
+    return xp.matmul(x, y, out=out)
 
 
 def zeros(shape, dtype, device="cpu"):
@@ -227,6 +235,24 @@ def memory_info():
     return info
 
 
+# ---------------------------------------------------------------- what a CUDA graph is made of
+
+class Recording(threading.local):
+    """What this thread's GPU operations become a part of: a Recorder (cuda_graphs.py), or None."""
+
+    graph = None
+
+
+recording = Recording()
+
+
+def refuse_in_graph(what):
+    """RuntimeError in a function that a CUDA graph repeats: `what` is the host's work, and would be done once only."""
+    if recording.graph is not None:
+        raise RuntimeError(f"{what} inside of {recording.graph.name}: a CUDA graph repeats the work of the GPU alone, "
+                           "not the host's part in it; do that before or after the call")
+
+
 # ---------------------------------------------------------------- checks of values on a GPU
 
 put_off = []    # [(0-d bool array, error)]: checks whose answers nobody has waited for yet
@@ -237,6 +263,9 @@ def refuse(bad, error):
     """Raise `error` if `bad`, a 0-d bool, is true: at once on the host. The answer of a GPU would have to be waited
     for, so there the error comes as soon as any value is brought to the host (item(), cpu(), …)."""
     if not on_host(bad):
+        if recording.graph is not None:
+            recording.graph.checks.append((bad, error))
+            return
         put_off.append((bad, error))
         if len(put_off) > MOST:
             settle()
@@ -318,6 +347,7 @@ def next_stream():
 
 
 def _next_key():
+    refuse_in_graph("drawing random numbers")
     random_state.draws += 1
     return stream_key("default", random_state.seed, random_state.draws)
 
@@ -383,6 +413,7 @@ class Draw(NamedTuple):
 def random_draws(shape):
     """What random_rows(shape) draws next, as data: a list of Draws. A GPU makes the numbers itself, from the keys."""
     scope, size = random_state.scope, math.prod(shape)
+    refuse_in_graph("drawing random numbers")
     if scope is None:
         return [Draw(_next_key(), 0, size, 0)]
     call = scope.calls[random_state.path] = scope.calls.get(random_state.path, 0) + 1

@@ -118,6 +118,17 @@ def record(memory=False, timeline=False):
         open_ledgers[:] = [other for other in open_ledgers if other is not book]
 
 
+@contextmanager
+def aside():
+    """Count what happens inside the block into a new Ledger alone: no other one sees it."""
+    others, book = open_ledgers[:], Ledger()
+    open_ledgers[:] = [book]
+    try:
+        yield book
+    finally:
+        open_ledgers[:] = others
+
+
 def keep(array, kind):
     """Count the memory that `array` keeps alive as bytes of `kind`, one of KINDS, until that memory is freed.
 
@@ -140,10 +151,10 @@ def message(axis, op, sent, between_nodes=0):
         book.bytes_between_nodes[axis, op] += between_nodes
 
 
-def launch(name):
-    """Count one start of the fused kernel `name`."""
+def launch(name, times=1):
+    """Count starts of the fused kernel `name`."""
     for book in open_ledgers:
-        book.launches[name] += 1
+        book.launches[name] += times
 
 
 def event(name, detail=""):

@@ -182,9 +182,7 @@ class Tensor(Traced):
 
     def item(self):
         """The value of a one-element tensor as a Python number; from a GPU it is waited for."""
-        if backend.put_off:
-            backend.settle()
-        return self.data.item()
+        return to(self.data, "cpu").item()
 
     def tolist(self):
         """The values as nested Python lists; from a GPU they are waited for."""

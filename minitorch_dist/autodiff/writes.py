@@ -12,7 +12,7 @@ node, so a later write into its addresses is a write into it.
 import itertools
 from bisect import bisect_left, bisect_right
 
-from ..backend import byte_range
+from ..backend import byte_range, recording
 
 tick = itertools.count(1).__next__      # the clock
 
@@ -30,6 +30,14 @@ class WriteLog:
         if bounds is not None:
             self.newest = date = tick()
             self._replace(*bounds, [(*bounds, (date, author))])
+            if recording.graph is not None:
+                recording.graph.writes.append((*bounds, author))
+
+    def add_ranges(self, ranges):
+        """Note writes into ranges of addresses [(first, last + 1, author)], of which each was noted before."""
+        date = self.newest = tick()
+        for start, stop, author in ranges:
+            self._replace(start, stop, [(start, stop, (date, author))])
 
     def forget(self, array):
         """`array` is new memory, of which an unpacked value is to be made: what was written to its addresses before

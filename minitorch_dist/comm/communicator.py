@@ -10,7 +10,7 @@ import numpy as np
 
 from minitorch_dist import ledger
 
-from ..backend import on_host, zeros
+from ..backend import on_host, recording, refuse_in_graph, zeros
 from . import check, mismatch
 from .algorithms import ALGORITHMS, Wire, named
 from .device import OnDevices, down, up
@@ -115,7 +115,8 @@ class Communicator(Messages, Objects, OnDevices):
         known = self._repeated.get((id(x), op))
         if known is not None and not known.fits(x):
             known = None
-        if known is not None and not (exact or algorithm or self.hooks or ledger.open_ledgers):
+        if known is not None and not (exact or algorithm or self.hooks or ledger.open_ledgers
+                                      or recording.graph is not None):
             if async_op:
                 return Work(self, "all_reduce", (x,), None, known.post())
             if not self._window.pending:
@@ -313,6 +314,7 @@ class Communicator(Messages, Objects, OnDevices):
         return place, key if place is None else mismatch.of_piece(key, place)
 
     def _begin(self, call):
+        refuse_in_graph(call.op)
         for hook in self.hooks:
             hook.before(call.op, call.x, call.peer)
 

@@ -135,6 +135,11 @@ def for_op(name, args, made=False):
     return op if op.fits(*args) else None
 
 
+def enabled():
+    """Whether Triton's kernels are used: see disable."""
+    return _State.on
+
+
 class _Switch:
     """What enable() and disable() return: as a context manager it puts things back as they were."""
 

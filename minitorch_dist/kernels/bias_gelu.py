@@ -20,6 +20,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from ..backend import matmul
 from . import Kept, Op, launch
 from .column_sums import column_sums, stripes
 from .kernel import Kernel
@@ -171,7 +172,7 @@ def gelu_pullback(ct, wanted, x, approximate):
 
 def linear_gelu(x, weight, bias, approximate):
     """(gelu(x Wᵀ + bias), Kept((x Wᵀ,))): x (…, in), weight (out, in), bias (out)."""
-    product = (_rows(x) @ weight.T).reshape(*x.shape[:-1], bias.size)
+    product = matmul(_rows(x), weight.T).reshape(*x.shape[:-1], bias.size)
     return bias_gelu(product, launch.contiguous(bias), "tanh" if approximate else "none"), Kept((product,))
 
 
@@ -182,8 +183,8 @@ def linear_gelu_pullback(ct, wanted, x, weight, bias, approximate, aux):
     g, g_bias = bias_gelu_gradient(launch.contiguous(ct), product, launch.contiguous(bias), form, wanted[2])
     g = _rows(g)
     place = getattr(wanted[1], "array", None)       # where `wanted` is an Into of the engine's
-    return ((g @ weight).reshape(x.shape) if wanted[0] else None,
-            np.matmul(g.T, _rows(x), out=place) if wanted[1] else None, g_bias if wanted[2] else None)
+    return (matmul(g, weight).reshape(x.shape) if wanted[0] else None,
+            matmul(g.T, _rows(x), out=place) if wanted[1] else None, g_bias if wanted[2] else None)
 
 
 def _rows(x):

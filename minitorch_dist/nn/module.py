@@ -75,6 +75,8 @@ class Module:
         state = backend.random_state        # random numbers are keyed by the path of the module that draws them
         outer = state.path
         state.path = (*outer, self._name) if self._name else outer
+        if backend.recording.graph is not None:
+            backend.recording.graph.called(self)
         try:
             if self._hooks is None:
                 return self.forward(*inputs, **options)

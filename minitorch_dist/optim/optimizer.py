@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import ledger
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import module_of, to, to_device_of, xp, zeros_like
+from ..backend import module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
 
 # Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
@@ -81,6 +81,7 @@ class Optimizer:
 
     def step(self):
         """Update every parameter that has a gradient, in place."""
+        refuse_in_graph(f"{type(self).__name__}.step")
         begin = ledger.now() if ledger.open_ledgers else None
         if any(slot.segment.tensor.leaf.flat is not flat
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):

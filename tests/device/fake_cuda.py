@@ -1,7 +1,8 @@
-"""The part of the stand-in that is cupy.cuda: two GPUs, of which one is current, streams and events."""
+"""The part of the stand-in that is cupy.cuda: two GPUs, of which one is current, streams, events and graphs."""
 
 import itertools
 import threading
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 GPUS = 2
@@ -44,13 +45,59 @@ class Event:
         self.number, self.done = next(self.numbers), True
 
 
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's."""
+
+
+class Graph:
+    """What was recorded: functions to call, and arrays whose memory must stay."""
+
+    def __init__(self):
+        self.work, self.held = [], []
+
+    def launch(self, stream=None):
+        for do in self.work:
+            do()
+
+
+def recorded():
+    """The graph that is being recorded, or None."""
+    return getattr(here, "graph", None)
+
+
+def refuse_while_recording(error=None):
+    """What would wait for the GPU, or copy to it, can't be recorded."""
+    if recorded() is not None:
+        here.broken = True
+        raise error or CUDARuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is "
+                                        "capturing")
+
+
 class Stream:
     """A stream that writes down what it is told."""
 
     numbers = itertools.count()
 
     def __init__(self, non_blocking=False):
-        self.ptr = next(self.numbers)
+        self.ptr, self.non_blocking = next(self.numbers), non_blocking
+
+    def __enter__(self):
+        self.outer, here.stream = get_current_stream(), self
+        return self
+
+    def __exit__(self, *exc):
+        here.stream = self.outer
+
+    def begin_capture(self, mode=None):
+        assert self is get_current_stream() and self.non_blocking and recorded() is None
+        here.graph, here.broken = Graph(), False
+
+    def end_capture(self):
+        graph, here.graph = here.graph, None
+        if here.broken:
+            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during "
+                                   "capture")
+        return graph
 
     def record(self, event=None):
         event = event or Event()
@@ -61,14 +108,28 @@ class Stream:
         events.append(("wait", self.ptr, event.number))
 
     def synchronize(self):
+        refuse_while_recording()
         events.append(("synchronize", self.ptr, current()))
 
 
 THE_STREAM = Stream()
 
+
+def get_current_stream():
+    return getattr(here, "stream", THE_STREAM)
+
+
+class MemoryPool:
+    def malloc(self, size):
+        raise NotImplementedError("the stand-in's memory is NumPy's")
+
+
 cuda = ModuleType("cupy.cuda")
 vars(cuda).update(
-    Device=Device, Event=Event, Stream=Stream, is_available=lambda: True, get_current_stream=lambda: THE_STREAM,
+    Device=Device, Event=Event, Stream=Stream, is_available=lambda: True, get_current_stream=get_current_stream,
+    Graph=Graph, MemoryPool=MemoryPool, using_allocator=lambda allocator=None: nullcontext(),
     alloc_pinned_memory=lambda nbytes: bytearray(nbytes),
     runtime=SimpleNamespace(getDevice=current, getDeviceCount=lambda: GPUS,
+                            runtimeGetVersion=lambda: 13000, CUDARuntimeError=CUDARuntimeError,
+                            CUDA_R_16F=2, CUDA_R_32F=0, CUDA_R_64F=1,
                             getDeviceProperties=lambda i: {"uuid": b"the 16 bytes %03d" % i, "name": b"stand-in"}))

@@ -8,7 +8,9 @@ What it is for is to refuse what CuPy refuses, so that code which passes here ru
 - only the functions, methods and arguments of cupy_api.json exist, which is taken from a real CuPy (api.py);
 - an array mixed with one of NumPy raises TypeError, and so does NumPy asking for its elements;
 - reductions give 0-d arrays; an index out of range is taken modulo the extent; add.at knows few dtypes;
-- ops run on the current one of two GPUs, and raise on the other one's arrays.
+- ops run on the current one of two GPUs, and raise on the other one's arrays;
+- while a stream is recorded into a graph nothing is computed: results are NaN (integers 0) until the graph is launched,
+  and what would wait for the GPU raises.
 
 Every copy between host and GPU is counted in `transfers`: "up" and "down" by name, and "implicit", which CuPy makes
 without being asked, for indices and in einsum.
@@ -24,7 +26,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from . import api
-from .fake_cuda import Device, cuda, current, events
+from .fake_cuda import Device, cuda, current, events, recorded, refuse_while_recording
 
 SCALARS = (bool, int, float, np.generic)
 API = api.stored()
@@ -59,6 +61,28 @@ def bare(value):
 def ours(result, base=None):
     """A NumPy result as an array of ours; numbers become 0-d arrays."""
     return ndarray(np.asarray(result), current(), base)
+
+
+def launched(compute, out=None, views=()):
+    """compute()'s result, now or at each launch of the graph that is being recorded.
+
+    out    what compute writes into, where it gives nothing new
+    views  arrays into which the result may be a view: then there is nothing to compute
+    """
+    graph = recorded()
+    if graph is None:
+        return compute()
+    if out is not None:
+        graph.held.append(out)
+        graph.work.append(compute)
+        return out
+    result = np.asarray(compute())
+    if not any(np.may_share_memory(result, x) for x in views):
+        result = np.array(result)       # numbers too are somewhere
+        graph.work.append(lambda: np.copyto(result, compute()))
+        result.fill(np.nan if result.dtype.kind == "f" else 0)
+    graph.held.append(result)
+    return result
 
 
 class ndarray:
@@ -112,7 +136,8 @@ class ndarray:
     # ------------------------------------------------------------ elements
 
     def __getitem__(self, index):
-        return ours(self.host[plain_index(index, self.shape)], self)
+        place = plain_index(index, self.shape)
+        return ours(launched(lambda: self.host[place()], views=[self.host]), self)
 
     def __setitem__(self, index, value):
         if isinstance(value, np.ndarray) and value.ndim:
@@ -121,7 +146,8 @@ class ndarray:
             value = value.item() if isinstance(value, np.ndarray) else value
             if not isinstance(value, SCALARS):
                 raise TypeError(f"fill can't take a {type(value)}")
-        bare(self)[plain_index(index, self.shape)] = bare(value)
+        target, place, value = bare(self), plain_index(index, self.shape), bare(value)
+        launched(lambda: target.__setitem__(place(), value), out=target)
 
     def __len__(self):
         return len(self.host)
@@ -148,6 +174,7 @@ class ndarray:
     # ------------------------------------------------------------ copies
 
     def get(self, stream=None, order="C", out=None, blocking=True):
+        refuse_while_recording()
         transfers["down"] += 1
         if out is None:
             return np.array(self.host, order=order)
@@ -161,6 +188,7 @@ class ndarray:
             raise TypeError(f"{type(arr)} can't be copied to {self.dtype}{self.shape}")
         if not self.flags.c_contiguous:
             raise RuntimeError("Cannot set to non-contiguous array")
+        refuse_while_recording()
         transfers["up"] += 1
         np.copyto(self.host, arr)
 
@@ -178,7 +206,7 @@ class ndarray:
     def copy(self, order="C"):
         if self.device_id != current():
             events.append(("copy", self.device_id, current(), self.flags.c_contiguous))
-        return ndarray(np.array(self.host, order=order), current())     # from another GPU as well
+        return ours(launched(lambda: np.array(self.host, order=order)))     # from another GPU as well
 
     def __deepcopy__(self, memo):
         return self.copy()
@@ -193,7 +221,11 @@ def method(name, parameters):
         kwargs = {k: bare(v) if isinstance(v, ndarray) else v for k, v in given.kwargs.items()}
         if name == "transpose" and given.args[1:] == ((),):
             given = known.bind(self)
-        result = np.asarray(getattr(np.asarray(bare(self)), name)(*given.args[1:], **kwargs))
+        host = np.asarray(bare(self))
+
+        def compute():
+            return np.asarray(getattr(host, name)(*given.args[1:], **kwargs))
+        result = launched(compute, host if name == "fill" else kwargs.get("out"), [host])
         if name == "astype" and result is self.host:
             return self
         return ours(result, self if np.may_share_memory(result, self.host) else None)
@@ -207,7 +239,8 @@ for _name, _parameters in API["methods"].items():
 
 
 def plain_index(index, shape):
-    """An index for NumPy that does what CuPy does: places out of range are taken modulo the extent."""
+    """A function that gives an index for NumPy that does what CuPy does: places out of range are taken modulo the
+    extent."""
     parts, axis, found = index if isinstance(index, tuple) else (index,), 0, []
     used = sum(p.ndim if getattr(p, "dtype", None) == np.bool_ else p is not None and p is not Ellipsis for p in parts)
     if used > len(shape):
@@ -221,16 +254,17 @@ def plain_index(index, shape):
                 raise IndexError(f"arrays used as indices must be of integer or boolean type, not {part.dtype}")
             part = bare(part)
             if part.dtype.kind == "b":
+                refuse_while_recording()
                 transfers["down"] += 1      # how many are true
                 axis += part.ndim
             else:
-                part, axis = part % max(shape[axis], 1), axis + 1
+                part, axis = (part, max(shape[axis], 1)), axis + 1
         elif part is Ellipsis:
             axis += len(shape) - used
         elif part is not None:
             axis += 1
         found.append(part)
-    return tuple(found)
+    return lambda: tuple(part[0] % part[1] if isinstance(part, tuple) else part for part in found)
 
 
 # ---------------------------------------------------------------- ufuncs and operators
@@ -244,12 +278,19 @@ def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
     values = [bare(a) for a in args]
     if ufunc is np.matmul and not all(isinstance(a, ndarray) for a in args):
         raise TypeError("matmul takes arrays")
+    if ufunc is np.matmul and args[0].dtype.kind == "f":
+        refuse_cublas()
     if out is not None:
         if not isinstance(out, ndarray):
             raise TypeError(f"out must be a cupy.ndarray, not {type(out)}")
-        ufunc(*values, out=bare(out), dtype=dtype, casting=casting)
+        target = bare(out)
+        launched(lambda: ufunc(*values, out=target, dtype=dtype, casting=casting), out=target)
         return out
-    return ours(ufunc(*values, dtype=dtype, casting=casting))
+    return ours(launched(lambda: ufunc(*values, dtype=dtype, casting=casting)))
+
+
+def refuse_cublas():
+    refuse_while_recording(NotImplementedError("calling cuBLAS API during stream capture is currently unsupported"))
 
 
 def add_at(ufunc, a, indices, b):
@@ -258,7 +299,8 @@ def add_at(ufunc, a, indices, b):
         raise NotImplementedError(f"{ufunc.__name__}.at")
     if a.dtype.name not in ADDED_AT:
         raise TypeError(f"cupy.add.at only supports {', '.join(ADDED_AT)} as data type")
-    np.add.at(bare(a), plain_index(indices, a.shape), bare(b))
+    target, places, values = bare(a), plain_index(indices, a.shape), bare(b)
+    launched(lambda: np.add.at(target, places(), values), out=target)
 
 
 def operator(ufunc, swapped=False, inplace=False):
@@ -304,11 +346,12 @@ def function(name, parameters):
         if name == "argsort" and given.arguments.get("kind") not in (None, "stable"):
             raise ValueError("kind can only be None or 'stable'")
         out = given.arguments.get("out")
-        result = numpys(*translated(given.args), **translated_dict(given.kwargs))
-        if out is not None:
-            return out
-        first = args[0] if args and isinstance(args[0], ndarray) else None
-        return [ours(r, first) for r in result] if isinstance(result, list) else ours(result)
+        plain, named = translated(given.args), translated_dict(given.kwargs)
+        if name == "split":
+            return [ours(part, args[0]) for part in numpys(*plain, **named)]
+        first = [plain[0]] if plain and isinstance(plain[0], np.ndarray) else []
+        result = launched(lambda: numpys(*plain, **named), None if out is None else bare(out), first)
+        return ours(result) if out is None else out
     call.__name__ = name
     return call
 
@@ -320,21 +363,25 @@ def translated_dict(arguments):
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     if isinstance(obj, ndarray):
         same = obj.device_id == current() and (dtype is None or dtype == obj.dtype)
-        return obj if same and not copy else ndarray(np.array(obj.host, dtype, order=order), current())
+        return obj if same and not copy else ours(launched(lambda: np.array(obj.host, dtype, order=order)))
     host = np.array(obj, dtype, order=order)
-    transfers["up"] += host.ndim > 0        # a number is an argument of the kernel that fills
-    return ours(host)
+    if host.ndim:       # a number is an argument of the kernel that fills
+        refuse_while_recording()
+        transfers["up"] += 1
+    return ours(launched(lambda: host))
 
 
 def where(condition, x=None, y=None):
     refuse_numpy(condition)
-    return ours(np.where(np.asarray(bare(condition.astype("?", copy=False))), bare(x), bare(y)))
+    condition, x, y = np.asarray(bare(condition.astype("?", copy=False))), bare(x), bare(y)
+    return ours(launched(lambda: np.where(condition, x, y)))
 
 
 def copyto(dst, src, casting="same_kind", where=None):
     if isinstance(src, np.ndarray) and src.ndim:
         raise ValueError("non-scalar numpy.ndarray cannot be used for copyto")
-    np.copyto(bare(dst), bare(src), casting, where=True if where is None else bare(where))
+    target, source, here = bare(dst), bare(src), True if where is None else bare(where)
+    launched(lambda: np.copyto(target, source, casting, where=here), out=target)
 
 
 def may_share_memory(a, b, max_work=None):
@@ -349,9 +396,11 @@ def broadcast_to(array, shape):
 
 
 def einsum(subscripts, *operands, dtype=None, optimize=False):
+    if len(operands) > 1:
+        refuse_cublas()
     transfers["implicit"] += sum(isinstance(x, np.ndarray) for x in operands)      # it takes arrays of the host, too
     operands = [x if isinstance(x, np.ndarray) else bare(x) for x in operands]
-    return ours(np.einsum(subscripts, *operands, dtype=dtype, optimize=optimize))
+    return ours(launched(lambda: np.einsum(subscripts, *operands, dtype=dtype, optimize=optimize), views=operands[:1]))
 
 
 SPECIAL = {

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import backend, kernels
+from minitorch_dist import backend, kernels, optim
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.autodiff.tree import flatten
 from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
-from . import test_fake_cupy, test_steps
+from . import test_cuda_graphs, test_fake_cupy, test_steps
 from .test_ops import CONSTANTS, MOVING, random_like
 
 
@@ -121,6 +121,28 @@ def test_optimizers_agree_on_given_gradients(optimizer):
             opt.step()
         ends.append(p.detach().cpu().numpy())
     assert_close(*ends)
+
+
+@pytest.mark.parametrize("forget, graphs", test_cuda_graphs.WAYS)
+@pytest.mark.parametrize("name", test_cuda_graphs.MODELS)
+def test_a_graph_trains_as_the_function_does(name, forget, graphs):
+    (losses, state, grads, passes), expected = (
+        test_cuda_graphs.train(name, graphed, forget, 9, lambda ps, lr: optim.SGD(ps, lr)) for graphed in (True, False))
+    assert passes.graphs == graphs
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-4)
+    for found, wanted in zip((*state.values(), *grads), (*expected[1].values(), *expected[2]), strict=True):
+        assert np.linalg.norm(found - wanted) <= 1e-4 * max(np.linalg.norm(wanted), 1e-3)
+
+
+@pytest.mark.parametrize("name", test_cuda_graphs.PRODUCTS)
+@pytest.mark.parametrize("with_out", [False, True])
+def test_products_by_cublas_itself(name, with_out):
+    test_cuda_graphs.check_product(backend.load_cupy(), name, with_out)
+
+
+def test_a_recording_that_fails_leaves_a_gpu_that_works():
+    test_cuda_graphs.check_failure()
+    assert (mt.ones(3, device="cuda") + 1).sum().item() == 6
 
 
 def test_what_is_out_of_range_raises_late():

@@ -2,6 +2,7 @@
 
 import math
 
+from ... import backend
 from ...backend import check_devices, module_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import where
@@ -41,7 +42,7 @@ def _grouped(x, groups):
 
 def _forward(q, k, v, mask, causal, scale):
     groups, mask = k.shape[1], _allowed(q, k, mask, causal)
-    p = xp.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
+    p = backend.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
     p *= scale
     if mask is not None:
         xp.copyto(p, -xp.inf, where=xp.logical_not(mask))
@@ -50,7 +51,7 @@ def _forward(q, k, v, mask, causal, scale):
         p -= xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
     xp.exp(p, out=p)
     p /= xp.maximum(p.sum(axis=-1, keepdims=True), 1)
-    return xp.matmul(_grouped(p, groups), v).reshape(*q.shape[:3], v.shape[-1]), p
+    return backend.matmul(_grouped(p, groups), v).reshape(*q.shape[:3], v.shape[-1]), p
 
 
 def _pullback(ct, wanted, q, k, v, scale, aux):
@@ -59,13 +60,13 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
     g, p = _grouped(ct, groups), _grouped(aux, groups)
     gq = gk = None
     if wanted[0] or wanted[1]:
-        scores = xp.matmul(g, v.swapaxes(2, 3))
+        scores = backend.matmul(g, v.swapaxes(2, 3))
         scores -= (scores * p).sum(axis=-1, keepdims=True)
         scores *= p
         scores *= scale
-        gq = xp.matmul(scores, k).reshape(q.shape) if wanted[0] else None
-        gk = xp.matmul(scores.swapaxes(2, 3), _grouped(q, groups)) if wanted[1] else None
-    return gq, gk, xp.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
+        gq = backend.matmul(scores, k).reshape(q.shape) if wanted[0] else None
+        gk = backend.matmul(scores.swapaxes(2, 3), _grouped(q, groups)) if wanted[1] else None
+    return gq, gk, backend.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 
 _attention = Primitive("attention", _forward, "q k v", "mask causal scale", aux=True,

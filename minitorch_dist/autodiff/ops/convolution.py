@@ -4,7 +4,8 @@ channels / groups, *kernel), no flipping of the kernel."""
 import itertools
 import math
 
-from ...backend import xp, zeros_like
+from ... import backend
+from ...backend import zeros_like
 from ..primitive import Primitive, bind
 from .arrange import pad
 from .einsum import einsum
@@ -62,7 +63,7 @@ def _columns(x, kernel, stride, padding, dilation, groups):
 def _forward(x, weight, bias, stride, padding, dilation, groups):
     out = weight.shape[0]
     columns, counts = _columns(x, weight.shape[2:], stride, padding, dilation, groups)
-    y = xp.matmul(weight.reshape(groups, out // groups, -1), columns).reshape(x.shape[0], out, *counts)
+    y = backend.matmul(weight.reshape(groups, out // groups, -1), columns).reshape(x.shape[0], out, *counts)
     if bias is not None:
         y += bias.reshape((out,) + (1,) * len(stride))
     return y
@@ -81,7 +82,7 @@ def _back(rows, ct, shape, kernel, counts, extents, stride, dilation):
     """
     if any(s > 1 for s in stride):
         n = len(kernel)
-        parts = xp.matmul(rows.swapaxes(1, 2), ct).reshape(*shape[:2], *kernel, *counts)
+        parts = backend.matmul(rows.swapaxes(1, 2), ct).reshape(*shape[:2], *kernel, *counts)
         parts = parts.transpose(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
         return add_windows(parts, extents, kernel, stride, dilation)
     wide = zeros_like(ct, (*ct.shape[:3], counts[0], *extents[1:]))
@@ -89,7 +90,7 @@ def _back(rows, ct, shape, kernel, counts, extents, stride, dilation):
     steps = [math.prod(extents[i + 1:]) for i in range(len(extents))]
     used = sum((c - 1) * s for c, s in zip(counts, steps, strict=True)) + 1     # up to the last element of ct
     wide = wide.reshape(*ct.shape[:3], math.prod(wide.shape[3:]))[..., :used]
-    parts = xp.matmul(rows.swapaxes(1, 2), wide).reshape(*shape[:2], math.prod(kernel), used)
+    parts = backend.matmul(rows.swapaxes(1, 2), wide).reshape(*shape[:2], math.prod(kernel), used)
     out = zeros_like(ct, (*shape[:2], math.prod(extents)))
     for k, place in enumerate(itertools.product(*map(range, kernel))):
         first = sum(i * d * s for i, d, s in zip(place, dilation, steps, strict=True))
@@ -108,7 +109,7 @@ def _pullback(ct, wanted, x, weight, stride, padding, dilation, groups):
         gx = _back(rows, flat, x.shape, kernel, counts, extents, stride, dilation)[inside(padding, x.shape[2:])]
     if wanted[1]:
         columns, _ = _columns(x, kernel, stride, padding, dilation, groups)
-        gw = xp.matmul(flat, columns.swapaxes(2, 3)).sum(axis=0).reshape(weight.shape)
+        gw = backend.matmul(flat, columns.swapaxes(2, 3)).sum(axis=0).reshape(weight.shape)
     return gx, gw, ct.sum(axis=(0, *range(2, 2 + n))) if wanted[2] else None
 
 

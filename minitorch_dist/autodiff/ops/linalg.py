@@ -2,7 +2,7 @@
 
 import math
 
-from ...backend import xp
+from ... import backend
 from ..dispatch import binary
 from ..primitive import LinearOp, Primitive, bind, place
 from .reduction import sum
@@ -11,7 +11,8 @@ from .shape import reshape, swap_last
 matmul_by_right = LinearOp("matmul(·, y)", lambda t, y: matmul(t, y), lambda c, y: matmul(c, swap_last(y)))
 matmul_by_left = LinearOp("matmul(x, ·)", lambda t, x: matmul(x, t), lambda c, x: matmul(swap_last(x), c))
 
-_matmul = binary("matmul", xp.matmul, (matmul_by_right, "y"), (matmul_by_left, "x"), "x @ y of two axes or more each")
+_matmul = binary("matmul", backend.matmul, (matmul_by_right, "y"), (matmul_by_left, "x"),
+                 "x @ y of two axes or more each")
 
 
 def matmul(x, y):
@@ -45,7 +46,7 @@ def check_linear(name, x, weight, bias):
 def linear_forward(x, weight, bias):
     """x Wᵀ + b of raw arrays, the bias added in place."""
     check_linear("linear", x, weight, bias)
-    out = xp.matmul(_one_matrix(x), weight.T)
+    out = backend.matmul(_one_matrix(x), weight.T)
     out += bias
     return out.reshape(*x.shape[:-1], len(weight))
 
@@ -53,8 +54,8 @@ def linear_forward(x, weight, bias):
 def linear_pullback(ct, wanted, x, weight):
     """The cotangents of x, weight and bias, None where not wanted."""
     flat = _one_matrix(ct)
-    return (xp.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
-            xp.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
+    return (backend.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
+            backend.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
             flat.sum(axis=0, out=place(wanted[2], flat.dtype)) if wanted[2] else None)
 
 

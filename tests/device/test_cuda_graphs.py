@@ -1,0 +1,430 @@
+"""cuda_graph on the stand-in: what a graph repeats, what it refuses, and what the host does beside it.
+
+The stand-in computes nothing while it records, and a launch computes on the same memory again; so a number that the
+host has put in, or an array that has moved, shows.
+"""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, cuda_graphs, ledger, nn, optim
+from minitorch_dist.kernels import cublas
+from minitorch_dist.parallel import DistributedDataParallel
+
+from . import fake_cublas
+from .fake_cupy import installed, launches, recorded, transfers
+
+MODELS = {
+    "mlp": (lambda: nn.mlp((16, 12)), lambda rng: (rng.standard_normal((5, 784)).astype("f4"), rng.integers(0, 10, 5))),
+    "lenet": (nn.lenet, lambda rng: (rng.standard_normal((3, 784)).astype("f4"), rng.integers(0, 10, 3))),
+    "residual, batch norm": (
+        lambda: nn.Sequential(nn.Reshape(1, 28, 28), nn.AvgPool2d(4), nn.ResidualBlock(1, 3, 2), nn.Flatten(),
+                              nn.Linear(48, 10)),
+        lambda rng: (rng.standard_normal((4, 784)).astype("f4"), rng.integers(0, 10, 4))),
+    "image transformer": (lambda: nn.ImageTransformer(layers=1, dim=8, heads=2),
+                          lambda rng: (rng.standard_normal((2, 784)).astype("f4"), rng.integers(0, 10, 2))),
+    "gpt": (lambda: nn.GPT(11, 7, layers=2, heads=2, dim=8), lambda rng: rng.integers(0, 11, (2, 3, 7))),
+    "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
+                                   tied=False), lambda rng: rng.integers(0, 11, (2, 3, 7))),
+}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    with installed(cublas=fake_cublas.NAMES) as cupy:
+        monkeypatch.setattr(cublas, "load_library", fake_cublas.FakeCublas)
+        fake_cublas.calls.clear()
+        yield cupy
+        assert recorded() is None and backend.recording.graph is None
+
+
+def made(*shape, dtype="f4", seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def on_gpu(array, **options):
+    return mt.tensor(array, device="cuda", **options)
+
+
+def train(name, graphed, forget="inside", steps=7, optimizer=optim.AdamW):
+    """(losses, parameters and buffers, gradients, the function) after some steps."""
+    model, batch = MODELS[name]
+    mt.manual_seed(3)
+    model = model().to("cuda")
+    adam = optimizer(model.parameters(), 0.01)
+
+    def passes(x, labels):
+        if forget == "inside":
+            adam.zero_grad()
+        loss = nn.cross_entropy(model(x), labels)
+        loss.backward()
+        return loss
+    passes = mt.cuda_graph(passes) if graphed else passes
+    losses = []
+    for step in range(steps):
+        if forget == "outside" or forget == "every other" and step % 2 == 0:
+            adam.zero_grad()
+        losses.append(passes(*(on_gpu(part) for part in batch(np.random.default_rng(step)))))
+        if forget != "every other" or step % 2:
+            adam.step()
+    grads = [p.grad.cpu().numpy() for p in model.parameters()]
+    return [loss.item() for loss in losses], model.state_dict(), grads, passes
+
+
+WAYS = [("inside", 1), ("outside", 1), ("every other", 2), ("never", 1)]
+
+
+@pytest.mark.parametrize("name, forget, graphs", [(name, *way) for name in MODELS for way in WAYS
+                                                  if way[0] == "inside" or name in ("mlp", "gpt")])
+def test_training_is_the_same_to_the_last_bit(name, forget, graphs):
+    steps = 9 if forget == "every other" else 7
+    losses, state, grads, passes = train(name, True, forget, steps)
+    expected = train(name, False, forget, steps)
+    assert passes.graphs == graphs
+    assert losses == expected[0] and len(set(losses)) == steps
+    assert list(state) == list(expected[1])
+    for found, wanted in zip((*state.values(), *grads), (*expected[1].values(), *expected[2]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def linear(graphed=True):
+    """(a layer on the GPU, its passes, [how often Python ran them])."""
+    mt.manual_seed(1)
+    layer, runs = nn.Linear(4, 3).to("cuda"), [0]
+
+    def passes(x, scale=1.0):
+        runs[0] += 1
+        layer.zero_grad()
+        loss = (layer(x) * scale).sum()
+        loss.backward()
+        return loss
+    return layer, mt.cuda_graph(passes) if graphed else passes, runs
+
+
+def test_after_that_the_host_asks_for_nothing_but_copies_and_the_graph(gpu):
+    layer, passes, runs = linear()
+    xs = [on_gpu(made(5, 4, seed=i)) for i in range(6)]
+    asked = []
+    for x in xs:
+        before = launches.total()
+        passes(x)
+        asked.append(launches.total() - before)
+    assert runs == [3]      # before there were gradients, with them, and recorded
+    assert all(asked[:3]) and asked[3:] == [0, 0, 0] and transfers["down"] == 0
+    np.testing.assert_allclose(layer.weight.grad.cpu().numpy(), np.tile(xs[-1].cpu().numpy().sum(0), (3, 1)), rtol=1e-6)
+
+
+def test_outputs_and_inputs_are_the_callers():
+    layer, passes, _ = linear()
+    xs = [on_gpu(made(5, 4, seed=i)) for i in range(5)]
+    losses = [passes(x) for x in xs]
+    assert all(loss.node is None for loss in losses)
+    expected = [layer(x).sum().item() for x in xs]
+    np.testing.assert_allclose([loss.item() for loss in losses], expected, rtol=1e-6)
+    for i, x in enumerate(xs):
+        np.testing.assert_array_equal(x.cpu().numpy(), made(5, 4, seed=i))
+
+
+def test_arguments_may_be_nested_come_from_the_host_and_be_constants():
+    @mt.cuda_graph
+    def f(batch, *, power, names=("a", "b")):
+        a, b = (batch[name] for name in names)
+        return {"sum": a + b, "parts": [(a if isinstance(a, mt.Tensor) else mt.Tensor(a)) ** power, "text", None]}
+
+    for seed in range(4):
+        a, b = made(2, 3, seed=seed), made(2, 3, seed=seed + 9)
+        for power in (1, True, 2, 2.0):
+            found = f({"a": a, "b": on_gpu(b)}, power=power)
+            np.testing.assert_array_equal(found["sum"].cpu().numpy(), a + b)
+            np.testing.assert_array_equal(found["parts"][0].cpu().numpy(), (mt.tensor(a) ** power).numpy())
+            assert found["parts"][1:] == ["text", None]
+    assert f.graphs == 4
+    assert f({"a": a, "b": b}, power=2)["sum"].__class__ is not mt.Tensor      # two arrays of the host: arrays
+    with pytest.raises(TypeError, match="unhashable"):
+        f({"a": a, "b": b}, power={1})
+
+
+def test_other_shapes_dtypes_and_modes_are_other_graphs():
+    layer = nn.Linear(4, 3).to("cuda")
+    drop = nn.Sequential(layer, nn.Dropout(0.5))
+
+    @mt.cuda_graph
+    def f(x):
+        return drop(x)
+
+    drop.eval()
+    for count in range(1, 4):
+        for _ in range(3):
+            x = made(count, 4)
+            np.testing.assert_array_equal(f(on_gpu(x)).cpu().numpy(), layer(on_gpu(x)).cpu().numpy())
+    assert f.graphs == 3
+    with mt.no_grad():
+        for _ in range(3):
+            f(on_gpu(x))
+    assert f.graphs == 4
+    drop.train()
+    with pytest.raises(RuntimeError, match=r"drawing random numbers inside of cuda_graph\(f\)"):
+        f(on_gpu(x))
+    drop.eval()
+    before = launches.total()
+    f(on_gpu(x))
+    assert launches.total() == before       # the graph of evaluation is still there
+
+
+def test_parameters_that_move_are_recorded_anew():
+    layer, passes, runs = linear()
+    x = on_gpu(made(5, 4))
+    for _ in range(4):
+        passes(x)
+    assert (passes.graphs, runs) == (1, [3])
+    sgd = optim.SGD(layer.parameters(), 0.5)        # into a flat buffer
+    for _ in range(4):
+        before = [p.cpu().numpy().copy() for p in layer.parameters()]
+        loss = passes(x).item()
+        np.testing.assert_allclose(loss, layer(x).sum().item(), rtol=1e-6)
+        sgd.step()
+        for p, old in zip(layer.parameters(), before, strict=True):
+            np.testing.assert_allclose(p.cpu().numpy(), old - 0.5 * p.grad.cpu().numpy(), rtol=1e-6)
+    assert (passes.graphs, runs) == (1, [5])
+
+
+def test_checks_are_repeated():
+    table = nn.Embedding(5, 2).to("cuda")
+
+    @mt.cuda_graph
+    def f(tokens):
+        return table(tokens).sum()
+
+    for tokens in ([0, 4], [1, 2], [3, 3]):
+        f(np.array(tokens)).item()
+    f(np.array([0, 9]))             # nobody has asked yet
+    later = f(np.array([1, 1]))
+    with pytest.raises(ValueError, match="out of range: there are 5 rows"):
+        later.item()
+    assert f(np.array([1, 1])).item() == pytest.approx(2 * float(table.weight.cpu().numpy()[1].sum()), rel=1e-6)
+
+
+def test_the_ledger_counts_every_call():
+    @mt.cuda_graph
+    def f(x):
+        ledger.launch("mine")
+        ledger.launch("mine", 2)
+        return x + 1
+
+    for _ in range(4):
+        with ledger.record(timeline=True) as book:
+            f(on_gpu(made(2)))
+        assert book.launches == {"mine": 3}
+    assert [span.name for span in book.spans] == ["cuda_graph(f)"]
+
+
+def test_a_repetition_overwrites_what_a_tape_has_saved():
+    layer, passes, _ = linear()
+    optim.SGD(layer.parameters(), 0.1)
+    x = on_gpu(made(5, 4))
+    for _ in range(4):
+        passes(x)
+    leaf = on_gpu(made(3, 4), requires_grad=True)
+    y = (leaf * layer.weight.grad).sum()
+    passes(on_gpu(made(5, 4, seed=1)))
+    with pytest.raises(RuntimeError, match="gradient accumulation has overwritten it"):
+        y.backward()
+
+
+def test_one_graph_inside_of_another_becomes_a_part_of_it():
+    inner = mt.cuda_graph(lambda x: x * 2)
+    outer = mt.cuda_graph(lambda x: inner(x) + 1)
+    for seed in range(4):
+        x = made(3, seed=seed)
+        np.testing.assert_array_equal(outer(on_gpu(x)).cpu().numpy(), x * 2 + 1)
+    assert (outer.graphs, inner.graphs) == (1, 0)
+
+
+WORLD = comm.communicator.world_of_one
+REFUSED = {     # what a function does -> what is said
+    "item": (lambda x: x.sum().item(), "a copy from cuda:0 to cpu"),
+    "truth": (lambda x: 1 if x.sum() > 0 else 2, "a copy from cuda:0 to cpu"),
+    "numbers of the host": (lambda x: x + mt.tensor([1.0, 2.0], device="cuda"), "a copy from cpu to cuda:0"),
+    "dropout": (lambda x: mt.dropout(x, 0.5), "drawing random numbers"),
+    "randn": (lambda x: x + mt.randn((2,), device="cuda"), "drawing random numbers"),
+    "all_reduce": (lambda x: WORLD().all_reduce(x.data), "all_reduce"),
+    "barrier": (lambda x: WORLD().barrier(), "barrier"),
+    "step": (lambda x: optim.SGD([mt.zeros((2,), device="cuda").requires_grad_()], 0.1).step(), "SGD.step"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_hosts_work_is_refused_from_the_first_call_on(name):
+    function, what = REFUSED[name]
+    graphed = mt.cuda_graph(function)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=rf"^{what} inside of cuda_graph\(<lambda>\): a CUDA graph repeats"):
+            graphed(on_gpu(made(2)))
+
+
+def test_data_parallel_training_is_refused():
+    net = DistributedDataParallel(nn.Linear(4, 3).to("cuda"), WORLD())
+    passes = mt.cuda_graph(lambda x: net(x).sum().backward())
+    with pytest.raises(RuntimeError, match="inside of cuda_graph"):
+        passes(on_gpu(made(5, 4)))
+
+
+@pytest.mark.parametrize("inside, error, what", [
+    (lambda f: mt.grad(f)(on_gpu(made(2))), RuntimeError, "inside of a transform"),
+    (lambda f: mt.detect_anomaly()(f)(on_gpu(made(2))), RuntimeError, "inside of detect_anomaly"),
+    (lambda f: f(on_gpu(made(2), requires_grad=True)), ValueError, r"an input of shape \(2,\) is being differentiated"),
+    (lambda f: f(on_gpu(made(2)), mt.tensor(made(2), device="cuda:1")), RuntimeError, "arrays of different devices"),
+], ids="transform anomaly differentiated devices".split())
+def test_calls_that_no_graph_can_serve(inside, error, what):
+    with pytest.raises(error, match=what):
+        inside(mt.cuda_graph(lambda *xs: (xs[0] * 2).sum()))
+
+
+def test_what_cupy_refuses_to_record_is_said_and_nothing_is_lost():
+    check_failure()
+
+
+def check_failure():
+    """A recording that fails, twice."""
+    layer = nn.Linear(4, 3).to("cuda")
+
+    @mt.cuda_graph
+    def passes(x):
+        y = layer(x).sum()
+        y.backward()
+        return mt.einsum("ij,jk->ik", x, x.T)
+
+    x = on_gpu(made(5, 4))
+    passes(x), passes(x)
+    before = [p.grad.cpu().numpy().copy() for p in layer.parameters()]
+    grads = [p.grad for p in layer.parameters()]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"cuda_graph\(passes\): this function can't be recorded as a CUDA graph"
+                                               ": calling cuBLAS API during stream capture"):
+            passes(x)
+        for p, grad, old in zip(layer.parameters(), grads, before, strict=True):
+            assert p.grad is grad
+            np.testing.assert_array_equal(grad.cpu().numpy(), old)
+
+
+def test_an_error_of_the_functions_own_goes_through():
+    ways = iter("fine fine wrong fine fine".split())
+
+    @mt.cuda_graph
+    def f(x):
+        y = x + 1
+        if next(ways) == "wrong":
+            raise KeyError("mine")
+        return y
+
+    x = on_gpu(made(2))
+    f(x)
+    next(ways)
+    with pytest.raises(KeyError, match="mine"):
+        f(x)
+    np.testing.assert_array_equal(f(x).cpu().numpy(), made(2) + 1)
+    assert f.graphs == 1
+
+
+def test_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(backend, "load_cupy", lambda: (_ for _ in ()).throw(RuntimeError("a GPU needs CuPy")))
+    monkeypatch.setattr(cuda_graphs, "load_cupy", backend.load_cupy)
+    with pytest.raises(RuntimeError, match="a GPU needs CuPy"):
+        mt.cuda_graph(lambda x: x)(mt.tensor([1.0]))
+
+
+# ---------------------------------------------------------------- products
+
+PRODUCTS = {    # name -> (x, y) made from C-contiguous arrays
+    "plain": lambda: (made(5, 3), made(3, 7)),
+    "transposed": lambda: (made(3, 5).T, made(7, 3).T),
+    "one transposed": lambda: (made(5, 3), made(7, 3).T),
+    "rows of more": lambda: (made(9, 3)[2:7], made(3, 9)[:, 1:8]),
+    "columns of more": lambda: (made(5, 9)[:, 2:5], made(9, 3)[1:8].T),
+    "every other column": lambda: (made(5, 6)[:, ::2], made(6, 7)[::2]),
+    "backwards": lambda: (made(5, 3)[::-1], made(3, 7)[:, ::-1]),
+    "a row": lambda: (made(1, 3), made(3, 7)),
+    "a column": lambda: (made(5, 3), made(3, 1)),
+    "a row of more": lambda: (made(4, 3)[1:2], made(3, 7)),
+    "a column of more": lambda: (made(5, 3), made(3, 4)[:, 1:2]),
+    "outer": lambda: (made(5, 1), made(1, 7)),
+    "one number": lambda: (made(1, 1), made(1, 1)),
+    "repeated row": lambda: (np.broadcast_to(made(3), (5, 3)), made(3, 7)),
+    "float64": lambda: (made(5, 3, dtype="f8"), made(3, 7, dtype="f8")),
+    "many": lambda: (made(2, 4, 5, 3), made(2, 4, 3, 7)),
+    "many, transposed": lambda: (made(4, 3, 5).swapaxes(1, 2), made(4, 7, 3).swapaxes(1, 2)),
+    "many by one": lambda: (made(4, 5, 3), made(3, 7)),
+    "one by many": lambda: (made(1, 3, 7).swapaxes(1, 2), made(4, 3, 5)),
+    "broadcast both ways": lambda: (made(2, 1, 5, 3), made(4, 3, 7)),
+    "every other matrix": lambda: (made(4, 5, 3)[::2], made(2, 3, 7)),
+    "many rows of more": lambda: (made(4, 9, 3)[:, 2:7], made(4, 3, 7)),
+    "nothing to add": lambda: (made(5, 0), made(0, 7)),
+    "no rows": lambda: (made(0, 3), made(3, 7)),
+    "no matrices": lambda: (made(0, 5, 3), made(0, 3, 7)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("with_out", [False, True])
+def test_products(gpu, name, with_out):
+    addresses = check_product(gpu, name, with_out)
+    for _, _, used in fake_cublas.calls:
+        assert (used != addresses) == (name in COPIED)
+    assert len(fake_cublas.calls) == (name not in ("nothing to add", "no rows", "no matrices"))
+
+
+def check_product(gpu, name, with_out):
+    """Against NumPy's, wherever rows and columns lie. Returns the operands' addresses."""
+    xs = PRODUCTS[name]()
+    # The same strides on the GPU: the whole array up, then the view.
+    views = [gpu.lib.stride_tricks.as_strided(gpu.asarray(np.array(base)).reshape(-1)[offset:], x.shape, x.strides)
+             for x in xs for base, offset in [whole(x)]]
+    expected = np.matmul(*xs)
+    out = gpu.full(expected.shape, np.nan, expected.dtype) if with_out else None
+    handle = cublas.Cublas(gpu.cuda.get_current_stream().ptr, gpu.empty(cublas.WORKSPACE, np.uint8))
+    found = handle.matmul(*views, out)
+    handle.close()
+    assert found is out or not with_out
+    np.testing.assert_allclose(found.get(), expected, rtol=1e-6, atol=1e-6)
+    for view, x in zip(views, xs, strict=True):
+        np.testing.assert_array_equal(view.get(), x)
+    return {view.data.ptr for view in views}
+
+
+COPIED = {"every other column", "backwards", "repeated row", "broadcast both ways", "every other matrix",
+          "many rows of more"}
+
+
+def whole(x):
+    """(the array that x is a view into, how many elements of it come before x)."""
+    base = x if x.base is None else x.base
+    while base.base is not None:
+        base = base.base
+    bytes_before = x.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return base, bytes_before // x.itemsize
+
+
+@pytest.mark.parametrize("x, y, out, error, what", [
+    (made(5, 3), made(4, 7), None, ValueError, r"x \(5, 3\) and y \(4, 7\)"),
+    (made(3), made(3, 7), None, ValueError, r"x \(3,\)"),
+    (made(5, 3), made(3, 7, dtype="f8"), None, TypeError, "x of float32 and y of float64"),
+    (np.ones((5, 3), "i4"), np.ones((3, 7), "i4"), None, TypeError, "int32"),
+    (made(5, 3), made(3, 7), made(5, 6), ValueError, r"out \(5, 6\)"),
+    (made(5, 3), made(3, 7), made(5, 7, dtype="f8"), ValueError, "of float64"),
+    (made(5, 3), made(3, 7), made(7, 5).T, ValueError, "C-contiguous"),
+], ids=str)
+def test_products_that_do_not_fit(gpu, x, y, out, error, what):
+    handle = cublas.Cublas(gpu.cuda.get_current_stream().ptr, gpu.empty(512, np.uint8))
+    if out is not None:
+        out = gpu.asarray(out.T if out.flags.f_contiguous else out)
+        out = out.T if out.shape == (7, 5) else out
+    with pytest.raises(error, match=what):
+        handle.matmul(gpu.asarray(x), gpu.asarray(y), out)
+
+
+def test_cublas_says_which_function_failed(gpu):
+    handle = cublas.Cublas(gpu.cuda.get_current_stream().ptr, gpu.empty(512, np.uint8))
+    handle.close()
+    with pytest.raises(RuntimeError, match="cublasGemmEx failed with status 1"):
+        handle.matmul(gpu.ones((2, 2)), gpu.ones((2, 2)))
