@@ -112,8 +112,8 @@ def matrices(x, leading):
         if not x.swapaxes(-1, -2).flags.c_contiguous:
             x = contiguous(x)
     by_row, by_column = (s // x.itemsize for s in x.strides[-2:])
-    if (by_column == 1 or columns == 1) and by_row >= columns and (step == 0 or by_row == columns):
+    if (by_column == 1 or columns == 1) and by_row >= columns:
         return x, False, by_row, step
-    if (by_row == 1 or rows == 1) and by_column >= rows and (step == 0 or by_column == rows):
+    if (by_row == 1 or rows == 1) and by_column >= rows:
         return x, True, by_column, step
     return contiguous(x), False, columns, step

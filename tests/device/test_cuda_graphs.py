@@ -189,6 +189,35 @@ def test_parameters_that_move_are_recorded_anew():
     assert (passes.graphs, runs) == (1, [5])
 
 
+@pytest.mark.parametrize("replaced", ["by another", "by none"])
+def test_gradients_are_added_to_what_the_user_has_put_there(replaced):
+    x, found = on_gpu(made(5, 4)), []
+    for graphed in (True, False):
+        layer = nn.Linear(4, 3).to("cuda")
+
+        def passes(x, layer=layer):
+            layer(x).sum().backward()
+        passes, sums = mt.cuda_graph(passes) if graphed else passes, []
+        for step in range(8):
+            if step in (4, 6):
+                layer.weight.grad = on_gpu(made(3, 4, seed=step)) if replaced == "by another" else None
+            passes(x)
+            sums += [p.grad.cpu().numpy().copy() for p in layer.parameters()]
+        found.append(sums)
+    for graphed, eager in zip(*found, strict=True):
+        np.testing.assert_array_equal(graphed, eager)
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_checks_are_made_at_every_call(call):
+    f = mt.cuda_graph(lambda labels: mt.one_hot(labels, 3))
+    for _ in range(call):
+        f(on_gpu([0, 2])).tolist()
+    found = f(on_gpu([0, 3]))
+    with pytest.raises(ValueError, match="out of range: there are 3 classes"):
+        found.tolist()
+
+
 def test_checks_are_repeated():
     table = nn.Embedding(5, 2).to("cuda")
 
@@ -282,15 +311,18 @@ def test_calls_that_no_graph_can_serve(inside, error, what):
 
 
 def test_what_cupy_refuses_to_record_is_said_and_nothing_is_lost():
-    check_failure()
+    check_failure(False)
+    check_failure(True)
 
 
-def check_failure():
+def check_failure(forgets):
     """A recording that fails, twice."""
     layer = nn.Linear(4, 3).to("cuda")
 
     @mt.cuda_graph
     def passes(x):
+        if forgets:
+            layer.zero_grad()
         y = layer(x).sum()
         y.backward()
         return mt.einsum("ij,jk->ik", x, x.T)
