@@ -209,7 +209,7 @@ def one_hot(labels, num_classes, dtype=xp.float32):
     Raises ValueError on labels outside of 0 … num_classes-1.
     """
     raw = xp.asarray(labels) if isinstance(labels, (list, tuple, int)) else lower(labels)
-    check_numbers("one_hot", raw, num_classes)
+    check_numbers("one_hot", raw, num_classes, "labels", "classes")
     return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)
 
 
