@@ -10,7 +10,7 @@ from . import launch_env
 
 launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads the setting once
 
-from . import backend, comm, data, kernels, ledger, nn, optim, parallel, viz  # noqa: E402
+from . import backend, checkpoints, comm, data, kernels, ledger, nn, optim, parallel, viz  # noqa: E402
 from .autodiff import *  # noqa: E402, F403
 from .autodiff import __all__ as _autodiff  # noqa: E402
 from .autodiff.ops import *  # noqa: E402, F403
@@ -21,5 +21,5 @@ from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = [*_autodiff, *_ops, "backend", "comm", "cuda_graph", "data", "kernels", "ledger", "manual_seed", "nn",
-           "optim", "parallel", "random", "trace", "viz"]
+__all__ = [*_autodiff, *_ops, "backend", "checkpoints", "comm", "cuda_graph", "data", "kernels", "ledger",
+           "manual_seed", "nn", "optim", "parallel", "random", "trace", "viz"]

@@ -238,7 +238,7 @@ def parallelize_module(module, comm, plan):
     return module
 
 
-def _parts(model):
+def parts_of(model):
     """{name of a parameter: (communicator, axis, indices, extent)} of those of which each rank has a part."""
     return {f"{path}.{name}" if path else name: (module.comm, *part) for path, module in model.named_modules()
             if isinstance(module, _Part) for name, part in module.parts.items()}
@@ -246,7 +246,7 @@ def _parts(model):
 
 def full_state_dict(model):
     """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it."""
-    state, parts = model.state_dict(), _parts(model)
+    state, parts = model.state_dict(), parts_of(model)
     for name, (comm, axis, indices, extent) in parts.items():
         shape = list(state[name].shape)
         shape[axis] = extent
@@ -259,7 +259,7 @@ def full_state_dict(model):
 
 def load_full_state_dict(model, state):
     """Write {name: whole array} into a model that is cut: each rank takes its part."""
-    parts = _parts(model)
+    parts = parts_of(model)
     model.load_state_dict({name: to(value, "cpu").take(parts[name][2], parts[name][1]) if name in parts else value
                            for name, value in state.items()})
 
@@ -268,7 +268,7 @@ def clip_grad_norm_(model, max_norm, comm):
     """optim.clip_grad_norm_ of a model that is cut over comm: the norm is that of the whole gradient. Collective."""
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    cut, squares = _parts(model), xp.zeros(2, xp.float64)     # of what all have, and of this rank's parts
+    cut, squares = parts_of(model), xp.zeros(2, xp.float64)     # of what all have, and of this rank's parts
     grads = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
     for name, grad in grads:
         squares[int(name in cut)] += float((lower(grad).astype(xp.float64) ** 2).sum())

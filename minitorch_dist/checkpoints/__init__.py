@@ -1,0 +1,87 @@
+"""Checkpoints: a run's state on disk, written by all ranks together, from which any number of ranks can go on.
+
+    checkpoints = Checkpoints("runs/gpt/checkpoints", world)
+    checkpoints.save(step, model, optimizer, loss=loss)             # every so many steps
+    step, facts = checkpoints.load(model, optimizer)                # the newest
+
+    step-00000200/
+      index.json                what there is, and where: see Index
+      rank-0.safetensors        what rank 0 has written
+      rank-1.safetensors
+
+Arrays stand under the names and shapes that the model has in one process. What a rank holds of one is a piece of it, a
+box; ranks that hold the same piece (data parallelism) share the work of writing. So it does not matter how a model is
+cut: over data, ZeRO's stages, a pipeline's layers, tensor parallelism's parts.
+
+    whole w (6, 4)         3 ranks of ZeRO          2 ranks of column parallelism
+                           elements 0-7, 8-15, …    rows 0-2, 3-5
+    read back by any:      what overlaps with the piece that is wanted
+
+Nothing is lost: a checkpoint is written under another name, and gets its own when all of it is on disk. Whatever ends
+the program before that leaves the checkpoint before it.
+
+Source: PyTorch's distributed checkpoint for the idea of pieces under names; the format of the files is safetensors,
+which many programs read.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from .index import INDEX, CheckpointError, Index
+from .loading import load
+from .saving import save
+from .together import together
+
+__all__ = ["CheckpointError", "Checkpoints", "Index", "load", "save"]
+
+
+class Checkpoints:
+    """The checkpoints of one run, by the number of steps done: step-00000200 and so on.
+
+    folder  where they lie, for all ranks to see
+    comm    the Communicator of all ranks that have a part of the model (default: one process)
+    keep    so many are kept, the newest ones
+    """
+
+    def __init__(self, folder, comm=None, keep=2):
+        if keep < 1:
+            raise ValueError(f"Checkpoints: keep={keep}; at least 1 must be kept")
+        self.folder, self.comm, self.keep = Path(folder), comm, keep
+
+    def steps(self):
+        """The steps at which there is a whole one, in order. As this rank sees the folder."""
+        found = self.folder.glob("step-*") if self.folder.is_dir() else ()
+        return sorted(int(path.name[5:]) for path in found
+                      if re.fullmatch(r"step-\d+", path.name) and (path / INDEX).is_file())
+
+    def path(self, step):
+        """Where the checkpoint of a step lies."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step, model, optimizer=None, **facts):
+        """Write the checkpoint of a step, then delete those that are one too many. See save, the function."""
+        save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm)
+        if self.comm is None or self.comm.rank == 0:
+            for old in self.steps()[:-self.keep]:
+                gone = self.folder / f".{self.path(old).name}.deleted"
+                os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def load(self, model, optimizer=None, step=None):
+        """(step, facts) of the newest checkpoint, or that of `step`, written into the model and its optimizer. Without
+        any, CheckpointError. See load, the function."""
+        def chosen():
+            there = self.steps()
+            if not there:
+                raise CheckpointError(f"{self.folder} has no checkpoint")
+            if step not in (None, *there):
+                raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; there are those of steps "
+                                      f"{', '.join(map(str, there))}")
+            return there[-1] if step is None else step
+        step = together(self.comm, chosen)
+        if self.comm is not None:
+            step = self.comm.broadcast_object(step)
+        facts = load(self.path(step), model, optimizer, self.comm)
+        return step, facts

@@ -1,0 +1,97 @@
+"""Which piece of which array this rank holds, however the model is cut."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..autodiff.primitive import lower
+from ..nn.module import Module
+from ..parallel.fully_sharded import FullySharded
+from ..parallel.tensor_parallel import parts_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What this rank holds of an array.
+
+    shape   of the whole array
+    pieces  ((box, place), …): box is ((start, stop) per axis) of the whole, or ((start, stop),) of its elements in
+            C order; place is the index of the same elements in what this rank has
+    """
+
+    shape: tuple
+    pieces: tuple
+
+
+def layouts(model):
+    """{name: Layout} of a model's parameters and buffers: a Module, a list of a pipeline's chunks, all of which may be
+    DistributedDataParallel, fully_shard or cut by parallelize_module."""
+    if not isinstance(model, Module):
+        return {name: layout for chunk in model for name, layout in layouts(chunk).items()}
+    cut = parts_of(model)
+    found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
+             for name, value in named_arrays(model)}
+    if isinstance(model, FullySharded):
+        if cut:
+            raise ValueError("a checkpoint of a model that is cut by both parallelize_module and fully_shard is not "
+                             "possible: take DistributedDataParallel beside parallelize_module")
+        for unit in model.units:
+            for name, s, piece in zip(unit.names, unit.segments, unit.pieces, strict=True):
+                start, _, _ = unit.piece(piece)
+                found[name] = Layout(tuple(s.tensor.shape), ((((start, start + piece.size),), (...,)),))
+    return found
+
+
+def whole(shape):
+    """The Layout of who has all of it."""
+    return Layout(tuple(shape), ((tuple((0, extent) for extent in shape), (...,)),))
+
+
+def parted(shape, axis, indices, extent):
+    """The Layout of who has these indices along an axis, in this order; `extent` is all there are."""
+    full, pieces = [(0, e) for e in shape], []
+    starts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
+    for lo, hi in zip(starts, starts[1:], strict=False):
+        if lo < hi:
+            box = [*full[:axis], (int(indices[lo]), int(indices[lo]) + hi - lo), *full[axis + 1:]]
+            pieces.append((tuple(box), (slice(None),) * axis + (slice(lo, hi),)))
+    return Layout((*shape[:axis], extent, *shape[axis + 1:]), tuple(pieces))
+
+
+def named_arrays(model):
+    """[(name, this rank's array)] of all parameters and buffers."""
+    if not isinstance(model, Module):
+        return [pair for chunk in model for pair in named_arrays(chunk)]
+    return [(name, lower(value)) for name, value in (*model.named_parameters(), *model.named_buffers())]
+
+
+def optimizer_names(model, optimizer):
+    """The name of each of the optimizer's parameters, in its order, per group. ValueError where one is no model's."""
+    chunks = [model] if isinstance(model, Module) else model
+    names = {id(p): name for chunk in chunks for name, p in chunk.named_parameters()}
+    try:
+        return [[names[id(p)] for p in group["params"]] for group in optimizer.groups]
+    except KeyError:
+        raise ValueError("the optimizer updates a tensor that is no parameter of this model: make it of the model's "
+                         "parameters()") from None
+
+
+def state_of(model, optimizer):
+    """({name: (Layout, this rank's array)}, facts about the optimizer) of everything that is saved."""
+    kinds = layouts(model)
+    arrays = {f"model.{name}": (kinds[name], array) for name, array in named_arrays(model)}
+    if optimizer is None:
+        return arrays, None
+    groups, saved = optimizer_names(model, optimizer), optimizer.state_dict()
+    names = [name for group in groups for name in group]
+    for name, state in zip(names, saved["state"], strict=True):
+        arrays |= {f"optimizer.{kind}.{name}": (kinds[name], array) for kind, array in state.items()}
+    return arrays, {"class": type(optimizer).__name__, "steps": dict(zip(names, saved["steps"], strict=True)),
+                    "groups": [{"names": group, "settings": settings}
+                               for group, settings in zip(groups, saved["groups"], strict=True)]}
+
+
+def piece_of(array, layout, place):
+    """This rank's array at a place of its Layout: 1-d where that counts elements."""
+    flat = any(len(box) != len(layout.shape) for box, _ in layout.pieces)
+    return (array.reshape(-1) if flat else array)[place]

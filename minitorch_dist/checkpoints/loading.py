@@ -1,0 +1,163 @@
+"""Reading a checkpoint into a model that may be cut in another way."""
+
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..autodiff.writes import wrote
+from ..backend import to_device_of
+from ..nn.module import Module
+from ..parallel.fully_sharded import FullySharded
+from .index import CheckpointError, Index, key
+from .layout import named_arrays, optimizer_names, piece_of, state_of
+from .together import gathered, together
+
+
+def load(path, model, optimizer=None, comm=None, verify=True):
+    """Write the checkpoint at `path` into a model and its optimizer, however cut. Returns its facts. Collective.
+
+    optimizer  None: the model alone is wanted
+    verify     False: believe the files without reading all of them for their checksums
+
+    Raises CheckpointError on all ranks where a file is missing or damaged, or something doesn't fit; nothing is written
+    then.
+    """
+    path, (rank, ranks) = Path(path), (comm.rank, comm.size) if comm else (0, 1)
+    index = together(comm, lambda: Index.read(path))
+    arrays, about = state_of(model, optimizer)
+    together(comm, lambda: check_fit(path, index, arrays, about))
+    wanted = set().union(*gathered(comm, set(arrays)))
+    if unknown := sorted(n for n in index.arrays if n not in wanted and (optimizer or n.startswith("model."))):
+        raise CheckpointError(f"{path} has {few(unknown)}, which this model and optimizer don't")
+    if verify:
+        mine = list(index.files.items())[rank::ranks]
+        together(comm, lambda: [check_file(path / name, facts) for name, facts in mine])
+    values = together(comm, lambda: read_all(path, index, arrays))
+    write_model(model, values)
+    if optimizer is not None:
+        write_optimizer(optimizer, optimizer_names(model, optimizer), index, values)
+    return index.facts
+
+
+def check_fit(path, index, arrays, about):
+    """CheckpointError unless all that this rank wants is there, in the same shape and dtype."""
+    if missing := sorted(set(arrays) - set(index.arrays)):
+        raise CheckpointError(f"{path} has no {few(missing)}")
+    for name, (layout, array) in arrays.items():
+        there = index.arrays[name]
+        if (there["shape"], there["dtype"]) != (list(layout.shape), array.dtype.str):
+            raise CheckpointError(f"{path}: {name} is {there['dtype']} of shape {there['shape']}, this model's is "
+                                  f"{array.dtype.str} of shape {list(layout.shape)}")
+    if about is None:
+        return
+    if index.optimizer is None or index.optimizer["class"] != about["class"]:
+        there = "no optimizer" if index.optimizer is None else f"a {index.optimizer['class']}"
+        raise CheckpointError(f"{path} is of {there}, this run has a {about['class']}")
+    theirs = [set(group["names"]) for group in index.optimizer["groups"]]
+    if len(theirs) != len(about["groups"]):
+        raise CheckpointError(f"{path}: an optimizer of {len(theirs)} groups, this one has {len(about['groups'])}")
+    for number, (group, names) in enumerate(zip(about["groups"], theirs, strict=True)):
+        if strangers := [name for name in group["names"] if name not in names]:
+            raise CheckpointError(f"{path}: {few(strangers)} of the optimizer's group {number} is in another one there")
+
+
+def few(names):
+    """The first of some names, for a message."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def check_file(path, facts):
+    """CheckpointError unless the file is what was written."""
+    crc, count = 0, 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 24):
+                crc, count = zlib.crc32(block, crc), count + len(block)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
+    if count != facts["bytes"]:
+        raise CheckpointError(f"{path} has {count:,} of {facts['bytes']:,} bytes: it was cut off; take an earlier "
+                              "checkpoint")
+    if crc != facts["crc32"]:
+        raise CheckpointError(f"{path} has changed since it was written: its CRC-32 is {crc:08x}, it should be "
+                              f"{facts['crc32']:08x}; take an earlier checkpoint")
+
+
+def read_all(path, index, arrays):
+    """{name: this rank's part of it, a NumPy array of the shape of what it has}."""
+    reader = Reader(path, index)
+    found = {}
+    for name, (layout, array) in arrays.items():
+        values = found[name] = np.empty(array.shape, array.dtype)
+        for box, place in layout.pieces:
+            piece_of(values, layout, place)[...] = reader.read(name, box)
+    return found
+
+
+class Reader:
+    """Reads boxes of a checkpoint's arrays out of its files."""
+
+    def __init__(self, path, index):
+        self.path, self.index, self.files = path, index, {}
+
+    def read(self, name, box):
+        """The elements of a box, of its shape. Where boxes count axes here and elements there, all of the array is
+        read."""
+        from safetensors import SafetensorError
+        there = self.index.arrays[name]
+        if any(len(piece["box"]) != len(box) for piece in there["pieces"]):
+            pieces, shape = there["pieces"], there["shape"]
+            full = [(0, e) for e in shape] if len(pieces[0]["box"]) == len(shape) else [(0, prod(shape))]
+            values = self.read(name, full)
+            flat = len(box) != len(shape)
+            return values.reshape(-1 if flat else shape)[tuple(slice(*side) for side in box)]
+        values = np.empty([stop - start for start, stop in box], there["dtype"])
+        for piece in there["pieces"]:
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece["box"], strict=True)]
+            if all(start < stop for start, stop in common) or not box:
+                try:
+                    file, entry = self._file(piece["file"]), key(name, piece["box"])
+                    values[shifted(common, box)] = (file.get_slice(entry)[shifted(common, piece["box"])] if box
+                                                    else file.get_tensor(entry))
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(f"{self.path / piece['file']} can't be read: {error}") from None
+        return values
+
+    def _file(self, name):
+        from safetensors import safe_open
+        if name not in self.files:
+            self.files[name] = safe_open(self.path / name, "numpy")
+        return self.files[name]
+
+
+def shifted(box, origin):
+    """The index of a box in what begins at another box's start."""
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
+
+
+def write_model(model, values):
+    """Write {model.name: this rank's part}."""
+    for name, array in named_arrays(model):
+        array[...] = to_device_of(values[f"model.{name}"], array)
+        wrote(array, "loading a checkpoint")
+    for chunk in [model] if isinstance(model, Module) else model:
+        if isinstance(chunk, FullySharded):
+            chunk.stale = True      # stages 1 and 2: what was gathered from the other ranks
+
+
+def write_optimizer(optimizer, groups, index, values):
+    """Write the settings, the counts of updates, and {optimizer.state.name: this rank's part}."""
+    names = [name for group in groups for name in group]
+    state = {name: {} for name in names}
+    for entry, array in values.items():
+        what, _, rest = entry.partition(".")
+        if what == "optimizer":
+            kind, _, name = rest.partition(".")
+            state[name][kind] = array
+    optimizer.load_state_dict({
+        "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group["settings"].items()}
+                   for group in index.optimizer["groups"]],
+        "steps": [index.optimizer["steps"][name] for name in names],
+        "state": [state[name] for name in names]})

@@ -1,0 +1,80 @@
+"""Whatever ends a program while it saves, the checkpoint before can be loaded, and saving goes on from there."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn, optim
+from minitorch_dist.checkpoints import Checkpoints
+from minitorch_dist.testing import ranks
+from tests.checkpoints import killed
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded(folder):
+    """(step, what the parameters were set to) of the newest checkpoint, which must be of one piece."""
+    model = nn.Linear(30, 20)
+    optimizer = optim.SGD(model.parameters(), 0.5, momentum=0.5)
+    step, _ = Checkpoints(folder).load(model, optimizer)
+    assert optimizer.groups[0]["lr"] == 0.1
+    values = {float(v) for p in model.parameters() for v in np.unique(p.numpy())}
+    assert len(values) == 1
+    return step, *values
+
+
+def test_killed_at_every_instant(tmp_path):
+    """Before the first thing that it asks of the file system, after it, before the second …"""
+    seen = []
+    for number in range(2, 200):
+        folder = tmp_path / str(number)
+        child = os.fork()
+        if child == 0:
+            try:
+                killed.main(folder, number // 2, after=number % 2)
+            finally:
+                os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        step, value = loaded(folder)
+        assert step == value
+        seen.append(step)
+        again = Checkpoints(folder, keep=1)
+        again.save(3, nn.Linear(30, 20))        # and what was left lying does no harm
+        assert again.steps() == [3]
+        assert not (folder / ".step-00000002.partial").exists() or status == 9
+        if status == 0:
+            break
+    assert seen == sorted(seen) and seen[0] == 1 and seen[-1] == 2 and len(seen) > 20
+
+
+def test_all_ranks_are_killed(tmp_path):
+    """Two ranks save as fast as they can, and get SIGKILL at times that nobody has chosen."""
+    dice = random.Random(4)
+    for round in range(3):
+        folder = tmp_path / str(round)
+        command = [*ranks.mpirun_command(), "-n", "2", sys.executable, "-m", "tests.checkpoints.saving_for_ever", folder]
+        with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL) as program:
+            end = time.monotonic() + 60
+            while not Checkpoints(folder).steps() and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(dice.random() / 4)
+            os.killpg(program.pid, signal.SIGKILL)
+        step, value = loaded(folder)
+        assert step == value >= 1
+
+
+@pytest.mark.parametrize("left", [".step-00000007.partial", ".step-00000005.deleted"])
+def test_what_was_left_lying_is_no_checkpoint(tmp_path, left):
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "index.json").write_text("{}")
+    assert Checkpoints(tmp_path).steps() == []
+    Checkpoints(tmp_path).save(7, nn.Linear(2, 3))
+    assert Checkpoints(tmp_path).steps() == [7]
