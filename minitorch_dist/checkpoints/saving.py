@@ -27,17 +27,17 @@ def save(path, model, optimizer=None, facts=None, comm=None):
     path, rank = Path(path), comm.rank if comm else 0
     partial = path.with_name(f".{path.name}.partial")
     arrays, about = state_of(model, optimizer)
-    together(comm, lambda: begin(path, partial) if rank == 0 else None)
     everybodys = gathered(comm, [(name, layout.shape, array.dtype.str, [box for box, _ in layout.pieces])
                                  for name, (layout, array) in arrays.items()])
     index = Index.planned(everybodys)
+    index.optimizer, index.facts = merged(gathered(comm, about)), facts or {}
+    together(comm, lambda: begin(path, partial) if rank == 0 else None)
     file, mine = f"rank-{rank}.safetensors", {}
     for name, (layout, array) in arrays.items():
         for box, place in layout.pieces:
             if index.writer(name, box) == file:
                 values = np.ascontiguousarray(to(piece_of(array, layout, place), "cpu"))
                 mine[key(name, box)] = values.reshape([stop - start for start, stop in box])
-    index.optimizer, index.facts = merged(gathered(comm, about)), facts or {}
     data = packed(mine)
     index.files = dict(gathered(comm, (file, {"bytes": len(data), "crc32": zlib.crc32(data)})))
     try:

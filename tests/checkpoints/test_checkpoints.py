@@ -217,9 +217,15 @@ def test_what_one_rank_cannot_do_no_rank_does(tmp_path, written):
             assert "this model's is <f8 of shape [4, 4]" in text and unwritten
 
 
-def test_ranks_that_disagree_are_told():
-    for text in crews.call(CASES + "disagreeing", 2):
+def test_ranks_that_disagree_are_told(tmp_path):
+    for text in crews.call(CASES + "disagreeing", 2, args=(str(tmp_path / "never"),)):
         assert "the optimizers' groups have other settings on rank 1 than on rank 0" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_cut_in_two_ways_is_refused():
+    for text in crews.call(CASES + "cut_twice", 2):
+        assert "cut by both parallelize_module and fully_shard" in text
 
 
 def test_pieces_that_are_not_the_whole_are_refused():

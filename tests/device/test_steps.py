@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, ledger, nn, optim, training
+from minitorch_dist import backend, checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 
@@ -127,6 +127,31 @@ def test_training_goes_on_from_a_state_saved_on_the_other_device():
     other.load_state_dict({k: backend.to(v, "cuda") for k, v in state.items()})
     x = images()[0][:2]
     np.testing.assert_array_equal(twin.eval()(x).numpy(), other.eval()(backend.to(x, "cuda")).cpu().numpy())
+
+
+@pytest.mark.parametrize("source, target", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_checkpoint_travels(tmp_path, source, target):
+    def begin(device, seed):
+        mt.manual_seed(seed)
+        model = residual().to(device)
+        return model, optim.AdamW(model.parameters(), 0.01)
+
+    def step(model, optimizer, number):
+        x, labels = images()[0][number::3], images()[1][number::3]
+        optimizer.zero_grad()
+        device = next(model.parameters()).device
+        loss = nn.cross_entropy(model(backend.to(x, device)), backend.to(labels, device))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+    here, there = begin(source, 1), begin(target, 2)
+    for number in (0, 1):
+        step(*here, number)
+    checkpoints.save(tmp_path / "c", *here)
+    checkpoints.load(tmp_path / "c", *there)
+    assert step(*here, 2) == step(*there, 2)
+    for (name, a), b in zip(here[0].state_dict().items(), there[0].state_dict().values(), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
