@@ -25,6 +25,24 @@ MARK = "<!-- Below this line: written by `python benchmarks/_harness.py` from re
 sys.path.insert(0, str(HERE.parent))    # so that a rival's environment, without this package installed, measures it too
 
 
+def named(about, among=()):
+    """What the command line names of `among`, all of it if nothing. --help prints `about`, the program's docstring; it
+    and anything unknown end the program before something is measured."""
+    given = sys.argv[1:]
+    if {"-h", "--help"} & set(given):
+        print(about.strip())
+        raise SystemExit(0)
+    if unknown := [name for name in given if name not in among]:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; " + (f"choose among {', '.join(among)}" if among else
+                                                               "there is nothing to choose"))
+    return given or list(among)
+
+
+def result(name, names, among):
+    """The result's name: of a part of the benchmark another one, so that the whole one stays."""
+    return "_".join([name, *(names if set(names) < set(among) else [])])
+
+
 # ---------------------------------------------------------------- timing
 
 def one_core():

@@ -22,13 +22,6 @@ def title(name):
     return f"{name}: {'-'.join(map(str, widths))}, batch {batch}"
 
 
-def chosen(arguments, among):
-    """The models named on the command line; all without arguments. Ends the program at an unknown one."""
-    if unknown := [name for name in arguments if name not in among]:
-        raise SystemExit(f"unknown model {', '.join(unknown)}: choose among {', '.join(among)}")
-    return arguments or list(among)
-
-
 def batch_of(name):
     """(inputs, labels) of the model's batch, made up."""
     widths, batch = MODELS[name]

@@ -10,7 +10,7 @@ message, one byte and one addition are then fitted to the times of the algorithm
 import os
 import sys
 
-from _harness import HERE, RESULTS, Report, installed, join_gloo, one_thread
+from _harness import HERE, RESULTS, Report, installed, join_gloo, named, one_thread
 
 one_thread()
 
@@ -175,10 +175,10 @@ def draw(content, path):
     print(f"written to {path.relative_to(HERE.parent)}")
 
 
-def main():
+def main(flags):
     """Measure on 2 and on 4 ranks, report, and draw where matplotlib is installed."""
     result = RESULTS / "comm.json"
-    if "--draw" not in sys.argv:
+    if "--draw" not in flags:
         report, content = Report("comm", "All-reduce (`comm.py`)"), {}
         for n in (2, 4):
             part = RESULTS / f".comm-{n}.json"
@@ -203,4 +203,4 @@ if __name__ == "__main__":
     if "--rank" in sys.argv:
         on_ranks(sys.argv[-1])
     else:
-        main()
+        main(sys.argv[1:] and named(__doc__, ["--draw"]))

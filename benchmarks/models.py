@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from _harness import HERE, Report, compare, installed, one_core
+from _harness import HERE, Report, compare, installed, named, one_core, result
 
 one_core()
 
@@ -99,7 +99,7 @@ def child(what, *args):
 
 def main(names):
     import _models
-    report = Report("models", "One training step of LeNet and a GPT on one core (`models.py`)")
+    report = Report(result("models", names, AIMS), "One training step of LeNet and a GPT on one core (`models.py`)")
     for name in names:
         steps = {"ours": _models.ours(name)[0]}
         if installed(report.skipped, "torch"):
@@ -124,4 +124,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(AIMS))
+    main(named(__doc__, AIMS))

@@ -6,7 +6,7 @@ Each program is a chain of 200 ops. "forward" records for backward (and lets go 
 not; "both" is forward and backward. Ours runs with all its safety on. A chain of 10,000 ops must cost as much per op.
 """
 
-from _harness import Report, compare, installed, one_core
+from _harness import Report, compare, installed, named, one_core
 
 one_core()
 
@@ -160,4 +160,5 @@ def main():
 
 
 if __name__ == "__main__":
+    named(__doc__)
     main()

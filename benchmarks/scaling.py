@@ -12,7 +12,7 @@ sleeps.
 import os
 import sys
 
-from _harness import Report, installed, join_gloo, one_thread
+from _harness import Report, installed, join_gloo, named, one_thread, result
 
 one_thread()
 
@@ -145,7 +145,8 @@ def main(names):
         run = ranks.launch([__file__, *names], n=RANKS, limit=LIMIT).check()
         print(run.stdout[0], end="")
         return
-    report = Report("scaling", f"One training step on 1 and on {world.size} ranks (`scaling.py`)")
+    report = Report(result("scaling", names, ROUNDS),
+                    f"One training step on 1 and on {world.size} ranks (`scaling.py`)")
     if world.rank:
         sys.stdout = open(os.devnull, "w")
     if installed(report.skipped, "torch"):
@@ -158,4 +159,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(_mlp.chosen(sys.argv[1:], ROUNDS))
+    main(named(__doc__, ROUNDS))

@@ -11,7 +11,7 @@ would gain from that is shown too ("with our allocator settings").
 
 import sys
 
-from _harness import Elsewhere, Report, compare, installed, one_core, serve
+from _harness import Elsewhere, Report, compare, installed, named, one_core, result, serve
 
 one_core()
 
@@ -71,7 +71,7 @@ def agree(trained, steps, report):
 
 
 def main(names):
-    report = Report("train_mlp", "One training step on one core (`train_mlp.py`)")
+    report = Report(result("train_mlp", names, _mlp.MODELS), "One training step on one core (`train_mlp.py`)")
     for name in names:
         seconds = compare(alternatives(name, report), rounds=ROUNDS[name], turn=0.03)
         batch = _mlp.MODELS[name][1]
@@ -88,4 +88,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         serve(make(*sys.argv[2:]))
     else:
-        main(_mlp.chosen(sys.argv[1:], _mlp.MODELS))
+        main(named(__doc__, _mlp.MODELS))

@@ -7,7 +7,8 @@
 First it runs a step of every stage with Adam, and prints what a rank sends in
 it and holds after it, counted, beside the formula of the ZeRO paper. The
 options that this program and train.py have mean the same in both; but here
---exact is the default, and --no-exact is faster.
+--exact is the default, and --no-exact is faster. Ctrl-C, or SIGTERM, ends
+after the step under way, and saves what there is.
 """
 
 import argparse
@@ -30,20 +31,20 @@ RANGES = {
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="fully_sharded.py", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="fully_sharded.py", description=__doc__)
     p.add_argument("--stage", type=int, choices=[1, 2, 3], default=3, help="what is cut (default: 3, parameters too)")
     p.add_argument("--keep", action="store_true", help="stage 3: keep gathered parameters from forward to backward")
-    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto")
+    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
+                   help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
     p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
     p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
     p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64)")
     p.add_argument("--hidden", default="512,512", help="widths of the hidden layers, comma-separated")
-    p.add_argument("--dropout", type=float, default=0.0)
-    p.add_argument("--lr", type=float, default=0.05)
+    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--lr", type=float, default=0.05, help="learning rate of SGD")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True, help="the bits of one process")
     p.add_argument("--out", type=Path, default=Path("runs/sharded"), help="folder for the run's files")
     args = p.parse_args(argv)
@@ -122,36 +123,42 @@ def train(args, world):
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
     lines = table(args, world, dataset)
-    with run, training.Progress(world, steps) as progress:
+    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
         progress.say("\n".join([dataset.source, *lines]))
         for epoch in range(epochs):
             for batch in loader.epoch(epoch):
                 begin = time.perf_counter()
-                loss, _ = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
-                                              clip=args.clip)
+                loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed,
+                                                 step=run.step, clip=args.clip, stop=interrupt.wanted)
                 plan.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
-                if run.step == steps:
+                if stop or run.step == steps:
                     break
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
-    whole = network(args)
-    whole.load_state_dict(world.broadcast_object(full_state_dict(model)))
-    percent = accuracy(whole, dataset.test_images, dataset.test_labels)
-    return run.finish(whole, data=dataset.name, test_accuracy=percent, stage=args.stage, keep=args.keep, lr=args.lr,
-                      hidden=args.hidden, batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact,
-                      clip=args.clip, dropout=args.dropout, table=lines)
+            if stop:
+                progress.say(interrupt.said(run, steps))
+                break
+        whole = network(args)
+        whole.load_state_dict(world.broadcast_object(full_state_dict(model)))
+        percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+        status = interrupt.status(world)
+    return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
+                      dropout=args.dropout, stage=args.stage, keep=args.keep, lr=args.lr, clip=args.clip, epochs=epochs,
+                      batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact, table=lines,
+                      interrupted=stop, exit_status=status)
 
 
 def main(argv=None):
-    """The program; returns the exit status."""
+    """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
+    trained."""
     with training.usage_errors("fully_sharded.py"):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)
     if world.rank == 0:
         print(training.closing(summary, args.out))
-    return 0
+    return summary["exit_status"]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ it reports the validation loss in nats per character and writes a passage. The
 run's folder gets history.jsonl, summary.json, parameters.npz and curve.png.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -59,6 +58,8 @@ class AdditionTask:
         self.problems = addition(2, seed=args.seed)
         self.vocabulary, self.name, self.units = self.problems.vocabulary, "addition", 3
         self.inputs, self.targets = self.problems.windows(self.problems.train)
+        if args.length < self.inputs.shape[1]:
+            raise ValueError(f"--length {args.length}: a sum has {self.inputs.shape[1]} characters to be seen at once")
         self.validation = self.problems.windows(self.problems.test)
 
     def final(self, model, args, world):
@@ -79,25 +80,24 @@ class AdditionTask:
 
 def parse(argv):
     """The command line; what is left out depends on the task."""
-    p = training.ArgumentParser(prog="gpt.py", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="gpt.py", description=__doc__)
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     for name, text in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=int,
                        help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
-    p.add_argument("--positions", choices=["learned", "rotary"], default="learned")
-    p.add_argument("--norm", choices=["layer", "rms"], default="layer")
-    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--positions", choices=["learned", "rotary"], default="learned", help="how positions are told")
+    p.add_argument("--norm", choices=["layer", "rms"], default="layer", help="which norm")
+    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
-    p.add_argument("--clip", type=float, default=1.0, help="global norm of the gradients")
+    p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
     p.add_argument("--eval-every", type=int, default=250, help="steps between validations")
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
-    p.add_argument("--sample", type=int, default=400, help="characters to write at the end")
+    p.add_argument("--sample", type=int, default=400, help="characters to write at the end, with --text")
     p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
@@ -171,6 +171,8 @@ def train(args, world):
                              f"nats per character, {run.speed * task.units:,.0f} characters/s")
             if last:
                 break
+        if stop:
+            progress.say(interrupt.said(run, args.steps))
         facts, passage = task.final(model, args, world)
         progress.say(passage)
         status = interrupt.status(world)

@@ -8,8 +8,6 @@
 The pictures go into the same folder.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from minitorch_dist.data.text import addition, read_text
 
 
 def classifier(facts, folder, args):
-    """Pictures of a run of mnist_demo/train.py."""
+    """Pictures of a run of mnist_demo/train.py, pipeline.py or fully_sharded.py."""
     model = {"mlp": lambda: nn.mlp(facts["hidden"]), "cnn": nn.lenet,
              "transformer": lambda: nn.ImageTransformer(facts["pieces"])}[facts["model"]]()
     load(model, facts, folder)
@@ -57,7 +55,7 @@ def language_model(facts, folder, args):
         x = x + model.position(np.arange(shown.shape[1])) if facts["positions"] == "learned" else x
     probabilities = np.pad(probabilities, ((0, 0), (0, 1)), constant_values=np.nan)     # the line's end
     viz.text_surprise("".join(vocabulary.decode(row) + "\n" for row in rows), probabilities.ravel(),
-                      folder / "surprise.png")
+                      folder / "surprise.png", note="" if facts["text"] else "sums: last digit first")
     maps(model, x, folder, vocabulary.decode(shown[0]))
 
 
@@ -65,7 +63,8 @@ def maps(model, x, folder, labels=None):
     """attention-0.png, attention-1.png …: a picture per block, of the first sample of x."""
     with mt.no_grad():
         for i, block in enumerate(model.blocks):
-            viz.attention_maps(block.attention.weights(block.norm1(x))[0], folder / f"attention-{i}.png", labels)
+            viz.attention_maps(block.attention.weights(block.norm1(x))[0], folder / f"attention-{i}.png", labels,
+                               title=f"block {i}")
             x = block(x)
 
 
@@ -80,16 +79,20 @@ def load(model, facts, folder):
 
 def main(argv=None):
     """The program; returns the exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="pictures.py", description=__doc__)
     p.add_argument("run", type=Path, help="a run's folder")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
     args = p.parse_args(argv)
     try:
-        facts = json.loads((args.run / "summary.json").read_text())
-        viz.learning_curve(viz.read_run(args.run), args.run / "curve.png")
-        (classifier if "model" in facts else language_model)(facts, args.run, args)
-    except (OSError, ValueError, KeyError, viz.RunError, data.DataNotFound) as error:
-        print(f"pictures.py: {error}", file=sys.stderr)
+        run = viz.read_run(args.run)
+        viz.learning_curve(run, args.run / "curve.png")
+        (classifier if "model" in run.summary else language_model)(run.summary, args.run, args)
+    except KeyError as error:
+        print(f"pictures.py: {args.run}/summary.json has no {error}: it is no run of a program of this version",
+              file=sys.stderr)
+        return 2
+    except (OSError, ValueError, data.DataNotFound) as error:
+        print(f"pictures.py: {training.in_words(error)}", file=sys.stderr)
         return 2
     print("\n".join(str(path) for path in sorted(args.run.glob("*.png"))))
     return 0

@@ -6,10 +6,10 @@
 
 The options that both programs have mean the same in both. On more ranks than
 stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
-drawn by python -m minitorch_dist pipeline 1f1b.
+drawn by python -m minitorch_dist pipeline 1f1b. Ctrl-C, or SIGTERM, ends after
+the step under way, and saves what there is.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -30,21 +30,21 @@ RANGES = {
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="pipeline.py", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="pipeline.py", description=__doc__)
     p.add_argument("--stages", type=int, help="ranks along the pipeline (default: all)")
-    p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b")
-    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
+    p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when")
+    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 8; --exact has its own)")
-    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto")
+    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
+                   help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
     p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
     p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
     p.add_argument("--batch-size", type=int, help="samples per step over all ranks (default: mnist 128, digits 64)")
     p.add_argument("--hidden", default="512,512", help="widths of the hidden layers, comma-separated")
-    p.add_argument("--dropout", type=float, default=0.0)
-    p.add_argument("--lr", type=float, default=0.05)
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--lr", type=float, default=0.05, help="learning rate of SGD")
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the bits of one process; 8 micro-batches over all ranks")
     p.add_argument("--out", type=Path, default=Path("runs/pipeline"), help="folder for the run's files")
     args = p.parse_args(argv)
@@ -62,6 +62,8 @@ def accuracy(model, images, labels):
 
 def prepare(args, world):
     """All that training needs. ValueError on all ranks where something doesn't fit."""
+    if world.size % (args.stages or 1):
+        raise ValueError(f"--stages {args.stages}: must divide the number of ranks, which is {world.size}")
     mesh = comm.DeviceMesh(world, dp=-1, pp=args.stages or world.size)
     dp, pp = mesh["dp"], mesh["pp"]
     if args.exact:
@@ -96,10 +98,11 @@ def train(args, world):
     optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
     plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
     played = play(schedule)
-    with run, training.Progress(world, steps) as progress:
-        progress.say(f"{dataset.source}\n{args.schedule}, {mesh.axes['pp']} stages × {mesh.axes['dp']} replicas, "
-                     f"{pipeline.micro_batches} micro-batches: bubble {100 * played.bubble:.0f} %, live at once "
-                     f"{', '.join(map(str, played.live))}")
+    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+        progress.say(f"{dataset.source}\n{args.schedule}, ranks: {mesh.axes['pp']} along the pipeline × "
+                     f"{mesh.axes['dp']} sharing the samples; {pipeline.micro_batches} micro-batches\n"
+                     f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches whose "
+                     f"activations a rank holds at once: {', '.join(map(str, played.live))}")
         for epoch in range(epochs):
             for batch in loader.epoch(epoch):
                 begin = time.perf_counter()
@@ -111,25 +114,32 @@ def train(args, world):
                     plan.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
-                if run.step == steps:
+                stop = interrupt.agreed(world)
+                if stop or run.step == steps:
                     break
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
-    whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
-    percent = accuracy(whole, dataset.test_images, dataset.test_labels)
-    return run.finish(whole, data=dataset.name, test_accuracy=percent, schedule=args.schedule, lr=args.lr,
-                      hidden=args.hidden, batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact,
-                      mesh=mesh.axes, micro_batches=pipeline.micro_batches, bubble=played.bubble)
+            if stop:
+                progress.say(interrupt.said(run, steps))
+                break
+        whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
+        percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+        status = interrupt.status(world)
+    return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
+                      dropout=args.dropout, pipeline_schedule=args.schedule, lr=args.lr, epochs=epochs,
+                      batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact, mesh=mesh.axes,
+                      micro_batches=pipeline.micro_batches, bubble=played.bubble, interrupted=stop, exit_status=status)
 
 
 def main(argv=None):
-    """The program; returns the exit status."""
+    """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
+    trained."""
     with training.usage_errors("pipeline.py"):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)
     if world.rank == 0:
         print(training.closing(summary, args.out))
-    return 0
+    return summary["exit_status"]
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ def check(exercise, args, course, answers, screen):
         answers.note_passed(exercise, found.seconds)
         picture = draw(course, exercise, found, path.parent / "pictures" / f"{exercise.id}.png")
         if picture:
-            screen.say(f"  picture: {show.near(picture[0])}" + (f": {picture[1]}" if picture[1] else ""))
+            line = f"  picture: {show.near(picture[0])}" + (f": {picture[1]}" if picture[1] else "")
+            screen.say(show.wrapped(line))
     return found.passed
 
 
@@ -190,8 +191,8 @@ def run_hint(args, course, answers, screen):
 def run_solution(args, course, answers, screen):
     exercise = one(args, course, answers) if args.name is None else chosen(args, course, answers)[0]
     if not answers.passed(exercise) and not args.give_up:
-        screen.say(f"{exercise.id} hasn't passed yet. A hint: {show.command()} hint {exercise.id}. To see ours all the "
-                   f"same: {show.command()} solution {exercise.id} --give-up", "warn")
+        screen.say(f"{exercise.id} hasn't passed yet. A hint: {show.command()} hint {exercise.id}\n"
+                   f"To see ours all the same: {show.command()} solution {exercise.id} --give-up", "warn")
         return 1
     path = answers.solution(exercise)
     if not path.is_file():

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from .frame.course import ROOT
+from .frame.launch import PRINTED_LINES
 
 PASSED, NEXT, OPEN = "done", "next", ""
 BAR = 24
@@ -42,7 +43,16 @@ class Screen:
 
 
 def width():
-    return max(60, min(110, shutil.get_terminal_size((100, 24)).columns))
+    """Columns to write into: the terminal's, 110 at most."""
+    return min(110, shutil.get_terminal_size((100, 24)).columns)
+
+
+def wrapped(line):
+    """A line as several that fit, each but the first indented by two more than it."""
+    if len(line) <= width():
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, max(20, width()), subsequent_indent=indent, break_on_hyphens=False)
 
 
 def bar(done, total):
@@ -55,15 +65,18 @@ def course_map(screen, course, answers):
     """The chapters with what is done, and what is next."""
     progress = answers.progress()
     coming = answers.next()
-    screen.say(f"{'':10}{'chapter':55} {'done':>4} {'minutes':>7}  needs", "quiet")
+    wide = width() >= 60
+    room = max(12, min(55, width() - (33 if wide else 15)))      # for titles, beside the other columns
+    screen.say(f"{'':10}{'chapter':{room}} {'done':>4}" + f" {'minutes':>7}  needs" * wide, "quiet")
     for chapter in course.chapters:
         passed = sum(bool(progress.get(e.id, {}).get("passed")) for e in chapter.exercises)
         total = len(chapter.exercises)
         state = PASSED if total and passed == total else NEXT if coming and coming.folder == chapter.folder else OPEN
         needs = ", ".join(map(str, chapter.needs)) or "nothing"
-        title = textwrap.shorten(chapter.title, 55, placeholder="…")
+        title = chapter.title if len(chapter.title) <= room else chapter.title[:room - 1].rstrip(" ,:") + "…"
         count = f"{passed}/{total}" if total else "read"
-        screen.say(f"{state:5}{chapter.number:>3}  {title:55} {count:>4} {chapter.minutes:>7}  {needs}",
+        more = f" {chapter.minutes:>7}  {needs}" * wide
+        screen.say(f"{state:5}{chapter.number:>3}  {title:{room}} {count:>4}{more}",
                    {PASSED: "good", NEXT: "strong"}.get(state))
     done = sum(bool(progress.get(e.id, {}).get("passed")) for e in course.all_exercises)
     screen.say()
@@ -98,13 +111,14 @@ def verdict(screen, exercise, found, path):
         screen.say(f"{exercise.id} {exercise.title}: passed ({found.seconds:.1f} s)", "good")
         return
     screen.say(f"{exercise.id} {exercise.title}: not yet", "bad")
-    for line in textwrap.wrap(found.message, width() - 2) or [""]:
+    for line in textwrap.wrap(found.message, max(20, width() - 2)) or [""]:
         screen.say("  " + line)
     for line in found.details:
-        screen.say(line, "quiet")
+        screen.say(wrapped(line), "quiet")
     for rank, lines in enumerate(found.printed):
         if lines:
-            screen.say(f"  your program printed{f' on rank {rank}' if len(found.printed) > 1 else ''}:", "quiet")
+            last = f", the last {len(lines)} lines" if len(lines) == PRINTED_LINES else ""
+            screen.say(f"  your program printed{f' on rank {rank}' if len(found.printed) > 1 else ''}{last}:", "quiet")
             for line in lines:
                 screen.say("    " + "".join(c if c.isprintable() else "·" for c in line[:200]), "quiet")
     again = f"; the same numbers again: --seed {found.seed}" if found.kind == "wrong" else ""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -257,7 +258,7 @@ def shared_memory():
     return Finding("Shared memory", "ok", f"{free:,.0f} MiB free in /dev/shm")
 
 
-# ---------------------------------------------------------------- GPU and compilers: never imported here
+# ---------------------------------------------------------------- GPU: never imported here
 
 def gpu():
     """NVIDIA GPUs and their driver."""
@@ -310,17 +311,6 @@ def gpu_extra():
     return f"pip install -e '.[{'gpu-cuda12' if cuda and int(cuda[1]) < 13 else 'gpu-cuda13'}]'"
 
 
-def c_compiler():
-    """The system's C compiler, which compiled graphs go through."""
-    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if path is None:
-        return Finding("C compiler", "missing", "none; graphs are compiled to NumPy instead", "sudo apt install gcc")
-    answer = ask([path, "--version"])
-    if answer.returncode != 0:
-        return Finding("C compiler", "warn", f"{path}: {answer.last_words()}", "sudo apt install gcc libc6-dev")
-    return Finding("C compiler", "ok", f"{answer.stdout.splitlines()[0]}, {path}")
-
-
 # ---------------------------------------------------------------- the demo
 
 def demo_packages():
@@ -366,7 +356,7 @@ def version_of(distribution):
 OLD_KERNELS = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")     # they know no AVX-512
 
 PROBES = [system, python, numpy_and_blas, blas_kernels, mpi_library, mpi_launcher, mpi_match, mpi_wheels, two_ranks,
-          shared_memory, gpu, cupy, triton, c_compiler, demo_packages, mnist_files]
+          shared_memory, gpu, cupy, triton, demo_packages, mnist_files]
 
 
 def examine(probe):
@@ -378,23 +368,26 @@ def examine(probe):
                        "please report this line")
 
 
-def table_row(finding, color):
-    """One line, and a second one where there is a fix."""
-    status = f"{finding.status:<8}"
+def table_row(finding, color, columns=None):
+    """A line, folded where it is longer than the terminal's `columns`; and one more where there is a fix, which stays
+    whole, to be copied."""
+    row = f"  {finding.status:<8}{finding.name:<16}{finding.value}"
+    if columns is not None:
+        row = textwrap.fill(row, max(columns, 50), subsequent_indent=" " * 26, break_on_hyphens=False)
     if color:
-        status = f"\033[{COLORS[finding.status]}m{status}\033[0m"
-    fix = f"\n{'':26}fix: {finding.fix}" if finding.fix else ""
-    return f"  {status}{finding.name:<16}{finding.value}{fix}"
+        row = row.replace(f"{finding.status:<8}", f"\033[{COLORS[finding.status]}m{finding.status:<8}\033[0m", 1)
+    return row + (f"\n{'':26}fix: {finding.fix}" if finding.fix else "")
 
 
 def run(args):
     """Print the report as it grows, or all of it as JSON. Returns 1 if anything is broken, else 0."""
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     findings = []
     for probe in PROBES:
         findings.append(examine(probe))
         if not args.json:
-            print(table_row(findings[-1], color), flush=True)
+            print(table_row(findings[-1], color, columns), flush=True)
     broken = [finding.name for finding in findings if finding.status == "broken"]
     if args.json:
         print(json.dumps({"healthy": not broken, "findings": [asdict(finding) for finding in findings]}, indent=2))

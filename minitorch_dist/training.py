@@ -78,8 +78,14 @@ def usage_errors(program):
         yield
     except (ValueError, OSError) as error:
         if launched_rank() == 0:
-            print(f"{program}: {error}", file=sys.stderr, flush=True)
+            print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
+
+
+def in_words(error):
+    """An error's message; of one of the system, the file and what is wrong with it, without its number."""
+    named = isinstance(error, OSError) and error.filename and error.strerror
+    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 # What a number must be, and whether it is.
@@ -89,8 +95,19 @@ MORE_THAN_0 = "more than 0", lambda value: value > 0
 PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """The description as it stands, and after each option its default, where it has one and doesn't say it itself."""
+
+    def _get_help_string(self, action):
+        none = any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
+        return action.help if none or "default" in action.help else f"{action.help} (default: %(default)s)"
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=Help, **options)
 
     def check_ranges(self, args, ranges):
         """End with a message at a number (None: not given) that isn't as it must be; ranges: {rule: its options}."""
@@ -175,8 +192,21 @@ class Interrupt:
         return 128 + number if number else 0
 
 
+    def agreed(self, world):
+        """Whether a rank was asked to stop: all learn of it in the same step. Collective; for loops without train_step,
+        which tells."""
+        wanted = xp.array([float(self.wanted)])
+        world.all_reduce(wanted)
+        return bool(wanted[0])
+
+    def said(self, run, steps):
+        """The line that says where the run was broken off."""
+        return f"interrupted after step {run.step:,} of {steps:,}: saving what there is"
+
+
 class Progress:
-    """Rank 0's progress bar on a terminal; elsewhere the lines given to `say` only."""
+    """Rank 0's progress bar on a terminal; elsewhere the lines given to `say` only. Lines are never cut or read as
+    markup, and go to standard output where that is a file."""
 
     def __init__(self, world, total):
         self.bar = self.task = None
@@ -185,7 +215,8 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
             self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
-                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
+                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True),
+                                redirect_stdout=sys.stdout.isatty())
             self.task = self.bar.add_task("", total=total, note="")
 
     def __enter__(self):
@@ -204,8 +235,8 @@ class Progress:
 
     def say(self, text):
         """A line for people, from rank 0."""
-        if self.bar:
-            self.bar.console.print(text, highlight=False)
+        if self.bar and sys.stdout.isatty():
+            self.bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         elif self.speaks:
             print(text, flush=True)
 
@@ -270,8 +301,10 @@ class Run:
             (self.folder / "history.jsonl").open("a").close()       # before anything is deleted
             for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
                 (self.folder / name).unlink(missing_ok=True)
+        except FileExistsError as error:
+            return OSError(error.errno, "is a file, and a run needs a folder", str(self.folder))
         except OSError as error:
-            return error
+            return OSError(error.errno, f"the run's files can't be written here: {error.strerror}", str(self.folder))
         return None
 
     def __enter__(self):

@@ -53,8 +53,7 @@ EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ra
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="train.py", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = training.ArgumentParser(prog="train.py", description=__doc__)
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -65,16 +64,18 @@ def parse(argv):
                    help="samples per step over all ranks (default: mnist 128, digits 64; cnn 32)")
     p.add_argument("--model", choices=list(MODELS), default="mlp", help="cnn: LeNet-5")
     p.add_argument("--hidden", default="512,512", help="mlp: widths of the hidden layers, comma-separated")
-    p.add_argument("--pieces", choices=["patches", "rows"], default="patches", help="transformer: how an image is cut")
+    p.add_argument("--pieces", choices=["patches", "rows"], default="patches",
+                   help="transformer: how an image is cut")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default: mlp sgd, the others adamw")
     p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam 0.002, adamw 0.003)")
     p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
-    p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine",
+                   help="of the learning rate, after the warmup")
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
@@ -180,7 +181,7 @@ def train(args, world, plugged=LIBRARY):
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
                          f"{run.speed:,.0f} samples/s")
             if stop:
-                progress.say(f"interrupted after step {run.step} of {steps}: saving what there is")
+                progress.say(interrupt.said(run, steps))
                 break
         status = interrupt.status(world)
     return run.finish(

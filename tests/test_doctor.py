@@ -194,13 +194,6 @@ def test_a_broken_driver_is_a_warning(machine):
     assert doctor.gpu().status == "warn" and "has failed" in doctor.gpu().value
 
 
-def test_c_compiler(machine):
-    machine(on_path=("gcc",))
-    assert doctor.c_compiler() == doctor.Finding("C compiler", "ok", "cc 12.2.0, /usr/bin/gcc")
-    machine(on_path=())
-    assert doctor.c_compiler().fix == "sudo apt install gcc"
-
-
 def test_windows_is_sent_to_wsl(monkeypatch):
     monkeypatch.setattr(doctor.platform, "system", lambda: "Windows")
     assert doctor.system().status == "warn" and "WSL2" in doctor.system().fix
@@ -274,6 +267,15 @@ def test_the_report_and_its_exit_status(monkeypatch, capsys):
     assert __main__.main(["doctor"]) == 1
     report = capsys.readouterr().out
     assert "fix: mend it" in report and "Broken: Sore." in report and "\033" not in report
+
+
+def test_the_report_fits_a_terminal():
+    fix = "export THIS=that " * 8
+    row = doctor.table_row(doctor.Finding("BLAS kernels", "warn", "word " * 20, fix), True, 60)
+    *lines, last = row.replace("\033[33m", "").replace("\033[0m", "").splitlines()
+    assert max(map(len, lines)) <= 60 and "\033[33mwarn" in row and last == f"{'':26}fix: {fix}"
+    assert [len(line) - len(line.lstrip()) for line in lines] == [2, 26, 26]
+    assert len(doctor.table_row(doctor.Finding("A", "ok", "word " * 50), False).splitlines()) == 1      # into a file
 
 
 def test_the_report_as_json(monkeypatch, capsys):

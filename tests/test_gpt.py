@@ -19,6 +19,7 @@ from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
 GPT, TRAIN = ROOT / "examples" / "gpt.py", ROOT / "mnist_demo" / "train.py"
+MLP = ["--data", "digits", "--hidden", "16", "--epochs", "100000", "--batch-size", "16"]
 TINY = ["--layers", "1", "--dim", "16", "--heads", "2", "--batch-size", "12", "--steps", "6", "--eval-every", "3",
         "--warmup", "2"]
 LEARNS = ["--steps", "500", "--batch-size", "128", "--eval-every", "500"]     # about 15 s of one quiet core
@@ -99,7 +100,8 @@ def test_a_text_that_cannot_be_learned(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--batch-size", "0"], ["--dim", "-4"], ["--eval-every", "0"],
-                                   ["--temperature", "-1"], ["--lr", "nan"], ["--device", "cuda:99"]], ids=" ".join)
+                                   ["--temperature", "-1"], ["--lr", "nan"], ["--device", "cuda:99"],
+                                   ["--length", "7"]], ids=" ".join)
 def test_a_command_line_that_does_not_fit(tmp_path, flags):
     run = ranks.launch([GPT, *flags, "--out", tmp_path / "run"], n=1, limit=30)
     assert run.returncode == 2 and flags[0].strip("-") in run.stderr[0] and "Traceback" not in run.stderr[0]
@@ -110,7 +112,9 @@ def test_a_command_line_that_does_not_fit(tmp_path, flags):
 
 ENDLESS = {
     "gpt": [GPT, "--layers", "1", "--dim", "16", "--heads", "2", "--steps", "1000000", "--batch-size", "16"],
-    "mnist": [TRAIN, "--data", "digits", "--hidden", "16", "--epochs", "100000", "--batch-size", "16"],
+    "mnist": [TRAIN, *MLP],
+    "pipeline": [ROOT / "examples" / "pipeline.py", *MLP],
+    "sharded": [ROOT / "examples" / "fully_sharded.py", *MLP],
 }
 
 
@@ -136,9 +140,10 @@ def test_no_rank_ends_while_rank_0_draws(tmp_path):
     assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("program", ENDLESS)
+@pytest.mark.parametrize(("program", "n", "number", "status"), [
+    *((program, n, *one) for program in ("gpt", "mnist") for n in (1, 2)
+      for one in ((signal.SIGINT, 130), (signal.SIGTERM, 143))),
+    ("pipeline", 2, signal.SIGINT, 130), ("sharded", 2, signal.SIGTERM, 143)], ids=str)
 def test_a_signal_saves_what_there_is(tmp_path, program, n, number, status):
     """A signal to the program, or to mpirun, which is what a terminal's Ctrl-C and a batch system reach."""
     if n > 1 and len(ranks.mpirun_command()) > 1:
@@ -164,6 +169,6 @@ def test_a_signal_saves_what_there_is(tmp_path, program, n, number, status):
     assert summary["interrupted"] is True and summary["exit_status"] == status and summary["ranks"] == n
     assert summary["steps"] == len(lines) == lines[-1]["step"] > 0
     with np.load(out / "parameters.npz") as state:
-        model = nn.mlp((16,)) if program == "mnist" else nn.GPT(12, 8, 1, 2, 16)
+        model = nn.GPT(12, 8, 1, 2, 16) if program == "gpt" else nn.mlp((16,))
         model.load_state_dict(dict(state))
         assert training.parameters_sha256(model) == summary["parameters_sha256"]

@@ -40,7 +40,7 @@ def test_a_stage_without_parameters(tmp_path):
 
 
 @pytest.mark.parametrize("n, flags, words", [
-    (2, ["--stages", "3"], "pp=3 doesn't make up the 2 ranks"), (1, ["--lr", "nan"], "--lr nan"),
+    (2, ["--stages", "3"], "--stages 3: must divide the number of ranks, which is 2"), (1, ["--lr", "nan"], "--lr nan"),
     (2, ["--exact", "--micro-batches", "4"], "has 8 over all"), (1, ["--hidden", "12,x"], "--hidden '12,x'"),
     (1, ["--stages", "0"], "--stages 0: must be at least 1"),
     (2, ["--schedule", "interleaved", "--micro-batches", "3"], "2 ranks must divide the 3 micro-batches"),

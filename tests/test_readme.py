@@ -7,7 +7,10 @@ import pytest
 
 from minitorch_dist.testing import ranks
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+FOLDERS = ("mnist_demo", "examples", "benchmarks", "minitorch_dist", "exercises", "tests", "docs")
+PAGES = sorted(ROOT.glob("*.md")) + [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -21,7 +24,10 @@ def test_its_python_runs_on_one_rank_and_on_two(tmp_path, n):
     assert "linear program of 1 input" in run.stdout[0]
 
 
-def test_the_files_that_it_names_exist():
-    text = README.read_text(encoding="utf-8")
-    for name in re.findall(r"\]\(([^)#:]+)\)", text) + ["mnist_demo/train.py", "mnist_demo/compare.py", "benchmarks"]:
-        assert (README.parent / name).exists(), name
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_files_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:\s]+)\)", text)
+    assert not [name for name in links if not (page.parent / name).exists()]
+    named = set(re.findall(rf"(?<![\w/.~])(?:{'|'.join(FOLDERS)})/[\w/.-]+\.\w+", text))
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -1,7 +1,9 @@
 """What training programs share: the step, the groups, the files, the clean stop."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -282,3 +284,52 @@ def test_peak_memory_is_in_bytes():
     (None, 10, (1, 10))])
 def test_what_ends_first_ends_the_training(epochs, steps, wanted):
     assert training.length(SimpleNamespace(epochs=epochs, steps=steps), 10, 4) == wanted
+
+
+# ---------------------------------------------------------------- lines for people
+
+SAYS = """
+import sys
+from minitorch_dist import comm, training
+with training.Progress(comm.world(), 3) as progress:
+    progress.step(0.5)
+    progress.say("[/red] [bold]x :smile: " + "word " * 30 + "end")
+"""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_are_said_as_they_are(tmp_path, terminal):
+    """On a terminal of 80 columns, a model's own text among them; and in a file, with the bar on the terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SAYS], stdout=theirs if terminal else subprocess.PIPE, text=True,
+                               stderr=theirs, env=os.environ | {"TERM": "xterm", "COLUMNS": "80"})
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(ours, 4096):
+            said += part
+    os.close(ours)
+    file = process.communicate(timeout=30)[0]
+    assert process.returncode == 0, said.decode()
+    assert "training" in said.decode()
+    assert "[/red] [bold]x :smile: " + "word " * 30 + "end" in (said.decode() if terminal else file)
+
+
+@pytest.mark.parametrize("error, text", [
+    (FileNotFoundError(2, "No such file or directory", "play.txt"), "play.txt: No such file or directory"),
+    (OSError("no room"), "no room"), (ValueError("three heads"), "three heads")], ids=str)
+def test_errors_in_words(error, text, capsys):
+    with pytest.raises(SystemExit) as end, training.usage_errors("program.py"):
+        raise error
+    assert end.value.code == 2 and capsys.readouterr().err == f"program.py: {text}\n"
+
+
+def test_help_tells_defaults(capsys):
+    parser = training.ArgumentParser(prog="p", description="first\n    second")
+    for name, options in (("a", {"default": 0, "help": "zero"}), ("b", {"help": "none"}),
+                          ("c", {"action": "store_true", "help": "no"}), ("d", {"default": 3, "help": "own default"})):
+        parser.add_argument(f"--{name}", **options)
+    parser.print_help()
+    text = capsys.readouterr().out
+    assert "zero (default: 0)\n" in text and "none\n" in text and "no\n" in text and "own default\n" in text
+    assert "first\n    second" in text

@@ -77,6 +77,8 @@ RUNS = {
     "transformer": ("mnist_demo/train.py", ["--data", "digits", "--model", "transformer", "--pieces", "rows",
                                             "--steps", "2"],
                     {"attention-0.png", "attention-1.png", "confusion.png", "curve.png"}),
+    "pipeline": ("examples/pipeline.py", ["--data", "digits", "--hidden", "8,9", "--steps", "2"],
+                 {"confusion.png", "curve.png"}),
     "addition": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--batch-size", "8"],
                  {"attention-0.png", "curve.png", "surprise.png"}),
     "text": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--positions", "rotary",
@@ -99,4 +101,9 @@ def test_pictures_of_a_run(tmp_path, name):
 def test_pictures_of_no_run(tmp_path):
     run = subprocess.run([sys.executable, ROOT / "examples" / "pictures.py", tmp_path], capture_output=True, text=True,
                          timeout=60)
-    assert run.returncode == 2 and "summary.json" in run.stderr and "Traceback" not in run.stderr
+    assert run.returncode == 2 and f"{tmp_path} is not a finished run" in run.stderr and "Traceback" not in run.stderr
+    (tmp_path / "history.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / "summary.json").write_text('{"ranks": 1}')
+    run = subprocess.run([sys.executable, ROOT / "examples" / "pictures.py", tmp_path], capture_output=True, text=True,
+                         timeout=60)
+    assert run.returncode == 2 and "summary.json has no 'text'" in run.stderr and "Traceback" not in run.stderr

@@ -35,13 +35,20 @@ def mistaken(**wrong):
         known = {text: dict(slopes) for text, (_, slopes) in local_derivatives(**case).items()}
         for key, slopes in wrong.items():
             known[texts[key]] |= slopes(**case)
-        return {"values": {text: value for text, (value, _) in local_derivatives(**case).items()}, "local": known}
+        return {"values": {text: value for text, (value, _) in local_derivatives(**case).items()}, "local": known,
+                "operands": {"a": case["a"], "b": case["b"]}}
     return outputs
+
+
+def operand_changed(case, got):
+    return any(got["operands"][name] != case[name] for name in "ab")
 
 
 class Value(Check):
     exercise = "01.1"
     signatures = [
+        when("an operation changes one of its operands: a.data or b.data is another number afterwards, and whatever "
+             "uses it next is wrong. Every operation makes a new Value", operand_changed),
         gives("the derivative of a − b by b has the wrong sign: when b grows, a − b falls",
               mistaken(sub=lambda a, b, n: {"b": 1.0}, rsub=lambda a, b, n: {"a": 1.0})),
         gives("the derivatives of a·b are exchanged: by a it is b, and by b it is a",

@@ -15,7 +15,7 @@ EXPRESSIONS = {
 
 
 def Value(learner, inputs, run):     # noqa: N802, the name of the exercise's object
-    """The number and the local derivatives of each expression, by the name of the parent."""
+    """The number and the local derivatives of each expression, by the name of the parent; and a and b afterwards."""
     a, b = learner(inputs["a"]), learner(inputs["b"])
     values, local = {}, {}
     for text, expression in EXPRESSIONS.items():
@@ -24,7 +24,7 @@ def Value(learner, inputs, run):     # noqa: N802, the name of the exercise's ob
         slopes = list(zip(made.parents, made.local, strict=True))
         local[text] = {name: sum(slope for parent, slope in slopes if parent is node)
                        for name, node in (("a", a), ("b", b)) if name in text.replace("tanh", "")}
-    return {"values": values, "local": local}
+    return {"values": values, "local": local, "operands": {"a": a.data, "b": b.data}}
 
 
 class Node:

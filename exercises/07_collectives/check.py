@@ -19,8 +19,6 @@ def all_waited_for(case, got):
     return all(call["end"] is not None for rank in got for call in rank.calls)
 
 
-
-
 waited = demand("a posted message is never waited for: MPI may still be reading from the array when you change it; "
                 "call wait() on what isend or irecv returned", all_waited_for)
 

@@ -106,16 +106,16 @@ class Course:
         """
         text = name.strip().rstrip("/").lower()
         found = [e for e in self.all_exercises
-                 if text in (e.id, e.id.lstrip("0"), e.folder, e.object.lower(), e.file.lower())
+                 if text in (e.id, e.id.removeprefix("0"), e.folder, e.object.lower(), e.file.lower())
                  or re.fullmatch(r"\d{1,2}", text) and int(text) == int(e.id[:2])]
         if found:
             return found
         if re.fullmatch(r"\d{1,2}", text) and any(int(text) == chapter.number for chapter in self.chapters):
             raise CourseError(f"chapter {text} has no exercise to check: open its README.md")
-        names = [n for e in self.all_exercises for n in (e.id, e.id.lstrip("0"), e.object)]
-        near = list(dict.fromkeys(difflib.get_close_matches(text, names, n=4, cutoff=0.4)))
+        names = [n for e in self.all_exercises for n in (e.id, e.id.removeprefix("0"), e.object)]
+        near = list(dict.fromkeys(difflib.get_close_matches(text, names, n=4, cutoff=0.4))) * (not text.isdigit())
         known = ", ".join(chapter.label for chapter in self.chapters)
-        raise CourseError(f"there is no exercise {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+        raise CourseError(f"there is no exercise {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")
                           + f" The chapters are {known}")
 
 

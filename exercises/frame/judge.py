@@ -9,6 +9,7 @@ from .child import Unknown
 
 MISSING = Unknown("nothing")
 FEW = 6            # names in a sentence
+MANY = 12          # inputs in a line
 
 
 @dataclass
@@ -270,7 +271,7 @@ def brief(inputs):
     short = [f"{name}={number(value) if isinstance(value, float) else repr(value)}" for name, value in inputs.items()
              if isinstance(value, (bool, int, float, str)) and len(repr(value)) < 30]
     shapes = [f"{name} of shape {list(value.shape)}" for name, value in inputs.items() if isinstance(value, np.ndarray)]
-    return ", ".join((short + shapes)[:FEW])
+    return ", ".join((short + shapes)[:MANY]) + " …" * (len(short + shapes) > MANY)
 
 
 def difference(label, got, expected):
@@ -293,7 +294,9 @@ def difference(label, got, expected):
         distance = np.abs(got.astype(complex) - expected.astype(complex))
     index = np.unravel_index(np.argmax(np.where(np.isnan(distance), np.inf, distance)), got.shape)
     at = f"[{', '.join(map(str, index))}]" if got.ndim else ""
-    one, other = number(got[index]), number(expected[index])
+    kinds = got.dtype.kind + expected.dtype.kind       # of a float and an integer both are shown as floats
+    one, other = (number(x[index].astype(float) if sorted(kinds) in (["f", "i"], ["f", "u"]) else x[index])
+                  for x in (got, expected))
     if one == other:      # in six digits
         other += f" and not off by {number(distance[index])}"
         if got.dtype.kind == expected.dtype.kind == "f" and got.dtype.itemsize < expected.dtype.itemsize:
@@ -309,6 +312,8 @@ def show(value):
     """A leaf in a few words."""
     if isinstance(value, np.ndarray) and value.ndim:
         return f"an array of shape {list(value.shape)}"
+    if isinstance(value, dict) and 0 < len(value) <= FEW and all(isinstance(key, str) for key in value):
+        return f"a dict of {', '.join(map(repr, value))}"
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (float, np.generic, np.ndarray)):

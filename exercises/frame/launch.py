@@ -293,7 +293,7 @@ def _deadlock(box, run, stacks, finished, n, text):
             lines.append(f"rank {rank} waits in {state['op']}({peer}) at {where or 'a place outside your file'}")
         else:
             lines.append(f"rank {rank} computes" + (f" at {where}" if where else ""))
-    return Failure("deadlock", f"deadlock on {n} ranks: {lines[0]}", ["  " + line for line in lines])
+    return Failure("deadlock", f"deadlock on {n} ranks: {lines[0]}", ["  " + line for line in lines[1:]])
 
 
 def _read_outputs(box, cases, n):

@@ -35,7 +35,7 @@ joined = LinearOp("gather_from", lambda t, r: gather_from(t, *r), lambda c, r: s
 scattered = LinearOp("reduce_scatter", lambda t, r: reduce_scatter(t, *r), lambda c, r: all_gather(c, *r))
 exchanged = LinearOp("all_to_all", lambda t, r: all_to_all(t, *r),
                      lambda c, r: all_to_all(c, r[0], send_counts=r[2], recv_counts=r[1]))
-spread = LinearOp("broadcast", lambda t, r: broadcast(t, *r), lambda c, r: reduce(c, *r))
+spread = LinearOp("broadcast_from", lambda t, r: broadcast(t, *r), lambda c, r: reduce(c, *r))
 collected = LinearOp("reduce", lambda t, r: reduce(t, *r), lambda c, r: broadcast(c, *r))
 
 

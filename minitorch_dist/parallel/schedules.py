@@ -182,9 +182,9 @@ def add_command(commands):
     """`minitorch-dist pipeline`: a schedule as a picture, with its bubble and what each rank holds."""
     p = commands.add_parser("pipeline", help="draw a pipeline's schedule: who works when, on what")
     p.add_argument("schedule", choices=list(SCHEDULES))
-    p.add_argument("--ranks", type=int, default=4, help="default: 4")
-    p.add_argument("--micro-batches", type=int, default=8, help="default: 8")
-    p.add_argument("--chunks", type=int, default=2, help="of each rank, in interleaved; default: 2")
+    p.add_argument("--ranks", type=int, default=4, help="ranks along the pipeline (default: 4)")
+    p.add_argument("--micro-batches", type=int, default=8, help="pieces of the batch (default: 8)")
+    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
     p.set_defaults(run=_show)
 
 

@@ -71,8 +71,8 @@ def _step_and_loss(path, number, line):
 
 HEADLINES = {"identical": "IDENTICAL TO THE BIT", "within": "WITHIN TOLERANCE", "different": "DIFFERENT"}
 SAME_JOB = ("data", "seed")     # runs that differ here were not meant to give one curve
-SETTINGS = ("hidden", "dropout", "batch_size", "epochs", "optimizer", "lr", "schedule", "clip", "dtype", "exact",
-            "micro_shards")
+SETTINGS = ("model", "hidden", "pieces", "dropout", "augment", "batch_size", "epochs", "optimizer", "lr",
+            "weight_decay", "schedule", "warmup", "clip", "dtype", "exact", "micro_shards")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _number(value):
     """0, 8.6e-07, 1e-04, 0.43"""
     if value == 0 or value >= 0.01:
         return f"{value:.2g}"
-    return np.format_float_scientific(value, precision=1, trim="-", exp_digits=2)
+    return f"{value:.1e}".replace(".0e", "e")
 
 
 def _settings(reference, run):

@@ -25,7 +25,7 @@ def _save(draw, path, size):
 
 def learning_curve(run, path):
     """The training loss of one Run (see read_run), and its validation losses where its summary holds
-    `validation` [(step, loss) …]."""
+    `validation` [(step, loss) …]; in nats, as cross-entropy is."""
     def draw(figure):
         axes = figure.subplots()
         size = -(-len(run.steps) // MOST_POINTS)
@@ -38,7 +38,7 @@ def learning_curve(run, path):
             axes.annotate(f"{values[-1]:.3g}", (at[-1], values[-1]), xytext=(4, 6), textcoords="offset points",
                           color=INK, fontsize=9.5, ha="right")
         axes.set_xlabel("optimizer step")
-        axes.set_ylabel("loss")
+        axes.set_ylabel("loss (nats)")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.grid(axis="y", alpha=0.2)
@@ -69,16 +69,16 @@ def filters(weight, path, most=64):
         axes = figure.subplots()
         axes.axis("off")
         shown = axes.imshow(mosaic, cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest")
-        figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30)
+        figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, label="weight")
         title = f"{out} filters over {inside} channel{'s' * (inside > 1)}"
         title += f", {len(images)} of {out * inside} shown" if len(images) < out * inside else ""
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     _save(draw, path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6)))
 
 
-def attention_maps(weights, path, labels=None):
+def attention_maps(weights, path, labels=None, title=""):
     """Where each position looks: weights (heads, time, sources), rows adding up to 1; `labels` names the positions
-    (a string of as many characters, or a list)."""
+    (a string of as many characters, or a list), `title` stands before the number of the first head."""
     weights = np.asarray(weights)
     if weights.ndim != 3:
         raise ValueError(f"attention_maps: weights of shape {weights.shape}; expected (heads, time, sources)")
@@ -87,14 +87,14 @@ def attention_maps(weights, path, labels=None):
         grid = figure.subplots(1, len(weights), squeeze=False, sharey=True)[0]
         for head, (axes, image) in enumerate(zip(grid, weights, strict=True)):
             shown = axes.imshow(image, cmap="Purples", vmin=0, vmax=1)
-            axes.set_title(f"head {head}", fontsize=10)
+            axes.set_title(f"{title}, head {head}" if title and not head else f"head {head}", fontsize=10)
             axes.set_xlabel("looks at")
             if labels is not None:
                 names = ["␣" if c == " " else "⏎" if c == "\n" else c for c in labels]
                 axes.set_xticks(range(image.shape[1]), names[:image.shape[1]], fontsize=7)
                 axes.set_yticks(range(image.shape[0]), names[:image.shape[0]], fontsize=7)
         grid[0].set_ylabel("position")
-        figure.colorbar(shown, ax=grid, shrink=0.7)
+        figure.colorbar(shown, ax=grid, shrink=0.7, label="weight")
     _save(draw, path, (2.6 * len(weights) + 1, 3.1))
 
 
@@ -124,9 +124,9 @@ def confusion_matrix(labels, predictions, path, classes=10):
     return counts
 
 
-def text_surprise(text, probabilities, path, width=72):
+def text_surprise(text, probabilities, path, width=72, note=""):
     """A text, each character on a ground the darker the less the model expected it; probabilities (len(text),), NaN
-    for characters that it was given: they stay white and count for nothing."""
+    for characters that it was given: they stay white and count for nothing. `note` is a line under the title."""
     probabilities = np.asarray(probabilities)
     if not text or len(text) != len(probabilities):
         raise ValueError(f"text_surprise: {len(text)} characters and {len(probabilities)} probabilities")
@@ -151,6 +151,6 @@ def text_surprise(text, probabilities, path, width=72):
         axes.set_xlim(-1, columns)
         axes.set_ylim(places[-1][0] + 0.8, -0.8)
         axes.axis("off")
-        axes.set_title(f"{np.nanmean(surprise):.2f} nats per character\nthe darker, the less expected", loc="left",
-                       fontsize=10)
-    _save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.21 * (places[-1][0] + 2)))
+        axes.set_title("\n".join([f"{np.nanmean(surprise):.2f} nats per character", "the darker, the less expected",
+                                  *([note] if note else [])]), loc="left", fontsize=10)
+    _save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.2 * bool(note) + 0.21 * (places[-1][0] + 2)))

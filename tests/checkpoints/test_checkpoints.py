@@ -286,5 +286,5 @@ def test_the_newest_are_kept(tmp_path):
 
 def test_the_index_is_for_people_too(written):
     text = (written["gpt", "heads", 2] / "index.json").read_text()
-    assert '"box": [[0, 12], [0, 12]]' in text and '"betas": [0.9, 0.999]' in text
+    assert '"box": [[0, 5], [0, 12]]' in text and '"betas": [0.9, 0.999]' in text
     assert mt.checkpoints.Index.read(written["gpt", "heads", 2]).facts == {"step": MIDDLE, "way": "heads"}

@@ -59,14 +59,15 @@ def test_all_ranks_are_killed(tmp_path):
     dice = random.Random(4)
     for round in range(3):
         folder = tmp_path / str(round)
-        command = [*ranks.mpirun_command(), "-n", "2", sys.executable, "-m", "tests.checkpoints.saving_for_ever", folder]
+        program = "tests.checkpoints.saving_for_ever"
+        command = [*ranks.mpirun_command(), "-n", "2", sys.executable, "-m", program, folder]
         with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) as program:
+                              stderr=subprocess.DEVNULL) as launcher:
             end = time.monotonic() + 60
             while not Checkpoints(folder).steps() and time.monotonic() < end:
                 time.sleep(0.01)
             time.sleep(dice.random() / 4)
-            os.killpg(program.pid, signal.SIGKILL)
+            os.killpg(launcher.pid, signal.SIGKILL)
         step, value = loaded(folder)
         assert step == value >= 1
 

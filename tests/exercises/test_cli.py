@@ -109,7 +109,8 @@ def test_hints_come_one_by_one(desk):
 
 
 @pytest.mark.parametrize("line, text", [
-    ("check 99", "there is no exercise '99'"), ("check 08.9", "did you mean 08."), ("reset 08", "one exercise at a"),
+    ("check 99", "there is no exercise '99'. The chapters are 00, 01"), ("check 08.9", "did you mean 08."),
+    ("reset 08", "one exercise at a"),
     ("reset 08.1", "nothing to reset"), ("grade /nowhere", "there is no folder"),
 ])
 def test_unfriendly_calls_get_a_sentence(desk, line, text):
@@ -175,6 +176,20 @@ def test_piped_output_has_no_escape_codes(tmp_path):
     assert found.returncode == 0 and "\x1b" not in found.stdout and "Next: " in found.stdout and not found.stderr
     found = shell("-m", "exercises", MINITORCH_MINE=str(tmp_path), PYTHONIOENCODING="ascii")
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 110])
+def test_nothing_is_wider_than_the_terminal(desk, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(show, "near", lambda path: path.name)
+    table = desk.call("")[1].split("\n\n")[0].splitlines()
+    assert len(table) == 1 + len(desk.course.chapters) and max(map(len, table)) <= columns
+    assert ("needs" in table[0]) == (columns >= 60) and "Reverse mode on" in table[2]
+    desk.answers.begin(desk.course.exercise("07.1"))
+    desk.path("07.1").write_text("def exchange(comm, outgoing, dst, incoming, src):\n    1 / 0\n")
+    said = [line for line in desk.call("check 07.1")[1].splitlines() if "--seed" not in line and "without" not in line]
+    place = next(i for i, line in enumerate(said) if line.startswith("  in case 1"))
+    assert max(map(len, said)) <= columns and said[place + 1].startswith("    ") and len(said) > place + 2
 
 
 @pytest.mark.parametrize("environment, coloured", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exercises.frame import launch
+from exercises.frame import judge, launch
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course
 
@@ -31,6 +31,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_what_is_said_where_a_list_was_expected(z, text):
     """Where the shape of the tree is wrong, the place is named where it goes wrong; nan where there is one."""
     assert text in said(lambda x: 2 * x, z).split("\n")[0], said(lambda x: 2 * x, z)
+
+
+@pytest.mark.parametrize("got, expected, text", [
+    (82141249536, 8.41545e10, "the result is 8.21412e+10; expected 8.41545e+10"),       # both in one notation
+    (np.int64(3), np.float64(2.5), "the result is 3; expected 2.5"),
+    (7, 12345678, "the result is 7; expected 12345678"),
+    (1.5, {"a": 1, "b": 2}, "the result is 1.5; expected a dict of 'a', 'b'"),
+    (1.5, dict.fromkeys("abcdefg"), "the result is 1.5; expected a dict of 7")], ids=str)
+def test_a_difference_in_words(got, expected, text):
+    assert judge.difference("result", got, expected) == text
+
+
+def test_the_inputs_of_a_case_are_named_or_left_out_visibly():
+    assert judge.brief({f"n{i}": i for i in range(8)}) == ", ".join(f"n{i}={i}" for i in range(8))
+    assert judge.brief({f"n{i}": i for i in range(20)}).endswith("n11=11 …")
 
 
 def test_an_exception_outside_of_the_answer_shows_how_it_was_called(tmp_path):
