@@ -17,21 +17,22 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist import comm, data, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel.fully_sharded import BYTES, SENT, held
 
+SETTINGS = ("hidden", "dropout", "lr", "clip", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {
-    training.AT_LEAST_1: ("epochs", "steps", "batch_size"),
-    training.AT_LEAST_0: ("lr", "seed", "clip"),
-    training.PROBABILITY: ("dropout",),
+    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "save_every"),
+    program.AT_LEAST_0: ("lr", "seed", "clip"),
+    program.PROBABILITY: ("dropout",),
 }
 
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="fully_sharded.py", description=__doc__)
+    p = program.ArgumentParser(prog="fully_sharded.py", description=__doc__)
     p.add_argument("--stage", type=int, choices=[1, 2, 3], default=3, help="what is cut (default: 3, parameters too)")
     p.add_argument("--keep", action="store_true", help="stage 3: keep gathered parameters from forward to backward")
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
@@ -47,6 +48,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True, help="the bits of one process")
     p.add_argument("--out", type=Path, default=Path("runs/sharded"), help="folder for the run's files")
+    p.add_checkpoints()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
     args.widths = p.widths(args.hidden)
@@ -116,23 +118,29 @@ def prepare(args, world):
 
 def train(args, world):
     """Train, and return the summary."""
-    with training.usage_errors("fully_sharded.py"):
+    with program.usage_errors("fully_sharded.py"):
         dataset, loader, model = prepare(args, world)
-        run = training.Run(args.out, world)
-    epochs, steps = training.length(args, len(loader), dataset.default_epochs)
-    optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
+        epochs, steps = program.length(args, len(loader), dataset.default_epochs)
+        optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+        plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
+        settings = {name: getattr(args, name) for name in SETTINGS} | {
+            "data": dataset.name, "batch_size": loader.sampler.batch_size, "steps": steps}
+        run = training.Run(args.out, world, settings, args.resume)      # in another stage as well
+        run.restore(model, optimizer, plan)
+    stop = False
     lines = table(args, world, dataset)
-    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+    with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say("\n".join([dataset.source, *lines]))
-        for epoch in range(epochs):
-            for batch in loader.epoch(epoch):
+        for epoch, batches in run.epochs(loader, steps):
+            for batch in batches:
                 begin = time.perf_counter()
                 loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed,
                                                  step=run.step, clip=args.clip, stop=interrupt.wanted)
                 plan.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
+                if stop or run.due(args.save_every, steps):
+                    run.save(model, optimizer)
                 if stop or run.step == steps:
                     break
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
@@ -152,12 +160,12 @@ def train(args, world):
 def main(argv=None):
     """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
     trained."""
-    with training.usage_errors("fully_sharded.py"):
+    with program.usage_errors("fully_sharded.py"):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)
     if world.rank == 0:
-        print(training.closing(summary, args.out))
+        print(program.closing(summary, args.out))
     return summary["exit_status"]
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, nn, optim, training, viz
+from minitorch_dist import backend, comm, nn, optim, program, training, viz
 from minitorch_dist.backend import xp
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, addition, read_text
@@ -24,10 +24,12 @@ ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, 
 EVAL_CHUNK = 64
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
+# What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
+OUTSIDE = ("out", "device", "save_every", "resume", "eval_every", "eval_windows", "sample", "temperature")
 RANGES = {
-    training.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample"),
-    training.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
-    training.PROBABILITY: ("dropout",),
+    program.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample", "save_every"),
+    program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
+    program.PROBABILITY: ("dropout",),
 }
 
 
@@ -80,7 +82,7 @@ class AdditionTask:
 
 def parse(argv):
     """The command line; what is left out depends on the task."""
-    p = training.ArgumentParser(prog="gpt.py", description=__doc__)
+    p = program.ArgumentParser(prog="gpt.py", description=__doc__)
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     for name, text in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=int,
@@ -101,6 +103,7 @@ def parse(argv):
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
+    p.add_checkpoints()
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
@@ -130,7 +133,7 @@ def validation_loss(model, task, world):
 
 def prepare(args, world):
     """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
-    device = training.take_device(args.device, world)
+    device = program.take_device(args.device, world)
     if args.exact:
         training.prepare_exact(world)
     task = TextTask(args) if args.text else AdditionTask(args)
@@ -144,19 +147,23 @@ def prepare(args, world):
     optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
-    return task, loader, model, optimizer, schedule, training.Run(args.out, world)
+    settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE}
+    run = training.Run(args.out, world, settings, args.resume)
+    run.restore(model, optimizer, schedule)
+    return task, loader, model, optimizer, schedule, run
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
-    with training.usage_errors("gpt.py"):
+    with program.usage_errors("gpt.py"):
         task, loader, model, optimizer, schedule, run = prepare(args, world)
-    stop, curve = False, []
-    with run, training.Progress(world, args.steps) as progress, training.Interrupt() as interrupt:
+    stop, curve = False, run.facts.get("validation", [])
+    with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
                      f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
-                     f"rank{'s' * (world.size > 1)}, {args.steps:,} steps of {args.batch_size}")
-        batches = (item for epoch in range(args.steps) for item in ((epoch, b) for b in loader.epoch(epoch)))
+                     f"rank{'s' * (world.size > 1)}, {args.steps:,} steps of {args.batch_size}"
+                     + f", from step {run.step:,} on" * args.resume)
+        batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
         for epoch, batch in batches:
             begin = time.perf_counter()
             loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
@@ -169,6 +176,8 @@ def train(args, world):
                 curve.append((run.step, validation_loss(model, task, world)))
                 progress.say(f"step {run.step:,} of {args.steps:,}: loss {loss:.3f}, validation {curve[-1][1]:.3f} "
                              f"nats per character, {run.speed * task.units:,.0f} characters/s")
+            if stop or run.due(args.save_every, args.steps):
+                run.save(model, optimizer, validation=curve)
             if last:
                 break
         if stop:
@@ -176,14 +185,15 @@ def train(args, world):
         facts, passage = task.final(model, args, world)
         progress.say(passage)
         status = interrupt.status(world)
+    settings = {k: v for k, v in vars(args).items() if k not in ("out", "steps", "resume", "save_every")}
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
-                      exit_status=status, **facts, **{k: v for k, v in vars(args).items() if k not in ("out", "steps")})
+                      exit_status=status, **facts, **settings)
 
 
 def main(argv=None):
     """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
     trained."""
-    with training.usage_errors("gpt.py"):
+    with program.usage_errors("gpt.py"):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import data, nn, training, viz
+from minitorch_dist import data, nn, program, training, viz
 from minitorch_dist.data.text import addition, read_text
 
 
@@ -79,7 +79,7 @@ def load(model, facts, folder):
 
 def main(argv=None):
     """The program; returns the exit status."""
-    p = training.ArgumentParser(prog="pictures.py", description=__doc__)
+    p = program.ArgumentParser(prog="pictures.py", description=__doc__)
     p.add_argument("run", type=Path, help="a run's folder")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
     args = p.parse_args(argv)
@@ -92,7 +92,7 @@ def main(argv=None):
               file=sys.stderr)
         return 2
     except (OSError, ValueError, data.DataNotFound) as error:
-        print(f"pictures.py: {training.in_words(error)}", file=sys.stderr)
+        print(f"pictures.py: {program.in_words(error)}", file=sys.stderr)
         return 2
     print("\n".join(str(path) for path in sorted(args.run.glob("*.png"))))
     return 0

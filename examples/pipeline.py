@@ -15,22 +15,23 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedules import SCHEDULES, play
 
+SETTINGS = ("hidden", "dropout", "lr", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {
-    training.AT_LEAST_1: ("stages", "chunks", "epochs", "steps", "batch_size", "micro_batches"),
-    training.AT_LEAST_0: ("lr", "seed"),
-    training.PROBABILITY: ("dropout",),
+    program.AT_LEAST_1: ("stages", "chunks", "epochs", "steps", "batch_size", "micro_batches", "save_every"),
+    program.AT_LEAST_0: ("lr", "seed"),
+    program.PROBABILITY: ("dropout",),
 }
 
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="pipeline.py", description=__doc__)
+    p = program.ArgumentParser(prog="pipeline.py", description=__doc__)
     p.add_argument("--stages", type=int, help="ranks along the pipeline (default: all)")
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when")
     p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved")
@@ -47,6 +48,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the bits of one process; 8 micro-batches over all ranks")
     p.add_argument("--out", type=Path, default=Path("runs/pipeline"), help="folder for the run's files")
+    p.add_checkpoints()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
     args.widths = p.widths(args.hidden)
@@ -90,21 +92,25 @@ def loss_sum(logits, labels):
 
 def train(args, world):
     """Train, and return the summary."""
-    with training.usage_errors("pipeline.py"):
+    with program.usage_errors("pipeline.py"):
         mesh, dataset, loader, schedule, whole, pipeline = prepare(args, world)
-        run = training.Run(args.out, world)
-    epochs, steps = training.length(args, len(loader), dataset.default_epochs)
-    parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
-    optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
-    plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
+        epochs, steps = program.length(args, len(loader), dataset.default_epochs)
+        parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
+        optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
+        plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
+        settings = {name: getattr(args, name) for name in SETTINGS} | {
+            "data": dataset.name, "batch_size": loader.sampler.batch_size, "steps": steps}
+        run = training.Run(args.out, world, settings, args.resume)      # with another cut as well
+        run.restore(pipeline.chunks, optimizer, plan)
+    stop = False
     played = play(schedule)
-    with run, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+    with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{args.schedule}, ranks: {mesh.axes['pp']} along the pipeline × "
                      f"{mesh.axes['dp']} sharing the samples; {pipeline.micro_batches} micro-batches\n"
                      f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches whose "
                      f"activations a rank holds at once: {', '.join(map(str, played.live))}")
-        for epoch in range(epochs):
-            for batch in loader.epoch(epoch):
+        for epoch, batches in run.epochs(loader, steps):
+            for batch in batches:
                 begin = time.perf_counter()
                 for stage in pipeline.chunks:
                     stage.zero_grad()
@@ -115,6 +121,8 @@ def train(args, world):
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
                 stop = interrupt.agreed(world)
+                if stop or run.due(args.save_every, steps):
+                    run.save(pipeline.chunks, optimizer)
                 if stop or run.step == steps:
                     break
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
@@ -133,12 +141,12 @@ def train(args, world):
 def main(argv=None):
     """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
     trained."""
-    with training.usage_errors("pipeline.py"):
+    with program.usage_errors("pipeline.py"):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)
     if world.rank == 0:
-        print(training.closing(summary, args.out))
+        print(program.closing(summary, args.out))
     return summary["exit_status"]
 
 

@@ -12,7 +12,8 @@ these is looked at here, at every call, or refused:
     inputs          are copied into the arrays that the graph reads
     outputs         are copied out, so that the next call doesn't change them
     gradients       stand on the same leaves afterwards, as the function left them
-    parameters      must live where they did; training and evaluation of a module are graphs of their own
+    surroundings    must be what they were: parameters live where they did, modules train or evaluate, names stand for
+                    the same (surroundings.py); otherwise it is another situation, with a graph of its own
     the host's work moving data, drawing random numbers, messages, optimizers: RuntimeError
     checks          of indices and labels are repeated, and speak with the next value that is brought to the host
     the ledger      counts the launches of every call; writes are dated at every call
@@ -21,6 +22,9 @@ Source: NVIDIA, "CUDA C++ Programming Guide", section "CUDA Graphs".
 """
 
 import functools
+import gc
+import weakref
+from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -31,10 +35,12 @@ from .autodiff.primitive import state
 from .autodiff.tensor import Tensor
 from .autodiff.tree import flatten
 from .autodiff.writes import log
-from .backend import check_devices, is_array, load_cupy, on_host, recording, refuse, to_device_of
+from .backend import byte_range, check_devices, device_name, is_array, load_cupy, on_host, recording, refuse, to
 from .kernels.cublas import WORKSPACE, Cublas
+from .surroundings import PLAIN, of_tensor, surroundings, unchanged
 
 SITUATIONS = 4      # in which a function is remembered to have run; a loop over more of them is never recorded
+CASES = 64          # so many sets of shapes and constants are remembered
 
 
 def cuda_graph(function):
@@ -51,16 +57,21 @@ def cuda_graph(function):
             loss = passes(x, labels)
             optimizer.step()
 
-    function  takes tensors or arrays, nested as one likes, and anything that can be a key of a dict; gives the same.
-              All its arrays live on the current GPU; inputs may come from the host
+    function  takes tensors or arrays, nested as one likes, and anything that can be a key of a dict; gives arrays,
+              tensors, numbers and texts, nested. All its arrays live on the current GPU; inputs may come from the host
 
-    A call with inputs of new shapes or dtypes, or in a new situation (a gradient is there already or not, a module
-    trains or evaluates, no_grad, kernels are disabled), runs the function, once or twice; the next one records it and
-    all others repeat it. What else the function does in Python (printing, counting, hooks) is not repeated.
+    A call with inputs of new shapes, dtypes or constants, or in a new situation (a gradient is there already or not,
+    a module trains or evaluates, no_grad, a name that the function reads stands for something else), runs the function,
+    once or twice; the next one records it and all others repeat it. Where the function itself changes what it reads (a
+    counter, a state that it carries on), each call is a new situation, and nothing is ever recorded. Under
+    saved_tensors_hooks and ledger.record(memory=True) it simply runs.
 
-    Outputs are new tensors, off the tape. Gradients live in the same arrays after every call. Arrays that the function
-    takes from elsewhere, but for parameters, must not be replaced by others. Each graph keeps the memory of its
-    intermediate results.
+    What is not repeated: all else that the function does in Python, like printing, appending to a list, setting an
+    attribute. What is not seen: numbers in lists and dicts, and attributes of objects that the function's own code
+    doesn't name, when they change; arrays in them that are replaced. Pass such things as arguments.
+
+    Outputs are new tensors, off the tape. Gradients live in the same arrays after every call, so a gradient that is to
+    be kept must be copied. Each graph keeps the memory of its intermediate results. An input must not be written into.
 
     Raises RuntimeError where there is no GPU, and for the host's work that a graph can't repeat: bringing values to the
     host or from it, random numbers, messages between ranks, an optimizer's step.
@@ -72,11 +83,24 @@ class Graphed:
     """A function and the graphs of it: see cuda_graph."""
 
     def __init__(self, function):
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = f"cuda_graph({getattr(function, '__name__', type(function).__name__)})"
-        self._cases = {}        # what a call's arguments and the modes are -> Case
-        self._pool = None       # intermediate results of all graphs live here: they run one after the other
+        self._cases = {}        # what a call's arguments and the modes are -> Case, the last one used at the end
+
+    def __reduce__(self):       # graphs are of this process, and of these arrays
+        return Graphed, (self.function,)
+
+    def __set_name__(self, owner, name):
+        self._place = f"{owner.__module__}.{owner.__qualname__}.{name}"
+
+    def __get__(self, instance, owner=None):
+        """As a method: each instance has graphs of its own, which go with it."""
+        if instance is None:
+            return self
+        if self._place not in (methods := vars(instance)):
+            methods[self._place] = Graphed(self.function.__get__(instance))
+        return methods[self._place]
 
     @property
     def graphs(self):
@@ -90,38 +114,45 @@ class Graphed:
         if state.level or state.anomaly:
             what = "detect_anomaly, which looks at every value" if state.anomaly else "a transform (grad, vjp, …)"
             raise RuntimeError(f"{self.name} inside of {what}: call the function itself")
-        given, rebuild = flatten((args, kwargs))
+        given, rebuild = flatten((args, kwargs), order=list)
         values = [raw for raw in map(self._raw, given) if is_array(raw)]
         check_devices(self.name, [v for v in values if not on_host(v)])
+
+        def call(arrays):
+            arrays = iter(arrays)
+            args, kwargs = rebuild([Tensor(next(arrays)) if isinstance(x, Tensor) else
+                                    next(arrays) if is_array(x) else x for x in given])
+            return self.function(*args, **kwargs)
+        if state.pack is not None or state.counting:
+            return copied(call([to(v, device_name("cuda")) for v in values]))
         key = (str(rebuild(range(len(given)))), tuple(map(described, given)), cupy.cuda.runtime.getDevice(), state.off,
-               kernels.enabled())
-        case = self._cases.get(key)
-        if case is None:
-            case = self._cases[key] = Case([cupy.empty(v.shape, v.dtype) for v in values])
-        values = [to_device_of(v, array) for v, array in zip(values, case.inputs, strict=True)]
+               state.again, kernels.enabled())
+        case = self._cases.pop(key, None) or Case([cupy.empty(v.shape, v.dtype) for v in values])
+        self._cases[key] = case
+        if len(self._cases) > CASES:
+            del self._cases[next(iter(self._cases))]
+        values = [to(v, device_name("cuda")) for v in values]
         for graph in case.graphs:
             if graph.recorder.fits():
                 return graph.repeat(case.inputs, values)
-
-        arrays = iter(case.inputs)
-        args, kwargs = rebuild([Tensor(next(arrays)) if isinstance(x, Tensor) else next(arrays) if is_array(x) else x
-                                for x in given])
-
-        def call():
-            return self.function(*args, **kwargs)
         for rehearsal in case.rehearsals:
             if rehearsal.fits():
-                case.graphs = [graph for graph in case.graphs if not graph.recorder.moved()]
-                case.graphs.append(self._record(call, rehearsal))
+                case.graphs = [graph for graph in case.graphs if not graph.recorder.moved()][1 - SITUATIONS:]
+                case.graphs.append(self._record(call, case.inputs))
                 case.rehearsals.remove(rehearsal)
                 return case.graphs[-1].repeat(case.inputs, values)
         fill(case.inputs, values)
-        rehearsal = Recorder(self.name, case.rehearsals[-1] if case.rehearsals else None)
-        result = rehearsal.run(call)
+        rehearsal = Recorder(self)
+        result = rehearsal.run(call, case.inputs, copied)
+        rehearsal.close()
         case.rehearsals = [*case.rehearsals, rehearsal][-SITUATIONS:]
+        for array, value in zip(case.inputs, values, strict=True):
+            refuse(differ(array, value), RuntimeError(
+                f"{self.name} has written into its input of shape {value.shape}, which is a copy of the caller's: give "
+                "back what is new, or write into an array that the function takes from elsewhere"))
         for check in rehearsal.checks:
             refuse(*check)
-        return copied(result)
+        return result
 
     def _raw(self, value):
         """The array of an input; anything else as it is."""
@@ -130,20 +161,20 @@ class Graphed:
         if value.node is not None:
             raise ValueError(f"{self.name}: an input of shape {value.shape} is being differentiated: gradients reach "
                              "what the function takes from elsewhere, not its inputs; detach() it")
-        return value.data
+        return value.data if is_array(value.data) else np.asarray(value.data)
 
-    def _record(self, call, rehearsal):
-        """The Graph of call(). Nothing runs on the GPU meanwhile."""
+    def _record(self, call, inputs):
+        """The Graph of call(inputs). Nothing runs on the GPU meanwhile."""
         cuda = load_cupy().cuda
-        self._pool = self._pool or cuda.MemoryPool()
-        recorder, stream = Recorder(self.name, rehearsal), cuda.Stream(non_blocking=True)
-        with stream, cuda.using_allocator(self._pool.malloc), ledger.aside() as book:
+        # A pool for each graph: what is free in it is what the graph works in, and nobody else may have it.
+        recorder, stream, pool = Recorder(self, True), cuda.Stream(non_blocking=True), cuda.MemoryPool()
+        with stream, cuda.using_allocator(pool.malloc), no_garbage_collection():
             workspace = load_cupy().empty(WORKSPACE, np.uint8)
             with closing(Cublas(stream.ptr, workspace)) as cublas:
                 recorder.matmul = cublas.matmul
                 stream.begin_capture()
                 try:
-                    outputs = detached(recorder.run(call))
+                    outputs = recorder.run(call, inputs, detached)
                     graph = stream.end_capture()
                 except BaseException as error:
                     abandon(stream)
@@ -152,7 +183,10 @@ class Graphed:
                         raise RuntimeError(f"{self.name}: this function can't be recorded as a CUDA graph: {error}"
                                            ) from error
                     raise
-        return Graph(graph, recorder, outputs, dict(book.launches), workspace)
+        recorder.close()
+        grads = [byte_range(seen.after.data) for seen in recorder.leaves if seen.after is not None]
+        recorder.writes[:0] = [(*bounds, self.name) for bounds in grads if bounds]
+        return Graph(graph, recorder, outputs, pool, workspace)
 
 
 @dataclass
@@ -174,14 +208,14 @@ class Graph:
     """One recording: CuPy's Graph, and what happens beside it.
 
     outputs    what the function returned; its arrays are written by the graph
-    launches   the ledger's
+    pool       the memory of what is computed in between, kept alive
     workspace  cuBLAS's, kept alive
     """
 
     graph: object
     recorder: object
     outputs: object
-    launches: dict
+    pool: object
     workspace: object
 
     def repeat(self, inputs, values):
@@ -189,39 +223,42 @@ class Graph:
         fill(inputs, values)
         with ledger.spanning("compute", self.recorder.name):
             self.graph.launch()
-        for seen in self.recorder.leaves.values():
-            seen.tensor._grad = seen.after
+        for seen in self.recorder.leaves:
+            seen.tensor()._grad = seen.after
         log.add_ranges(self.recorder.writes)
         for bad, error in self.recorder.checks:
             refuse(bad.copy(), error)       # the next call writes into `bad`
-        for name, times in self.launches.items():
+        for name, times in self.recorder.launches.items():
             ledger.launch(name, times)
         return copied(self.outputs)
 
 
-@dataclass
 class Seen:
-    """A leaf that backward reached.
+    """A leaf whose gradient the function has read or set.
 
-    tensor   the leaf
-    data     the array that it had
-    first    the gradient that backward found there, a Tensor or None
-    after    the one that the function left
-    forgets  whether the function is known to set it to None itself, so that it matters not what there was before
+    tensor   the leaf; at the end of the run a weak reference to it
+    traits   its array, its node, hooks; () where it stands in a Place
+    first    the gradient that stood there before, a Tensor or None
+    forgets  whether the function set it before it read it, so that it matters not what there was before
+    after    the gradient that the function left
     """
 
-    tensor: Tensor
-    data: object
-    first: object
-    forgets: bool
-    after: object = None
+    def __init__(self, tensor, traits, first, forgets):
+        self.tensor, self.traits, self.first, self.forgets, self.after = tensor, traits, first, forgets, None
+
+    def close(self):
+        """The function has ended."""
+        self.after, self.tensor = self.tensor.grad, weakref.ref(self.tensor)
+        if self.forgets:
+            self.first = None
 
     def fits(self):
         """Whether the leaf stands as it did when the function began, as far as that matters."""
-        if self.tensor.data is not self.data:
+        tensor = self.tensor()
+        if tensor is None or self.traits and not unchanged([(of_tensor, tensor, self.traits)]):
             return False
-        now = self.tensor.grad
-        if self.first is None:
+        now = getattr(tensor, "_grad", None)
+        if self.forgets or self.first is None:
             return self.forgets or now is None
         return now is not None and now.data is self.first.data
 
@@ -229,63 +266,86 @@ class Seen:
 class Recorder:
     """What the layers below tell of a function while it runs (backend.recording.graph).
 
-    name     for messages
-    leaves   {id: Seen}
-    modules  {id: (module, whether it was training)}
-    checks   [(0-d bool, error)], see backend.refuse
-    writes   [(first address, last + 1, author)], see autodiff/writes.py
+    name      for messages
+    muted     whether launches are noted here only
+    leaves    {id: Seen} while the function runs, afterwards [Seen]
+    places    [Place], what the function takes from elsewhere; placed: the ids of what is looked at there
+    checks    [(0-d bool, error)], see backend.refuse
+    writes    [(first address, last + 1, author)], see autodiff/writes.py
+    launches  {name: number}, see ledger.launch
     """
 
     matmul = staticmethod(lambda x, y, out: np.matmul(x, y, out=out))
 
-    def __init__(self, name, earlier=None):
-        self.name = name
-        self.before = {id(s.tensor): (s.tensor, s.tensor.grad) for s in earlier.leaves.values()} if earlier else {}
-        self.leaves, self.modules, self.checks, self.writes = {}, {}, [], []
+    def __init__(self, graphed, muted=False):
+        self.name, self.muted, self.places = graphed.name, muted, surroundings(graphed.function)
+        self.placed = {id(place.where) for place in self.places}
+        self.leaves, self.checks, self.writes, self.launches = {}, [], [], Counter()
 
-    def run(self, call):
-        """call(), told of by the layers below."""
-        with telling(self):
-            result = call()
+    def run(self, call, inputs, take):
+        """take(call(inputs)), told of by the layers below."""
+        recording.graph = self
+        try:
+            return take(call(inputs))
+        finally:
+            recording.graph = None
+
+    def close(self):
+        """The run was a success: what the function has left."""
+        # Leaves that the function has made itself are gone with its tape.
+        found = [(weakref.ref(seen.tensor), seen) for seen in self.leaves.values()]
         for seen in self.leaves.values():
-            seen.after = seen.tensor.grad
-        return result
+            seen.close()
+        self.leaves = [seen for tensor, seen in found if tensor() is not None]
+        if any(seen.after is not None and seen.after.node is not None for seen in self.leaves):
+            raise RuntimeError(f"{self.name} leaves gradients that are on the tape (create_graph=True), and a graph "
+                               "has no tape: use them inside of the function, and set them to None")
 
-    def reached(self, tensor):
-        """Backward is about to add to this leaf's gradient."""
+    def reached(self, tensor, forgets=False):
+        """The gradient of this tensor is about to be read, or set."""
         if id(tensor) not in self.leaves:
-            _, before = self.before.get(id(tensor), (tensor, None))
-            self.leaves[id(tensor)] = Seen(tensor, tensor.data, tensor.grad, before is not None and tensor.grad is None)
+            if on_host(tensor.data):
+                raise RuntimeError(f"{self.name}: the gradient of a tensor of shape {tensor.shape} on the cpu is the "
+                                   "host's work, which a CUDA graph can't repeat")
+            self.leaves[id(tensor)] = Seen(tensor, () if id(tensor) in self.placed else of_tensor(tensor),
+                                           getattr(tensor, "_grad", None), forgets)
 
     def called(self, module):
         """A module's forward begins."""
-        self.modules.setdefault(id(module), (module, module.training))
+        if id(module) not in self.placed:
+            self.places += surroundings(module)
+            self.placed.update(id(place.where) for place in self.places)
+
+    def launched(self, name, times):
+        """A kernel was started; returns whether nobody else should count it."""
+        self.launches[name] += times
+        return self.muted
 
     def fits(self):
         """Whether the function would do the same now."""
-        return all(module.training == training for module, training in self.modules.values()) and all(
-            seen.fits() for seen in self.leaves.values())
+        return unchanged(self.places) and all(seen.fits() for seen in self.leaves)
 
     def moved(self):
-        """Whether a leaf lives elsewhere now, so that this never fits again."""
-        return any(seen.tensor.data is not seen.data for seen in self.leaves.values())
+        """Whether a tensor has moved since, so that this hardly ever fits again."""
+        return any(seen.tensor() is None for seen in self.leaves) or any(
+            place.where.data is not place.kept[0] for place in self.places if place.look is of_tensor)
 
     def undo(self):
         """Put the gradients back that stood on the leaves before."""
         for seen in self.leaves.values():
             seen.tensor._grad = seen.first
-        for tensor, grad in self.before.values():
-            tensor._grad = grad
 
 
 @contextmanager
-def telling(recorder):
-    """Inside, the layers below tell the recorder."""
-    recording.graph = recorder
+def no_garbage_collection():
+    """While a stream is recorded, CUDA must not be asked to free what some cycle has kept, other graphs among it."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        recording.graph = None
+        if enabled:
+            gc.enable()
 
 
 def abandon(stream):
@@ -299,8 +359,14 @@ def abandon(stream):
 def described(value):
     """What a graph is made for: an array's kind, shape and dtype, or the value."""
     raw = value.data if isinstance(value, Tensor) else value
-    kind = Tensor if isinstance(value, Tensor) else None if is_array(raw) else type(value)
-    return (kind, raw.shape, raw.dtype.str) if is_array(raw) else (kind, value)
+    if is_array(raw) or raw is not value:
+        return Tensor if raw is not value else None, raw.shape, raw.dtype.str
+    return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
+
+
+def differ(x, y):
+    """0-d bool: whether two arrays differ; NaN equals NaN."""
+    return ((x != y) & ((x == x) | (y == y))).any()
 
 
 def fill(inputs, values):
@@ -310,12 +376,19 @@ def fill(inputs, values):
 
 
 def detached(tree):
-    """The same nesting with its tensors off the tape."""
-    leaves, rebuild = flatten(tree)
+    """What a function has returned, its tensors off the tape; TypeError for what can't be repeated."""
+    leaves, rebuild = flatten(tree, order=list)
+    for x in leaves:
+        if not isinstance(x, (Tensor, np.generic, np.dtype, *PLAIN)) and not is_array(x):
+            raise TypeError(f"cuda_graph: the function returns a {type(x).__name__}; it must return tensors, arrays, "
+                            "numbers and texts, in tuples, lists and dicts")
+        if isinstance(x, np.ndarray) or isinstance(x, Tensor) and on_host(x.data):
+            raise TypeError(f"cuda_graph: the function returns an array of shape {x.shape} on the cpu, which a graph "
+                            "doesn't compute again")
     return rebuild([x.detach() if isinstance(x, Tensor) else x for x in leaves])
 
 
 def copied(tree):
-    """The same nesting with copies of its arrays, tensors off the tape."""
-    leaves, rebuild = flatten(tree)
+    """The same with copies of its arrays."""
+    leaves, rebuild = flatten(detached(tree), order=list)
     return rebuild([Tensor(x.data.copy()) if isinstance(x, Tensor) else x.copy() if is_array(x) else x for x in leaves])

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .backend import is_array
+from .backend import is_array, recording
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 
@@ -118,17 +118,6 @@ def record(memory=False, timeline=False):
         open_ledgers[:] = [other for other in open_ledgers if other is not book]
 
 
-@contextmanager
-def aside():
-    """Count what happens inside the block into a new Ledger alone: no other one sees it."""
-    others, book = open_ledgers[:], Ledger()
-    open_ledgers[:] = [book]
-    try:
-        yield book
-    finally:
-        open_ledgers[:] = others
-
-
 def keep(array, kind):
     """Count the memory that `array` keeps alive as bytes of `kind`, one of KINDS, until that memory is freed.
 
@@ -153,6 +142,8 @@ def message(axis, op, sent, between_nodes=0):
 
 def launch(name, times=1):
     """Count starts of the fused kernel `name`."""
+    if recording.graph is not None and recording.graph.launched(name, times):
+        return
     for book in open_ledgers:
         book.launches[name] += times
 

@@ -1,31 +1,26 @@
-"""What training programs share: a step, a run's files, progress for people, and a clean stop.
+"""What training programs share on their inside: a step, and a run's files, from which it can go on.
 
-The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), where one wants to read it.
+The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), where one wants to read it; what they
+share on their outside is in program.py.
 """
 
-import argparse
 import hashlib
 import json
 import os
-import platform
 import resource
-import signal
+import shutil
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from . import backend, ledger, optim
 from .autodiff.primitive import lower
 from .backend import xp
+from .checkpoints import CheckpointError, Checkpoints
 from .data.loader import cut
-from .launch_env import launched_rank
 from .parallel import BinaryCounter
 from .parallel.exact import check_shape
-from .timeline import trace
-from .viz import timeline as timeline_picture
-
-ECHO_SECONDS = 0.5
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -68,83 +63,6 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     return float(sums[0]) * scale, bool(sums[1])
 
 
-@contextmanager
-def usage_errors(program):
-    """What can't be run, found before anything has begun (ValueError, OSError): one line from rank 0, status 2.
-
-    All ranks find the same. One that is alone with its error ends the job, and says it itself (comm/guard.py).
-    """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        if launched_rank() == 0:
-            print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from error
-
-
-def in_words(error):
-    """An error's message; of one of the system, the file and what is wrong with it, without its number."""
-    named = isinstance(error, OSError) and error.filename and error.strerror
-    return f"{error.filename}: {error.strerror}" if named else str(error)
-
-
-# What a number must be, and whether it is.
-AT_LEAST_1 = "at least 1", lambda value: value >= 1
-AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
-MORE_THAN_0 = "more than 0", lambda value: value > 0
-PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
-
-
-class Help(argparse.RawDescriptionHelpFormatter):
-    """The description as it stands, and after each option its default, where it has one and doesn't say it itself."""
-
-    def _get_help_string(self, action):
-        none = any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
-        return action.help if none or "default" in action.help else f"{action.help} (default: %(default)s)"
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
-
-    def __init__(self, **options):
-        super().__init__(formatter_class=Help, **options)
-
-    def check_ranges(self, args, ranges):
-        """End with a message at a number (None: not given) that isn't as it must be; ranges: {rule: its options}."""
-        for (rule, fits), names in ranges.items():
-            for name in names:
-                value = getattr(args, name)
-                if value is not None and not fits(value):
-                    self.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
-
-    def widths(self, hidden):
-        """What --hidden says, as a list of integers."""
-        try:
-            widths = [int(width) for width in hidden.split(",") if width]
-        except ValueError:
-            self.error(f"--hidden {hidden!r}: widths are whole numbers separated by commas, like 512,512")
-        if min(widths, default=1) < 1:
-            self.error(f"--hidden {hidden!r}: widths must be at least 1")
-        return widths
-
-    def _print_message(self, message, file=None):
-        if launched_rank() == 0:
-            super()._print_message(message, file)
-
-
-def take_device(name, world):
-    """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
-    node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective."""
-    try:
-        if name != "cuda":
-            return backend.use(name)
-        gpus = backend.load_cupy().cuda.runtime.getDeviceCount()
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"device {name}: {error}") from error
-    nodes = world.all_gather_object(platform.node())
-    return backend.use(f"cuda:{nodes[:world.rank].count(platform.node()) % gpus}")
-
-
 def decay_groups(model, weight_decay):
     """Two groups for an optimizer: weight decay for matrices, none for vectors (biases, norms)."""
     params = list(model.parameters())
@@ -152,164 +70,114 @@ def decay_groups(model, weight_decay):
             {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
 
 
-class Interrupt:
-    """Ctrl-C, and the SIGTERM that batch systems send before they kill, as a wish: `wanted` becomes True, so that the
-    step under way is finished and the run saved. A second signal ends the program at once.
-
-    Some who end a program signal both it and its group (GNU timeout, mpirun's parents): a second SIGTERM within
-    ECHO_SECONDS is the first one again.
-    """
-
-    def __init__(self):
-        self.signal = 0     # the number of the first one
-        self.since = None
-
-    @property
-    def wanted(self):
-        return self.signal != 0
-
-    def __enter__(self):
-        self.outer = {number: signal.signal(number, self._wish) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exc):
-        for number, handler in self.outer.items():
-            signal.signal(number, handler)
-
-    def _wish(self, number, frame):
-        if not self.wanted:
-            self.signal, self.since = number, time.monotonic()
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        elif self.signal == signal.SIGINT or time.monotonic() - self.since > ECHO_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    def status(self, world):
-        """What the program ends with on all ranks, whichever was asked to stop: 130 after Ctrl-C, 143 after SIGTERM
-        (128 + the signal, as shells have it), 0 where none was. Collective."""
-        number = max(world.all_gather_object(int(self.signal)))
-        return 128 + number if number else 0
-
-
-    def agreed(self, world):
-        """Whether a rank was asked to stop: all learn of it in the same step. Collective; for loops without train_step,
-        which tells."""
-        wanted = xp.array([float(self.wanted)])
-        world.all_reduce(wanted)
-        return bool(wanted[0])
-
-    def said(self, run, steps):
-        """The line that says where the run was broken off."""
-        return f"interrupted after step {run.step:,} of {steps:,}: saving what there is"
-
-
-class Progress:
-    """Rank 0's progress bar on a terminal; elsewhere the lines given to `say` only. Lines are never cut or read as
-    markup, and go to standard output where that is a file."""
-
-    def __init__(self, world, total):
-        self.bar = self.task = None
-        self.speaks = world.rank == 0
-        if self.speaks and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
-                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True),
-                                redirect_stdout=sys.stdout.isatty())
-            self.task = self.bar.add_task("", total=total, note="")
-
-    def __enter__(self):
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *exc):
-        if self.bar:
-            self.bar.stop()
-
-    def step(self, loss):
-        """One step further."""
-        if self.bar:
-            self.bar.update(self.task, advance=1, note=f"loss {loss:.4f}")
-
-    def say(self, text):
-        """A line for people, from rank 0."""
-        if self.bar and sys.stdout.isatty():
-            self.bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        elif self.speaks:
-            print(text, flush=True)
-
-
-class Tracer:
-    """Records some steps of a training loop (timeline.py): trace.json and timeline.png in the run's folder.
-
-    steps  a range of step numbers; an empty one records nothing
-    """
-
-    def __init__(self, world, folder, steps):
-        self.world, self.folder, self.steps, self.open = world, Path(folder), steps, None
-
-    def __enter__(self):
-        return self
-
-    def at(self, step):
-        """Step number `step` comes next."""
-        if self.open is None and step in self.steps:
-            self.open = trace(self.world)
-            self.timeline = self.open.__enter__()
-        elif self.open is not None and step not in self.steps:
-            self._close()
-
-    def __exit__(self, kind, error, place):
-        if self.open is not None and kind is None:
-            self._close()
-        elif self.steps and self.open is None and self.world.rank == 0:
-            print(f"nothing recorded: a trace begins with step {self.steps[0] + 1}, and the run has ended before",
-                  flush=True)
-
-    def _close(self):
-        self.open.__exit__(None, None, None)
-        self.open, self.steps = None, ()
-        if self.world.rank == 0:
-            files = [self.folder / name for name in ("trace.json", "timeline.png")]
-            self.timeline.save(files[0])
-            timeline_picture(self.timeline, files[1])
-            print(f"recorded what each rank did: {files[0]}, for ui.perfetto.dev, and {files[1]}\n{self.timeline}",
-                  flush=True)
-
-
 class Run:
-    """A run's folder: history.jsonl grows by a line per step; summary.json and parameters.npz come at the end.
+    """A run's folder: history.jsonl grows by a line per step; summary.json and parameters.npz come at the end;
+    checkpoints/ holds the last two of what it can go on from.
 
-    Rank 0 writes. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`, the ledger
-    counts. Making a Run is collective; OSError on every rank where the folder can't be written.
+    settings  {name: what JSON can hold} of what the curve depends on: a run goes on with the same ones only
+    resume    go on from the newest checkpoint (see restore): another number of ranks, and another way of cutting the
+              model, is all right
+
+    Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
+    the ledger counts. Making a Run is collective. On every rank: OSError where the folder can't be written; ValueError
+    where there is nothing to resume, or where an earlier run has left checkpoints and hasn't come to its end.
     """
 
-    def __init__(self, folder, world):
-        self.folder, self.world = Path(folder), world
+    def __init__(self, folder, world, settings=None, resume=False):
+        self.folder, self.world, self.settings = Path(folder), world, json.loads(json.dumps(settings or {}))
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", world)
+        self.resume = resume
         if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
             raise error
-        self.step = self.samples = 0
+        self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
-        self.history = None
+        self.loss = self.history = None
+        self.facts = {}
 
     def _clear(self):
-        """Make the folder ready; the OSError where it can't be."""
+        """Make the folder ready; the error where it can't be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "history.jsonl").open("a").close()       # before anything is deleted
+            steps = self.checkpoints.steps()
+            if self.resume and not steps:
+                return ValueError(f"--resume: {self.checkpoints.folder} has no checkpoint. Ctrl-C writes one, and "
+                                  "--save-every does")
+            if steps and not self.resume and not self._ended():
+                return ValueError(f"{self.folder} has a run that was broken off, with a checkpoint at step "
+                                  f"{steps[-1]:,}: go on with --resume, or take another --out, or delete "
+                                  f"{self.checkpoints.folder}")
             for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
                 (self.folder / name).unlink(missing_ok=True)
+            if not self.resume and self.checkpoints.folder.is_dir():
+                shutil.rmtree(self.checkpoints.folder)
         except FileExistsError as error:
             return OSError(error.errno, "is a file, and a run needs a folder", str(self.folder))
         except OSError as error:
             return OSError(error.errno, f"the run's files can't be written here: {error.strerror}", str(self.folder))
         return None
 
+    def _ended(self):
+        """Whether the folder's run has come to its end."""
+        try:
+            return not json.loads((self.folder / "summary.json").read_text(encoding="utf-8")).get("interrupted")
+        except (OSError, ValueError):
+            return False
+
+    def restore(self, model, optimizer, schedule):
+        """With resume, go to where the newest checkpoint was written: the model, its optimizer and the schedule as they
+        were, `step` and the like, and the history up to there. Collective. CheckpointError (a ValueError) on every rank
+        where it is damaged, or of a run of other settings."""
+        if not self.resume:
+            return
+        facts = self.facts = self.checkpoints.facts()
+        then, now = facts["settings"], self.settings
+        if other := [f"{name} {then.get(name)!r} (now {now.get(name)!r})" for name in {**then, **now}
+                     if then.get(name) != now.get(name)]:
+            raise CheckpointError(f"--resume: the checkpoint is of a run with {'; '.join(other)}: give the same "
+                                  "settings, or take another --out and start anew")
+        self.checkpoints.load(model, optimizer)
+        self.step, self.samples, self.busy, self.loss = (facts[name] for name in ("step", "samples", "busy", "loss"))
+        self.resumed_at = self.step
+        if schedule is not None:
+            schedule.go_to(self.step)
+        if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
+            raise error
+
+    def _cut_history(self):
+        """Take away what the run had done after the checkpoint; the error where the file has too little."""
+        path = self.folder / "history.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        if len(lines) < self.step:
+            return CheckpointError(f"{path} has {len(lines)} lines, and the checkpoint is of step {self.step}: was it "
+                                   "changed?")
+        _replace(path, lambda file: file.writelines(lines[:self.step]))
+        return None
+
+    def save(self, model, optimizer, **facts):
+        """Write a checkpoint of this step, unless it comes from one. Collective. facts: what else the program wants to
+        find in `facts` when it goes on."""
+        if self.step == self.resumed_at:
+            return
+        if self.history:        # which must have as many lines
+            self.history.flush()
+            os.fsync(self.history.fileno())
+        self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
+                              settings=self.settings, **facts)
+
+    def epochs(self, loader, steps):
+        """(epoch, its batches) from where the run stands on, until it has made so many steps."""
+        while self.step < steps:
+            epoch, start = divmod(self.step, len(loader))
+            yield epoch, loader.epoch(epoch, start)
+
+    def due(self, every, steps):
+        """Whether a checkpoint is to be written after this step: every so many, and after the last; None: never."""
+        return every is not None and (self.step % every == 0 or self.step == steps)
+
     def __enter__(self):
         if self.world.rank == 0:
-            self.history = (self.folder / "history.jsonl").open("w", encoding="utf-8")
+            self.history = (self.folder / "history.jsonl").open("a" if self.resume else "w", encoding="utf-8")
         self._ledger = ledger.record()
         self.book = self._ledger.__enter__()
         return self
@@ -336,6 +204,7 @@ class Run:
     def finish(self, network, **facts):
         """Write summary and parameters; returns the summary on all ranks when they are written. RuntimeError unless all
         hold the same bits."""
+        facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
                    "final_loss": self.loss, "bytes_sent_per_rank": self.book.total_bytes_sent(),
@@ -392,19 +261,6 @@ def _replace(path, write):
 def peak_memory_bytes():
     """The most memory that this process has had resident. (macOS counts in bytes, Linux in KiB.)"""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def length(args, batches, default_epochs):
-    """(epochs, steps) to train for: --epochs or --steps, whichever ends first; `batches` make an epoch."""
-    epochs = args.epochs or (-(-args.steps // batches) if args.steps else default_epochs)
-    steps = min(args.steps or epochs * batches, epochs * batches)
-    return -(-steps // batches), steps
-
-
-def closing(summary, out):
-    """The last line of a program that has trained a classifier: what came out, from its summary."""
-    return (f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
-            f"parameters {summary['parameters_sha256'][:12]}, run written to {out}")
 
 
 def prepare_exact(world, micro_shards=8):

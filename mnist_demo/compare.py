@@ -9,7 +9,7 @@ Exit status: 0 identical or within the tolerance, 1 DIFFERENT, 2 the runs cannot
 import argparse
 import sys
 
-from minitorch_dist import training, viz
+from minitorch_dist import program, viz
 
 # The table: heading, and how to write the run's summary under it.
 COLUMNS = {
@@ -66,7 +66,7 @@ def main(argv=None):
         print(f"No picture: {error}. Install what draws it: pip install -e '.[demo]'", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
-        print(training.in_words(error), file=sys.stderr)
+        print(program.in_words(error), file=sys.stderr)
         return 2
     print(args.output)
     return 1 if verdict.kind == "different" else 0

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
@@ -41,19 +41,22 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
 RANGES = {      # what depends on data or ranks is checked where it is used
-    training.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate"),
-    training.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
-    training.PROBABILITY: ("dropout",),
-    training.MORE_THAN_0: ("bucket_mb",),
+    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every"),
+    program.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
+    program.PROBABILITY: ("dropout",),
+    program.MORE_THAN_0: ("bucket_mb",),
 }
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
+# What a curve depends on: a run goes on from a checkpoint with the same settings only.
+SETTINGS = ("model", "hidden", "pieces", "dropout", "optimizer", "lr", "weight_decay", "schedule", "warmup", "clip",
+            "dtype", "seed", "exact", "augment")
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
 
 def parse(argv):
     """The command line."""
-    p = training.ArgumentParser(prog="train.py", description=__doc__)
+    p = program.ArgumentParser(prog="train.py", description=__doc__)
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -90,6 +93,7 @@ def parse(argv):
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
+    p.add_checkpoints()
     args = p.parse_args(argv)
     args.widths = p.widths(args.hidden)
     p.check_ranges(args, RANGES)
@@ -99,6 +103,9 @@ def parse(argv):
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
+        if args.resume or args.save_every:
+            p.error("--mine can't go on from a checkpoint, which knows nothing of your optimizer's state: without "
+                    "--save-every and --resume")
         args.optimizer, args.dtype = args.optimizer or "adam", args.dtype or "float64"
     args.dtype = args.dtype or "float32"
     for name, value in DEFAULTS[args.model].items():
@@ -128,7 +135,7 @@ def accuracy(model, images, labels, world):
 def prepare(args, world, plugged):
     """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
     world.algorithm = plugged.algorithm(args.comm or world.algorithm)
-    device = training.take_device(args.device, world)
+    device = program.take_device(args.device, world)
     if args.exact:
         training.prepare_exact(world, args.micro_shards)
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
@@ -139,7 +146,7 @@ def prepare(args, world, plugged):
                          parts=plugged.parts(len(images), batch_size, world.size, args.seed),
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
                          augment=RandomShift(len(images), reach=args.augment, seed=args.seed) if args.augment else None)
-    epochs, steps = training.length(args, len(loader), dataset.default_epochs)
+    epochs, steps = program.length(args, len(loader), dataset.default_epochs)
 
     mt.manual_seed(args.seed)
     model = DistributedDataParallel(MODELS[args.model](args, dtype).to(device), world, bucket_cap_mb=args.bucket_mb,
@@ -149,24 +156,28 @@ def prepare(args, world, plugged):
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
-    run = training.Run(args.out, world)     # last: what doesn't fit leaves the files of an earlier run alone
+    settings = {name: getattr(args, name) for name in SETTINGS} | {
+        "data": dataset.name, "batch_size": batch_size, "steps": steps}
+    # Last: what doesn't fit leaves the files of an earlier run alone.
+    run = training.Run(args.out, world, settings, args.resume)
+    run.restore(model, optimizer, schedule)
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule)
 
 
 def train(args, world, plugged=LIBRARY):
     """Train, and return the summary; rank 0 writes the history as it goes. plugged: a mine.Plugged."""
-    with training.usage_errors("train.py"):
+    with program.usage_errors("train.py"):
         ready = prepare(args, world, plugged)
     run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
-    steps, epochs, optimizer = ready.steps, ready.epochs, ready.optimizer
-    tracer = training.Tracer(world, args.out, steps=range(4, 4 + args.trace))
-    with run, tracer, training.Progress(world, steps) as progress, training.Interrupt() as interrupt:
+    steps, epochs, optimizer, percent = ready.steps, ready.epochs, ready.optimizer, None
+    tracer = program.Tracer(world, args.out, steps=range(4, 4 + args.trace))
+    with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
-                     f"{', exact' * args.exact}")
-        for epoch in range(epochs):
-            for batch in plugged.watch(loader.epoch(epoch)):
+                     f"{', exact' * args.exact}" + f", from step {run.step:,} on" * args.resume)
+        for epoch, batches in run.epochs(loader, steps):
+            for batch in plugged.watch(batches):
                 tracer.at(run.step)
                 begin = time.perf_counter()
                 loss, stop = training.train_step(
@@ -175,14 +186,18 @@ def train(args, world, plugged=LIBRARY):
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
+                if not args.mine and (stop or run.due(args.save_every, steps)):
+                    run.save(model, optimizer)
                 if stop or run.step == steps:
                     break
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
                          f"{run.speed:,.0f} samples/s")
             if stop:
-                progress.say(interrupt.said(run, steps))
+                progress.say(interrupt.said(run, steps, goes_on=not args.mine))
                 break
+        if percent is None:     # a checkpoint of the last step
+            percent = accuracy(model, ready.test_images, dataset.test_labels, world)
         status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,
@@ -194,7 +209,7 @@ def train(args, world, plugged=LIBRARY):
 
 def train_mine(args, world):
     """Train with the pieces of the course, then on the same batches with the library's; (summary, one curve or not)."""
-    with training.usage_errors("train.py"):
+    with program.usage_errors("train.py"):
         pieces, whose = mine.of_the_course()
     library = argparse.Namespace(**vars(args) | {"out": args.out / "library"})
     if world.rank == 0:
@@ -220,13 +235,13 @@ def train_mine(args, world):
 def main(argv=None):
     """The program; returns the exit status: 0, 1 where --mine draws another curve than the library, 130 after Ctrl-C,
     143 after SIGTERM. SystemExit(2) for what can't be trained."""
-    with training.usage_errors("train.py"):
+    with program.usage_errors("train.py"):
         world = comm.world()
         args = parse(argv)
     args.out = args.out or Path("runs") / f"{'mine-' * args.mine}{world.size}-rank{'s' * (world.size > 1)}"
     summary, one = train_mine(args, world) if args.mine else (train(args, world), True)
     if world.rank == 0:
-        print(training.closing(summary, args.out))
+        print(program.closing(summary, args.out))
     return summary["exit_status"] or int(not one)
 
 

@@ -40,12 +40,8 @@ def train(tmp_path, n, *flags, limit=60, env=None):
     return *read(out), run.stdout[0], out
 
 
-def adding(folder):
-    return train(folder, 1, *LEARNS, limit=300)
-
-
-def test_it_learns_to_add(ahead):
-    summary, history, said, out = ahead["test_it_learns_to_add"].result()
+def test_it_learns_to_add(tmp_path):
+    summary, history, said, out = train(tmp_path, 1, *LEARNS, limit=300)
     assert summary["unseen_sums_right"] >= 95, said
     assert history[0]["loss"] > 2 > 0.2 > summary["validation_loss"] > 0
     assert f"{summary['unseen_sums_right']:.1f} % of the sums" in said

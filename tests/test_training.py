@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim, training
+from minitorch_dist import comm, ledger, nn, optim, program, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.testing import ranks
@@ -220,7 +220,7 @@ def test_ranks_that_differ_by_a_bit_are_found():
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupt_is_a_wish(number, status):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with training.Interrupt() as interrupt:
+    with program.Interrupt() as interrupt:
         assert not interrupt.wanted and interrupt.status(comm.world()) == 0
         os.kill(os.getpid(), number)
         assert interrupt.wanted
@@ -233,9 +233,9 @@ def test_interrupt_is_a_wish(number, status):
 
 INTERRUPTED = """
 import os, signal, sys, time
-from minitorch_dist import training
-training.ECHO_SECONDS = float(sys.argv[3])
-with training.Interrupt() as interrupt:
+from minitorch_dist import program
+program.ECHO_SECONDS = float(sys.argv[3])
+with program.Interrupt() as interrupt:
     for name in sys.argv[1:3]:
         os.kill(os.getpid(), signal.Signals[name])
         time.sleep(0.05)
@@ -254,7 +254,7 @@ def test_the_second_signal_is_an_end_and_an_echo_is_none(first, second, echo, st
 
 def asked_of_one(number):
     """The status that all ranks end with where rank 1 only has got the signal."""
-    with training.Interrupt() as interrupt:
+    with program.Interrupt() as interrupt:
         if comm.world().rank == 1:
             os.kill(os.getpid(), number)
         return interrupt.status(comm.world())
@@ -269,7 +269,7 @@ def test_progress_speaks_on_rank_0_only(capsys):
         def __init__(self, rank):
             self.rank = rank
     for rank in (0, 1):
-        with training.Progress(Rank(rank), 3) as progress:
+        with program.Progress(Rank(rank), 3) as progress:
             progress.step(0.5)
             progress.say(f"said by {rank}")
     assert capsys.readouterr().out == "said by 0\n"
@@ -283,15 +283,15 @@ def test_peak_memory_is_in_bytes():
     (3, None, (3, 30)), (None, None, (4, 40)), (None, 25, (3, 25)), (3, 5, (1, 5)), (3, 100, (3, 30)),
     (None, 10, (1, 10))])
 def test_what_ends_first_ends_the_training(epochs, steps, wanted):
-    assert training.length(SimpleNamespace(epochs=epochs, steps=steps), 10, 4) == wanted
+    assert program.length(SimpleNamespace(epochs=epochs, steps=steps), 10, 4) == wanted
 
 
 # ---------------------------------------------------------------- lines for people
 
 SAYS = """
 import sys
-from minitorch_dist import comm, training
-with training.Progress(comm.world(), 3) as progress:
+from minitorch_dist import comm, program
+with program.Progress(comm.world(), 3) as progress:
     progress.step(0.5)
     progress.say("[/red] [bold]x :smile: " + "word " * 30 + "end")
 """
@@ -319,13 +319,13 @@ def test_lines_are_said_as_they_are(tmp_path, terminal):
     (FileNotFoundError(2, "No such file or directory", "play.txt"), "play.txt: No such file or directory"),
     (OSError("no room"), "no room"), (ValueError("three heads"), "three heads")], ids=str)
 def test_errors_in_words(error, text, capsys):
-    with pytest.raises(SystemExit) as end, training.usage_errors("program.py"):
+    with pytest.raises(SystemExit) as end, program.usage_errors("program.py"):
         raise error
     assert end.value.code == 2 and capsys.readouterr().err == f"program.py: {text}\n"
 
 
 def test_help_tells_defaults(capsys):
-    parser = training.ArgumentParser(prog="p", description="first\n    second")
+    parser = program.ArgumentParser(prog="p", description="first\n    second")
     for name, options in (("a", {"default": 0, "help": "zero"}), ("b", {"help": "none"}),
                           ("c", {"action": "store_true", "help": "no"}), ("d", {"default": 3, "help": "own default"})):
         parser.add_argument(f"--{name}", **options)

@@ -38,7 +38,7 @@ residual, multiplying by it the LinearOp's transpose.
 
 from contextlib import nullcontext
 
-from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, recording, xp
+from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
@@ -211,8 +211,6 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
     tensor = leaf.tensor()
     if tensor is None:              # nobody can see this gradient any more
         return
-    if recording.graph is not None:
-        recording.graph.reached(tensor)
     if create:
         tensor._grad = ct if tensor.grad is None else tensor.grad + ct
     else:

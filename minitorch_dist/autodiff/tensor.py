@@ -5,7 +5,7 @@ import traceback
 import weakref
 
 from .. import backend
-from ..backend import ARRAY_TYPES, check_devices, is_array, module_of, to, to_device_of, xp
+from ..backend import ARRAY_TYPES, check_devices, is_array, module_of, recording, to, to_device_of, xp
 from ..ledger import keep
 from .primitive import TRACED, Traced, aux_of, bind, lower, state
 from .writes import tick, wrote
@@ -106,6 +106,8 @@ class Tensor(Traced):
     @property
     def grad(self):
         """The accumulated gradient, a Tensor of the same shape and dtype, or None."""
+        if recording.graph is not None:
+            recording.graph.reached(self)
         try:
             return self._grad
         except AttributeError:      # the slot is filled on first use: interior tensors never pay for it
@@ -113,6 +115,8 @@ class Tensor(Traced):
 
     @grad.setter
     def grad(self, value):
+        if recording.graph is not None:
+            recording.graph.reached(self, forgets=True)
         if value is not None:
             value = value if isinstance(value, Tensor) else Tensor(value)
             if value.shape != self.shape or value.dtype != self.dtype or value.device != self.device:

@@ -1,12 +1,13 @@
 """Nested tuples, lists and dicts of arrays: taken apart and put together again."""
 
 
-def flatten(tree):
-    """(leaves in order, rebuild): rebuild(leaves) gives the same nesting. Dicts go in key order; None has no leaves."""
+def flatten(tree, order=sorted):
+    """(leaves in order, rebuild): rebuild(leaves) gives the same nesting. Dicts go in key order (order=list: in their
+    own); None has no leaves."""
     if tree is None:
         return [], lambda leaves: None
     if isinstance(tree, dict):
-        keys, children = sorted(tree), [tree[k] for k in sorted(tree)]
+        keys, children = order(tree), [tree[k] for k in order(tree)]
 
         def make(values):
             return type(tree)(zip(keys, values, strict=True))
@@ -18,7 +19,7 @@ def flatten(tree):
     else:
         return [tree], lambda leaves: leaves[0]
 
-    parts = [flatten(child) for child in children]
+    parts = [flatten(child, order) for child in children]
     sizes = [len(leaves) for leaves, _ in parts]
 
     def rebuild(leaves):

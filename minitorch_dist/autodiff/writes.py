@@ -12,7 +12,7 @@ node, so a later write into its addresses is a write into it.
 import itertools
 from bisect import bisect_left, bisect_right
 
-from ..backend import byte_range, recording
+from ..backend import byte_range, on_host, recording, refuse_in_graph
 
 tick = itertools.count(1).__next__      # the clock
 
@@ -31,6 +31,8 @@ class WriteLog:
             self.newest = date = tick()
             self._replace(*bounds, [(*bounds, (date, author))])
             if recording.graph is not None:
+                if on_host(array):
+                    refuse_in_graph(f"{author} on the cpu")
                 recording.graph.writes.append((*bounds, author))
 
     def add_ranges(self, ranges):

@@ -72,7 +72,18 @@ class Checkpoints:
     def load(self, model, optimizer=None, step=None):
         """(step, facts) of the newest checkpoint, or that of `step`, written into the model and its optimizer. Without
         any, CheckpointError. See load, the function."""
-        def chosen():
+        step = self._chosen(step)
+        return step, load(self.path(step), model, optimizer, self.comm)
+
+    def facts(self, step=None):
+        """The facts of the newest checkpoint, or that of `step`, without loading anything. CheckpointError as load's.
+        Collective."""
+        path = self.path(self._chosen(step))
+        return together(self.comm, lambda: Index.read(path)).facts
+
+    def _chosen(self, step):
+        """The step, or the newest there is, as rank 0 sees the folder."""
+        def find():
             there = self.steps()
             if not there:
                 raise CheckpointError(f"{self.folder} has no checkpoint")
@@ -80,8 +91,5 @@ class Checkpoints:
                 raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; there are those of steps "
                                       f"{', '.join(map(str, there))}")
             return there[-1] if step is None else step
-        step = together(self.comm, chosen)
-        if self.comm is not None:
-            step = self.comm.broadcast_object(step)
-        facts = load(self.path(step), model, optimizer, self.comm)
-        return step, facts
+        step = together(self.comm, find)
+        return self.comm.broadcast_object(step) if self.comm is not None else step

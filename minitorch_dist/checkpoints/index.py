@@ -12,7 +12,7 @@ INDEX = "index.json"
 FLAT_LIST = re.compile(r"""\[\s+ (?: (?:[-+.\w]+ | \[[^][\n]*\]) ,?\s+ )+ \]""", re.X)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ValueError):
     """A checkpoint that can't be read, or doesn't fit."""
 
 

@@ -27,7 +27,7 @@ def layouts(model):
     DistributedDataParallel, fully_shard or cut by parallelize_module."""
     if not isinstance(model, Module):
         return {name: layout for chunk in model for name, layout in layouts(chunk).items()}
-    from ..parallel.tensor_parallel import parts_of     # it brings further ops into the table: not unasked
+    from ..parallel.tensor_parallel import parts_of  # it brings further ops into the table: not unasked
     cut = parts_of(model)
     found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
              for name, value in named_arrays(model)}

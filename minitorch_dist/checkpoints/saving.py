@@ -89,15 +89,18 @@ def sync(folder):
 
 
 def merged(parts):
-    """The optimizer's facts of all ranks as one; ValueError where ranks that are to agree don't."""
-    if parts[0] is None:
+    """The optimizer's facts of all ranks as one (None: a rank has none, say of a stage without parameters); ValueError
+    where ranks that are to agree don't."""
+    parts = {rank: part for rank, part in enumerate(parts) if part is not None}
+    if not parts:
         return None
-    found = {"class": parts[0]["class"], "steps": {}, "groups": [
-        {"names": [], "settings": group["settings"]} for group in parts[0]["groups"]]}
-    for rank, part in enumerate(parts):
+    first, found = min(parts), {"steps": {}}
+    found |= {"class": parts[first]["class"],
+              "groups": [{"names": [], "settings": group["settings"]} for group in parts[first]["groups"]]}
+    for rank, part in parts.items():
         if [g["settings"] for g in part["groups"]] != [g["settings"] for g in found["groups"]]:
-            raise ValueError(f"the optimizers' groups have other settings on rank {rank} than on rank 0: "
-                             f"{part['groups']} and {parts[0]['groups']}")
+            raise ValueError(f"the optimizers' groups have other settings on rank {rank} than on rank {first}: "
+                             f"{part['groups']} and {parts[first]['groups']}")
         for name, steps in part["steps"].items():
             if found["steps"].setdefault(name, steps) != steps:
                 raise ValueError(f"{name} was updated {steps} times on rank {rank}, {found['steps'][name]} times on "

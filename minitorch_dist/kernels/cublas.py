@@ -38,7 +38,10 @@ class Cublas:
         self.library = load_library()
         self.workspace, self.handle = workspace, ctypes.c_void_p()
         self.plain, self.transposed = names.CUBLAS_OP_N, names.CUBLAS_OP_T
-        self.algorithm = names.CUBLAS_GEMM_DEFAULT_TENSOR_OP
+        # Before Ampere its tensor cores knew float16 alone, and this setting has float32 rounded to it.
+        modern = int(load_cupy().cuda.Device().compute_capability) >= 80
+        self.algorithms = {name: names.CUBLAS_GEMM_DEFAULT_TENSOR_OP if modern or name == "float16" else
+                           names.CUBLAS_GEMM_DEFAULT for name in ("float16", "float32", "float64")}
         # dtype -> (cuBLAS's name of it, what it is added up in, the ctype of 1 and 0)
         single = names.CUBLAS_COMPUTE_32F, ctypes.c_float
         self.types = {"float16": (runtime.CUDA_R_16F, *single), "float32": (runtime.CUDA_R_32F, *single),
@@ -82,6 +85,10 @@ class Cublas:
     def _gemm(self, x, y, out, m, n, k, count):
         (x, x_columns, x_width, x_step), (y, y_columns, y_width, y_step) = x, y
         kind, adds_in, number = self.types[out.dtype.name]
+        algorithm = self.algorithms[out.dtype.name]
+        if max(m, n, k, count, x_width, y_width) >= 2 ** 31:
+            raise ValueError(f"matmul: {count} products of {m} x {k} by {k} x {n}, rows {x_width} and {y_width} "
+                             "elements apart; cuBLAS takes less than 2³¹ of each")
         sizes = [ctypes.c_int(size) for size in (n, m, k)]
         first = ctypes.c_void_p(y.data.ptr), kind, ctypes.c_int(y_width)
         second = ctypes.c_void_p(x.data.ptr), kind, ctypes.c_int(x_width)
@@ -90,19 +97,17 @@ class Cublas:
         one, zero = ctypes.byref(number(1)), ctypes.byref(number(0))
         if count == 1:
             self._call("cublasGemmEx", self.handle, *orders, *sizes, one, *first, *second, zero, *result, adds_in,
-                       self.algorithm)
+                       algorithm)
         else:
             self._call("cublasGemmStridedBatchedEx", self.handle, *orders, *sizes, one, *first,
                        ctypes.c_longlong(y_step), *second, ctypes.c_longlong(x_step), zero, *result,
-                       ctypes.c_longlong(m * n), ctypes.c_int(count), adds_in, self.algorithm)
+                       ctypes.c_longlong(m * n), ctypes.c_int(count), adds_in, algorithm)
 
 
 def matrices(x, leading):
     """(array, whether it is the columns that lie side by side, elements from one row (or column) to the next, elements
     from one matrix to the next) of `leading` matrices; a copy where cuBLAS can't take x as it lies."""
     rows, columns = x.shape[-2:]
-    if max(rows, columns) >= 2 ** 31:
-        raise ValueError(f"matmul: {x.shape}; cuBLAS takes matrices of less than 2³¹ rows and columns")
     if math.prod(x.shape[:-2]) == 1:
         x, step = x.reshape(rows, columns), 0
     else:

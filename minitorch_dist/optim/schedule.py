@@ -38,5 +38,9 @@ class LambdaLR:
 
     def step(self):
         """Move on to the next step's rate."""
-        self.steps += 1
+        self.go_to(self.steps + 1)
+
+    def go_to(self, steps):
+        """The rate after so many steps."""
+        self.steps = steps
         self._apply()

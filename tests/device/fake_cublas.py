@@ -11,8 +11,9 @@ from .fake_cuda import get_current_stream, recorded
 
 INVALID = 7
 NAMES = SimpleNamespace(CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F=68, CUBLAS_COMPUTE_64F=70,
-                        CUBLAS_GEMM_DEFAULT_TENSOR_OP=99)
+                        CUBLAS_GEMM_DEFAULT=-1, CUBLAS_GEMM_DEFAULT_TENSOR_OP=99)
 TYPES = {0: (np.float32, 68), 1: (np.float64, 70), 2: (np.float16, 68)}
+algorithms = []     # of cublasGemmEx, in order
 calls = []      # (function, sizes, addresses of the operands), in order
 
 
@@ -42,6 +43,7 @@ class FakeCublas:
     def cublasGemmEx(self, handle, trans_a, trans_b, m, n, k, one, a, a_type, lda, b, b_type, ldb, zero, c, c_type, ldc,
                      adds_in, algorithm):
         calls.append(("gemm", (m.value, n.value, k.value), {a.value, b.value}))
+        algorithms.append(algorithm)
         return self._gemm(trans_a, trans_b, m, n, k, one, a, a_type, lda, 0, b, b_type, ldb, 0, zero, c, c_type, ldc, 0,
                           1, adds_in)
 

@@ -18,6 +18,7 @@ class Device:
     """One of two GPUs, to be made current for a while or for good."""
 
     mem_info = (3 << 30, 4 << 30)
+    compute_capability = "90"
 
     def __init__(self, number=None):
         self.id = current() if number is None else number

@@ -1,0 +1,242 @@
+"""What training programs share on their outside: the command line, errors in words, progress, a clean stop, a trace."""
+
+import argparse
+import platform
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import backend
+from .backend import xp
+from .launch_env import launched_rank
+from .timeline import trace
+from .viz import timeline as timeline_picture
+
+ECHO_SECONDS = 0.5
+
+
+@contextmanager
+def usage_errors(program):
+    """What can't be run, found before anything has begun (ValueError, OSError): one line from rank 0, status 2.
+
+    All ranks find the same. One that is alone with its error ends the job, and says it itself (comm/guard.py).
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if launched_rank() == 0:
+            print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from error
+
+
+def in_words(error):
+    """An error's message; of one of the system, the file and what is wrong with it, without its number."""
+    named = isinstance(error, OSError) and error.filename and error.strerror
+    return f"{error.filename}: {error.strerror}" if named else str(error)
+
+
+# What a number must be, and whether it is.
+AT_LEAST_1 = "at least 1", lambda value: value >= 1
+AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
+MORE_THAN_0 = "more than 0", lambda value: value > 0
+PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """The description as it stands, and after each option its default, where it has one and doesn't say it itself."""
+
+    def _get_help_string(self, action):
+        none = any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
+        return action.help if none or "default" in action.help else f"{action.help} (default: %(default)s)"
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=Help, **options)
+
+    def check_ranges(self, args, ranges):
+        """End with a message at a number (None: not given) that isn't as it must be; ranges: {rule: its options}."""
+        for (rule, fits), names in ranges.items():
+            for name in names:
+                value = getattr(args, name)
+                if value is not None and not fits(value):
+                    self.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
+
+    def add_checkpoints(self):
+        """The options of a run that can go on."""
+        self.add_argument("--save-every", type=int, metavar="STEPS",
+                          help="write a checkpoint every so many steps, and at the end (Ctrl-C writes one in any case)")
+        self.add_argument("--resume", action="store_true",
+                          help="go on from the newest checkpoint in the run's folder, with the same settings, on any "
+                               "number of ranks")
+
+    def widths(self, hidden):
+        """What --hidden says, as a list of integers."""
+        try:
+            widths = [int(width) for width in hidden.split(",") if width]
+        except ValueError:
+            self.error(f"--hidden {hidden!r}: widths are whole numbers separated by commas, like 512,512")
+        if min(widths, default=1) < 1:
+            self.error(f"--hidden {hidden!r}: widths must be at least 1")
+        return widths
+
+    def _print_message(self, message, file=None):
+        if launched_rank() == 0:
+            super()._print_message(message, file)
+
+
+def length(args, batches, default_epochs):
+    """(epochs, steps) to train for: --epochs or --steps, whichever ends first; `batches` make an epoch."""
+    epochs = args.epochs or (-(-args.steps // batches) if args.steps else default_epochs)
+    steps = min(args.steps or epochs * batches, epochs * batches)
+    return -(-steps // batches), steps
+
+
+def take_device(name, world):
+    """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
+    node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective."""
+    try:
+        if name != "cuda":
+            return backend.use(name)
+        gpus = backend.load_cupy().cuda.runtime.getDeviceCount()
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"device {name}: {error}") from error
+    nodes = world.all_gather_object(platform.node())
+    return backend.use(f"cuda:{nodes[:world.rank].count(platform.node()) % gpus}")
+
+
+def closing(summary, out):
+    """The last line of a program that has trained a classifier: what came out, from its summary."""
+    return (f"test accuracy {summary['test_accuracy']:.2f} %, {summary['samples_per_second']:,.0f} samples/s, "
+            f"parameters {summary['parameters_sha256'][:12]}, run written to {out}")
+
+
+class Interrupt:
+    """Ctrl-C, and the SIGTERM that batch systems send before they kill, as a wish: `wanted` becomes True, so that the
+    step under way is finished and the run saved. A second signal ends the program at once.
+
+    Some who end a program signal both it and its group (GNU timeout, mpirun's parents): a second SIGTERM within
+    ECHO_SECONDS is the first one again.
+    """
+
+    def __init__(self):
+        self.signal = 0     # the number of the first one
+        self.since = None
+
+    @property
+    def wanted(self):
+        return self.signal != 0
+
+    def __enter__(self):
+        self.outer = {number: signal.signal(number, self._wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc):
+        for number, handler in self.outer.items():
+            signal.signal(number, handler)
+
+    def _wish(self, number, frame):
+        if not self.wanted:
+            self.signal, self.since = number, time.monotonic()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        elif self.signal == signal.SIGINT or time.monotonic() - self.since > ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def status(self, world):
+        """What the program ends with on all ranks, whichever was asked to stop: 130 after Ctrl-C, 143 after SIGTERM
+        (128 + the signal, as shells have it), 0 where none was. Collective."""
+        number = max(world.all_gather_object(int(self.signal)))
+        return 128 + number if number else 0
+
+    def agreed(self, world):
+        """Whether a rank was asked to stop: all learn of it in the same step. Collective; for loops without train_step,
+        which tells."""
+        wanted = xp.array([float(self.wanted)])
+        world.all_reduce(wanted)
+        return bool(wanted[0])
+
+    def said(self, run, steps, goes_on=True):
+        """The line that says where the run was broken off."""
+        return (f"interrupted after step {run.step:,} of {steps:,}: saving what there is"
+                + "; --resume goes on from there" * goes_on)
+
+
+class Progress:
+    """Rank 0's progress bar on a terminal; elsewhere the lines given to `say` only. Lines are never cut or read as
+    markup, and go to standard output where that is a file."""
+
+    def __init__(self, world, total):
+        self.bar = self.task = None
+        self.speaks = world.rank == 0
+        if self.speaks and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            self.bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(),
+                                TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True),
+                                redirect_stdout=sys.stdout.isatty())
+            self.task = self.bar.add_task("", total=total, note="")
+
+    def __enter__(self):
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *exc):
+        if self.bar:
+            self.bar.stop()
+
+    def step(self, loss):
+        """One step further."""
+        if self.bar:
+            self.bar.update(self.task, advance=1, note=f"loss {loss:.4f}")
+
+    def say(self, text):
+        """A line for people, from rank 0."""
+        if self.bar and sys.stdout.isatty():
+            self.bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        elif self.speaks:
+            print(text, flush=True)
+
+
+class Tracer:
+    """Records some steps of a training loop (timeline.py): trace.json and timeline.png in the run's folder.
+
+    steps  a range of step numbers; an empty one records nothing
+    """
+
+    def __init__(self, world, folder, steps):
+        self.world, self.folder, self.steps, self.open = world, Path(folder), steps, None
+
+    def __enter__(self):
+        return self
+
+    def at(self, step):
+        """Step number `step` comes next."""
+        if self.open is None and step in self.steps:
+            self.open = trace(self.world)
+            self.timeline = self.open.__enter__()
+        elif self.open is not None and step not in self.steps:
+            self._close()
+
+    def __exit__(self, kind, error, place):
+        if self.open is not None and kind is None:
+            self._close()
+        elif self.steps and self.open is None and self.world.rank == 0:
+            print(f"nothing recorded: a trace begins with step {self.steps[0] + 1}, and the run has ended before",
+                  flush=True)
+
+    def _close(self):
+        self.open.__exit__(None, None, None)
+        self.open, self.steps = None, ()
+        if self.world.rank == 0:
+            files = [self.folder / name for name in ("trace.json", "timeline.png")]
+            self.timeline.save(files[0])
+            timeline_picture(self.timeline, files[1])
+            print(f"recorded what each rank did: {files[0]}, for ui.perfetto.dev, and {files[1]}\n{self.timeline}",
+                  flush=True)

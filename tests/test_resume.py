@@ -1,0 +1,145 @@
+"""Runs that are broken off and go on: the curve that they would have had, on any number of ranks."""
+
+import json
+import os
+import runpy
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist import training
+from minitorch_dist.testing import ranks
+
+ROOT = Path(__file__).parents[1]
+TRAIN = ["--data", "digits", "--hidden", "16", "--steps", "30", "--augment", "1", "--optimizer", "adamw", "--dropout",
+         "0.2"]        # an epoch has 23 steps
+PROGRAMS = {    # of 24 steps -> arguments
+    "mnist_demo/train.py": ["--data", "digits", "--hidden", "16", "--steps", "24", "--exact"],
+    "examples/fully_sharded.py": ["--data", "digits", "--hidden", "16", "--steps", "24", "--clip", "0.5"],
+    "examples/pipeline.py": ["--data", "digits", "--hidden", "16,16", "--steps", "24", "--exact", "--dropout", "0.1"],
+    "examples/gpt.py": ["--steps", "24", "--layers", "1", "--dim", "16", "--batch-size", "16", "--eval-every", "10",
+                        "--exact", "--dropout", "0.1"],
+}
+
+
+@pytest.fixture(scope="module")
+def main():
+    return runpy.run_path(str(ROOT / "mnist_demo" / "train.py"))["main"]
+
+
+def end(folder):
+    """(digest of the parameters, the history's lines, the summary)."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return summary["parameters_sha256"], (folder / "history.jsonl").read_text().splitlines(), summary
+
+
+def at_step(step, do):
+    """Let runs do something when a step is done."""
+    log = training.Run.log
+
+    def logged(self, *args):
+        log(self, *args)
+        if self.step == step:
+            do()
+    return logged
+
+
+@pytest.fixture(scope="module")
+def whole(main, tmp_path_factory):
+    """A run that nobody breaks off."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([*TRAIN, "--out", str(folder)]) == 0
+    return end(folder)
+
+
+class Killed(BaseException):
+    """As if the power had gone: nobody catches this."""
+
+
+@pytest.mark.parametrize("every, killed, at", [(7, 18, 14), (5, 30, 30), (23, 24, 23), (4, 23, 20)])
+def test_a_killed_run_goes_on(main, whole, tmp_path, monkeypatch, every, killed, at):
+    """From the newest checkpoint: in the middle of an epoch, at its end, and at the run's."""
+    def die():
+        raise Killed
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(training.Run, "log", at_step(killed, die)) if killed < 30 else \
+            patch.setattr(training.Run, "finish", lambda *args, **facts: die())
+        main([*TRAIN, "--out", str(tmp_path), "--save-every", str(every)])
+    assert not (tmp_path / "summary.json").exists()
+    assert main([*TRAIN, "--out", str(tmp_path), "--save-every", str(every), "--resume"]) == 0
+    digest, history, summary = end(tmp_path)
+    assert (digest, history) == whole[:2]
+    assert summary["resumed_at"] == at and summary["test_accuracy"] == whole[2]["test_accuracy"]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_writes_a_checkpoint(main, whole, tmp_path, monkeypatch, capsys, number, status):
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Run, "log", at_step(11, lambda: os.kill(os.getpid(), number)))
+        assert main([*TRAIN, "--out", str(tmp_path)]) == status
+    said = "interrupted after step 12 of 30: saving what there is; --resume goes on from there"
+    assert said in capsys.readouterr().out
+    assert main([*TRAIN, "--out", str(tmp_path), "--resume"]) == 0
+    assert "30 steps of 64 samples, from step 12 on" in capsys.readouterr().out
+    assert end(tmp_path)[:2] == whole[:2]
+
+
+def broken_off(folder, newest=24):
+    """Make a run that has ended look as if it had been killed after the last checkpoint but one."""
+    shutil.rmtree(folder / "checkpoints" / f"step-{newest:08d}")
+    for name in ("summary.json", "parameters.npz"):
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_goes_on_on_another_number_of_ranks(tmp_path, program):
+    """Exact mode: the same bits."""
+    arguments = [str(ROOT / program), *PROGRAMS[program]]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    ranks.launch([*arguments, "--out", str(alone)], 1).check()
+    ranks.launch([*arguments, "--out", str(both), "--save-every", "9"], 2).check()
+    assert end(alone)[:2] == end(both)[:2]
+    broken_off(both)
+    more = ["--stage", "1"] if "sharded" in program else []
+    ranks.launch([*arguments, "--out", str(both), "--resume", *more], 1).check()
+    digest, history, summary = end(both)
+    assert (digest, history) == end(alone)[:2] and summary["resumed_at"] == 18 and summary["ranks"] == 1
+    if "gpt" in program:
+        assert summary["validation"] == end(alone)[2]["validation"]
+
+
+def refused(main, capsys, *arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main([*TRAIN, *arguments])
+    return capsys.readouterr().err
+
+
+def test_what_cannot_go_on_is_said(main, tmp_path, capsys):
+    folder, more = tmp_path / "run", ["--out", str(tmp_path / "run")]
+    assert f"--resume: {folder}/checkpoints has no checkpoint" in refused(main, capsys, *more, "--resume")
+    assert main([*TRAIN, *more, "--save-every", "12"]) == 0
+    capsys.readouterr()
+    broken_off(folder, 30)
+    before = sorted(p.name for p in folder.rglob("*"))
+    said = refused(main, capsys, *more)
+    assert f"{folder} has a run that was broken off, with a checkpoint at step 24: go on with --resume" in said
+    said = refused(main, capsys, *more, "--resume", "--lr", "0.5", "--seed", "7")
+    assert "the checkpoint is of a run with lr 0.003 (now 0.5); seed 0 (now 7): give the same settings" in said
+    assert "steps 30 (now 46)" in refused(main, capsys, *more, "--resume", "--steps", "46")
+    file = folder / "checkpoints" / "step-00000024" / "rank-0.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-7])
+    assert "it was cut off; take an earlier checkpoint" in refused(main, capsys, *more, "--resume")
+    file.write_bytes(content)
+    history = (folder / "history.jsonl").read_text()
+    (folder / "history.jsonl").write_text("".join(history.splitlines(keepends=True)[:5]))
+    assert "history.jsonl has 5 lines, and the checkpoint is of step 24" in refused(main, capsys, *more, "--resume")
+    (folder / "history.jsonl").write_text(history)
+    assert "--save-every 0: must be at least 1" in refused(main, capsys, *more, "--save-every", "0")
+    assert "--mine can't go on from a checkpoint" in refused(main, capsys, *more, "--mine", "--resume")
+    assert sorted(p.name for p in folder.rglob("*")) == before      # nothing was lost on the way
+    assert main([*TRAIN, *more, "--resume"]) == 0
+    assert main([*TRAIN, *more]) == 0       # one that has come to its end may be overwritten
+    assert not (folder / "checkpoints").exists()
