@@ -4,7 +4,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import one_forward_one_backward
@@ -140,6 +140,39 @@ def failing(path, rank):
         saving.write = write
         run.world.barrier()
     return "saved", ""
+
+
+def elsewhere(path):
+    """save() where rank 1 sees another folder by the same name."""
+    from pathlib import Path
+
+    from minitorch_dist.checkpoints import saving
+    run, write = Training("mlp", "data"), saving.write
+    saving.write = lambda file, content: write(Path(path).parent / file.name if run.world.rank else file, content)
+    try:
+        checkpoints.save(path, run.model, run.optimizer, None, run.world)
+    except OSError as error:
+        return str(error), type(error).__name__
+    finally:
+        saving.write = write
+    return "saved", ""
+
+
+def load_again(way, path, end):
+    """Train, load, and train to the end: (the whole model on rank 0, what a tape says that is older)."""
+    run = Training("mlp", way).train(0, 5)
+    p = next(p for p in run.model.parameters() if p.requires_grad and p.size > 1)
+    y = (p * p).sum()
+    facts = checkpoints.load(path, run.model, run.optimizer, run.world)
+    try:
+        y.backward()
+        stale = "not stale"
+    except RuntimeError as error:
+        stale = str(error)
+    run.train(facts["step"], end)
+    if way == "data":
+        return run.model.state_dict(), stale
+    return full_state_dict(run.model), stale
 
 
 def failing_to_load(path, rank):

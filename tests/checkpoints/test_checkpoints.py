@@ -10,6 +10,7 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, nn, optim
 from minitorch_dist.checkpoints import CheckpointError, Checkpoints, Index
 from minitorch_dist.checkpoints.layout import parted
+from minitorch_dist.checkpoints.saving import merged
 from tests.crews import crews
 
 from . import cases
@@ -228,6 +229,43 @@ def test_a_model_that_is_cut_in_two_ways_is_refused():
         assert "cut by both parallelize_module and fully_shard" in text
 
 
+def test_a_folder_that_not_all_ranks_share_is_refused(tmp_path):
+    for text, kind in crews.call(CASES + "elsewhere", 2, args=(str(tmp_path / "mine"),)):
+        assert kind == "OSError" and "rank-1.safetensors has None of" in text and "one that all nodes share" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-1.safetensors"]
+
+
+def test_loading_into_a_run_that_is_under_way(one_process, written):
+    """What stages 1 and 2 had gathered before is not believed; a tape from before the loading says that it is stale."""
+    for way, n in (("stage 1", 3), ("stage 2", 2), ("stage 3", 2), ("data", 2)):
+        path = str(written["mlp", "one", 1])
+        for got, stale in crews.call(CASES + "load_again", n, args=(way, path, END)):
+            wanted = {name: one_process["mlp", END][f"model.{name}"] for name in got}
+            assert_same(got, wanted, 1e-10)
+            assert got or way.startswith("stage")
+            assert "loading a checkpoint has overwritten" in stale
+
+
+def test_settings_come_back_as_they_were(written):
+    run = cases.Training("mlp", "one", lr=0.5)
+    checkpoints.load(written["mlp", "data", 2], run.model, run.optimizer)
+    assert run.optimizer.groups[0]["betas"] == (0.9, 0.999) and run.optimizer.groups[0]["lr"] == 0.01
+
+
+def test_optimizers_of_several_ranks_as_one():
+    def part(names, steps=2, lr=0.1):
+        groups = [{"names": names, "settings": {"lr": lr}}]
+        return {"class": "SGD", "steps": dict.fromkeys(names, steps), "groups": groups}
+    assert merged([part(["a", "b"]), None, part(["b", "c"])]) == {
+        "class": "SGD", "steps": {"a": 2, "b": 2, "c": 2},
+        "groups": [{"names": ["a", "b", "c"], "settings": {"lr": 0.1}}]}
+    assert merged([None, None]) is None
+    with pytest.raises(ValueError, match="b was updated 3 times on rank 1, 2 times on others"):
+        merged([part(["a", "b"]), part(["b"], steps=3)])
+    with pytest.raises(ValueError, match="other settings on rank 2 than on rank 1"):
+        merged([None, part(["a"]), part(["a"], lr=0.2)])
+
+
 def test_pieces_that_are_not_the_whole_are_refused():
     whole = ("w", (4, 3), "<f4", [((0, 4), (0, 3))])
     assert Index.planned([[whole], [whole]]).arrays["w"]["pieces"] == [
@@ -235,6 +273,10 @@ def test_pieces_that_are_not_the_whole_are_refused():
     for wrong in ([("w", (4, 3), "<f4", [((0, 3), (0, 3))])], [whole, ("w", (4, 3), "<f4", [((0, 1), (0, 3))])]):
         with pytest.raises(ValueError, match=r"of w \[4, 3\], which is not each of its elements once"):
             Index.planned([wrong])
+    held = Index.planned([[("w", (4,), "<f4", [((0, 4),)])], [("w", (4,), "<f4", [((0, 0),)])]])     # and nothing
+    assert held.arrays["w"]["pieces"] == [{"file": "rank-0.safetensors", "box": [[0, 4]]}]
+    assert Index.planned([[("w", (0, 3), "<f4", [((0, 0), (0, 3))])]]).arrays["w"]["pieces"] == [
+        {"file": "rank-0.safetensors", "box": [[0, 0], [0, 3]]}]
     with pytest.raises(ValueError, match=r"w is <f4 of shape \[4, 3\] on one rank, <f8 of shape \[4, 3\] on rank 1"):
         Index.planned([[whole], [("w", (4, 3), "<f8", [((0, 4), (0, 3))])]])
 
