@@ -89,6 +89,8 @@ class LinearOp:
     def __init__(self, name, apply, transpose, fresh=True, listed=True):
         self.name, self.apply, self.transpose, self.fresh = name, apply, transpose, fresh
         if listed:
+            if name in LINEAR:
+                raise ValueError(f"there is a LinearOp {name!r} already: take another name")
             LINEAR[name] = self
 
     def __repr__(self):
@@ -186,6 +188,8 @@ class Primitive:
         self.differentiable = tuple(bool(rule or pullback) for rule in self.rules)   # per input: is there a derivative?
         self.kept = {}      # what `keeps` has worked out already
         if listed:
+            if name in OPS:
+                raise ValueError(f"there is an op {name!r} already: take another name")
             OPS[name] = self
 
     def places(self, names):

@@ -23,12 +23,23 @@ def divisible(kernel, types):
     return [name for name, kind in types.items() if kind and (kind[0] == "*" or name in kernel.divisible)]
 
 
+def tools():
+    """The folder of NVIDIA's programs in Triton's wheel."""
+    import triton
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def capabilities():
+    """The compute capabilities that can be compiled for: [75, 80, …]."""
+    text = "".join(subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+                   for program in sorted(tools().glob("ptxas*")))
+    return sorted({int(number) for number in re.findall(r"\bsm_(\d+)", text)})
+
+
 def listing(cubin, tool="cuobjdump", flag="-sass"):
     """What one of the disassemblers in Triton's wheel says about machine code."""
     import tempfile
-
-    import triton
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    program = tools() / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -84,10 +95,18 @@ def run(args):
     if args.kernel is None:
         print(overview())
         return 0
-    kernel = table().get(args.kernel)
-    if kernel is None or not 0 <= args.example < len(kernel.examples):
-        print(f"kernels: no kernel {args.kernel!r} with an example {args.example}; without arguments all are listed",
+    kernels = table()
+    if args.kernel not in kernels:
+        print(f"kernels: there is no kernel {args.kernel!r}, but {', '.join(kernels)}", file=sys.stderr)
+        return 1
+    kernel = kernels[args.kernel]
+    if not 0 <= args.example < len(kernel.examples):
+        print(f"kernels: {args.kernel} has the examples 0 to {len(kernel.examples) - 1}, and no {args.example}",
               file=sys.stderr)
+        return 1
+    if args.cc not in (known := capabilities()):
+        print(f"kernels: --cc {args.cc} is no compute capability that Triton's assembler knows: "
+              f"{', '.join(map(str, known))}", file=sys.stderr)
         return 1
     text = stage(kernel, kernel.examples[args.example], args.cc, args.show)
     try:

@@ -119,7 +119,11 @@ def test_the_command_shows_each_stage(stage, word):
 def test_the_command_lists_all_kernels_and_names_what_is_wrong():
     listing = command().stdout
     assert all(f"{name}  (" in listing for name in kernels.table())
-    assert command("nothing").returncode == 1 and "no kernel 'nothing'" in command("nothing").stderr
+    for arguments, what in ((["nothing"], "there is no kernel 'nothing', but add, adam"),
+                            (["adam", "--example", "99"], "adam has the examples 0 to"),
+                            (["adam", "--cc", "12"], "--cc 12 is no compute capability")):
+        done = command(*arguments)
+        assert done.returncode == 1 and what in done.stderr and not done.stdout
     assert "unset it" in command(interpret="1").stderr
 
 
