@@ -143,7 +143,8 @@ class Graphed:
                 return case.graphs[-1].repeat(case.inputs, values)
         fill(case.inputs, values)
         rehearsal = Recorder(self)
-        result = rehearsal.run(call, case.inputs, copied)
+        with products(rehearsal, cupy.cuda.get_current_stream()):   # so that its kernels are loaded when it is recorded
+            result = rehearsal.run(call, case.inputs, copied)
         rehearsal.close()
         case.rehearsals = [*case.rehearsals, rehearsal][-SITUATIONS:]
         for array, value in zip(case.inputs, values, strict=True):
@@ -169,9 +170,7 @@ class Graphed:
         # A pool for each graph: what is free in it is what the graph works in, and nobody else may have it.
         recorder, stream, pool = Recorder(self, True), cuda.Stream(non_blocking=True), cuda.MemoryPool()
         with stream, cuda.using_allocator(pool.malloc), no_garbage_collection():
-            workspace = load_cupy().empty(WORKSPACE, np.uint8)
-            with closing(Cublas(stream.ptr, workspace)) as cublas:
-                recorder.matmul = cublas.matmul
+            with products(recorder, stream) as workspace:
                 stream.begin_capture()
                 try:
                     outputs = recorder.run(call, inputs, detached)
@@ -273,9 +272,8 @@ class Recorder:
     checks    [(0-d bool, error)], see backend.refuse
     writes    [(first address, last + 1, author)], see autodiff/writes.py
     launches  {name: number}, see ledger.launch
+    matmul    what makes products: see `products`
     """
-
-    matmul = staticmethod(lambda x, y, out: np.matmul(x, y, out=out))
 
     def __init__(self, graphed, muted=False):
         self.name, self.muted, self.places = graphed.name, muted, surroundings(graphed.function)
@@ -334,6 +332,15 @@ class Recorder:
         """Put the gradients back that stood on the leaves before."""
         for seen in self.leaves.values():
             seen.tensor._grad = seen.first
+
+
+@contextmanager
+def products(recorder, stream):
+    """Inside, cuBLAS itself makes what the recorder is asked to multiply, on this stream; gives cuBLAS's workspace."""
+    workspace = load_cupy().empty(WORKSPACE, np.uint8)
+    with closing(Cublas(stream.ptr, workspace)) as cublas:
+        recorder.matmul = cublas.matmul
+        yield workspace
 
 
 @contextmanager
