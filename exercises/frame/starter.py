@@ -1,4 +1,4 @@
-"""A process that has imported NumPy, and forks for every child that it is asked for: python starter.py ADDRESS MODULE…
+"""A process that has imported what children need, and forks for every one: python starter.py ADDRESS MODULE…
 
 It never sees a truth, nor runs an answer itself. A request is a message to the socket ADDRESS, with the descriptors
 that the child shall have; the answer is the child's status. A child ends with its connection, all end with stdin.
@@ -107,6 +107,8 @@ def become(request, descriptors):
     module = types.ModuleType("__main__")
     module.__file__ = sys.argv[0]
     sys.modules["__main__"] = module
+    if "minitorch_dist.comm" in sys.modules:      # whose import asks which rank this is, and begins to guard it
+        importlib.reload(sys.modules["minitorch_dist.comm"])
     return vars(module)
 
 

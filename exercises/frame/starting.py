@@ -1,10 +1,11 @@
-"""Children of a check that are forked, where many answers are checked: NumPy is imported once for all of them.
+"""Children of a check that are forked, where many answers are checked: what they import is imported once for all.
 
     with Starters() as starters:
         check_answer(course, exercise, path, start=starters.launch)
 
-What runs in a child, and what it may do, is the same as when it is started by itself (starter.py). Ranks with the same
-number have the same hashes of strings, and those of different numbers have not.
+What runs in a child, and what it may do, is the same as when it is started by itself (starter.py). Those of exercises
+with ranks find the library loaded, the others NumPy alone. Ranks with the same number have the same hashes of strings,
+and those of different numbers have not.
 """
 
 import json
@@ -27,11 +28,12 @@ STARTER, CLIENT = (Path(__file__).with_name(name) for name in ("starter.py", "st
 USUAL = ("numpy", "array", "bz2", "concurrent.futures", "dataclasses", "faulthandler", "gzip", "hashlib", "json",
          "linecache", "logging", "lzma", "mmap", "queue", "select", "shutil", "signal", "socket", "string", "tempfile",
          "threading", "traceback")
+LIBRARY = ["minitorch_dist"]      # of exercises with ranks
 SECONDS = 30      # for a starter to begin, or to end
 
 
 class Starters:
-    """Starters, each begun when it is first needed: one for each rank and each set of further modules."""
+    """Starters, each begun when it is first needed: one for each rank and each set of modules beyond the usual."""
 
     def __enter__(self):
         short = len(tempfile.gettempdir()) < 60       # the name of a socket has 107 bytes at most
@@ -55,30 +57,35 @@ class Starters:
         if not hasattr(os, "pidfd_open") or inherit or n > 1 and len(ranks.mpirun_command()) > 1:
             return ranks.launch(arguments, n, limit, cwd=cwd, env=env, inherit=inherit, still=still)
         *flags, child, box = map(str, arguments)
-        allowed = json.loads((Path(box) / "job.json").read_text())["allow"]
+        job = json.loads((Path(box) / "job.json").read_text())
+        modules = (LIBRARY if job["kind"] == "ranks" else []) + job["allow"]
         for rank in range(n):
-            self.begin(rank, flags, env, allowed)
-        place = self.folder / "+".join(["with", *allowed])
+            self.begin(rank, flags, env, modules)
+        place = self.place(modules)
         if n > 1:
             return ranks.launch(["-I", "-S", CLIENT, place, child, box], n, limit, cwd=cwd, env=env, inherit=False,
                                 still=still)
         return alone(place / "0", [child, box], limit, cwd, ranks.clean() | env)
 
-    def begin(self, rank, flags, env, allowed):
-        """Have the starter of a rank, with `allowed` modules."""
-        address = self.folder / "+".join(["with", *allowed]) / str(rank)
+    def place(self, modules):
+        """The folder of the sockets of the starters with these modules, by rank."""
+        return self.folder / "+".join(["with", *modules])
+
+    def begin(self, rank, flags, env, modules):
+        """Have the starter of a rank, with these modules beyond the usual ones."""
+        address = self.place(modules) / str(rank)
         with self.lock:
             if address in self.processes and self.processes[address].poll() is None:
                 return
             address.unlink(missing_ok=True)       # of one that an answer has killed
             address.parent.mkdir(exist_ok=True)
             self.processes[address] = process = subprocess.Popen(
-                [sys.executable, *flags, STARTER, address, *USUAL, *allowed], env=ranks.clean() | env,
+                [sys.executable, *flags, STARTER, address, *USUAL, *modules], env=ranks.clean() | env,
                 stdin=subprocess.PIPE, start_new_session=True, cwd=self.folder)
             end = time.monotonic() + SECONDS
             while not address.exists():
                 if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"a starter of children with {allowed} doesn't begin (status {process.poll()})")
+                    raise RuntimeError(f"a starter of children with {modules} doesn't begin (status {process.poll()})")
                 time.sleep(0.01)
 
 

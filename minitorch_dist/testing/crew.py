@@ -114,7 +114,7 @@ class Crews:
                 _, crew = self.crews.popitem()
                 ends.callback(crew.end if kind is None else crew.finish)
 
-    def call(self, target, n, args=(), limit=60, env=None):
+    def call(self, target, n, args=(), limit=120, env=None):
         """As ranks.call, on ranks that are there already if one with this n, env and environment came before.
 
         One call at a time: those of other threads wait.

@@ -29,6 +29,7 @@ STACK_SECONDS = 0.3   # for the ranks to dump their stacks
 END_SECONDS = 1       # for mpirun to end its ranks before they are killed
 GONE_SECONDS = 1      # for the killed to go
 LOOK_EVERY = 0.05     # seconds between two looks at the ranks' states
+LOOKED_SECONDS = 0.3  # of CPU time, of a rank that looks again and again for what it waits for
 
 # What a program needs to start at all: all that `inherit=False` leaves of the environment.
 NEEDED = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "SYSTEMROOT")      # HOME: else Open MPI gives up
@@ -99,7 +100,8 @@ def launch(arguments, n, limit=60, env=None, cwd=None, force=False, inherit=True
     env      variables added to this process's own; those of a launcher above it are left out
     inherit  False: of this process's own only those that a program needs to start
     still    seconds after which the run is ended, as if at its limit, when all ranks have waited in one and the same
-             call for so long: they wait for each other
+             call for so long: they wait for each other. It is ended before, when each has spent LOOKED_SECONDS of CPU
+             time in that call: on a busy machine too, what was sent has arrived by then
     """
     return _launch([str(argument) for argument in arguments], n, limit, env, cwd, force, lambda folder: None,
                    inherit=inherit, still=still)[0]
@@ -220,20 +222,34 @@ def _states(folder, n):
 
 
 def _wait(process, folder, n, limit, still):
-    """Wait for the end. TimeoutExpired at the limit, or when all ranks have stood still for `still` seconds."""
+    """Wait for the end. TimeoutExpired at the limit, or when all ranks have stood still (`launch`)."""
     if still is None:
         process.wait(limit)
         return
-    end, seen, since = time.monotonic() + limit, None, time.monotonic()
+    end, since, seen, spent = time.monotonic() + limit, time.monotonic(), [None] * n, [0] * n
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_EVERY)
             return
         states, now = _states(folder, n), time.monotonic()
         if states != seen or not all(state is not None and state["waiting"] for state in states):
-            seen, since = states, now
-        if now > end or now - since > still:
+            seen, since, spent = states, now, _cpu_seconds(states)
+        looked = all(new - old > LOOKED_SECONDS for new, old in zip(_cpu_seconds(seen), spent, strict=True))
+        if now > end or now - since > still or looked:
             raise subprocess.TimeoutExpired(process.args, now - since)
+
+
+def _cpu_seconds(states):
+    """What each rank's main thread has spent, by Linux's clock of 1/100 s; 0 where nobody tells."""
+    return [_cpu_seconds_of(state and state["pid"]) for state in states]
+
+
+def _cpu_seconds_of(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat") as stat:
+            return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _read(path):

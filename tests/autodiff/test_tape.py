@@ -163,13 +163,13 @@ def test_a_removed_hook_is_silent_and_callbacks_run_at_the_end():
 def test_10000_ops_deep_and_wide_neither_recurse_nor_slow_down():
     def seconds(n):
         x = leaf(2, 2)
-        begin = time.perf_counter()
+        begin = time.process_time()      # whatever else the machine does
         y = x
         for _ in range(n):
             y = mt.tanh(y)
         y.sum().backward()
         assert np.isfinite(x.grad.numpy()).all()
-        return (time.perf_counter() - begin) / n
+        return (time.process_time() - begin) / n
 
     seconds(100)
     assert min(seconds(10_000) for _ in range(3)) < 5 * min(seconds(500) for _ in range(5))

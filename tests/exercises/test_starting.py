@@ -27,13 +27,17 @@ OF_A_SHELL = ("SHLVL", "OLDPWD", "_")
 LAUNCHERS = ("PMI", "HYDI", "MPI", "OMPI", "PRTE", "PMIX")
 # What an answer sees of its process; [2] is the environment.
 SEEN = f"""
-import json, os, sys, signal
+import json, os, sys, signal, threading
 def f(*comm, x):
+    hooks = [hook.__qualname__ for hook in (sys.excepthook, sys.exit, os._exit, threading.excepthook)]
     main = sys.modules["__main__"]
     names = sorted(name for name in os.environ if not name.startswith({LAUNCHERS}) and name not in {OF_A_SHELL})
     print(json.dumps([sys.argv[0], os.listdir("."), names, tuple(sys.flags), sys.path, main.__file__, main.__name__,
                       signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "minitorch_dist" in sys.modules,
-                      "numpy.random" in sys.modules, os.getcwd() == os.environ["HOME"]]))
+                      "numpy.random" in sys.modules, os.getcwd() == os.environ["HOME"],
+                      hooks, [thread.name for thread in threading.enumerate()], signal.set_wakeup_fd(-1) >= 0,
+                      [(c.rank, c.size, c.name) for c in comm], "minitorch_dist.nn" in sys.modules,
+                      os.environ.get("MINITORCH_RANK_PROCESS") == str(os.getpid())]))
     return 2 * x
 """
 DRAWS = "import numpy as np\ndef f(comm, x):\n    return np.array([np.random.rand(), hash('a') % 1000])\n"

@@ -82,15 +82,18 @@ def test_a_launch_can_leave_the_environment_behind(tmp_path, monkeypatch):
             assert run.stdout == [f"{secret} green True\n"] * n
 
 
-def test_ranks_that_wait_for_each_other_end_before_the_limit(tmp_path):
+def test_ranks_that_wait_for_each_other_end_before_the_limit(tmp_path, monkeypatch):
     script = tmp_path / "wait.py"
     script.write_text("import sys, time\nimport numpy as np\nfrom minitorch_dist import comm\n"
                       "w = comm.world()\nx = np.zeros(3)\n"
                       "if w.rank == 0 and sys.argv[1] == 'sleep':\n    time.sleep(1.2)\n    w.send(x, 1)\n"
                       "w.recv(x, 1 - w.rank) if w.rank or sys.argv[1] == 'wait' else None\n")
-    run = ranks.launch([script, "wait"], 2, limit=30, still=0.6)
-    assert run.timed_out and run.seconds < 10 and [state["op"] for state in run.state] == ["recv"] * 2
-    assert all("wait.py" in stack for stack in run.stack)
+    for still, looked in ((29, ranks.LOOKED_SECONDS), (0.6, 29)):
+        monkeypatch.setattr(ranks, "LOOKED_SECONDS", looked)
+        run = ranks.launch([script, "wait"], 2, limit=30, still=still)
+        assert run.timed_out and run.seconds < 10 and [state["op"] for state in run.state] == ["recv"] * 2
+        assert all("wait.py" in stack for stack in run.stack)
+    monkeypatch.undo()
     ranks.launch([script, "sleep"], 2, limit=30, still=0.6).check()      # one still computes: no deadlock
 
 
