@@ -124,7 +124,8 @@ def train(args, world):
         optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
         plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
         settings = {name: getattr(args, name) for name in SETTINGS} | {
-            "data": dataset.name, "batch_size": loader.sampler.batch_size, "steps": steps}
+            "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
+            "batch_size": loader.sampler.batch_size, "steps": steps}
         run = training.Run(args.out, world, settings, args.resume)      # in another stage as well
         run.restore(model, optimizer, plan)
     stop = False

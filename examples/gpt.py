@@ -25,7 +25,7 @@ EVAL_CHUNK = 64
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
-OUTSIDE = ("out", "device", "save_every", "resume", "eval_every", "eval_windows", "sample", "temperature")
+OUTSIDE = ("text", "out", "device", "save_every", "resume", "eval_every", "eval_windows", "sample", "temperature")
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample", "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
@@ -39,6 +39,7 @@ class TextTask:
     def __init__(self, args):
         self.text = read_text(args.text)
         self.vocabulary, self.name, self.units = self.text.vocabulary, Path(args.text).name, args.length
+        self.crc32 = training.crc32(self.text.train, sorted(map(ord, self.vocabulary.numbers)))
         windows = Windows(self.text.train, args.length)
         self.inputs, self.targets = windows.inputs, windows.targets
         held_back = Windows(self.text.validation, args.length)
@@ -60,6 +61,7 @@ class AdditionTask:
         self.problems = addition(2, seed=args.seed)
         self.vocabulary, self.name, self.units = self.problems.vocabulary, "addition", 3
         self.inputs, self.targets = self.problems.windows(self.problems.train)
+        self.crc32 = training.crc32(self.inputs, self.targets)
         if args.length < self.inputs.shape[1]:
             raise ValueError(f"--length {args.length}: a sum has {self.inputs.shape[1]} characters to be seen at once")
         self.validation = self.problems.windows(self.problems.test)
@@ -147,7 +149,7 @@ def prepare(args, world):
     optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
-    settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE}
+    settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume)
     run.restore(model, optimizer, schedule)
     return task, loader, model, optimizer, schedule, run

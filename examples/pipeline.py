@@ -99,7 +99,8 @@ def train(args, world):
         optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
         plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0)) if parameters else None
         settings = {name: getattr(args, name) for name in SETTINGS} | {
-            "data": dataset.name, "batch_size": loader.sampler.batch_size, "steps": steps}
+            "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
+            "batch_size": loader.sampler.batch_size, "steps": steps}
         run = training.Run(args.out, world, settings, args.resume)      # with another cut as well
         run.restore(pipeline.chunks, optimizer, plan)
     stop = False

@@ -4,6 +4,7 @@ The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), wh
 share on their outside is in program.py.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import resource
 import shutil
 import sys
 import time
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -79,8 +81,9 @@ class Run:
               model, is all right
 
     Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
-    the ledger counts. Making a Run is collective. On every rank: OSError where the folder can't be written; ValueError
-    where there is nothing to resume, or where an earlier run has left checkpoints and hasn't come to its end.
+    the ledger counts, and no other run can have the folder. Making a Run is collective. On every rank: OSError where
+    the folder can't be written; ValueError where there is nothing to resume, where an earlier run has left checkpoints
+    and hasn't come to its end, or where another one is under way.
     """
 
     def __init__(self, folder, world, settings=None, resume=False):
@@ -91,13 +94,15 @@ class Run:
             raise error
         self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
-        self.loss = self.history = None
+        self.sent_before = 0    # bytes, until resumed_at
+        self.loss = self.history = self.lock = None
         self.facts = {}
 
     def _clear(self):
         """Make the folder ready; the error where it can't be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            os.close(locked(self.folder))
             (self.folder / "history.jsonl").open("a").close()       # before anything is deleted
             steps = self.checkpoints.steps()
             if self.resume and not steps:
@@ -107,21 +112,27 @@ class Run:
                 return ValueError(f"{self.folder} has a run that was broken off, with a checkpoint at step "
                                   f"{steps[-1]:,}: go on with --resume, or take another --out, or delete "
                                   f"{self.checkpoints.folder}")
-            for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
-                (self.folder / name).unlink(missing_ok=True)
-            if not self.resume and self.checkpoints.folder.is_dir():
-                shutil.rmtree(self.checkpoints.folder)
+            if not self.resume:     # else restore() has to look first
+                self._forget_results()
+                if self.checkpoints.folder.is_dir():
+                    shutil.rmtree(self.checkpoints.folder)
+        except ValueError as error:
+            return error
         except FileExistsError as error:
             return OSError(error.errno, "is a file, and a run needs a folder", str(self.folder))
         except OSError as error:
             return OSError(error.errno, f"the run's files can't be written here: {error.strerror}", str(self.folder))
         return None
 
+    def _forget_results(self):
+        for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
+            (self.folder / name).unlink(missing_ok=True)
+
     def _ended(self):
         """Whether the folder's run has come to its end."""
         try:
-            return not json.loads((self.folder / "summary.json").read_text(encoding="utf-8")).get("interrupted")
-        except (OSError, ValueError):
+            return not json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["interrupted"]
+        except (OSError, ValueError, LookupError, TypeError):
             return False
 
     def restore(self, model, optimizer, schedule):
@@ -131,6 +142,9 @@ class Run:
         if not self.resume:
             return
         facts = self.facts = self.checkpoints.facts()
+        if strange := {"settings", "samples", "busy", "loss", "sent"} - set(facts):
+            raise CheckpointError(f"--resume: the newest checkpoint in {self.checkpoints.folder} is of no run: it says "
+                                  f"nothing of {', '.join(sorted(strange))}")
         then, now = facts["settings"], self.settings
         if other := [f"{name} {then.get(name)!r} (now {now.get(name)!r})" for name in {**then, **now}
                      if then.get(name) != now.get(name)]:
@@ -138,7 +152,7 @@ class Run:
                                   "settings, or take another --out and start anew")
         self.checkpoints.load(model, optimizer)
         self.step, self.samples, self.busy, self.loss = (facts[name] for name in ("step", "samples", "busy", "loss"))
-        self.resumed_at = self.step
+        self.resumed_at, self.sent_before = self.step, facts["sent"]
         if schedule is not None:
             schedule.go_to(self.step)
         if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
@@ -147,11 +161,15 @@ class Run:
     def _cut_history(self):
         """Take away what the run had done after the checkpoint; the error where the file has too little."""
         path = self.folder / "history.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         if len(lines) < self.step:
             return CheckpointError(f"{path} has {len(lines)} lines, and the checkpoint is of step {self.step}: was it "
                                    "changed?")
-        _replace(path, lambda file: file.writelines(lines[:self.step]))
+        try:
+            _replace(path, lambda file: file.writelines(lines[:self.step]))
+            self._forget_results()
+        except OSError as error:
+            return error
         return None
 
     def save(self, model, optimizer, **facts):
@@ -163,7 +181,7 @@ class Run:
             self.history.flush()
             os.fsync(self.history.fileno())
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
-                              settings=self.settings, **facts)
+                              settings=self.settings, sent=self.sent, **facts)
 
     def epochs(self, loader, steps):
         """(epoch, its batches) from where the run stands on, until it has made so many steps."""
@@ -177,6 +195,7 @@ class Run:
 
     def __enter__(self):
         if self.world.rank == 0:
+            self.lock = locked(self.folder)
             self.history = (self.folder / "history.jsonl").open("a" if self.resume else "w", encoding="utf-8")
         self._ledger = ledger.record()
         self.book = self._ledger.__enter__()
@@ -186,6 +205,7 @@ class Run:
         self._ledger.__exit__(*exc)
         if self.history:
             self.history.close()
+            os.close(self.lock)
 
     def log(self, loss, epoch, count, begin):
         """A step is done: `count` samples, started at time.perf_counter() == begin."""
@@ -195,6 +215,11 @@ class Run:
         if self.history:
             line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples}
             self.history.write(json.dumps(line) + "\n")
+
+    @property
+    def sent(self):
+        """Bytes that this rank has sent; rank 0, as long as the checkpoint is of another process."""
+        return self.sent_before + self.book.total_bytes_sent()
 
     @property
     def speed(self):
@@ -207,13 +232,35 @@ class Run:
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
-                   "final_loss": self.loss, "bytes_sent_per_rank": self.book.total_bytes_sent(),
+                   "final_loss": self.loss, "bytes_sent_per_rank": self.sent,
                    "peak_memory_bytes": peak_memory_bytes()}
         if self.world.rank == 0:
             save_parameters(self.folder / "parameters.npz", network)
             _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
         self.world.barrier()    # a rank that ends first by a status other than 0 ends the job, and rank 0's writing
         return summary
+
+
+def locked(folder):
+    """A handle of the folder, which is ours alone until it is closed, or this process ends. ValueError where it is
+    somebody else's. (A file system without such locks, as some over networks, lets everybody pass.)"""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"another run is writing into {folder}: take another --out") from None
+    except OSError:
+        pass
+    return handle
+
+
+def crc32(*arrays):
+    """A number by which other values are told, with much likelihood: which data a run is trained on."""
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(xp.ascontiguousarray(array).reshape(-1).view(xp.uint8), found)
+    return f"{found:08x}"
 
 
 def parameters_sha256(model):

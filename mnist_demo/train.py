@@ -49,7 +49,7 @@ RANGES = {      # what depends on data or ranks is checked where it is used
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 # What a curve depends on: a run goes on from a checkpoint with the same settings only.
 SETTINGS = ("model", "hidden", "pieces", "dropout", "optimizer", "lr", "weight_decay", "schedule", "warmup", "clip",
-            "dtype", "seed", "exact", "augment")
+            "dtype", "seed", "exact", "micro_shards", "augment")
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -157,7 +157,8 @@ def prepare(args, world, plugged):
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
     settings = {name: getattr(args, name) for name in SETTINGS} | {
-        "data": dataset.name, "batch_size": batch_size, "steps": steps}
+        "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
+        "batch_size": batch_size, "steps": steps}
     # Last: what doesn't fit leaves the files of an earlier run alone.
     run = training.Run(args.out, world, settings, args.resume)
     run.restore(model, optimizer, schedule)
@@ -171,7 +172,7 @@ def train(args, world, plugged=LIBRARY):
         ready = prepare(args, world, plugged)
     run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
     steps, epochs, optimizer, percent = ready.steps, ready.epochs, ready.optimizer, None
-    tracer = program.Tracer(world, args.out, steps=range(4, 4 + args.trace))
+    tracer = program.Tracer(world, args.out, steps=range(run.step + 4, run.step + 4 + args.trace))
     with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"

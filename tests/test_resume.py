@@ -1,5 +1,6 @@
 """Runs that are broken off and go on: the curve that they would have had, on any number of ranks."""
 
+import dataclasses
 import json
 import os
 import runpy
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from minitorch_dist import training
+from minitorch_dist import comm, data, nn, training
+from minitorch_dist.checkpoints import Checkpoints
 from minitorch_dist.testing import ranks
 
 ROOT = Path(__file__).parents[1]
@@ -101,11 +103,14 @@ def test_every_program_goes_on_on_another_number_of_ranks(tmp_path, program):
     ranks.launch([*arguments, "--out", str(alone)], 1).check()
     ranks.launch([*arguments, "--out", str(both), "--save-every", "9"], 2).check()
     assert end(alone)[:2] == end(both)[:2]
+    sent = end(both)[2]["bytes_sent_per_rank"]
     broken_off(both)
     more = ["--stage", "1"] if "sharded" in program else []
     ranks.launch([*arguments, "--out", str(both), "--resume", *more], 1).check()
     digest, history, summary = end(both)
     assert (digest, history) == end(alone)[:2] and summary["resumed_at"] == 18 and summary["ranks"] == 1
+    if "sharded" in program:        # what two ranks have sent before counts
+        assert 0 < summary["bytes_sent_per_rank"] < sent
     if "gpt" in program:
         assert summary["validation"] == end(alone)[2]["validation"]
 
@@ -116,7 +121,7 @@ def refused(main, capsys, *arguments):
     return capsys.readouterr().err
 
 
-def test_what_cannot_go_on_is_said(main, tmp_path, capsys):
+def test_what_cannot_go_on_is_said(main, tmp_path, capsys, monkeypatch):
     folder, more = tmp_path / "run", ["--out", str(tmp_path / "run")]
     assert f"--resume: {folder}/checkpoints has no checkpoint" in refused(main, capsys, *more, "--resume")
     assert main([*TRAIN, *more, "--save-every", "12"]) == 0
@@ -127,15 +132,29 @@ def test_what_cannot_go_on_is_said(main, tmp_path, capsys):
     assert f"{folder} has a run that was broken off, with a checkpoint at step 24: go on with --resume" in said
     said = refused(main, capsys, *more, "--resume", "--lr", "0.5", "--seed", "7")
     assert "the checkpoint is of a run with lr 0.003 (now 0.5); seed 0 (now 7): give the same settings" in said
+    assert "micro_shards 8 (now 4)" in refused(main, capsys, *more, "--resume", "--micro-shards", "4")
+    with monkeypatch.context() as patch:
+        load = data.load
+
+        def relabelled(*args, **options):
+            found = load(*args, **options)
+            labels = found.train_labels.copy()
+            labels[7] ^= 1
+            return dataclasses.replace(found, train_labels=labels)
+        patch.setattr(data, "load", relabelled)
+        assert "of a run with data_crc32 " in refused(main, capsys, *more, "--resume")
     assert "steps 30 (now 46)" in refused(main, capsys, *more, "--resume", "--steps", "46")
     file = folder / "checkpoints" / "step-00000024" / "rank-0.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-7])
-    assert "it was cut off; take an earlier checkpoint" in refused(main, capsys, *more, "--resume")
+    assert (f"it was cut off; take an earlier checkpoint (the newest is that before when {file.parent} is deleted)"
+            in refused(main, capsys, *more, "--resume"))
     file.write_bytes(content)
     history = (folder / "history.jsonl").read_text()
     (folder / "history.jsonl").write_text("".join(history.splitlines(keepends=True)[:5]))
     assert "history.jsonl has 5 lines, and the checkpoint is of step 24" in refused(main, capsys, *more, "--resume")
+    (folder / "history.jsonl").write_text("".join(history.splitlines(keepends=True)[:24])[:-9])     # half a line
+    assert "history.jsonl has 23 lines, and the checkpoint is of step 24" in refused(main, capsys, *more, "--resume")
     (folder / "history.jsonl").write_text(history)
     assert "--save-every 0: must be at least 1" in refused(main, capsys, *more, "--save-every", "0")
     assert "--mine can't go on from a checkpoint" in refused(main, capsys, *more, "--mine", "--resume")
@@ -143,3 +162,48 @@ def test_what_cannot_go_on_is_said(main, tmp_path, capsys):
     assert main([*TRAIN, *more, "--resume"]) == 0
     assert main([*TRAIN, *more]) == 0       # one that has come to its end may be overwritten
     assert not (folder / "checkpoints").exists()
+
+
+def test_a_run_that_has_ended_keeps_its_results_when_it_cannot_go_on(main, tmp_path, capsys):
+    assert main([*TRAIN, "--out", str(tmp_path), "--save-every", "20"]) == 0
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    assert set(before) == {"history.jsonl", "summary.json", "parameters.npz"}
+    assert "lr 0.003 (now 0.5)" in refused(main, capsys, "--out", str(tmp_path), "--resume", "--lr", "0.5")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
+    assert main([*TRAIN, "--out", str(tmp_path), "--resume"]) == 0
+    assert "30 steps of 64 samples, from step 30 on" in capsys.readouterr().out
+    assert (tmp_path / "parameters.npz").read_bytes() == before["parameters.npz"]
+
+
+def test_a_trace_of_a_run_that_goes_on(main, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Run, "log", at_step(11, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        main([*TRAIN, "--out", str(tmp_path)])
+    assert main([*TRAIN, "--out", str(tmp_path), "--resume", "--trace", "2"]) == 0
+    assert (tmp_path / "trace.json").exists() and end(tmp_path)[:2] == whole[:2]
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path):
+    """Also when the other is of another process."""
+    world = comm.world()
+    with training.Run(tmp_path, world) as run:
+        run.log(0.5, 0, 4, 0.0)
+        with pytest.raises(ValueError, match=f"another run is writing into {tmp_path}: take another --out"):
+            training.Run(tmp_path, world)
+        told = ranks.launch([str(ROOT / "mnist_demo" / "train.py"), *TRAIN, "--out", str(tmp_path)], 1)
+        assert told.returncode == 2 and f"train.py: another run is writing into {tmp_path}" in told.stderr[0]
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+    with training.Run(tmp_path, world):
+        pass
+
+
+@pytest.mark.parametrize("summary", ["[]", '{"interr', "{}", ""])
+def test_a_damaged_summary_is_that_of_no_end(tmp_path, summary):
+    Checkpoints(tmp_path / "checkpoints").save(4, nn.Linear(2, 3))
+    (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(ValueError, match="has a run that was broken off, with a checkpoint at step 4"):
+        training.Run(tmp_path, comm.world())
+    run = training.Run(tmp_path, comm.world(), resume=True)
+    with pytest.raises(ValueError, match="the newest checkpoint in .* is of no run: it says nothing of busy, loss"):
+        run.restore(nn.Linear(2, 3), None, None)
+    assert (tmp_path / "summary.json").read_text() == summary

@@ -31,8 +31,8 @@ from pathlib import Path
 
 from .index import INDEX, CheckpointError, Index
 from .loading import load
-from .saving import save
-from .together import together
+from .saving import of_group, save
+from .together import index_of, together
 
 __all__ = ["CheckpointError", "Checkpoints", "Index", "load", "save"]
 
@@ -54,20 +54,35 @@ class Checkpoints:
         """The steps at which there is a whole one, in order. As this rank sees the folder."""
         found = self.folder.glob("step-*") if self.folder.is_dir() else ()
         return sorted(int(path.name[5:]) for path in found
-                      if re.fullmatch(r"step-\d+", path.name) and (path / INDEX).is_file())
+                      if re.fullmatch(r"step-[0-9]{8,}", path.name) and (path / INDEX).is_file())
 
     def path(self, step):
         """Where the checkpoint of a step lies."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, step, model, optimizer=None, **facts):
-        """Write the checkpoint of a step, then delete those that are one too many. See save, the function."""
+        """Write the checkpoint of a step, then delete those that are one too many. See save, the function. ValueError
+        where the folder has some of later steps: the newest would be none of this run's."""
+        first = self.comm is None or self.comm.rank == 0
+        together(self.comm, lambda: self._tidy(step) if first else None)
         save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm)
-        if self.comm is None or self.comm.rank == 0:
-            for old in self.steps()[:-self.keep]:
-                gone = self.folder / f".{self.path(old).name}.deleted"
-                os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
-                shutil.rmtree(gone, ignore_errors=True)
+        together(self.comm, lambda: self._delete() if first else None)
+
+    def _tidy(self, step):
+        """Take away what saves of this group's have left that were broken off."""
+        if later := [there for there in self.steps() if there > step]:
+            raise ValueError(f"{self.folder} has checkpoints of later steps than {step}: {', '.join(map(str, later))}. "
+                             "Are they another run's? Delete them, or take another folder")
+        for left in (".step-*.deleted", f".step-*.partial{of_group(self.comm)}"):
+            for path in self.folder.glob(left):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _delete(self):
+        """Keep the newest alone."""
+        for old in self.steps()[:-self.keep]:
+            gone = self.folder / f".{self.path(old).name}.deleted"
+            os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
+            shutil.rmtree(gone, ignore_errors=True)
 
     def load(self, model, optimizer=None, step=None):
         """(step, facts) of the newest checkpoint, or that of `step`, written into the model and its optimizer. Without
@@ -78,8 +93,7 @@ class Checkpoints:
     def facts(self, step=None):
         """The facts of the newest checkpoint, or that of `step`, without loading anything. CheckpointError as load's.
         Collective."""
-        path = self.path(self._chosen(step))
-        return together(self.comm, lambda: Index.read(path)).facts
+        return index_of(self.comm, self.path(self._chosen(step))).facts
 
     def _chosen(self, step):
         """The step, or the newest there is, as rank 0 sees the folder."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from math import prod
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 
 VERSION = 1
 INDEX = "index.json"
-FLAT_LIST = re.compile(r"""\[\s+ (?: (?:[-+.\w]+ | \[[^][\n]*\]) ,?\s+ )+ \]""", re.X)
+FILE = re.compile(r"rank-\d+\.safetensors")      # in the checkpoint's own folder, wherever its index comes from
+FLAT_LIST = re.compile(r"""\[\n\s* (?: (?:[-+.\w]+ | \[[^][\n]*\]) ,?\n\s* )+ \]""", re.X)   # no string has \n
 
 
 class CheckpointError(ValueError):
@@ -23,7 +25,10 @@ class Index:
     files      {file: {"bytes", "crc32"}}
     optimizer  None, or {"class", "steps": {parameter: updates}, "groups": [{"names", "settings"}]}
     facts      what the caller has given
+    crc32      of the file that it was read from
     """
+
+    crc32 = None
 
     def __init__(self, arrays, files=None, optimizer=None, facts=None):
         self.arrays, self.files, self.optimizer, self.facts = arrays, files, optimizer, facts
@@ -31,10 +36,11 @@ class Index:
                         for piece in array["pieces"]}
 
     @classmethod
-    def planned(cls, everybodys):
+    def planned(cls, everybodys, first=()):
         """Who writes what. everybodys: [[(name, whole shape, dtype, [box])]] per rank. The greatest pieces are dealt
-        out first, each to the one of its holders that has the least to write so far. ValueError where the pieces of an
-        array aren't the whole of it, or ranks mean different arrays by a name."""
+        out first, each to the one of its holders that has the least to write so far; those of the names in `first` to
+        the first. ValueError where the pieces of an array aren't the whole of it, or ranks mean different arrays by a
+        name."""
         arrays, holders = {}, {}
         for rank, held in enumerate(everybodys):
             for name, shape, dtype, boxes in held:
@@ -48,14 +54,14 @@ class Index:
         load = [0] * len(everybodys)
         weight = {piece: size(piece[1]) * np.dtype(arrays[piece[0]]["dtype"]).itemsize for piece in holders}
         for name, box in sorted(holders, key=lambda piece: (-weight[piece], piece)):
-            rank = min(holders[name, box], key=lambda r: load[r])
+            rank = min(holders[name, box][:1 if name in first else None], key=lambda r: load[r])
             load[rank] += weight[name, box]
             arrays[name]["pieces"].append({"file": f"rank-{rank}.safetensors", "box": [list(side) for side in box]})
         for name, array in arrays.items():
             array["pieces"].sort(key=lambda piece: piece["box"])
-            if sum(size(piece["box"]) for piece in array["pieces"]) != prod(array["shape"]):
+            if not covers([piece["box"] for piece in array["pieces"]], array["shape"]):
                 raise ValueError(f"the ranks hold {array['pieces']} of {name} {array['shape']}, which is not each of "
-                                 "its elements once")
+                                 "its elements once: is the communicator that of all ranks that have a part of it?")
         return cls(arrays)
 
     def writer(self, name, box):
@@ -65,7 +71,7 @@ class Index:
     def text(self):
         """As JSON."""
         text = json.dumps({"version": VERSION, "facts": self.facts, "optimizer": self.optimizer, "files": self.files,
-                           "arrays": self.arrays}, indent=1)
+                           "arrays": self.arrays}, indent=1, default=number)
         for _ in range(2):      # a list of numbers, and a list of such lists, on one line
             text = FLAT_LIST.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
         return text + "\n"
@@ -74,15 +80,60 @@ class Index:
     def read(cls, path):
         """The index of the checkpoint at `path`. CheckpointError where there is none that this program knows."""
         try:
-            found = json.loads((Path(path) / INDEX).read_text(encoding="utf-8"))
+            text = (Path(path) / INDEX).read_bytes()
+            found = json.loads(text)
             if found["version"] != VERSION:
                 raise CheckpointError(f"{path}: a checkpoint of version {found['version']}; this program reads "
                                       f"{VERSION}")
-            return cls(found["arrays"], found["files"], found["optimizer"], found["facts"])
+            return cls(found["arrays"], found["files"], found["optimizer"], found["facts"]).checked(zlib.crc32(text))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no checkpoint here: it has no {INDEX}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except CheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}/{INDEX} is damaged: {type(error).__name__}: {error}") from None
+
+    def checked(self, crc32):
+        """self, if each array is in pieces that are all of it, in files that are there: what is read is defined then,
+        and nothing is read elsewhere. ValueError, KeyError, TypeError or AttributeError where not."""
+        if strange := [file for file in self.files if not FILE.fullmatch(file)]:
+            raise ValueError(f"it names {strange[0]!r}, which is no file of a checkpoint")
+        for name, array in self.arrays.items():
+            if strange := [piece["file"] for piece in array["pieces"] if piece["file"] not in self.files]:
+                raise ValueError(f"{name} is said to be in {strange[0]!r}, which is not among the files")
+            if not covers([piece["box"] for piece in array["pieces"]], array["shape"]):
+                raise ValueError(f"the pieces of {name} are not each of its elements once")
+            np.dtype(array["dtype"])
+        for file in self.files.values():
+            int(file["bytes"]), int(file["crc32"])
+        for group in self.optimizer["groups"] if self.optimizer is not None else ():
+            if unknown := [name for name in group["names"] if not isinstance(self.optimizer["steps"][name], int)]:
+                raise ValueError(f"how often {unknown[0]} was updated is no number")
+            dict(group["settings"])
+        dict(self.facts)
+        self.crc32 = crc32
+        return self
+
+
+def number(value):
+    """What JSON writes of what it doesn't know: NumPy's numbers. TypeError for the rest."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"JSON can't hold a {type(value).__name__}")
+
+
+def covers(boxes, shape):
+    """Whether the boxes, which count axes or else elements, hold each element of an array of this shape once."""
+    full = [prod(shape)] if any(len(box) != len(shape) for box in boxes) else shape
+    if not all(len(box) == len(full) and all(0 <= start <= stop <= extent for (start, stop), extent
+                                             in zip(box, full, strict=True)) for box in boxes):
+        return False
+    boxes = [box for box in boxes if size(box)] if prod(shape) else boxes[:1]
+    if sum(size(box) for box in boxes) != prod(shape) or not boxes:
+        return False
+    sides = np.array(boxes).reshape(len(boxes), len(full), 2)
+    common = np.maximum(sides[:, None, :, 0], sides[:, :, 0]) < np.minimum(sides[:, None, :, 1], sides[:, :, 1])
+    return len(boxes) == 1 or common.all(-1).sum() == len(boxes)      # each with itself alone
 
 
 def key(name, box):

@@ -1,5 +1,6 @@
 """Which piece of which array this rank holds, however the model is cut."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,11 @@ def layouts(model):
     """{name: Layout} of a model's parameters and buffers: a Module, a list of a pipeline's chunks, all of which may be
     DistributedDataParallel, fully_shard or cut by parallelize_module."""
     if not isinstance(model, Module):
-        return {name: layout for chunk in model for name, layout in layouts(chunk).items()}
+        found = [pair for chunk in model for pair in layouts(chunk).items()]
+        if twice := [name for name, times in Counter(name for name, _ in found).items() if times > 1]:
+            raise ValueError(f"{', '.join(twice[:4])} is in several of this rank's chunks: names must be those of the "
+                             "whole model, as cut_sequential leaves them")
+        return dict(found)
     from ..parallel.tensor_parallel import parts_of  # it brings further ops into the table: not unasked
     cut = parts_of(model)
     found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
@@ -65,6 +70,13 @@ def named_arrays(model):
     return [(name, lower(value)) for name, value in (*model.named_parameters(), *model.named_buffers())]
 
 
+def named_buffers(model):
+    """{name: this rank's array} of the buffers alone."""
+    if not isinstance(model, Module):
+        return {name: array for chunk in model for name, array in named_buffers(chunk).items()}
+    return {name: lower(value) for name, value in model.named_buffers()}
+
+
 def optimizer_names(model, optimizer):
     """The name of each of the optimizer's parameters, in its order, per group. ValueError where one is no model's."""
     chunks = [model] if isinstance(model, Module) else model
@@ -82,7 +94,7 @@ def state_of(model, optimizer):
     arrays = {f"model.{name}": (kinds[name], array) for name, array in named_arrays(model)}
     if optimizer is None:
         return arrays, None
-    groups, saved = optimizer_names(model, optimizer), optimizer.state_dict()
+    groups, saved = optimizer_names(model, optimizer), optimizer.state_dict(copy=False)
     names = [name for group in groups for name in group]
     for name, state in zip(names, saved["state"], strict=True):
         arrays |= {f"optimizer.{kind}.{name}": (kinds[name], array) for kind, array in state.items()}

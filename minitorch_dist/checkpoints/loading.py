@@ -10,9 +10,9 @@ from ..autodiff.writes import wrote
 from ..backend import to_device_of
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
-from .index import CheckpointError, Index, key
+from .index import CheckpointError, key
 from .layout import named_arrays, optimizer_names, piece_of, state_of
-from .together import gathered, together
+from .together import gathered, index_of, together
 
 
 def load(path, model, optimizer=None, comm=None, verify=True):
@@ -21,24 +21,37 @@ def load(path, model, optimizer=None, comm=None, verify=True):
     optimizer  None: the model alone is wanted
     verify     False: believe the files without reading all of them for their checksums
 
-    Raises CheckpointError on all ranks where a file is missing or damaged, or something doesn't fit; nothing is written
-    then.
+    A step that is under way is given up: gradients that are there, and what no_sync() or exact mode has added up, count
+    for nothing afterwards. Raises CheckpointError on all ranks where a file is missing or damaged, or something doesn't
+    fit; nothing is written then. RuntimeError inside gathered().
     """
     path, (rank, ranks) = Path(path), (comm.rank, comm.size) if comm else (0, 1)
-    index = together(comm, lambda: Index.read(path))
+    check_ungathered(model)
+    index = index_of(comm, path)
     arrays, about = state_of(model, optimizer)
     together(comm, lambda: check_fit(path, index, arrays, about))
-    wanted = set().union(*gathered(comm, set(arrays)))
-    if unknown := sorted(n for n in index.arrays if n not in wanted and (optimizer or n.startswith("model."))):
+    everybodys = gathered(comm, (set(arrays), about is not None))
+    wanted, optimized = set().union(*(names for names, _ in everybodys)), any(has for _, has in everybodys)
+    if unknown := sorted(n for n in index.arrays if n not in wanted and (optimized or n.startswith("model."))):
         raise CheckpointError(f"{path} has {few(unknown)}, which this model and optimizer don't")
     if verify:
         mine = list(index.files.items())[rank::ranks]
         together(comm, lambda: [check_file(path / name, facts) for name, facts in mine])
     values = together(comm, lambda: read_all(path, index, arrays))
+    for chunk in [model] if isinstance(model, Module) else model:
+        (chunk.forget_step if getattr(chunk, "done", 0) else chunk.zero_grad)()
     write_model(model, values)
     if optimizer is not None:
         write_optimizer(optimizer, optimizer_names(model, optimizer), index, values)
     return index.facts
+
+
+def check_ungathered(model):
+    """RuntimeError for a model that is inside gathered() in stage 3: its values there would stay the old ones."""
+    for chunk in [model] if isinstance(model, Module) else model:
+        if isinstance(chunk, FullySharded) and chunk.values.held:
+            raise RuntimeError("a checkpoint can't be loaded inside gathered(), whose values would stay as they were: "
+                               "end that block before")
 
 
 def check_fit(path, index, arrays, about):
@@ -79,10 +92,11 @@ def check_file(path, facts):
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
     if count != facts["bytes"]:
         raise CheckpointError(f"{path} has {count:,} of {facts['bytes']:,} bytes: it was cut off; take an earlier "
-                              "checkpoint")
+                              f"checkpoint (the newest is that before when {path.parent} is deleted)")
     if crc != facts["crc32"]:
         raise CheckpointError(f"{path} has changed since it was written: its CRC-32 is {crc:08x}, it should be "
-                              f"{facts['crc32']:08x}; take an earlier checkpoint")
+                              f"{facts['crc32']:08x}; take an earlier checkpoint (the newest is that before when "
+                              f"{path.parent} is deleted)")
 
 
 def read_all(path, index, arrays):

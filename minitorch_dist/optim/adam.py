@@ -131,9 +131,9 @@ class Adam(Optimizer):
             for slot, steps in zip(slots, update.counts(), strict=True):
                 slot.steps = steps
 
-    def state_dict(self):
+    def state_dict(self, copy=True):
         self.count_on_host()
-        return super().state_dict()
+        return super().state_dict(copy)
 
     def load_state_dict(self, saved):
         super().load_state_dict(saved)

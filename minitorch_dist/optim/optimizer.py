@@ -122,17 +122,18 @@ class Optimizer:
             self._scratch[key] = xp.empty(TILE, like.dtype)
         return self._scratch[key][:like.size]
 
-    def state_dict(self):
+    def state_dict(self, copy=True):
         """{"groups": the settings, "steps": per parameter, "state": per parameter {name: NumPy array}}; arrays are
-        copied to the host."""
+        copied to the host. copy=False: they are views of those that the optimizer works with, where those are."""
         places = {id(slot.segment.tensor): (slot, state)
                   for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
         order = [places[id(p)] for group in self.groups for p in group["params"]]
         return {
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
             "steps": [slot.steps for slot, _ in order],
-            "state": [{name: xp.array(to(a[slot.segment.start:slot.segment.stop], "cpu"))
-                       .reshape(slot.segment.tensor.shape) for name, a in state.items()} for slot, state in order],
+            "state": [{name: (xp.array(to(part, "cpu")) if copy else part).reshape(slot.segment.tensor.shape)
+                       for name, part in ((name, a[slot.segment.start:slot.segment.stop]) for name, a in state.items())}
+                      for slot, state in order],
         }
 
     def load_state_dict(self, saved):

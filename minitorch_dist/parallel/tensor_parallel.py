@@ -56,9 +56,10 @@ class _Part(Module):
                 raise RuntimeError(f"{type(self).__name__}: {name} lives in the flat buffer of an optimizer or of "
                                    "DistributedDataParallel already: cut the model before making those")
             if value is not None and axis is not None:
-                self.parts[name] = axis, indices, value.shape[axis]
+                self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
                 value = Parameter(module_of(value.data).take(value.data, to_device_of(indices, value.data), axis))
-            setattr(self, name, value)
+                value.requires_grad_(trained)
+            self._register(self._parameters, name, value)       # a frozen one as well
 
     def extra_repr(self):
         axis, indices, count = self.parts["weight"]

@@ -1,5 +1,7 @@
 """What the ranks do in the tests of checkpoints: train in one way of cutting a model, go on in another."""
 
+from pathlib import Path
+
 import numpy as np
 
 import minitorch_dist as mt
@@ -130,7 +132,7 @@ def failing(path, rank):
     def full(path, content):
         if run.world.rank == rank:
             raise OSError(28, "No space left on device", str(path))
-        write(path, content)
+        return write(path, content)
     saving.write = full
     try:
         checkpoints.save(path, run.model, run.optimizer, None, run.world)
@@ -144,8 +146,6 @@ def failing(path, rank):
 
 def elsewhere(path):
     """save() where rank 1 sees another folder by the same name."""
-    from pathlib import Path
-
     from minitorch_dist.checkpoints import saving
     run, write = Training("mlp", "data"), saving.write
     saving.write = lambda file, content: write(Path(path).parent / file.name if run.world.rank else file, content)

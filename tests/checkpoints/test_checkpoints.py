@@ -159,9 +159,20 @@ DAMAGE = {
                         "of version 9; this program"),
     "a missing array": (lambda path: changed(path, lambda found: found["arrays"].pop("model.0.weight")),
                         "has no model.0.weight"),
+    "a file elsewhere": (lambda path: changed(path, lambda found: found["files"].update(
+        {"../a.safetensors": {"bytes": 0, "crc32": 0}})), "damaged: ValueError: it names '../a.safetensors', which is"),
+    "an absolute file": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"]["pieces"][0].update(
+        file="/etc/passwd")), "model.0.weight is said to be in '/etc/passwd', which is not among the files"),
+    "no piece": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"]["pieces"].clear()),
+                 "damaged: ValueError: the pieces of model.0.weight are not each of its elements once"),
+    "a smaller piece": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"]["pieces"][0].update(
+        box=[[0, 89], [0, 7]])), "the pieces of model.0.weight are not each of its elements once"),
+    "no counts": (lambda path: changed(path, lambda found: found["optimizer"]["steps"].clear()),
+                  "index.json is damaged: KeyError"),
     "an unknown array": (lambda path: changed(path, lambda found: found["arrays"].update(
         {"model.9.weight": found["arrays"]["model.0.weight"]})), "has model.9.weight, which this model"),
-    "another shape": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(shape=[7, 90])),
+    "another shape": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(
+        {"shape": [7, 90], "pieces": [{"file": "rank-0.safetensors", "box": [[0, 7], [0, 90]]}]})),
                       r"model.0.weight is <f8 of shape \[7, 90\], this model's is <f8 of shape \[90, 7\]"),
     "another dtype": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(dtype="<f4")),
                       "model.0.weight is <f4"),
@@ -218,17 +229,6 @@ def test_what_one_rank_cannot_do_no_rank_does(tmp_path, written):
             assert "this model's is <f8 of shape [4, 4]" in text and unwritten
 
 
-def test_ranks_that_disagree_are_told(tmp_path):
-    for text in crews.call(CASES + "disagreeing", 2, args=(str(tmp_path / "never"),)):
-        assert "the optimizers' groups have other settings on rank 1 than on rank 0" in text
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_that_is_cut_in_two_ways_is_refused():
-    for text in crews.call(CASES + "cut_twice", 2):
-        assert "cut by both parallelize_module and fully_shard" in text
-
-
 def test_a_folder_that_not_all_ranks_share_is_refused(tmp_path):
     for text, kind in crews.call(CASES + "elsewhere", 2, args=(str(tmp_path / "mine"),)):
         assert kind == "OSError" and "rank-1.safetensors has None of" in text and "one that all nodes share" in text
@@ -262,6 +262,8 @@ def test_optimizers_of_several_ranks_as_one():
     assert merged([None, None]) is None
     with pytest.raises(ValueError, match="b was updated 3 times on rank 1, 2 times on others"):
         merged([part(["a", "b"]), part(["b"], steps=3)])
+    with pytest.raises(ValueError, match="rank 1 has a Adam, rank 0 a SGD"):
+        merged([part(["a"]), part(["b"]) | {"class": "Adam"}])
     with pytest.raises(ValueError, match="other settings on rank 2 than on rank 1"):
         merged([None, part(["a"]), part(["a"], lr=0.2)])
 
@@ -270,7 +272,8 @@ def test_pieces_that_are_not_the_whole_are_refused():
     whole = ("w", (4, 3), "<f4", [((0, 4), (0, 3))])
     assert Index.planned([[whole], [whole]]).arrays["w"]["pieces"] == [
         {"file": "rank-0.safetensors", "box": [[0, 4], [0, 3]]}]
-    for wrong in ([("w", (4, 3), "<f4", [((0, 3), (0, 3))])], [whole, ("w", (4, 3), "<f4", [((0, 1), (0, 3))])]):
+    for wrong in ([("w", (4, 3), "<f4", [((0, 3), (0, 3))])], [whole, ("w", (4, 3), "<f4", [((0, 1), (0, 3))])],
+                  [("w", (4, 3), "<f4", [((0, 2), (0, 3)), ((1, 3), (0, 3))])]):
         with pytest.raises(ValueError, match=r"of w \[4, 3\], which is not each of its elements once"):
             Index.planned([wrong])
     held = Index.planned([[("w", (4,), "<f4", [((0, 4),)])], [("w", (4,), "<f4", [((0, 0),)])]])     # and nothing
@@ -324,6 +327,28 @@ def test_the_newest_are_kept(tmp_path):
     (kept.folder / "step-00000099").mkdir()     # of another program
     (kept.folder / "notes.txt").write_text("mine")
     assert kept.steps() == [10, 20]
+
+
+def test_a_run_that_has_gone_back_overwrites_nothing(tmp_path):
+    """Its checkpoints would be deleted as the oldest, and what is loaded would be another run's."""
+    model, kept = nn.Linear(2, 3), Checkpoints(tmp_path, keep=1)
+    kept.save(20, model)
+    with pytest.raises(ValueError, match="has checkpoints of later steps than 15: 20. Are they another run's"):
+        kept.save(15, model)
+    assert kept.steps() == [20]
+    kept.save(123_456_789, model)
+    assert kept.load(model)[0] == 123_456_789 and kept.steps() == [123_456_789]
+
+
+def test_what_was_left_lying_goes(tmp_path):
+    """By saves of other steps as well; also where the same step's was being deleted."""
+    model, kept = nn.Linear(2, 3), Checkpoints(tmp_path, keep=1)
+    for name in (".step-00000005.deleted", ".step-00000007.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-0.safetensors").write_text("")
+    for step in (5, 6):
+        kept.save(step, model)
+        assert [path.name for path in tmp_path.iterdir()] == [f"step-0000000{step}"]
 
 
 def test_the_index_is_for_people_too(written):

@@ -1,0 +1,141 @@
+"""What the ranks do in test_mistakes.py."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import checkpoints, comm, nn, optim
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict
+from minitorch_dist.parallel import tensor_parallel as tp
+
+from .cases import FEATURES, Training, loss_sum, mlp
+
+
+class Mean(nn.Module):
+    """Moves a buffer by what this rank alone has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", np.zeros(5))
+
+    def forward(self, x):
+        self.seen += 0.1 * x.data.mean()
+        return x
+
+
+def moving_buffers(path):
+    """Steps with a Mean, a save, a step more. (rank 0's buffer when it was saved, and at the end; those of a program
+    that has loaded it and makes the last step)."""
+    world = comm.world()
+    x = np.random.default_rng(world.rank).standard_normal((4, FEATURES))
+
+    def made():
+        mt.manual_seed(1)
+        model = DistributedDataParallel(nn.Sequential(Mean(), nn.Linear(FEATURES, 2, dtype=x.dtype)), world)
+        return model, optim.SGD(model.parameters(), 0.1)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        (model(mt.tensor(x)) ** 2).sum().backward()
+        optimizer.step()
+    run, again = made(), made()
+    for _ in range(3):
+        step(*run)
+    saved = run[0].module[0].seen.copy()
+    checkpoints.save(path, *run, comm=world)
+    checkpoints.load(path, *again, comm=world)
+    loaded = again[0].module[0].seen.copy()
+    step(*run), step(*again)
+    step(*run), step(*again)      # whose forward has rank 0's
+    return world.broadcast_object(saved), loaded, run[0].state_dict(), again[0].state_dict()
+
+
+def not_one_model(path, how):
+    """save() of what the ranks don't hold alike: the error."""
+    world = comm.world()
+    mt.manual_seed(world.rank)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    try:
+        checkpoints.save(path, [model[0], model[1]] if how == "chunks" else model, None, None, world)
+    except ValueError as error:
+        return str(error)
+    return "saved"
+
+
+def several_at_one_path(path, how):
+    """Each rank saves there, as if it were alone, a model of its own rank's numbers; at once. What each is told."""
+    world = comm.world()
+    alone = world.split(world.rank) if how == "split" else None
+    model = nn.Linear(30, 20)
+    for p in model.parameters():
+        p.data[...] = world.rank
+    world.barrier()
+    try:
+        checkpoints.save(path, model, None, {"rank": world.rank}, alone)
+    except OSError as error:
+        return str(error)
+    finally:
+        world.barrier()
+    return "saved"
+
+
+def from_two_folders(paths):
+    """load() where each rank has a path of its own."""
+    world, model = comm.world(), mlp()
+    try:
+        checkpoints.load(paths[world.rank], model, None, world)
+    except checkpoints.CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
+def unknown_to_all(path):
+    """Rank 1 has no optimizer, and rank 0's is of a part of what was saved."""
+    run = Training("mlp", "data")
+    checkpoints.save(path, run.model, run.optimizer, None, run.world)
+    few = optim.AdamW([{"params": [run.model.module[3].weight]}, {"params": []}])
+    try:
+        checkpoints.load(path, run.model, few if run.world.rank == 0 else None, run.world)
+    except checkpoints.CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
+def in_the_middle(path, way):
+    """Load after the first backward of several of a step, and go on: as from the beginning."""
+    run = Training("mlp", "data" if way == "no_sync" else way, exact=way != "no_sync").train(0, 2)
+    checkpoints.save(path, run.model, run.optimizer, {"step": 2}, run.world)
+    shards = run.batches()[2].shards
+    run.optimizer.zero_grad()
+    if way == "no_sync":
+        with run.model.no_sync():
+            loss_sum(run.model, shards[0].to("cpu")).backward()
+    else:
+        loss_sum(run.model, shards[0].to("cpu")).backward()
+    checkpoints.load(path, run.model, run.optimizer, run.world)
+    left = [name for name, p in run.model.named_parameters() if p.grad is not None]
+    run.train(2, 4)
+    return left, full_state_dict(run.model) if way.startswith("stage") else run.model.state_dict()
+
+
+def inside_gathered(path):
+    """load() where whole values are looked at."""
+    run = Training("mlp", "stage 3")
+    checkpoints.save(path, run.model, run.optimizer, None, run.world)
+    with run.model.gathered():
+        try:
+            checkpoints.load(path, run.model, run.optimizer, run.world)
+        except RuntimeError as error:
+            return str(error)
+    return "loaded"
+
+
+def frozen_parts(path):
+    """Heads over the ranks, with frozen matrices and biases: what is trained, before and after."""
+    world, model = comm.world(), mlp()
+    for i in (0, 5):
+        for p in model[i].parameters():
+            p.requires_grad_(False)
+    names = {name: p.requires_grad for name, p in model.named_parameters()}
+    tp.parallelize_module(model, world, {"0": "column", "3": "row", "5": "column"})
+    checkpoints.save(path, model, None, None, world)
+    return names, {name: p.requires_grad for name, p in model.named_parameters()}
