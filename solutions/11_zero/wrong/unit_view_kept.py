@@ -1,0 +1,28 @@
+# 11.2: A view keeps all of the array alive
+import numpy as np
+
+
+class Unit:
+    def __init__(self, comm, layer, shard):
+        self.comm, self.layer, self.shard, self.grad = comm, layer, shard, None
+
+    def gather(self):
+        whole = np.empty(self.comm.size * self.shard.size)
+        self.comm.all_gather(whole, self.shard)
+        return whole[:self.layer.size]
+
+    def forward(self, x):
+        self.x = x
+        self.whole = self.gather()
+        self.bias = self.whole[-3:]
+        y = self.layer.forward(self.whole, x)
+        self.whole = None
+        return y
+
+    def backward(self, ct):
+        ct, own = self.layer.backward(self.gather(), self.x, ct)
+        whole = np.zeros(self.comm.size * self.shard.size)
+        whole[:own.size] = own
+        self.grad = np.empty_like(self.shard)
+        self.comm.reduce_scatter(self.grad, whole)
+        return ct
