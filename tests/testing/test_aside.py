@@ -79,7 +79,7 @@ def test_what_runs_aside_is_told_as_if_it_had_run_here(project):
     results = {}
     for least in (1, 100):
         process = start(least)
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=180)[0]
         assert process.returncode == 1, said
         for text in ("what it printed", "assert [1, 2] == [1, 3]", "KeyError: 'of the fixture'", "a word of warning",
                      "1 failed, 5 passed, 1 skipped, 1 xfailed, 1 warning, 1 error"):
@@ -97,10 +97,10 @@ def test_what_runs_aside_is_told_as_if_it_had_run_here(project):
 
 def test_a_part_of_the_tests_and_the_first_failure(project):
     folder, start = project
-    said = start(1, "-k", "right or warns").communicate(timeout=60)[0]
+    said = start(1, "-k", "right or warns").communicate(timeout=180)[0]
     assert "5 passed, 2 deselected" in said.replace("4 deselected", "2 deselected"), said
     process = start(1, "-x")
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=180)[0]
     assert process.returncode == 1 and "1 failed, 4 passed" in said, said
     assert not list((folder / "temporary").glob("aside-*"))
 
@@ -110,7 +110,7 @@ def test_tests_that_end_their_process_are_not_passed(project):
     path = folder / "far" / "test_far.py"
     path.write_text(FAR.replace("def test_wrong():", "def test_wrong():\n    os._exit(0)"))
     process = start(1)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=180)[0]
     assert process.returncode == pytest.ExitCode.INTERNAL_ERROR
     assert "the pytest aside has ended with status 0 before it told of far/test_far.py::test_wrong" in said, said
 
@@ -133,7 +133,7 @@ def test_nothing_is_left_where_the_first_is_ended(project, number, seconds):
         time.sleep(0.05)
     rank = int((folder / "pid").read_text())
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     while (ranks.is_alive(rank) or list((folder / "temporary").glob("[ar]*-*"))) and time.monotonic() < end:
         time.sleep(0.05)
     left = {path.name.partition("-")[0] for path in (folder / "temporary").iterdir()}
