@@ -139,6 +139,7 @@ class There:
         self.reports = open(folder / "reports", "ab")
         del os.environ[VARIABLE]
         os.nice(NICE)
+        signal.signal(signal.SIGINT, signal.default_int_handler)    # also where a shell has it ignored
         with contextlib.suppress(OSError):      # where Linux weighs sessions, not processes
             Path("/proc/self/autogroup").write_text(str(NICE))
 

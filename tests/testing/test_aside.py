@@ -60,7 +60,9 @@ def project(tmp_path):
         path = str(Path(__file__).parents[2])
         return subprocess.Popen([sys.executable, "-m", "pytest", "-q", "--junitxml", "told.xml", *flags], cwd=tmp_path,
                                 env=environment | {"PYTHONPATH": path, "TMPDIR": str(tmp_path / "temporary")},
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                # What a shell starts in the background is to ignore Ctrl-C.
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return tmp_path, start
 
 
