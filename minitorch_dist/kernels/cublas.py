@@ -35,7 +35,7 @@ class Cublas:
 
     def __init__(self, stream, workspace):
         names, runtime = load_cupy().cuda.cublas, load_cupy().cuda.runtime
-        self.library = load_library()
+        self.blas = load_library()
         self.workspace, self.handle = workspace, ctypes.c_void_p()
         self.plain, self.transposed = names.CUBLAS_OP_N, names.CUBLAS_OP_T
         # Before Ampere its tensor cores knew float16 alone, and this setting has float32 rounded to it.
@@ -57,7 +57,7 @@ class Cublas:
         self._call("cublasDestroy_v2", self.handle)
 
     def _call(self, name, *args):
-        status = getattr(self.library, name)(*args)
+        status = getattr(self.blas, name)(*args)
         if status:
             raise RuntimeError(f"{name} failed with status {status}")
 

@@ -12,7 +12,7 @@ import minitorch_dist as mt
 from minitorch_dist import cuda_graphs, ledger, nn
 
 from . import fake_cuda
-from .test_cuda_graph_programs import assert_equal, grads, net
+from .graph_programs import assert_equal, grads, net
 from .test_cuda_graphs import gpu, made, on_gpu  # noqa: F401
 
 

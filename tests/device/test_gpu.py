@@ -13,7 +13,7 @@ from minitorch_dist.autodiff.tree import flatten
 from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
-from . import test_cuda_graphs, test_fake_cupy, test_steps
+from . import test_cublas, test_cuda_graphs, test_fake_cupy, test_steps
 from .test_ops import CONSTANTS, MOVING, random_like
 
 
@@ -134,10 +134,10 @@ def test_a_graph_trains_as_the_function_does(name, forget, graphs):
         assert np.linalg.norm(found - wanted) <= 1e-4 * max(np.linalg.norm(wanted), 1e-3)
 
 
-@pytest.mark.parametrize("name", test_cuda_graphs.PRODUCTS)
+@pytest.mark.parametrize("name", test_cublas.PRODUCTS)
 @pytest.mark.parametrize("with_out", [False, True])
 def test_products_by_cublas_itself(name, with_out):
-    test_cuda_graphs.check_product(backend.load_cupy(), name, with_out)
+    test_cublas.check_product(backend.load_cupy(), name, with_out)
 
 
 def test_a_recording_that_fails_leaves_a_gpu_that_works():
