@@ -51,9 +51,15 @@ def is_rank():
     return os.environ.setdefault(RANK_PROCESS, str(os.getpid())) == str(os.getpid())
 
 
+def snapshot(environment):
+    """A copy of os.environ. Its own copy() is a KeyError where another thread takes a variable away meanwhile."""
+    found = {name: environment.get(name) for name in list(environment)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def without_launcher(environment):
     """A copy of the environment in which a program is nobody's rank, so that it may start ranks of its own."""
-    return {name: value for name, value in environment.items() if not name.startswith(_OF_ONE_RANK)}
+    return {name: value for name, value in snapshot(environment).items() if not name.startswith(_OF_ONE_RANK)}
 
 
 def default_blas_threads():

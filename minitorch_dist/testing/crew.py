@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from ..launch_env import snapshot
 from . import ranks
 
 CHILD = Path(__file__).with_name("crew_child.py")
@@ -119,7 +120,7 @@ class Crews:
 
         One call at a time: those of other threads wait.
         """
-        own = {name: value for name, value in os.environ.items() if name not in NO_PART}
+        own = {name: value for name, value in snapshot(os.environ).items() if name not in NO_PART}
         key = n, frozenset((own | (env or {})).items()), tuple(sys.path), os.getcwd()
         with self.lock:
             crew = self.crews.pop(key, None) or self.start(n, env)

@@ -127,6 +127,27 @@ def test_launcher_environment(monkeypatch, environment, size, rank):
     assert not [name for name in launch_env.without_launcher(os.environ) if name in launch_env.SIZE_VARIABLES]
 
 
+class OtherThreads(dict):
+    """An environment from which another thread takes FLEETING away as soon as its names are listed."""
+
+    def __iter__(self):
+        names = list(super().__iter__())
+        self.pop("FLEETING", None)
+        return iter(names)
+
+    def keys(self):
+        return list(self)
+
+    def items(self):
+        return [(name, self[name]) for name in self]
+
+
+def test_a_launch_beside_a_thread_that_unsets_a_variable():
+    for copy in (launch_env.snapshot, launch_env.without_launcher):
+        environment = OtherThreads(FLEETING="1", HOME="/", EMPTY="")
+        assert copy(environment) == {"HOME": "/", "EMPTY": ""} and "FLEETING" not in environment
+
+
 def test_one_blas_thread_per_rank_unless_chosen(monkeypatch):
     without = {name: value for name, value in os.environ.items() if name not in launch_env.THREAD_VARIABLES}
     for names, threads in (({}, {"1"}), ({"OMP_NUM_THREADS": "2"}, {"2"})):
