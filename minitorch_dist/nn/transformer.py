@@ -71,7 +71,8 @@ class MultiHeadAttention(Module):
         self.out = Linear(dim, dim, dtype=dtype, weight_init=weights)
 
     def _queries_keys_values(self, x):
-        h = ops.reshape(self.qkv(x), (*x.shape[:2], self.heads + 2 * self.kv_heads, self.size))
+        h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
+        h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
         # Split first: then their gradients, put together, lie in memory as those of self.qkv.
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
         return (rotary(q), rotary(k), v) if self.rotary else (q, k, v)
@@ -81,13 +82,13 @@ class MultiHeadAttention(Module):
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
-            unit = xp.broadcast_to(module_of(lower(x)).eye(x.shape[1], dtype=x.dtype), (*k.shape[:3], x.shape[1]))
+            unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
             return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal))
 
     def forward(self, x):
         q, k, v = self._queries_keys_values(x)
-        y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*x.shape[:2], self.heads * self.size)))
+        y = ops.transpose(ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal), (0, 2, 1, 3))
+        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
 
     def extra_repr(self):
         return f"{self.heads * self.size}, heads={self.heads}" + \

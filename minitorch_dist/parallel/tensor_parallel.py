@@ -14,12 +14,14 @@ row and W₁ is cut by columns: hence the names.)
     parallelize_module(model, mesh["tp"], plan_of(model))   # now each has its part; the same numbers come out
     DistributedDataParallel(model, mesh["dp"])              # the other axis divides the samples
 
-Everything else (norms, the output layer's bias, dropout's masks) is the same on all ranks, and stays so, since all get
+With sequence_parallel=True what lies between is divided as well, along the sequence (sequence_parallel.py). Otherwise,
+everything else (norms, the output layer's bias, dropout's masks) is the same on all ranks, and stays so, since all get
 the same gradients. Source: Shoeybi et al. 2019, "Megatron-LM".
 """
 
 import collections
 import fnmatch
+import functools
 
 import numpy as np
 
@@ -27,11 +29,12 @@ from ..autodiff import ops
 from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import module_of, to, to_device_of, xp
+from ..backend import to, to_device_of, xp
 from ..data.loader import share
 from ..nn.layers import Linear
 from ..nn.module import Module, Parameter
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
+from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
 
 
@@ -43,13 +46,17 @@ def _rows(count, comm):
 class _Part(Module):
     """A module that holds a part of another one's parameters.
 
-    parts   {parameter: (axis, the indices along it that this rank holds, how many there are of it on all ranks)}
+    parts               {parameter: (axis, the indices along it that this rank holds, how many there are of it on all
+                        ranks)}
+    sequence_parallel   whether what is called the same on all ranks below is this rank's part of the sequence instead,
+                        (batch, time/t, features); see parallelize_module
     """
 
-    def _take(self, whole, comm, **parts):
+    def _take(self, whole, comm, sequence_parallel, **parts):
         """Cut the parameters of a whole module; parts: name=(axis, indices). None as axis: all of it, on all ranks."""
         super().__init__()
-        self.comm, self.parts = comm, {}
+        sequences.check_choice(type(self).__name__, sequence_parallel)
+        self.comm, self.parts, self.sequence_parallel = comm, {}, sequence_parallel
         for name, (axis, indices) in parts.items():
             value = getattr(whole, name)
             if value is not None and value.leaf is not None and value.leaf.flat is not None:
@@ -57,13 +64,24 @@ class _Part(Module):
                                    "DistributedDataParallel already: cut the model before making those")
             if value is not None and axis is not None:
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
-                value = Parameter(module_of(value.data).take(value.data, to_device_of(indices, value.data), axis))
+                value = Parameter(value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)])
                 value.requires_grad_(trained)
             self._register(self._parameters, name, value)       # a frozen one as well
 
+    def _linear(self, x, bias=None):
+        """x Wᵀ + b of what lies between the parts: Megatron's f, and a product."""
+        if self.sequence_parallel:
+            return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather")
+        return ops.linear(copy_to(x, self.comm), self.weight, bias)
+
+    def _sum(self, y):
+        """The sum of all ranks' y, for what lies between the parts: Megatron's g."""
+        return (sequences.reduce_scatter_sequence if self.sequence_parallel else reduce_from)(y, self.comm)
+
     def extra_repr(self):
         axis, indices, count = self.parts["weight"]
-        return f"{', '.join(map(str, self.weight.shape))}, which are {len(indices)} of {count} along axis {axis}"
+        return f"{', '.join(map(str, self.weight.shape))}, which are {len(indices)} of {count} along axis {axis}" + \
+            (f", sequence_parallel={self.sequence_parallel!r}" if self.sequence_parallel else "")
 
 
 class ColumnParallelLinear(_Part):
@@ -74,13 +92,13 @@ class ColumnParallelLinear(_Part):
     gather_output  give all of them on all ranks, (…, out_features); for rows as they are by default
     """
 
-    def __init__(self, linear, comm, rows=None, gather_output=False):
+    def __init__(self, linear, comm, rows=None, gather_output=False, sequence_parallel=False):
         rows = _rows(linear.weight.shape[0], comm) if rows is None else rows
-        self._take(linear, comm, weight=(0, rows), bias=(0, rows))
+        self._take(linear, comm, sequence_parallel, weight=(0, rows), bias=(0, rows))
         self.gather_output = gather_output
 
     def forward(self, x):
-        y = ops.linear(copy_to(x, self.comm), self.weight, self.bias)
+        y = self._linear(x, self.bias)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
 
 
@@ -91,15 +109,20 @@ class RowParallelLinear(_Part):
     input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here
     """
 
-    def __init__(self, linear, comm, columns=None, input_is_parallel=True):
+    def __init__(self, linear, comm, columns=None, input_is_parallel=True, sequence_parallel=False):
+        if sequence_parallel and not input_is_parallel:
+            raise ValueError("RowParallelLinear: with sequence_parallel the input is this rank's share of in_features "
+                             "of whole sequences; input_is_parallel=False can't be had")
         columns = _rows(linear.weight.shape[1], comm) if columns is None else columns
-        self._take(linear, comm, weight=(1, columns), bias=(None, None))
+        self._take(linear, comm, sequence_parallel, weight=(1, columns), bias=(None, None))
         self.input_is_parallel = input_is_parallel
 
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
-        y = reduce_from(ops.linear(x, self.weight), self.comm)
-        return y if self.bias is None else y + self.bias
+        y = self._sum(ops.linear(x, self.weight))
+        if self.bias is None:
+            return y
+        return y + (copy_to(self.bias, self.comm) if self.sequence_parallel else self.bias)
 
 
 class VocabParallelEmbedding(_Part):
@@ -109,11 +132,11 @@ class VocabParallelEmbedding(_Part):
                    (False) this rank's: for vocab_parallel_cross_entropy
     """
 
-    def __init__(self, embedding, comm, gather_output=True):
+    def __init__(self, embedding, comm, gather_output=True, sequence_parallel=False):
         count = embedding.weight.shape[0]
         if count < comm.size:
             raise ValueError(f"VocabParallelEmbedding: {count} rows can't be shared by {comm.size} ranks")
-        self._take(embedding, comm, weight=(0, _rows(count, comm)))
+        self._take(embedding, comm, sequence_parallel, weight=(0, _rows(count, comm)))
         self.gather_output, self.num_embeddings = gather_output, count
 
     def forward(self, indices):
@@ -121,11 +144,11 @@ class VocabParallelEmbedding(_Part):
         check_numbers("embedding", indices, self.num_embeddings)
         here, row = _here(indices, self.num_embeddings, self.comm)
         mine = ops.embedding(row, self.weight)
-        return reduce_from(ops.where(here[..., None], mine, 0.0), self.comm)
+        return self._sum(ops.where(here[..., None], mine, 0.0))
 
     def attend(self, x):
         """x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), or this rank's share of them."""
-        y = ops.linear(copy_to(x, self.comm), self.weight)
+        y = self._linear(x)
         return gather_from(y, self.comm, -1, self.num_embeddings) if self.gather_output else y
 
 
@@ -161,7 +184,7 @@ def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="m
 
 # ---------------------------------------------------------------- whole models
 
-def _heads(attention, comm):
+def _heads(attention, comm, sequence_parallel=False):
     """Cut a MultiHeadAttention by heads, in place: every rank keeps its share of the queries' and of the keys'."""
     heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
     if heads % comm.size or kv_heads % comm.size:
@@ -174,8 +197,8 @@ def _heads(attention, comm):
         return np.arange((first + lo) * size, (first + hi) * size)
     queries = features(0, heads)
     rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
-    attention.qkv = ColumnParallelLinear(attention.qkv, comm, rows)
-    attention.out = RowParallelLinear(attention.out, comm, queries)
+    attention.qkv = ColumnParallelLinear(attention.qkv, comm, rows, sequence_parallel=sequence_parallel)
+    attention.out = RowParallelLinear(attention.out, comm, queries, sequence_parallel=sequence_parallel)
     attention.heads, attention.kv_heads = heads // comm.size, kv_heads // comm.size
     return attention
 
@@ -183,11 +206,12 @@ def _heads(attention, comm):
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it).
 WAYS = {
     "column": (Linear, ColumnParallelLinear),
-    "column, gathered": (Linear, lambda linear, comm: ColumnParallelLinear(linear, comm, gather_output=True)),
+    "column, gathered": (Linear, functools.partial(ColumnParallelLinear, gather_output=True)),
     "row": (Linear, RowParallelLinear),
     "heads": (MultiHeadAttention, _heads),
     "vocabulary": (Embedding, VocabParallelEmbedding),
-    "vocabulary, not gathered": (Embedding, lambda e, comm: VocabParallelEmbedding(e, comm, gather_output=False)),
+    "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
+    sequences.WAY: (Module, lambda module, comm, sequence_parallel: sequences.on_part(module, comm)),
 }
 
 
@@ -204,15 +228,25 @@ def plan_of(model):
     return plan
 
 
-def parallelize_module(module, comm, plan):
+def parallelize_module(module, comm, plan, sequence_parallel=False):
     """Cut a module, the same on all ranks of comm, in place; returns it.
 
-    plan   {path of a module below it, with * and ? as in file names: way}; WAYS has the ways
+    plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways
+    sequence_parallel  True: cut what lies between the plan's parts along the sequence, which the ranks must share
+                       equally (so generate() wants a model without); "regather": keep less for backward, too, for
+                       another all-gather per column-parallel layer. Norms, dropouts and positions of transformer
+                       blocks and GPT are found; the plan must say "sequence" of whatever else works on each position
+                       by itself, and what the forward of one's own modules does between them must do so. A GPT takes
+                       and gives what it did; any other module gets and gives this rank's part, (batch, time/t, dim):
+                       scatter_to(x, comm, 1), gather_from(y, comm, 1)
     To be done before an optimizer or DistributedDataParallel is made. ValueError where a path meets nothing or a way is
     unknown, TypeError where it doesn't fit the module; nothing is cut then.
     """
+    sequences.check_choice("parallelize_module", sequence_parallel)
     modules, chosen = dict(module.named_modules()), {}
-    for pattern, way in plan.items():
+    for pattern, way in ((sequences.between(module) if sequence_parallel else {}) | plan).items():
+        if way == sequences.WAY and not sequence_parallel:
+            raise ValueError(f"parallelize_module: {pattern!r}: {way!r} needs sequence_parallel=True")
         if way not in WAYS:
             raise ValueError(f"parallelize_module: {pattern!r}: {way!r} is unknown; one of {', '.join(WAYS)}")
         found = [path for path in modules if path and fnmatch.fnmatchcase(path, pattern)]
@@ -224,6 +258,8 @@ def parallelize_module(module, comm, plan):
                 raise TypeError(f"parallelize_module: {path} is a {type(modules[path]).__name__}; {way!r} cuts a "
                                 f"{WAYS[way][0].__name__}")
         chosen |= dict.fromkeys(found, way)
+    if sequence_parallel:
+        sequences.check_plan(modules, chosen)
     owners = collections.defaultdict(set)
     for path, owner in modules.items():
         for p in owner._parameters.values():
@@ -235,7 +271,7 @@ def parallelize_module(module, comm, plan):
                                  "which would keep all of it; give both one module instead")
     for path, way in chosen.items():
         parent, _, name = path.rpartition(".")
-        modules[parent].add_module(name, WAYS[way][1](modules[path], comm))
+        modules[parent].add_module(name, WAYS[way][1](modules[path], comm, sequence_parallel=sequence_parallel))
     return module
 
 

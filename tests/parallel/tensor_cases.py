@@ -33,13 +33,13 @@ def sequences():
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def train(setting, tp_size):
+def train(setting, tp_size, sequence_parallel=False):
     """(losses, whole parameters, how many bytes of parameters this rank has) after STEPS steps of AdamW with clipping,
     on a mesh of tp_size ranks along tp."""
     mesh = comm.DeviceMesh(dp=-1, tp=tp_size)
     model = gpt(setting)
     if tp_size > 1:
-        tp.parallelize_module(model, mesh["tp"], plan_for(model, setting))
+        tp.parallelize_module(model, mesh["tp"], plan_for(model, setting), sequence_parallel)
     nbytes = sum(p.data.nbytes for p in model.parameters())
     replica = DistributedDataParallel(model, mesh["dp"])
     optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)

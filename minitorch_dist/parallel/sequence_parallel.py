@@ -1,0 +1,244 @@
+"""Sequence parallelism: what lies between a model's tensor-parallel parts is cut along the sequence.
+
+    tensor parallel      x  ── norm ── copy_to ──── A_r … B_r ── reduce_from ──── dropout ── +     x: alike on all ranks
+    sequence parallel    x_r ─ norm ── all-gather ─ A_r … B_r ── reduce-scatter ─ dropout ── +     x_r: the r-th of x
+
+Norms, dropouts and residual sums work on each position by itself, so that a rank does 1/t of that work and keeps 1/t of
+those activations. What is sent are the same bytes, for a ring's all-reduce is a reduce-scatter and an all-gather:
+
+                          forward          backward
+    copy_to               –                all-reduce
+    reduce_from           all-reduce       –
+    gather_sequence       all-gather       reduce-scatter
+    reduce_scatter_…      reduce-scatter   all-gather
+
+The parameters between are still the same on all ranks, but each rank sees its positions alone: they go in through
+copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time.
+Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
+"""
+
+import math
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from .. import backend
+from ..autodiff import ops
+from ..autodiff.modes import saved_tensors_hooks
+from ..autodiff.primitive import lower, state
+from ..autodiff.writes import log, tick
+from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, Tanh
+from ..nn.module import Module, Sequential
+from ..nn.norm import BatchNorm
+from ..nn.transformer import GPT, Embedding, FeedForward, MultiHeadAttention, TransformerBlock
+from .collectives import all_gather, copy_to, reduce_scatter, scatter_to
+
+TIME = 1
+CHOICES = (False, True, "regather")     # what sequence_parallel= may be; see parallelize_module
+
+
+def gather_sequence(x, comm):
+    """All ranks' parts of a sequence, (batch, time/t, dim) -> (batch, time, dim), for each rank to go its own way with:
+    backward sums the cotangents of this rank's part."""
+    _check_axes("gather_sequence", x)
+    return all_gather(x, comm, TIME)
+
+
+def reduce_scatter_sequence(x, comm):
+    """This rank's part of the sum of all ranks' x: (batch, time, dim) -> (batch, time/t, dim)."""
+    _check_axes("reduce_scatter_sequence", x)
+    check_length(x.shape[TIME], comm)
+    return reduce_scatter(x, comm, TIME)
+
+
+def _check_axes(name, x):
+    if len(x.shape) != 3:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}; sequence parallelism is for (batch, time, dim)")
+
+
+def check_length(time, comm):
+    """ValueError unless the ranks can share so many positions equally."""
+    n = comm.size
+    if time % n:
+        shorter = f", or cut them to {time - time % n}" if time > n else ""
+        raise ValueError(f"sequence parallel: {n} ranks can't share {time} positions equally: pad the sequences to "
+                         f"{time + n - time % n}{shorter}")
+
+
+def check_choice(name, sequence_parallel):
+    """ValueError unless it is one of the CHOICES."""
+    if sequence_parallel not in CHOICES:
+        raise ValueError(f"{name}: sequence_parallel={sequence_parallel!r} must be one of "
+                         f"{', '.join(map(repr, CHOICES))}")
+
+
+def linear(x, weight, bias, comm, regather):
+    """ops.linear of all ranks' parts of a sequence, (batch, time/t, in) -> (batch, time, out).
+
+    regather  keep this rank's part alone for backward, and gather the others' once more there
+    """
+    _check_axes("gather_sequence", x)
+    if not regather:
+        return ops.linear(gather_sequence(x, comm), weight, bias)
+    rows = _rows(x, comm)
+    with saved_tensors_hooks(*_keeping(x, rows, comm)):
+        y = ops.linear(rows, weight, bias)
+    return ops.reshape(y, (x.shape[0], comm.size * x.shape[TIME], y.shape[-1]))
+
+
+def _rows(x, comm):
+    """The whole sequences as one matrix, which is just what a product of it saves."""
+    whole = gather_sequence(x, comm)
+    return ops.reshape(whole, (math.prod(whole.shape[:-1]), whole.shape[-1]))
+
+
+class Part(NamedTuple):
+    """What is kept of a gathered array."""
+
+    here: object
+    date: int
+
+
+def _keeping(x, rows, comm):
+    """saved_tensors_hooks that keep x for rows; all else goes the way of the hooks around."""
+    outer_pack, outer_unpack = state.pack or (lambda array: array, lambda kept: kept)
+    whole, here = lower(rows), lower(x)
+
+    def pack(array):
+        return Part(outer_pack(here), tick()) if array is whole else outer_pack(array)
+
+    def unpack(kept):
+        if kept.__class__ is not Part:
+            return outer_unpack(kept)
+        part = outer_unpack(kept.here)
+        if write := log.since(part, kept.date):
+            raise RuntimeError(f"backward gathers a sequence again, but {write[1]} has overwritten this rank's part of "
+                               f"shape {part.shape} since: call backward() before the write")
+        again = _rows(part, comm)
+        log.forget(again)
+        return again
+    return pack, unpack
+
+
+# ---------------------------------------------------------------- modules between the tensor-parallel parts
+
+class SequenceParallel(Module):
+    """A module that works on each position by itself, on this rank's part of the sequence: the gradients of its
+    parameters are summed over the ranks, one all-reduce each. It adds nothing to their names."""
+
+    def __init__(self, module, comm):
+        super().__init__()
+        self.add_module("", module)
+        self.comm = comm
+
+    @property
+    def module(self):
+        """The wrapped module."""
+        return self._modules[""]
+
+    def forward(self, *inputs):
+        with _summed(self.module, self.comm):
+            return self.module(*inputs)
+
+
+@contextmanager
+def _summed(module, comm):
+    """Inside, the module's parameters are copy_to of themselves."""
+    own = [(owner, name, p) for owner in module.modules() for name, p in owner._parameters.items() if p is not None]
+    try:
+        for owner, name, p in own:
+            object.__setattr__(owner, name, copy_to(p, comm))
+        yield
+    finally:
+        for owner, name, p in own:
+            object.__setattr__(owner, name, p)
+
+
+class SequenceParallelDropout(Dropout):
+    """Dropout of this rank's part of the sequence, by its part of the whole sequence's mask."""
+
+    def __init__(self, whole, comm):
+        super().__init__(whole.p)
+        self.comm, self.training = comm, whole.training
+
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        _check_axes("SequenceParallelDropout", x)
+        batch, time, dim = x.shape
+        draws = backend.random_rows((batch, self.comm.size * time, dim))
+        first = self.comm.rank * time
+        return ops.dropout(x, self.p, mask=backend.to_device_of(draws[:, first:first + time] >= self.p, lower(x)))
+
+
+class SequenceParallelPositions(Module):
+    """A table of positions: a slice, the same on all ranks -> this rank's part of these rows."""
+
+    def __init__(self, whole, comm):
+        super().__init__()
+        self._register(self._parameters, "weight", whole.weight)
+        self.comm = comm
+
+    def forward(self, indices):
+        if not isinstance(indices, slice):
+            raise TypeError(f"an Embedding between tensor-parallel parts takes a slice of positions, got "
+                            f"{type(indices).__name__}; one of tokens stands in the plan as 'vocabulary'")
+        rows = self.weight[indices]
+        check_length(rows.shape[0], self.comm)
+        return scatter_to(rows, self.comm)
+
+    def extra_repr(self):
+        return ", ".join(map(str, self.weight.shape))
+
+
+def on_part(module, comm):
+    """The module for this rank's part of the sequence; the dropouts below it are exchanged in place."""
+    if isinstance(module, Embedding):
+        return SequenceParallelPositions(module, comm)
+    if isinstance(module, Dropout):
+        return SequenceParallelDropout(module, comm)
+    for owner in list(module.modules()):
+        for name, child in list(owner._modules.items()):
+            if isinstance(child, Dropout):
+                owner.add_module(name, SequenceParallelDropout(child, comm))
+    return SequenceParallel(module, comm)
+
+
+# ---------------------------------------------------------------- plans
+
+WAY = "sequence"
+MIXING = (MultiHeadAttention, BatchNorm, TransformerBlock, GPT)         # they look at several positions at once
+INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, Sequential, FeedForward)   # nothing to sum and nothing to draw
+
+
+def between(model):
+    """{path of a module: "sequence"} of what lies between the parts that plan_of cuts."""
+    plan = {}
+    for path, module in model.named_modules():
+        names = (("norm1", "norm2", "dropout") if isinstance(module, TransformerBlock) else
+                 ("position", "dropout", "norm") if isinstance(module, GPT) else ())
+        plan |= {f"{path}.{name}" if path else name: WAY for name in names if name in module._modules}
+    return plan
+
+
+def check_plan(modules, chosen):
+    """Whether a plan says of every module what becomes of it; modules {path: module}, chosen {path: way}.
+
+    ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, and of parts
+    inside of parts; TypeError where a module that looks at several positions at once is called "sequence".
+    """
+    for path, way in chosen.items():
+        below = [p for p in modules if p == path or p.startswith(f"{path}.")]
+        if way == WAY and (mixing := [p for p in below if isinstance(modules[p], MIXING)]):
+            raise TypeError(f"parallelize_module: {path} can't be {WAY!r}: {mixing[0]} is a "
+                            f"{type(modules[mixing[0]]).__name__}, which looks at several positions at once")
+        if inner := [p for p in below if p != path and p in chosen]:
+            raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
+                             "leave one out")
+    covered = tuple(f"{path}." for path in chosen)
+    left = [path or "the model itself" for path, module in modules.items() if not f"{path}.".startswith(covered)
+            and type(module) not in INDIFFERENT and (not module._modules or any(
+                p is not None for p in module._parameters.values()))]
+    if left:
+        raise ValueError(f"parallelize_module: with sequence_parallel, {', '.join(left)} would get a part of the "
+                         f"sequence, and the plan doesn't say so. Name {'it' if len(left) == 1 else 'them'} in the "
+                         f"plan: {WAY!r} for what works on each position by itself, or a way of cutting")
