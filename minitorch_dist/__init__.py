@@ -17,9 +17,10 @@ from .autodiff.ops import *  # noqa: E402, F403
 from .autodiff.ops import __all__ as _ops  # noqa: E402
 from .autodiff.ops import random  # noqa: E402, F401
 from .backend import manual_seed  # noqa: E402
+from .compiler import compile  # noqa: E402
 from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = [*_autodiff, *_ops, "backend", "checkpoints", "comm", "cuda_graph", "data", "kernels", "ledger",
+__all__ = [*_autodiff, *_ops, "backend", "checkpoints", "comm", "compile", "cuda_graph", "data", "kernels", "ledger",
            "manual_seed", "nn", "optim", "parallel", "random", "trace", "viz"]

@@ -68,9 +68,16 @@ def load_cupy():
     return cupy
 
 
+class Placeholder:
+    """Base of what stands for an array on the host that isn't computed yet (compiler/capture.py): asking for its
+    elements is refused."""
+
+    __slots__ = ()
+
+
 def is_array(value):
     """True for arrays of any device; False for NumPy scalars, traced values and everything else."""
-    return isinstance(value, xp.ndarray) or value.__class__ in DEVICE_ARRAYS \
+    return isinstance(value, (xp.ndarray, Placeholder)) or value.__class__ in DEVICE_ARRAYS \
         or hasattr(value, "__cuda_array_interface__")
 
 
@@ -81,7 +88,8 @@ def on_host(value):
 
 def module_of(array):
     """The module, numpy or cupy, that the array comes from."""
-    return DEVICE_ARRAYS.get(array.__class__) or (xp if on_host(array) else load_cupy())
+    return DEVICE_ARRAYS.get(array.__class__) or (
+        xp if on_host(array) or isinstance(array, Placeholder) else load_cupy())
 
 
 def module_on(device):
@@ -91,7 +99,7 @@ def module_on(device):
 
 def device_of(array):
     """The name of the device that a raw array lives on; numbers live on the "cpu"."""
-    return "cpu" if on_host(array) else f"cuda:{array.device.id}"
+    return "cpu" if on_host(array) or isinstance(array, Placeholder) else f"cuda:{array.device.id}"
 
 
 def names_device(target):
@@ -235,10 +243,11 @@ def memory_info():
     return info
 
 
-# ---------------------------------------------------------------- what a CUDA graph is made of
+# ---------------------------------------------------------------- what graphs are made of
 
 class Recording(threading.local):
-    """What this thread's GPU operations become a part of: a Recorder (cuda_graphs.py), or None."""
+    """What this thread's operations become a part of: a Recorder (cuda_graphs.py), a Capture (compiler/capture.py), or
+    None."""
 
     graph = None
 
@@ -247,10 +256,18 @@ recording = Recording()
 
 
 def refuse_in_graph(what):
-    """RuntimeError in a function that a CUDA graph repeats: `what` is the host's work, and would be done once only."""
+    """Raise in a function that a graph repeats: `what` would be done once only."""
     if recording.graph is not None:
-        raise RuntimeError(f"{what} inside of {recording.graph.name}: a CUDA graph repeats the work of the GPU alone, "
-                           "not the host's part in it; do that before or after the call")
+        raise recording.graph.refusal(what)
+
+
+def assign(array, values):
+    """array[...] = values, for arrays that a function keeps from one call to the next (running statistics). In a
+    compiled function it is done at the end of each call."""
+    if recording.graph is not None and isinstance(values, Placeholder):
+        recording.graph.assign(array, values)
+    else:
+        array[...] = values
 
 
 # ---------------------------------------------------------------- checks of values on a GPU
@@ -390,6 +407,8 @@ def random_rows(shape, like=None):
     """Uniform float32 in [0, 1) of the given shape, whose first axis runs over the samples here (or a multiple of
     them: samples × positions), on the device of `like`. Inside a random_scope the numbers depend on the sample's place
     in the global batch. They are drawn on the host and moved, so that they are the same on every device."""
+    if isinstance(like, Placeholder):
+        return recording.graph.random_rows(shape)
     draws = random_draws(shape)
     if len(draws) == 1 and not draws[0].first:
         out = generator(draws[0].key).random(shape, xp.float32)

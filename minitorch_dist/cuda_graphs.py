@@ -37,7 +37,7 @@ from .autodiff.tree import flatten
 from .autodiff.writes import log
 from .backend import byte_range, check_devices, device_name, is_array, load_cupy, on_host, recording, refuse, to
 from .kernels.cublas import WORKSPACE, Cublas
-from .surroundings import PLAIN, of_tensor, surroundings, unchanged
+from .surroundings import PLAIN, described, of_tensor, surroundings, unchanged
 
 SITUATIONS = 4      # in which a function is remembered to have run; a loop over more of them is never recorded
 CASES = 64          # so many sets of shapes and constants are remembered
@@ -319,6 +319,11 @@ class Recorder:
         self.launches[name] += times
         return self.muted
 
+    def refusal(self, what):
+        """The error for the host's work."""
+        return RuntimeError(f"{what} inside of {self.name}: a CUDA graph repeats the work of the GPU alone, not the "
+                            "host's part in it; do that before or after the call")
+
     def fits(self):
         """Whether the function would do the same now."""
         return unchanged(self.places) and all(seen.fits() for seen in self.leaves)
@@ -361,14 +366,6 @@ def abandon(stream):
         stream.end_capture()
     except Exception:       # it says once more that it has failed
         pass
-
-
-def described(value):
-    """What a graph is made for: an array's kind, shape and dtype, or the value."""
-    raw = value.data if isinstance(value, Tensor) else value
-    if is_array(raw) or raw is not value:
-        return Tensor if raw is not value else None, raw.shape, raw.dtype.str
-    return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
 
 
 def differ(x, y):

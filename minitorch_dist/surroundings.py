@@ -1,7 +1,7 @@
 """What a function takes from elsewhere, and whether it is still that.
 
-A function that is not run again (cuda_graphs.py) must not go on with what its names stood for once. What it reads is
-found from its code: variables around it, globals, attributes that it names, and in turn what these hold.
+A function that is not run again (cuda_graphs.py, compiler/) must not go on with what its names stood for once. What it
+reads is found from its code: variables around it, globals, attributes that it names, and in turn what these hold.
 
     a function   what its names stand for; those of functions that it calls, too, but for the library's
     a module     all attributes of it and of the modules below: parameters, buffers, numbers, hooks, training
@@ -18,7 +18,10 @@ from operator import is_
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import NamedTuple
 
+import numpy as np
+
 from .autodiff.tensor import Tensor
+from .backend import is_array
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 LIBRARIES = {__package__, "numpy", "cupy", *sys.stdlib_module_names} - {"__main__"}
@@ -44,6 +47,14 @@ def unchanged(places):
 def same(a, b):
     """Whether two values are one object, or equal numbers or texts."""
     return a is b or a.__class__ is b.__class__ and isinstance(a, PLAIN) and repr(a) == repr(b)
+
+
+def described(value):
+    """What a graph is made for: an array's kind, shape and dtype, or the value."""
+    raw = value.data if isinstance(value, Tensor) else value
+    if is_array(raw) or raw is not value:
+        return Tensor if raw is not value else None, raw.shape, raw.dtype.str
+    return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
 
 
 def of_tensor(tensor):

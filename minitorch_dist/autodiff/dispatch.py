@@ -7,7 +7,7 @@ Anything but eager tensors and plain numbers goes the general way, by `bind`.
 
 from ..backend import check_devices, to_device_of, xp
 from .primitive import TRACED, Primitive, bind, lower, state
-from .tensor import Node, Tensor, attach
+from .tensor import Node, Tensor
 
 # Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
 PLAIN = frozenset((float, int, bool, xp.ndarray, *(xp.dtype(c).type for c in "?bBhHiIlLqQefd")))
@@ -22,8 +22,8 @@ def unary(name, forward, rule, doc):
     keeps_ans, keeps_x = 0 in needs, 1 in needs
 
     def op(x):
-        if x.__class__ is not Tensor:
-            return bind(primitive, (x,)) if x.__class__ in TRACED else forward(x)
+        if x.__class__ is not Tensor or state.special:
+            return forward(x) if x.__class__ is xp.ndarray and not state.special else bind(primitive, (x,))
         a, parent = x.data, x.node
         try:
             out = forward(a)
@@ -32,8 +32,6 @@ def unary(name, forward, rule, doc):
             raise
         if parent is None or rule is None:
             return Tensor(out)
-        if state.special:
-            return attach(primitive, (parent,), (a,), (), out, None, 0)
         saved = (out if keeps_ans else None, a if keeps_x else None)
         return Tensor(out, Node(primitive, (parent,), saved, out.shape, out.dtype))
 
@@ -55,6 +53,8 @@ def binary(name, forward, x_rule, y_rule, doc):
     constant = x_rule is None and y_rule is None
 
     def op(x, y):
+        if state.special:
+            return bind(primitive, (operand(name, x, y), operand(name, y, x)))
         if x.__class__ is Tensor:
             a, p = x.data, x.node
             if y.__class__ is Tensor:
@@ -74,8 +74,6 @@ def binary(name, forward, x_rule, y_rule, doc):
             raise
         if (p is None and q is None) or constant:
             return Tensor(out)
-        if state.special:
-            return attach(primitive, (p, q), (a, b), (), out, None, 0)
         if q is None:
             saved = (out if x_ans else None, a if x_x else None, b if x_y else None)
         elif p is None:
@@ -98,7 +96,8 @@ def with_params(primitive):
 
     def op(x, params):
         if x.__class__ is not Tensor or state.special:
-            return bind(primitive, (x,), params) if x.__class__ in TRACED else forward(x, *params)
+            return (forward(x, *params) if x.__class__ is xp.ndarray and not state.special
+                    else bind(primitive, (x,), params))
         a, parent = x.data, x.node
         try:
             out = forward(a, *params)

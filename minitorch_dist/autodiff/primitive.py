@@ -43,6 +43,7 @@ class State(threading.local):
     again      whether a checkpointed segment is being run for the second time
     again_in   None, or a function to call where a checkpoint is made. It returns one that makes a context for the
                second run, and one that says of an array whether that context brings it, so that it needn't be kept
+    capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
     special    whether any of these needs the general path: what the fast paths look at
     callbacks  what to run when the backward pass now under way is through
     """
@@ -54,6 +55,7 @@ class State(threading.local):
     counting = False
     again = False
     again_in = None
+    capture = None
     special = False
     callbacks = None
 
@@ -69,7 +71,8 @@ def mode(**changes):
     def put(values):
         for name, value in values.items():
             setattr(state, name, value)
-        state.special = state.off >= 0 or state.pack is not None or state.anomaly or state.counting
+        state.special = (state.off >= 0 or state.pack is not None or state.anomaly or state.counting
+                         or state.capture is not None)
     put(changes)
     try:
         yield
@@ -353,13 +356,22 @@ def bind(primitive, args, params=()):
         if a.__class__ in TRACED and a.level > level:
             level, top = a.level, a
     if level < 0:
-        try:
-            out = primitive.forward(*args, *params)
-        except Exception as error:
-            check_devices(primitive.name, args, error)
-            raise
+        if state.capture is not None and state.capture.definition(primitive):
+            return state.capture.definition(primitive)(*args, *params)
+        out = run_forward(primitive, args, params)
         return out[0] if primitive.aux else out
     return top.process(primitive, args, params, level)
+
+
+def run_forward(primitive, raw, params):
+    """A primitive's forward on raw arrays; arrays of several devices are named, not CuPy's complaint about them."""
+    if state.capture is not None:
+        return state.capture.apply(primitive, raw, params)
+    try:
+        return primitive.forward(*raw, *params)
+    except Exception as error:
+        check_devices(primitive.name, raw, error)
+        raise
 
 
 def aux_of(primitive, args, params):

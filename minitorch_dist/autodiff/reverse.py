@@ -329,7 +329,8 @@ def fused_cotangents(node, saved, ct, wanted):
         params = saved[1 + n:-1] if primitive.aux else saved[1 + n:]
         gs = pull_definition(primitive.definition, inputs, params, wanted, parts)
     else:
-        gs = primitive.pullback(ct, wanted, saved)
+        pullback = primitive.pullback if state.capture is None else state.capture.pullback_of(primitive)
+        gs = pullback(ct, wanted, saved)
     return ready_made(gs)
 
 

@@ -5,9 +5,9 @@ import traceback
 import weakref
 
 from .. import backend
-from ..backend import ARRAY_TYPES, check_devices, is_array, module_of, recording, to, to_device_of, xp
+from ..backend import ARRAY_TYPES, is_array, module_of, recording, to, to_device_of, xp
 from ..ledger import keep
-from .primitive import TRACED, Traced, aux_of, bind, lower, state
+from .primitive import TRACED, Traced, aux_of, bind, lower, run_forward, state
 from .writes import tick, wrote
 
 FLOATING = "f"
@@ -289,10 +289,14 @@ def wrap(out, node, level):
 
 def record(primitive, args, params, level):
     """Apply a primitive to tape values of `level` and write it on the tape: the general path."""
+    capture = state.capture
+    if capture is not None and capture.definition(primitive):
+        return capture.definition(primitive)(*args, *params)
     raw, parents = [], []
     for a in args:
         here = a.__class__ in TRACED and a.level == level
-        raw.append(a.data if here else a)
+        value = a.data if here else a
+        raw.append(value if capture is None else capture.symbol(value, a))
         parents.append(a.node if here else None)
     aux = None
     if level and any(r.__class__ in TRACED for r in raw):
@@ -308,15 +312,6 @@ def record(primitive, args, params, level):
     if level and not any(primitive.differentiable):
         return out                      # piecewise constant: it belongs to the level below
     return attach(primitive, parents, raw, params, out, aux, level)
-
-
-def run_forward(primitive, raw, params):
-    """A primitive's forward on raw arrays; arrays of several devices are named, not CuPy's complaint about them."""
-    try:
-        return primitive.forward(*raw, *params)
-    except Exception as error:
-        check_devices(primitive.name, raw, error)
-        raise
 
 
 def attach(primitive, parents, raw, params, out, aux, level):

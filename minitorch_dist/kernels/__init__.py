@@ -40,6 +40,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..backend import Placeholder
+
 # Every module with KERNELS, in the order of reading.
 MODULES = ("add", "adam", "softmax_cross_entropy", "column_sums", "segment_sums", "norms", "bias_gelu", "dropout",
            "matmul", "flash_attention")
@@ -104,7 +106,7 @@ def table():
 
 def usable(x):
     """Whether kernels run on the array x: not on NumPy's own arrays, nor disabled, nor without Triton."""
-    return (_State.on and type(x) is not np.ndarray and not isinstance(x, np.generic) and installed()
+    return (_State.on and type(x) is not np.ndarray and not isinstance(x, (np.generic, Placeholder)) and installed()
             and (not interpreting() or isinstance(x, np.ndarray)))     # the interpreter reads host memory alone
 
 

@@ -4,7 +4,7 @@ from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import xp
+from ..backend import assign, xp
 from .module import Module, Parameter
 
 
@@ -103,8 +103,7 @@ class BatchNorm(Module):
     def moved(self, mean, var):
         """Move the running statistics towards these."""
         for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            running *= 1 - self.momentum
-            running += self.momentum * new
+            assign(running, running * (1 - self.momentum) + self.momentum * new)
 
     def extra_repr(self):
         return f"{self.num_features}"

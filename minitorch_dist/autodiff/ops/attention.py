@@ -11,7 +11,7 @@ from .linalg import matmul
 from .shape import reshape, swap_last
 
 
-def _allowed(q, k, mask, causal):
+def allowed(q, k, mask, causal):
     """Which sources each position may look at, broadcasting to (batch, heads, time, sources); None: all."""
     if not causal:
         return mask
@@ -20,7 +20,7 @@ def _allowed(q, k, mask, causal):
 
 
 def _definition(q, k, v, mask, causal, scale):
-    mask = _allowed(q, k, mask, causal)
+    mask = allowed(q, k, mask, causal)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
@@ -41,7 +41,7 @@ def _grouped(x, groups):
 
 
 def _forward(q, k, v, mask, causal, scale):
-    groups, mask = k.shape[1], _allowed(q, k, mask, causal)
+    groups, mask = k.shape[1], allowed(q, k, mask, causal)
     p = backend.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
     p *= scale
     if mask is not None:

@@ -1,0 +1,312 @@
+"""Kernels as C.
+
+    for each row:                                   rows are independent; sums over rows go on from row to row
+        numbers of the row that are known before    (scalars)
+        for each column: …                          loop 0: what needs no sum over this row
+        sums of loop 0 and what is made of them     (scalars)
+        for each column: …                          loop 1: what needs those
+        …
+
+A value of one loop that a later loop needs is computed again where that is cheap, read again where it is an output, and
+otherwise kept in a scratch row. Additions, products, quotients and roots are NumPy's to the last bit (nothing is
+contracted or reassociated); sums run in another order, and exp and its like are the C library's.
+"""
+
+import numpy as np
+
+from . import cc
+from .expressions import ARITHMETIC, COMPARISONS, HELPERS, LOGIC, REDUCTIONS, TYPES
+from .fusion import COLUMN, FULL, ROW, SCALAR, shape_of, split
+from .ir import Value
+from .partition import CHEAP
+
+BLOCK = 4096        # elements of one float sum; the sums of blocks are added in double
+
+# Functions that the C library has for whole vectors (glibc ≥ 2.35, libmvec).
+VECTOR_FUNCTIONS = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf")
+
+PRELUDE = "\n".join([
+    *(f"{pragma}{t} {name}{f}({t});" for name in VECTOR_FUNCTIONS for t, f in (("float", "f"), ("double", ""))
+      for pragma in ("SIMD_FUNCTION ",)),
+    *(f"SIMD_FUNCTION {t} pow{f}({t}, {t}); {t} fmod{f}({t}, {t});" for t, f in (("float", "f"), ("double", ""))),
+    *(f"#pragma omp declare reduction({name}_{t}: {t}: omp_out = (omp_in {sign} omp_out || omp_in != omp_in) ? omp_in "
+      f": omp_out) initializer(omp_priv = {start})"
+      for t in ("float", "double") for name, sign, start in (("max", ">", "-__builtin_inf()"),
+                                                             ("min", "<", "__builtin_inf()"))), ""])
+SIMD = '#define SIMD_FUNCTION _Pragma("omp declare simd notinbranch")\n'
+PLAIN = "#define SIMD_FUNCTION\n"
+
+
+def pairs(kernel):
+    """The inputs as they are used: (value, shape of the user), each once."""
+    return list(dict.fromkeys((v, shape_of(node)) for node in kernel.nodes for v in node.inputs
+                              if v not in kernel.roles))
+
+
+def write(kernel, strides, name):
+    """The C function of a kernel for inputs with these strides (in elements), one tuple per input."""
+    return Writer(kernel, dict(zip(kernel.inputs, strides, strict=True))).function(name)
+
+
+class Writer:
+    """Writes one kernel."""
+
+    def __init__(self, kernel, strides):
+        self.kernel, self.strides, self.roles = kernel, strides, kernel.roles
+        self.nodes = {node.result: node for node in kernel.nodes}
+        self.pairs = pairs(kernel)
+        self.names = {v: f"v{i}" for i, v in enumerate(self.nodes)}
+        self.loop_of, self.after = {}, {}       # FULL value -> its loop; ROW value -> how many loops come before it
+        for v, node in self.nodes.items():
+            if self.roles[v] == FULL:
+                self.loop_of[v] = self._time(node)
+            elif self.roles[v] == ROW:
+                self.after[v] = self._time(node) + (node.name in REDUCTIONS)
+        self.scratch = []
+
+    def _time(self, node):
+        """The first loop in which, or the number of loops behind which, all inputs of a node are known."""
+        return max((self.loop_of.get(v, self.after.get(v, 0)) for v in node.inputs), default=0)
+
+    # ------------------------------------------------------------ the function
+
+    def function(self, name):
+        kernel = self.kernel
+        loops = [self._loop(i) for i in reversed(range(self._loops()))][::-1]
+        lines = [f"void {name}(char **p) {{"]
+        for i, v in enumerate(kernel.inputs):
+            lines.append(f"  const {ctype(v)} *restrict in{i} = (const {ctype(v)} *)p[{i}];")
+        for i, v in enumerate(kernel.outputs):
+            lines.append(f"  {ctype(v)} *restrict out{i} = ({ctype(v)} *)p[{len(kernel.inputs) + i}];")
+        lines += [f"  {ctype(v)} {self._kept(v)}[{kernel.columns}];" for v in self.scratch]
+        for v, role in self.roles.items():
+            if role == COLUMN:
+                lines.append(f"  for (long c = 0; c < {kernel.columns}; c++) {self._out(v)}[c] = 0;")
+            elif role == SCALAR:
+                lines.append(f"  double {self.names[v]} = 0;")
+        lines.append(f"  for (long r = 0; r < {kernel.rows}; r++) {{")
+        for i, (v, shape) in enumerate(self.pairs):
+            offset = place("r", self._dims(v, shape)[0])
+            lines.append(f"    const {ctype(v)} *restrict x{i} = in{list(kernel.inputs).index(v)} + {offset};")
+        for i, v in enumerate(kernel.outputs):
+            step = {FULL: kernel.columns, ROW: 1}.get(self.roles[v])
+            if step is not None:
+                lines.append(f"    {ctype(v)} *restrict y{i} = out{i} + r * {step}L;")
+        for number in range(len(loops) + 1):
+            lines += ["    " + line for line in self._row(number)]
+            if number < len(loops):
+                lines += ["    " + line for line in loops[number]]
+        lines.append("  }")
+        lines += [f"  *{self._out(v)} = {self.names[v]};" for v, role in self.roles.items() if role == SCALAR]
+        return "\n".join([*lines, "}"])
+
+    def _loops(self):
+        return 1 + max((*self.loop_of.values(), *(n - 1 for n in self.after.values()), *(
+            self._time(node) for v, node in self.nodes.items() if self.roles[v] in (COLUMN, SCALAR))), default=0)
+
+    def _out(self, v):
+        return f"out{self.kernel.outputs.index(v)}"
+
+    def _kept(self, v):
+        return "kept_" + self.names[v]
+
+    def _dims(self, v, shape):
+        """How an input is walked over: ([(extent, stride)] over the rows, the same over the columns)."""
+        strides = (0,) * (len(shape) - len(v.shape)) + tuple(
+            0 if extent == 1 else stride for extent, stride in zip(v.shape, self.strides[v], strict=True))
+        k = split(shape, self.kernel.columns) if np.prod(shape) == self.kernel.size else 0
+        dims = list(zip(shape, strides, strict=True))
+        return dims[:len(dims) - k], dims[len(dims) - k:]
+
+    # ------------------------------------------------------------ numbers of a row
+
+    def _row(self, number):
+        """The ROW values that are known behind `number` loops; sums are made in the loops."""
+        lines = []
+        for v, node in self.nodes.items():
+            if self.roles[v] == ROW and self.after[v] == number:
+                if node.name not in REDUCTIONS:
+                    lines += self._statement(node, [self._row_operand(node, x) for x in node.args])
+                if v in self.kernel.outputs:
+                    lines.append(f"*y{self.kernel.outputs.index(v)} = {self.names[v]};")
+            if self.roles[v] == SCALAR and self.roles.get(node.inputs[0]) == ROW and self._time(node) == number:
+                lines.append(f"{self.names[v]} += {self.names[node.inputs[0]]};")
+        return lines
+
+    def _row_operand(self, node, x):
+        if isinstance(x, Value) and x not in self.roles:
+            return f"x{self.pairs.index((x, shape_of(node)))}[0]"
+        return self.names[x] if isinstance(x, Value) else x
+
+    # ------------------------------------------------------------ a loop over the columns
+
+    def _loop(self, number):
+        kernel, body, known = self.kernel, [], {}
+
+        def operand(node, x):
+            if not isinstance(x, Value):
+                return x
+            if self.roles.get(x) == ROW:
+                return self.names[x]
+            return full(x) if x in self.roles else load(x, shape_of(node))
+
+        def load(x, shape):
+            if (x, shape) not in known:
+                i = self.pairs.index((x, shape))
+                known[x, shape] = f"a{i}"
+                offset = place("c", self._dims(x, shape)[1])
+                body.append(f"const {ctype(x)} a{i} = x{i}[{offset}];")
+            return known[x, shape]
+
+        def full(v):
+            if v in known:
+                return known[v]
+            node = self.nodes[v]
+            known[v] = self.names[v]
+            if self.loop_of[v] < number and v in kernel.outputs:
+                body.append(f"const {ctype(v)} {self.names[v]} = y{kernel.outputs.index(v)}[c];")
+            elif self.loop_of[v] < number and not self._again(v):
+                if v not in self.scratch:
+                    self.scratch.append(v)
+                body.append(f"const {ctype(v)} {self.names[v]} = {self._kept(v)}[c];")
+            else:
+                body.extend(self._statement(node, [operand(node, x) for x in node.args]))
+            return known[v]
+
+        sums, ends = [], []
+        for v, node in self.nodes.items():
+            role = self.roles[v]
+            if role == FULL and self.loop_of[v] == number and v in kernel.outputs:
+                body.append(f"y{kernel.outputs.index(v)}[c] = {full(v)};")
+            if role == FULL or role == ROW and (node.name not in REDUCTIONS or self.after[v] != number + 1) \
+                    or role in (COLUMN, SCALAR) and (self._time(node) != number
+                                                     or self.roles.get(node.inputs[0]) == ROW):
+                continue
+            x = operand(node, node.inputs[0])
+            if role == COLUMN:
+                body.append(f"{self._out(v)}[c] += {x};")
+            else:
+                sums.append((v, node.name, x))
+                ends.append(x)
+        for v in list(self.scratch):
+            if self.loop_of[v] == number:
+                body.append(f"{self._kept(v)}[c] = {full(v)};")
+        return self._around(body, sums) if body else []
+
+    def _again(self, v, depth=3):
+        """Whether a value is computed again in a later loop rather than kept."""
+        node = self.nodes[v]
+        return depth > 0 and node.name in CHEAP and all(
+            x not in self.loop_of or x in self.kernel.outputs or self._again(x, depth - 1) for x in node.inputs)
+
+    def _around(self, body, sums):
+        """The loop with its sums; long ones in blocks."""
+        columns = self.kernel.columns
+        declared, clauses, steps, closing = [], [], [], []
+        for v, name, x in sums:
+            t, s = ctype(v), f"s_{self.names[v]}"
+            scalar = self.roles[v] == SCALAR
+            if name == "sum":
+                clauses.append(f"reduction(+:{s})")
+                steps.append(f"{s} += {x};")
+                declared.append(f"{t} {s} = 0;")
+                closing.append(f"{self.names[v] if scalar else 't_' + self.names[v]} += {s};")
+            else:
+                clauses.append(f"reduction({name}_{t}:{s})")
+                sign, start = (">", "-__builtin_inf()") if name == "max" else ("<", "__builtin_inf()")
+                steps.append(f"{s} = ({x} {sign} {s} || {x} != {x}) ? {x} : {s};")
+                declared.append(f"{t} {s} = {start};")
+                t_ = "t_" + self.names[v]
+                closing.append(f"{t_} = ({s} {sign} {t_} || {s} != {s}) ? {s} : {t_};")
+        outer = [f"{'double' if name == 'sum' else ctype(v)} t_{self.names[v]} = "
+                 f"{'0' if name == 'sum' else '-__builtin_inf()' if name == 'max' else '__builtin_inf()'};"
+                 for v, name, _ in sums if self.roles[v] == ROW]
+        after = [f"const {ctype(v)} {self.names[v]} = t_{self.names[v]};" for v, _, _ in sums if self.roles[v] == ROW]
+        pragma = "#pragma omp simd " + " ".join(clauses)
+        block = columns > BLOCK and sums
+        lines = [*outer]
+        head = "for (long c = 0; c < " + f"{columns}; c++) {{"
+        inside = [*declared, pragma, head, *("  " + line for line in (*body, *steps)), "}", *closing]
+        if block:
+            inside[inside.index(head)] = (f"for (long c = b; c < (b + {BLOCK} < {columns} ? b + {BLOCK} : {columns}); "
+                                          "c++) {")
+            lines += [f"for (long b = 0; b < {columns}; b += {BLOCK}) {{", *("  " + line for line in inside), "}"]
+        else:
+            lines += ["{", *("  " + line for line in inside), "}"]
+        return [*lines, *after]
+
+    # ------------------------------------------------------------ one op
+
+    def _statement(self, node, operands):
+        """`const float v3 = v1 + v2;`"""
+        v, name = node.result, node.name
+        t = ctype(v)
+        if name in ("reshape", "broadcast_to"):
+            return [f"const {t} {self.names[v]} = {operands[0]};"]
+        if name == "astype":
+            test = " != 0" if v.dtype.kind == "b" else ""
+            return [f"const {t} {self.names[v]} = ({t})({operands[0]}{test});"]
+        dtype = v.dtype if name in ARITHMETIC else np.result_type(
+            *(x.dtype if isinstance(x, Value) else x for x in node.args)) if name in COMPARISONS else np.dtype(bool)
+        if name == "where":
+            words = [f"({operands[0]})", *(cast(x, dtype, node.args[i]) for i, x in enumerate(operands) if i)]
+        else:
+            words = [cast(x, dtype, a) for x, a in zip(operands, node.args, strict=True)]
+        f = "f" if dtype == np.float32 else ""
+        lines, more = [], {}
+        if name in HELPERS:
+            short, text = HELPERS[name]
+            more[short] = f"{self.names[v]}_{short}"
+            lines.append(f"const {TYPES[dtype.name]} {more[short]} = {text.format(*words, f=f)};")
+        text = (ARITHMETIC.get(name) or COMPARISONS.get(name) or LOGIC[name]).format(*words, f=f, **more)
+        return [*lines, f"const {t} {self.names[v]} = {text};"]
+
+
+def load(functions, names):
+    """The C functions, compiled and loaded, by these names."""
+    if not functions:
+        return []
+    library = cc.build((SIMD if cc.vector_functions() else PLAIN) + PRELUDE + "\n".join(functions))
+    return [getattr(library, name) for name in names]
+
+
+def ctype(value):
+    """The C type of a value's elements."""
+    return TYPES[value.dtype.name]
+
+
+def cast(word, dtype, argument):
+    """An operand in the dtype in which an op computes."""
+    if isinstance(argument, Value):
+        return word if argument.dtype == dtype or dtype.kind == "b" else f"(({TYPES[dtype.name]}){word})"
+    return literal(argument, dtype)
+
+
+def literal(number, dtype):
+    """A number as C writes it."""
+    number = dtype.type(number)
+    if dtype.kind != "f":
+        return f"({int(number)}{'LL' if dtype.itemsize == 8 else ''})"
+    if not np.isfinite(number):
+        return "__builtin_nan(\"\")" if np.isnan(number) else f"({'-' if number < 0 else ''}__builtin_inf())"
+    return f"({float(number).hex()}{'f' if dtype == np.float32 else ''})"
+
+
+def place(index, dims):
+    """The offset of element number `index`, counted through axes [(extent, stride)], as C."""
+    merged = []
+    for extent, stride in reversed(dims):
+        if extent == 1:
+            continue
+        if merged and stride == merged[-1][1] * merged[-1][0]:
+            merged[-1] = (merged[-1][0] * extent, merged[-1][1])
+        else:
+            merged.append((extent, stride))
+    terms, inner = [], 1
+    for i, (extent, stride) in enumerate(merged):
+        at = index if inner == 1 else f"{index} / {inner}"
+        at = at if i == len(merged) - 1 else f"({at}) % {extent}"
+        if stride:
+            terms.append(f"({at}) * {stride}L" if stride != 1 or at != index else index)
+        inner *= extent
+    return " + ".join(terms) or "0"

@@ -1,0 +1,272 @@
+"""Capture: a function is run on Symbols, which have a shape and a dtype but no elements, and what it asks for becomes a
+graph. The tape works on Symbols as on arrays, so that backward is captured by the rules that run it."""
+
+from contextlib import contextmanager
+
+import numpy as np
+
+from .. import backend
+from ..autodiff.methods import METHODS
+from ..autodiff.primitive import OPS, mode
+from ..autodiff.tensor import Tensor, user_line
+from ..backend import Placeholder, is_array
+from ..surroundings import surroundings
+from .ir import Call, Node, Value
+from .rules import DEFINITIONS, WHOLE, results_of
+
+
+class Break(RuntimeError):
+    """What a compiled function does can't be part of a graph: the function runs uncompiled."""
+
+
+class Symbol(Placeholder):
+    """A Value of the graph as the function sees it: an array of the host without elements."""
+
+    __slots__ = ("value",)
+    shape = property(lambda self: self.value.shape)
+    dtype = property(lambda self: self.value.dtype)
+    size = property(lambda self: self.value.size)
+    ndim = property(lambda self: len(self.shape))
+    itemsize = property(lambda self: self.dtype.itemsize)
+    nbytes = property(lambda self: self.size * self.dtype.itemsize)
+    T = property(lambda self: self.transpose())
+    base = None
+
+    def __init__(self, value):
+        self.value = value
+
+    def __len__(self):
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
+        if method != "__call__" or out is not None or options:
+            raise Break(f"NumPy's {ufunc.__name__} with out=, or as {method}, is called on a value of the graph")
+        return current().apply(BY_UFUNC.get(ufunc) or Call(ufunc.__name__, ufunc), inputs, ())
+
+    def __array_function__(self, function, types, args, options):
+        if function in MAKERS:      # with like=: an array of the host
+            return function(*args, **options)
+        if function in (np.zeros_like, np.ones_like):
+            return {np.zeros_like: np.zeros, np.ones_like: np.ones}[function](
+                args[0].shape, options.get("dtype") or args[0].dtype)
+        if function.__name__ in BY_NAME:
+            return BY_NAME[function.__name__](*args, **options)
+        if function in SHAPED_BY_SHAPES:
+            names = tuple(options)
+            return current().apply(Call(function.__name__, lambda *a: function(
+                *a[:len(a) - len(names)], **dict(zip(names, a[len(a) - len(names):], strict=True)))),
+                (*args, *options.values()), ())
+        raise Break(f"NumPy's {function.__name__} is called on a value of the graph")
+
+    def astype(self, dtype, copy=True):
+        """As an array's."""
+        dtype = np.dtype(dtype)
+        return self if dtype == self.dtype else current().apply(OPS["astype"], (self, self.dtype, dtype), ())
+
+    def view(self, dtype):
+        """The same bytes as another dtype."""
+        return current().apply(Call("view", lambda x, new: x.view(new)), (self, np.dtype(dtype)), ())
+
+    def copy(self):
+        """Itself: nothing writes into it."""
+        return self
+
+    def _refuse(self, *args, **options):
+        raise Break("the function asks for the value of something that is computed in the graph, at "
+                    f"{user_line()}")
+
+    def _refuse_write(self, *args):
+        raise Break(f"the function writes into an array that is part of the graph, at {user_line()}")
+
+
+def _in_place(name):
+    def method(self, other):
+        if self.value.node is None:       # given: somebody else has it too
+            self._refuse_write()
+        return getattr(self, name)(other)
+    return method
+
+
+for _name, _function in METHODS.items():
+    if _name not in ("astype", "view", "cpu", "cuda", "__hash__"):
+        setattr(Symbol, _name, _function)
+for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "item", "tolist", "tobytes"):
+    setattr(Symbol, _name, Symbol._refuse)
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "mod", "floordiv"):
+    setattr(Symbol, f"__i{_name}__", _in_place(f"__{_name}__"))
+Symbol.__setitem__ = Symbol._refuse_write
+Symbol.__hash__ = object.__hash__
+
+BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "forward", None), np.ufunc)} | {
+    np.matmul: OPS["matmul"]}
+BY_NAME = {name: METHODS[name] for name in ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose",
+                                            "swapaxes", "squeeze", "cumsum", "prod", "any", "all", "clip")}
+MAKERS = {np.arange, np.zeros, np.ones, np.empty, np.full, np.tri, np.eye}
+# What these give has a shape that depends on the shapes of what they are given, not on values.
+SHAPED_BY_SHAPES = {np.argsort, np.sort, np.take_along_axis, np.flip, np.cumprod, np.tril, np.triu, np.roll,
+                    np.concatenate, np.stack, np.where, np.broadcast_to, np.expand_dims, np.moveaxis, np.split}
+
+
+def current():
+    """The Capture under way."""
+    capture = backend.recording.graph
+    if not isinstance(capture, Capture):
+        raise RuntimeError("a value of a compiled function's graph was kept and used after the function had ended")
+    return capture
+
+
+class Capture:
+    """What a function has asked for so far.
+
+    apart    whether fused ops are taken apart
+    given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
+    nodes    [Node], in order
+    places   what the function depends on beside its arguments (see surroundings.py)
+    checks   [(Symbol of a 0-d bool, error)]: what to raise where it is true
+    effects  [(array, Symbol)]: what is to be written into arrays at the end
+    """
+
+    def __init__(self, name, function, apart=True):
+        self.apart = apart
+        self.name, self.places = name, surroundings(function)
+        self.placed = {id(place.where) for place in self.places}
+        self.given, self.nodes, self.checks, self.effects, self.swapped = [], [], [], [], []
+        self.wanting = {}       # node of a tensor from elsewhere that gradients reach -> the tensor
+        self.symbols = {}       # id of an array -> its Symbol; `given` keeps the array
+
+    def __enter__(self):
+        self.modes = mode(capture=self)
+        self.modes.__enter__()
+        backend.recording.graph = self
+        return self
+
+    def __exit__(self, kind, *error):
+        backend.recording.graph = None
+        self.modes.__exit__(None, None, None)
+        kept = True
+        for module, name, array, symbol in reversed(self.swapped):
+            kept = kept and vars(module).get(name) is symbol
+            put(module, name, array)
+        if not kept and kind is None:
+            raise Break("a module's forward puts another array in the place of one of its own; write into it with "
+                        "backend.assign")
+
+    # ------------------------------------------------------------ values
+
+    def argument(self, array):
+        """A Symbol for an array that each call brings."""
+        return Symbol(Value(array.shape, array.dtype))
+
+    def symbol(self, value, where=None):
+        """The Symbol of an array that the function takes from elsewhere; anything else as it is."""
+        if not isinstance(value, np.ndarray):
+            if is_array(value) and not isinstance(value, Symbol):
+                raise Break("an array is on a GPU: for a GPU's work there is mt.cuda_graph")
+            return value
+        if where.__class__ is Tensor and where.node is not None:
+            self.wanting[where.node] = where
+        if id(value) not in self.symbols:
+            self.symbols[id(value)] = self.argument(value)
+            self.given.append((self.symbols[id(value)], where if where.__class__ is Tensor else value, value))
+        return self.symbols[id(value)]
+
+    def apply(self, op, raw, params):
+        """The results of an op as Symbols, in the form in which its forward gives them."""
+        def known(tree):
+            if isinstance(tree, (tuple, list)):
+                parts = [known(part) for part in tree]
+                return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+            symbol = self.symbol(tree.data, tree) if tree.__class__ is Tensor else self.symbol(tree)
+            return symbol.value if symbol.__class__ is Symbol else symbol
+        node = Node(op, known((*raw, *params)))
+        with suspended():
+            shapes, rebuild = results_of(node)
+        node.flat = rebuild is not None
+        node.results = tuple(Value(shape, dtype, node, i) for i, (shape, dtype) in enumerate(shapes))
+        self.nodes.append(node)
+        symbols = [Symbol(value) for value in node.results]
+        return rebuild(symbols) if rebuild else symbols[0]
+
+    def definition(self, primitive):
+        """A fused op in ordinary ops, for those that are better taken apart."""
+        if not self.apart or primitive.name in WHOLE:
+            return None
+        return DEFINITIONS.get(primitive.name) or primitive.definition
+
+    def pullback_of(self, primitive):
+        """The pullback of a fused op that isn't taken apart, as an op."""
+        def pullback(ct, wanted, saved):
+            wanted = tuple(map(bool, wanted))
+            call = Call(f"pullback of {primitive.name}", lambda ct, *saved: primitive.pullback(ct, wanted, saved))
+            return self.apply(call, (ct, *saved), ())
+        return pullback
+
+    # ------------------------------------------------------------ what the layers below tell (backend.recording)
+
+    def called(self, module):
+        """A module's forward begins: its buffers are read anew at each call."""
+        if id(module) not in self.placed:
+            self.places += surroundings(module)
+            self.placed.update(id(place.where) for place in self.places)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, np.ndarray):
+                symbol = self.symbol(value)
+                self.swapped.append((module, name, value, symbol))
+                put(module, name, symbol)
+
+    def assign(self, array, values):
+        """See backend.assign."""
+        target = next((where for symbol, where, _ in self.given if symbol is array), array)
+        self.effects.append((target, values))
+
+    def random_rows(self, shape):
+        """See backend.random_rows: drawn at each call, by the key of the module that runs now."""
+        path = backend.random_state.path
+
+        def draw(shape):
+            outer, backend.random_state.path = backend.random_state.path, path
+            try:
+                return backend.random_rows(shape)
+            finally:
+                backend.random_state.path = outer
+        return self.apply(Call("random_rows", draw, pure=False), (tuple(shape),), ())
+
+    def matmul(self, x, y, out):
+        """See backend.matmul."""
+        return self.apply(OPS["matmul"], (x, y), ())
+
+    def reached(self, tensor, forgets=False):
+        """A tensor's gradient is read or set."""
+        raise Break(f"the function reads or sets the gradient of a tensor of shape {tensor.shape}: call backward() on "
+                    "what it returns")
+
+    def launched(self, name, times):
+        """A kernel was started."""
+        raise Break(f"the function starts the kernel {name!r} by itself")
+
+    def refusal(self, what):
+        """The error for what would be done once only."""
+        return Break(f"{what}, which would be done once only")
+
+
+@contextmanager
+def suspended():
+    """Inside, ops are run."""
+    capture, backend.recording.graph = backend.recording.graph, None
+    try:
+        with mode(capture=None):
+            yield
+    finally:
+        backend.recording.graph = capture
+
+
+def put(module, name, array):
+    """Let an attribute of a module, and its entry among the buffers, be this array."""
+    vars(module)[name] = array
+    if name in getattr(module, "_buffers", ()):
+        module._buffers[name] = array

@@ -1,0 +1,332 @@
+"""compile(f): f captured as a graph once, and run as fused kernels from then on."""
+
+import functools
+import inspect
+import warnings
+from collections import Counter
+
+import numpy as np
+
+from ..autodiff.primitive import Primitive, bind, lower, state
+from ..autodiff.reverse import run as run_backward
+from ..autodiff.tensor import Leaf, Tensor, attach
+from ..autodiff.tree import flatten
+from ..backend import is_array, recording
+from ..nn.module import Module
+from ..surroundings import described, is_module, unchanged
+from . import cc
+from .capture import Break, Capture
+from .fusion import fused
+from .ir import Call, Graph, mapped
+from .partition import partitioned
+from .passes import optimized, pure
+from .program import Program
+
+VARIANTS = 32       # graphs that a compiled function keeps
+
+
+def compile(function, emit=None):
+    """The function (or the module) with its array work captured as a graph, fused, and run as kernels of its own.
+
+    function  takes and returns tensors, arrays, numbers and texts, in tuples, lists and dicts. A module comes back as a
+              module with the same parameters under the same names.
+
+    emit      what the kernels become: "c", compiled by the system's C compiler ($CC, cc, gcc or clang); "numpy", run in
+              tiles that stay in the cache; None: C where there is a compiler
+
+    The first call for given shapes, dtypes, constants and modes runs the function on arrays without elements, and keeps
+    what it asked for; so do calls after something has changed that the function reads from elsewhere: parameters'
+    places, closures, globals, modules' attributes, training or evaluation (see surroundings.py). Gradients reach
+    arguments and parameters as before, by a graph of their own. Random numbers are drawn anew in each call; a value
+    that isn't an array is what it was at the first call.
+
+    What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
+    the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
+    functions are seen where they meet a value of the graph; what they make of other arrays alone is made once.
+    Inside of a transform (grad, jvp, …) a compiled function is the function itself: compile the transformed one.
+
+    `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
+    """
+    if emit not in (None, "c", "numpy"):
+        raise ValueError(f"compile: emit={emit!r}; use 'c', 'numpy' or None")
+    if emit == "c" and cc.compiler() is None:
+        raise RuntimeError("compile: emit='c' needs a C compiler, and there is no cc, gcc or clang on PATH, nor does "
+                           "$CC name one")
+    return CompiledModule(function, emit) if is_module(function) else Compiled(function, emit)
+
+
+class Compiled:
+    """A function and its variants: see compile.
+
+    breaks  Counter {reason: calls that ran uncompiled}
+    """
+
+    def __init__(self, function, emit=None):
+        functools.update_wrapper(self, function, updated=())
+        self.function = function
+        self.name = f"compile({getattr(function, '__name__', type(function).__name__)})"
+        self.variants, self.breaks, self.emit = [], Counter(), emit
+
+    def __reduce__(self):
+        return Compiled, (self.function, self.emit)
+
+    def __get__(self, instance, owner=None):
+        """As a method: each instance has graphs of its own."""
+        if instance is None:
+            return self
+        name = f"compiled {self.function.__qualname__}"
+        if name not in vars(instance):
+            vars(instance)[name] = Compiled(self.function.__get__(instance), self.emit)
+        return vars(instance)[name]
+
+    def __call__(self, *args, **kwargs):
+        if state.level or state.anomaly or recording.graph is not None:
+            return self.function(*args, **kwargs)
+        given, rebuild = flatten((args, kwargs), order=list)
+        key = (str(rebuild(range(len(given)))), tuple(map(described, given)),
+               tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again)
+        for i, variant in enumerate(self.variants):
+            if variant.key == key and variant.fits():
+                if i:       # the last one used stands first
+                    self.variants.insert(0, self.variants.pop(i))
+                break
+        else:
+            variant = self._variant(key, given, rebuild)
+            self.variants = [variant, *self.variants][:VARIANTS]
+        if variant.broken:
+            if variant.broken not in self.breaks:
+                warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
+            self.breaks[variant.broken] += 1
+            return self.function(*args, **kwargs)
+        return variant(given)
+
+    def _variant(self, key, given, rebuild):
+        emit = self.emit or ("c" if cc.compiler() else "numpy")
+        # NumPy's own kernels of fused ops are as good as tiles of single ops.
+        capture = Capture(self.name, self.function, apart=emit == "c")
+        try:
+            if any(is_array(v := lower(x)) and not isinstance(v, np.ndarray) for x in given):
+                raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
+            return Variant(key, capture, self.function, given, rebuild, emit)
+        except Break as error:
+            return Broken(key, capture.places, str(error))
+
+    def show(self, stage="fused"):
+        """The last graph as text: "captured", "optimized", "fused" or "kernels"; "fused backward" is backward's."""
+        variant = next((v for v in self.variants if not v.broken), None)
+        if variant is None:
+            raise RuntimeError(f"{self.name}: there is no graph yet; " + (
+                f"it runs uncompiled: {next(iter(self.breaks))}" if self.breaks else "call it first"))
+        return variant.show(stage)
+
+
+class CompiledModule(Module):
+    """A module whose forward is compiled; its parameters keep their names."""
+
+    def __init__(self, module, emit=None):
+        super().__init__()
+        self.add_module("", module)
+        object.__setattr__(self, "compiled", Compiled(module, emit))
+        self.training = module.training
+
+    def forward(self, *args, **kwargs):
+        return self.compiled(*args, **kwargs)
+
+    def show(self, stage="fused"):
+        """See Compiled.show."""
+        return self.compiled.show(stage)
+
+    @property
+    def breaks(self):
+        """See Compiled."""
+        return self.compiled.breaks
+
+
+class Broken:
+    """Calls that run uncompiled, and why."""
+
+    def __init__(self, key, places, reason):
+        self.key, self.places, self.broken = key, places, reason
+
+    def fits(self):
+        """Whether the function is what it was then."""
+        return unchanged(self.places)
+
+
+class Variant:
+    """One graph of a function, for arguments of one kind, in one state of what it reads.
+
+    given     its arguments' arrays come first, then what stands elsewhere: [(Tensor or array, its node, shape, dtype)]
+    """
+
+    broken = None
+
+    def __init__(self, key, capture, function, given, rebuild, emit):
+        self.key, self.capture, self.name, self.emit = key, capture, capture.name, emit
+        with capture:
+            leaves, arguments = [], []
+            for x in given:
+                if x.__class__ is Tensor:
+                    symbol = capture.argument(x.data)
+                    leaf = None if x.node is None else Leaf(x.shape, x.dtype)
+                    arguments.append((symbol, leaf))
+                    leaves.append(Tensor(symbol, leaf))
+                elif isinstance(x, np.ndarray):
+                    arguments.append((capture.argument(x), None))
+                    leaves.append(arguments[-1][0])
+                else:
+                    leaves.append(x)
+            args, kwargs = rebuild(leaves)
+            outs, self.rebuild = flatten(function(*args, **kwargs), order=list)
+            self._outputs(outs)
+            forward = list(capture.nodes)
+            tops = [o.node for o in self.traced]
+            found, cotangents = {}, [capture.argument(o) for o in self.traced]
+            stops = {leaf for _, leaf in arguments if leaf is not None} | capture.wanting.keys()
+            if tops:
+                run_backward(list(zip(tops, cotangents, strict=True)), retain=True, into=found, stops=stops)
+            nodes = [leaf for _, leaf in arguments] + [
+                where.node if where.__class__ is Tensor else None for _, where, _ in capture.given]
+            self.extra = [n for n in capture.wanting if n not in nodes]     # a second tensor of the same array
+            nodes += self.extra
+        found = {node: g.value for node, g in found.items()}
+        self._finish([s.value for s, _ in arguments], nodes, forward, [c.value for c in cotangents], found)
+
+    def _outputs(self, outs):
+        """Sort what the function returns: arrays that gradients reach, other arrays, the rest."""
+        self.values, self.plan, self.traced = [], [], []    # plan: (kind, its place among the values, or the constant)
+        for out in outs:
+            raw = lower(out)
+            if not is_array(raw):
+                self.plan.append(("constant", out))
+                continue
+            kind = "array" if out.__class__ is not Tensor else "tensor" if out.node is None else "traced"
+            self.plan.append((kind, len(self.values)))
+            self.values.append(self.capture.symbol(raw, out).value)
+            if kind == "traced":
+                self.traced.append(out)
+
+    def _finish(self, arguments, nodes, forward, cotangents, found):
+        capture = self.capture
+        self.arguments = len(arguments)
+        self.elsewhere = [(where, getattr(where, "node", None), s.shape, s.dtype) for s, where, _ in capture.given]
+        given = [*arguments, *(s.value for s, _, _ in capture.given)]
+        effects, checks = [v.value for _, v in capture.effects], [v.value for v, _ in capture.checks]
+        backward = Graph(f"backward of {self.name}", [], capture.nodes[len(forward):],
+                         [found[n] for n in nodes if n in found])
+        backward, kept = partitioned(backward, forward)
+        self.captured = Graph(self.name, given, forward, [*self.values, *effects, *checks, *kept])
+        self.graph = optimized(self.captured)
+        renamed = dict(zip(kept, self.graph.wanted[len(self.graph.wanted) - len(kept):], strict=True))
+        # Passes may have found that a value that is kept is given, or the same as another one.
+        backward = backward.replaced(dict(renamed))
+        distinct = list(dict.fromkeys(v for v in renamed.values() if v not in given))
+        self.graph.wanted[len(self.graph.wanted) - len(kept):] = distinct
+        self.kept = len(distinct)
+        backward.given = [*cotangents, *distinct, *given]
+        self.backward = optimized(backward)
+        self.forward_program = Program(fused(self.graph), self.emit)
+        self.backward_program = Program(fused(self.backward), self.emit) if nodes and self.backward.wanted else None
+        self.gradients = [n in found for n in nodes]
+        self.op = self._op(len(nodes)) if self.traced else None
+        self.nodes = nodes
+
+    def _op(self, count):
+        """The Primitive that stands on the tape for a call."""
+        names = [f"x{i}" for i in range(count)]
+        shapes = [(o.shape, o.dtype) for o in self.traced]
+
+        def pullback(ct, wanted, *saved):
+            *inputs, kept = saved
+            parts = ct.parts if len(shapes) > 1 else (ct,)
+            parts = [np.zeros(*shape) if part is None else part for part, shape in zip(parts, shapes, strict=True)]
+            given = [*parts, *kept, *inputs[:len(inputs) - len(self.extra)]]
+            made = iter(own(self.backward_program(given), given))
+            made = [next(made) if there else None for there in self.gradients]
+            return [g if w else None for g, w in zip(made, wanted, strict=True)]
+        pullback.__signature__ = inspect.Signature(
+            [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ct", "wanted", *names, "aux")])
+        return Primitive(self.name, None, " ".join(names), aux=True, multi=len(shapes) > 1,
+                         definition=self._definition, pullback=pullback, listed=False)
+
+    def _definition(self, *inputs):
+        """The outputs that gradients reach, op by op: for derivatives of derivatives."""
+        if any(not pure(node) for node in self.captured.nodes):
+            raise RuntimeError(f"{self.name} draws random numbers, and would draw others for a derivative of its "
+                               "derivative: differentiate the function itself")
+        known = dict(zip(self.captured.given, inputs, strict=False))
+        for node in self.captured.nodes:
+            args = mapped(node.args, known.__getitem__)
+            if isinstance(node.op, Call):
+                made = node.op.forward(*mapped(node.args, lambda v: lower(known[v])))
+            else:
+                n = len(node.op.inputs)
+                made = bind(node.op, args[:n], args[n:])
+            known.update(zip(node.results, made if node.op.__class__ is Primitive and node.op.multi else (made,),
+                             strict=False))
+        outs = tuple(known[lower(o).value] for o in self.traced)
+        return outs if len(outs) > 1 else outs[0]
+
+    def fits(self):
+        """Whether the function would ask for the same now."""
+        for where, node, shape, dtype in self.elsewhere:
+            if where.__class__ is Tensor and (
+                    where.node is not node or where.data.shape != shape or where.data.dtype != dtype):
+                return False
+        return unchanged(self.capture.places)
+
+    def __call__(self, given):
+        arrays = [raw if raw.flags.c_contiguous else np.ascontiguousarray(raw)
+                  for x in given if isinstance(raw := lower(x), np.ndarray)]
+        arrays += [where.data if where.__class__ is Tensor else where for where, *_ in self.elsewhere]
+        made = self.forward_program(arrays)
+        n, kept = len(self.values), len(made) - self.kept
+        checks = len(self.capture.checks)
+        for bad, (_, error) in zip(made[kept - checks:kept], self.capture.checks, strict=True):
+            if bad:
+                raise error
+        for (target, _), value in zip(self.capture.effects, made[n:kept - checks], strict=True):
+            target[...] = value
+        outs = own(made[:n], [*arrays, *made[kept:]])
+        traced = iter(self._on_tape(given, arrays, outs, made[kept:]) if self.op else ())
+        return self.rebuild([what if kind == "constant" else outs[what] if kind == "array" else
+                             Tensor(outs[what]) if kind == "tensor" else next(traced) for kind, what in self.plan])
+
+    def _on_tape(self, given, arrays, outs, kept):
+        """The outputs that gradients reach, as results of one op on the tape."""
+        tensors = [x for x in given if isinstance(lower(x), np.ndarray)]
+        parents = [x.node if x.__class__ is Tensor else None for x in tensors] + self.nodes[self.arguments:]
+        values = tuple(outs[i] for kind, i in self.plan if kind == "traced")
+        several = self.op.multi
+        made = attach(self.op, parents, [*arrays, *(None for _ in self.extra)], (), values if several else values[0],
+                      tuple(kept), 0)
+        return made if several else (made,)
+
+    def show(self, stage):
+        """See Compiled.show."""
+        stage, _, backward = stage.partition(" ")
+        graph = self.backward if backward else self.graph
+        program = self.backward_program if backward else self.forward_program
+        stages = {"captured": lambda: str(self.captured), "optimized": lambda: str(graph),
+                  "fused": lambda: str(program), "kernels": program.source}
+        if stage not in stages:
+            raise ValueError(f"show({stage!r}): there are {', '.join(stages)}")
+        return stages[stage]()
+
+
+def own(arrays, others):
+    """The arrays, with copies of those whose memory somebody else has too."""
+    seen, owned = {id(storage(array)) for array in others}, []
+    for array in map(np.asarray, arrays):
+        if id(storage(array)) in seen or storage(array).nbytes != array.nbytes or not array.flags.c_contiguous:
+            array = array.copy()
+        seen.add(id(storage(array)))
+        owned.append(array)
+    return owned
+
+
+def storage(array):
+    """The array that owns the memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

@@ -1,0 +1,139 @@
+"""Passes: a graph in, a graph out that computes the same with less. Each can be printed before and after.
+
+Floating-point results stay what they are, to the last bit: nothing is reassociated.
+"""
+
+from ..autodiff.primitive import OPS
+from .ir import Call, Graph, Node, Value
+
+
+def live(graph):
+    """Without ops whose results nobody needs."""
+    needed, nodes = set(graph.wanted), []
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.results) or not pure(node):
+            nodes.append(node)
+            needed.update(node.inputs)
+    return Graph(graph.name, graph.given, reversed(nodes), graph.wanted)
+
+
+def common(graph):
+    """Ops that are the same on the same arguments, done once."""
+    seen, replace, nodes = {}, {}, []
+    for old in graph.nodes:
+        node = old.substituted(replace)
+        key = (id(node.op), identity(node.args))
+        first = seen.setdefault(key, node) if pure(node) else node
+        if first is node:
+            nodes.append(node)
+        replace.update(zip(old.results, first.results, strict=True))
+    return Graph(graph.name, graph.given, nodes, [replace.get(v, v) for v in graph.wanted])
+
+
+def simple(graph):
+    """Ops by simpler ones: REWRITES, from the first op to the last."""
+    replace, nodes, given = {}, [], set(graph.given)
+
+    def made_by(value, name):
+        """The node that makes a value, if it is such an op of this graph."""
+        node = None if value in given else value.node
+        return node if node is not None and node.name == name else None
+
+    def new(op, args, shape):
+        node = Node(OPS[op], args)
+        node.results = (Value(shape, node.args[0].dtype, node),)
+        nodes.append(node)
+        return node.result
+    for old in graph.nodes:
+        node = old.substituted(replace)
+        rewrite = REWRITES.get(node.name)
+        instead = rewrite(node, new, made_by) if rewrite else None
+        if instead is None:
+            nodes.append(node)
+            replace.update(zip(old.results, node.results, strict=True))
+        else:
+            replace[old.result] = instead
+    return Graph(graph.name, graph.given, nodes, [replace.get(v, v) for v in graph.wanted])
+
+
+PASSES = (simple, common, live)
+
+
+def optimized(graph):
+    """The graph after all passes."""
+    for step in PASSES:
+        graph = step(graph)
+    return graph
+
+
+# ---------------------------------------------------------------- what is simpler: a value that is there, or None
+
+def _reshape(node, new, made_by):
+    x, old, shape = node.args
+    if x.shape == tuple(shape):
+        return x
+    before = made_by(x, "reshape")
+    return before and new("reshape", (before.args[0], before.args[1], shape), tuple(shape))
+
+
+def _transpose(node, new, made_by):
+    x, order = node.args
+    if tuple(order) == tuple(range(len(order))):
+        return x
+    before = made_by(x, "transpose")
+    if before is None:
+        return None
+    source, order = before.args[0], tuple(before.args[1][i] for i in order)
+    return source if order == tuple(range(len(order))) else new("transpose", (source, order), node.result.shape)
+
+
+def _broadcast(node, new, made_by):
+    x, _, shape = node.args
+    return x if x.shape == tuple(shape) else None
+
+
+def _power(node, new, made_by):
+    x, exponent = node.args
+    number = not isinstance(exponent, Value) and isinstance(x, Value) and x.dtype.kind == "f"
+    if number and exponent == 2:
+        return new("square", (x,), x.shape)
+    return x if number and exponent == 1 else None
+
+
+def _times_one(node, new, made_by):
+    """x · 1 and x / 1, where that changes neither shape nor dtype."""
+    x, y = node.args
+    if node.name == "mul" and not isinstance(x, Value):
+        x, y = y, x
+    alike = isinstance(x, Value) and (x.shape, x.dtype) == (node.result.shape, node.result.dtype)
+    return x if alike and not isinstance(y, Value) and type(y) in (int, float) and y == 1 else None
+
+
+def _cast(node, new, made_by):
+    """A cast there and back, where nothing is lost on the way."""
+    x, _, dtype = node.args
+    before = made_by(x, "astype")
+    if before is not None and (source := before.args[0]).dtype == dtype \
+            and source.dtype.itemsize <= x.dtype.itemsize and {source.dtype.kind, x.dtype.kind} == {"f"}:
+        return source
+    return x if x.dtype == dtype else None
+
+
+REWRITES = {"reshape": _reshape, "transpose": _transpose, "broadcast_to": _broadcast, "power": _power,
+            "mul": _times_one, "div": _times_one, "astype": _cast}
+
+
+def pure(node):
+    """Whether an op gives the same for the same arguments."""
+    return not isinstance(node.op, Call) or node.op.pure
+
+
+def identity(tree):
+    """What two equal arguments have in common, and no two others."""
+    if isinstance(tree, (tuple, list)):
+        return (type(tree), *map(identity, tree))
+    if isinstance(tree, Value):
+        return id(tree)
+    if isinstance(tree, slice):
+        return (slice, tree.start, tree.stop, tree.step)
+    return type(tree), repr(tree)

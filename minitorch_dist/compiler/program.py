@@ -1,0 +1,159 @@
+"""A schedule made ready to run: steps over a list of slots."""
+
+import ctypes
+
+import numpy as np
+
+from .. import backend, ledger
+from . import c_source, tiles
+from .fusion import Kernel
+from .ir import mapped
+from .rules import results as arrays_of
+
+# What copies in the op table, because users may write into it.
+AS_VIEW = {"broadcast_to": lambda x, old, new: np.broadcast_to(x, new)}
+
+
+class Slot:
+    """Where an argument stands in the list of values."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number):
+        self.number = number
+
+
+class Step:
+    """One op, run as it is. `ends` are slots that nobody reads afterwards."""
+
+    def __init__(self, node, slots):
+        self.node, self.forward, self.ends = node, AS_VIEW.get(node.name, node.op.forward), ()
+        self.args = mapped(node.args, lambda v: Slot(slots[v]))
+        self.nested = any(isinstance(part, (tuple, list)) and has_slots(part) for part in self.args)
+        self.reads, self.outs = [slots[v] for v in node.inputs], [slots[v] for v in node.results]
+
+    def run(self, values):
+        """Fill this step's slots."""
+        args = filled(self.args, values) if self.nested else [
+            values[a.number] if a.__class__ is Slot else a for a in self.args]
+        made = self.forward(*args)
+        if not self.node.flat:
+            values[self.outs[0]] = made
+            return
+        for out, array in zip(self.outs, arrays_of(self.node, made), strict=True):
+            values[out] = array
+
+
+class KernelStep:
+    """One kernel. `compiled` is its C function, for inputs with the strides `strides`; None: NumPy runs it in tiles."""
+
+    def __init__(self, kernel, slots):
+        self.kernel, self.ends, self.strides, self.compiled = kernel, (), None, None
+        self.reads, self.outs = [slots[v] for v in kernel.inputs], [slots[v] for v in kernel.outputs]
+        self.reshaped = [(slots[v], kernel.outputs.index(source), v.shape) for v, source in kernel.reshaped.items()]
+        self.makes = [(v.shape, v.dtype) for v in kernel.outputs]
+        self.pointers = ctypes.c_void_p * (len(self.reads) + len(self.outs))
+
+    def run(self, values):
+        """Fill this step's slots."""
+        arrays = [values[i] for i in self.reads]
+        if self.compiled is None:
+            made = tiles.run(self.kernel, arrays)
+        else:
+            if [a.strides for a in arrays] != self.strides:
+                self.specialize(arrays)
+            made = [np.empty(shape, dtype) for shape, dtype in self.makes]
+            self.compiled(self.pointers(*[a.__array_interface__["data"][0] for a in (*arrays, *made)]))
+        for out, array in zip(self.outs, made, strict=True):
+            values[out] = array
+        for out, source, shape in self.reshaped:
+            values[out] = made[source].reshape(shape)
+
+    def look(self, values):
+        """Note the strides of the inputs."""
+        self.strides = [np.asarray(values[i]).strides for i in self.reads]
+
+    def source(self, name):
+        """The C function, by that name."""
+        sizes = [v.dtype.itemsize for v in self.kernel.inputs]
+        return c_source.write(self.kernel, [tuple(s // size for s in strides) for strides, size in zip(
+            self.strides, sizes, strict=True)], name)
+
+    def specialize(self, arrays):
+        """Compile the kernel for these arrays' strides."""
+        self.strides = [a.strides for a in arrays]
+        self.compiled = c_source.load([self.source("kernel")], ["kernel"])[0]
+
+
+def has_slots(tree):
+    """Whether nested tuples hold a Slot."""
+    return isinstance(tree, Slot) or isinstance(tree, (tuple, list)) and any(map(has_slots, tree))
+
+
+def filled(tree, values):
+    """Nested tuples with the arrays in place of the Slots."""
+    if tree.__class__ is Slot:
+        return values[tree.number]
+    if isinstance(tree, (tuple, list)):
+        parts = [filled(part, values) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
+
+
+class Program:
+    """Call it with an array for each given value; it returns one for each wanted value."""
+
+    def __init__(self, schedule, emit):
+        self.schedule, self.emit, graph, slots = schedule, emit, schedule.graph, {}
+        for value in (*graph.given, *(v for node in graph.nodes for v in node.results)):
+            slots.setdefault(value, len(slots))
+        self.size, self.wanted = len(slots), [slots[v] for v in graph.wanted]
+        self.steps = [(KernelStep if isinstance(item, Kernel) else Step)(item, slots) for item in schedule.items]
+        self.ready, self.text = False, ""
+        last = {}
+        for step in self.steps:
+            for slot in (*step.reads, *step.outs, *(slot for slot, *_ in getattr(step, "reshaped", ()))):
+                last[slot] = step
+        for slot, step in last.items():
+            if slot not in self.wanted:
+                step.ends = (*step.ends, slot)
+
+    def __call__(self, given):
+        if self.emit == "c" and not self.ready:
+            self._compile(given)
+        if ledger.open_ledgers:
+            for kernel in self.schedule.kernels:
+                ledger.launch(kernel.name)
+        return self._run(given)
+
+    def _run(self, given, before=None):
+        values = [*given, *[None] * (self.size - len(given))]
+        for step in self.steps:
+            if before is not None:
+                before(step, values)
+            step.run(values)
+            for slot in step.ends:
+                values[slot] = None
+        return [values[slot] for slot in self.wanted]
+
+    def _compile(self, given):
+        """Compile all kernels at once. Their inputs' strides are seen in a run of which nothing is kept."""
+        kernels = [step for step in self.steps if isinstance(step, KernelStep)]
+        random = backend.random_snapshot()
+        self._run(given, lambda step, values: step.look(values) if isinstance(step, KernelStep) else None)
+        backend.random_restore(random)
+        texts = {step: step.source("kernel") for step in kernels}
+        # Layers that are alike have the same kernels.
+        names = {text: f"kernel_{i}" for i, text in enumerate(dict.fromkeys(texts.values()))}
+        functions = dict(zip(names, c_source.load([text.replace("void kernel(", f"void {name}(", 1)
+                                                   for text, name in names.items()], names.values()), strict=True))
+        for step in kernels:
+            step.compiled = functions[texts[step]]
+        self.text, self.ready = "\n\n".join(names), True
+
+    def source(self):
+        """The kernels' C, each once; for NumPy, that there is none."""
+        return self.text or "NumPy runs the kernels in tiles"
+
+    def __str__(self):
+        return str(self.schedule)
