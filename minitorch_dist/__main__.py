@@ -6,6 +6,7 @@ import sys
 from . import __version__, doctor
 from .kernels import show
 from .parallel import schedules
+from .plan import command
 
 
 def main(argv=None):
@@ -16,6 +17,7 @@ def main(argv=None):
     doctor.add_command(commands)
     show.add_command(commands)
     schedules.add_command(commands)
+    command.add_command(commands)
     args = parser.parse_args(argv)
     return args.run(args)
 

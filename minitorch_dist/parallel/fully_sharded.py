@@ -49,9 +49,10 @@ CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", 
 SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
 
 
-def held(stage, elements, ranks):
-    """{kind: bytes} that a rank holds of a float32 model of so many elements, trained with Adam, in a stage."""
-    return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in BYTES.items()}
+def held(stage, elements, ranks, sizes=BYTES):
+    """{kind: bytes} that a rank holds of a model of so many elements, trained with Adam, in a stage. sizes: bytes per
+    element of each kind; as they stand, float32's."""
+    return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in sizes.items()}
 
 
 def fully_shard(module, comm=None, stage=3, **options):

@@ -1,0 +1,242 @@
+"""`python -m minitorch_dist plan`: the command line of plans, and their tables."""
+
+import sys
+from dataclasses import replace
+from math import isfinite
+
+from ..parallel.sequence_parallel import check_choice
+from .devices import DEVICES, device_named
+from .job import PRECISIONS, Job
+from .meshes import every
+from .model import GPT, Parameters
+from .paper import AXES, gpu_hours, plan
+
+SHAPE = ("layers", "width", "heads", "vocabulary", "context")
+SHOWN = 12      # of all meshes
+UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
+UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
+COUNTED = ("Exact counts, padding included: parameters, gradients, optimizer, bytes sent. Buffers, beside them for a "
+           "while:\nat most.")
+ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on the CPU.",
+               "mixed": "Activations: a model, Megatron-LM's (Korthikanti et al. 2022)."}
+NOT_RUN = {"mixed": "The counts are of this library's layout, which itself trains several ranks in float32.",
+           "pipeline": "Its own pipelines run with stage 0."}
+TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
+        "rings at full\nbandwidth, equal stages, nothing overlaps.")
+
+
+def add_command(commands):
+    """Add `plan` to the subparsers of the command line."""
+    p = commands.add_parser("plan", help="memory, bytes on the wire and time of a training run, on paper")
+    p.add_argument("--devices", type=int, required=True, help="how many")
+    p.add_argument("--device", default="H100", help=f"which: {', '.join(DEVICES)} (default: H100)")
+    p.add_argument("--memory", type=float, help="bytes that a device has, instead of its own")
+    p.add_argument("--flops", type=float, help="FLOP/s that a device does, instead of its peak")
+    p.add_argument("--bandwidth", type=float, help="bytes/s of every link, instead of those in and between machines")
+    p.add_argument("--parameters", type=float, help="of a model of which no more is known, e.g. 7.5e9")
+    for name in SHAPE:
+        p.add_argument(f"--{name}", type=int, help="of a GPT")
+    p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
+    p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
+    p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what tp and pp leave)")
+    p.add_argument("--tp", type=int, default=1, help="ranks that divide the matrices")
+    p.add_argument("--pp", type=int, default=1, help="ranks that divide the layers")
+    p.add_argument("--meshes", action="store_true", help="try all meshes, and show the fastest; needs --batch")
+    p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
+    p.add_argument("--precision", default="mixed", help="mixed (2+2+12 bytes per parameter) or float32 (4+4+8)")
+    p.add_argument("--batch", type=int, help="samples per step, over all ranks (default: one per micro-batch)")
+    p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 1; 4 per pipeline stage)")
+    p.add_argument("--sequence-length", type=int, help="tokens of a sample (default: the context; 2,048)")
+    p.add_argument("--schedule", default="1f1b", help="of the pipeline: gpipe, 1f1b, interleaved")
+    p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
+    p.add_argument("--checkpointing", action="store_true", help="keep the blocks' inputs alone, and compute twice")
+    p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
+                   help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
+    p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
+    p.set_defaults(run=_show)
+
+
+def _show(args):
+    try:
+        text = mesh_lines(args) if args.meshes else lines(plans_of(args), args.tokens)
+    except ValueError as error:
+        print(f"minitorch-dist plan: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(text))
+    return 0
+
+
+# ---------------------------------------------------------------- from the command line to plans
+
+def plans_of(args):
+    """[Plan], one per stage. ValueError for what can't be planned."""
+    _check_numbers(args)
+    device, model = _device(args), _model(args)
+    dp = args.devices // (args.tp * args.pp) if args.dp is None else args.dp
+    if dp * args.tp * args.pp != args.devices:
+        raise ValueError(f"the mesh dp={'?' if args.dp is None else dp} × tp={args.tp} × pp={args.pp} doesn't make up "
+                         f"{args.devices} devices: their product must be {args.devices}")
+    micro_batches = (4 * args.pp if args.pp > 1 else 1) if args.micro_batches is None else args.micro_batches
+    possible = 1 if dp == 1 else 2 if args.pp > 1 else 4
+    stages = range(possible) if args.stage is None else [args.stage]
+    batch = dp * micro_batches if args.batch is None else args.batch
+    job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
+              args.schedule, args.chunks, args.checkpointing, args.sequence_parallel)
+    return [plan(replace(job, stage=stage), device) for stage in stages]
+
+
+def every_of(args):
+    """([Plan] of every mesh, how many can't be). ValueError where none can."""
+    _check_numbers(args)
+    given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks > 1,
+             "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None}
+    if any(given.values()):
+        raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
+                         f"{' '.join(name for name, it in given.items() if it)} out")
+    if args.batch is None:
+        raise ValueError("--meshes compares them with one batch: give --batch")
+    device, model = _device(args), _model(args)
+    job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
+              micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing)
+    check_choice("--sequence-parallel", args.sequence_parallel)
+    plans, impossible = every(job, device, args.devices, None if args.stage is None else [args.stage],
+                              args.micro_batches, args.sequence_parallel)
+    if not plans:
+        raise ValueError(f"no mesh of {args.devices} devices can train this with a batch of {args.batch}: ask for one, "
+                         "by --dp, --tp and --pp, to hear why")
+    return plans, impossible
+
+
+def _check_numbers(args):
+    for name in ("parameters", "memory", "flops", "bandwidth", "tokens"):
+        value = getattr(args, name)
+        if value is not None and not (isfinite(value) and value > 0):
+            raise ValueError(f"--{name} {value}: must be a positive number")
+    for name in ("devices", "tp", "pp"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
+
+
+def _time(args, model):
+    if args.sequence_length is None:
+        return 2048 if model.layers is None else model.context
+    return args.sequence_length
+
+
+def _device(args):
+    device = device_named(args.device)
+    if args.memory:
+        device = replace(device, memory=args.memory)
+    if args.flops:
+        device = replace(device, flops=dict.fromkeys(PRECISIONS, args.flops))
+    return replace(device, link=args.bandwidth, network=args.bandwidth) if args.bandwidth else device
+
+
+def _model(args):
+    given = [f"--{name}" for name in SHAPE if getattr(args, name) is not None]
+    if args.parameters is not None:
+        if given := given + ["--untied"] * args.untied + ["--no-dropout"] * args.no_dropout:
+            raise ValueError(f"--parameters and {' '.join(given)}: the latter are a GPT's, give one or the other")
+        return Parameters(args.parameters)
+    if len(given) < len(SHAPE):
+        missing = [f"--{name}" for name in SHAPE if f"--{name}" not in given]
+        raise ValueError(f"the model is missing {' '.join(missing)}: give --parameters, or all of a GPT's "
+                         f"{' '.join(f'--{name}' for name in SHAPE)}")
+    return GPT(**{name: getattr(args, name) for name in SHAPE}, tied=not args.untied, dropout=not args.no_dropout)
+
+
+# ---------------------------------------------------------------- from plans to lines
+
+def lines(plans, tokens=None):
+    """The report on plans that differ in their stage alone."""
+    job, device = plans[0].job, plans[0].device
+    work = job.batch * job.time
+    flops = job.model.step_flops(work, job.time, job.checkpointing)
+    found = [f"{job.model}",
+             f"{job.ranks:,} × {device.name}, {job.mesh()}; {job.precision}: "
+             f"{' + '.join(map(str, job.sizes.values()))} bytes per parameter",
+             f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs (6·N·D: "
+             f"{6 * job.model.count * work:.4g})" + (f"; pipeline: {job.micro_batches} micro-batches, bubble "
+                                                     f"{100 * plans[0].bubble:.1f} %" if job.pp > 1 else ""), ""]
+    found += [*held_table(plans), "", *time_table(plans), ""]
+    if tokens:
+        best = min(plans, key=lambda p: (not p.fits, p.seconds.step))
+        steps = tokens / work
+        hours, bare = steps * best.seconds.step / 3600, gpu_hours(flops * steps, device.flops[job.precision])
+        found += [f"{tokens:.4g} tokens: {flops * steps:.4g} FLOPs, {bare:,.0f} device hours of computing alone; in "
+                  f"stage {best.job.stage} {steps:,.0f} steps, {hours:,.1f} h, {hours * job.ranks:,.0f} device hours.",
+                  ""]
+    return [*found, *notes(job)]
+
+
+def notes(job):
+    """Which figures are exact and which are models, as lines."""
+    if job.model.layers is None:
+        return [UNKNOWN, TIME]
+    not_run = [NOT_RUN["mixed"]] * (job.precision == "mixed") + [NOT_RUN["pipeline"]] * (job.pp > 1)
+    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *([" ".join(not_run)] if not_run else []), TIME]
+
+
+def mesh_lines(args):
+    """The report on every mesh."""
+    plans, impossible = every_of(args)
+    job, device = plans[0].job, plans[0].device
+    unit, fit = _held_unit(plans), sum(p.fits for p in plans)
+    rows = [["mesh", "", "micro-batches", f"{UNITS[unit]} held", f"of {device.memory / unit:,.0f}", "s per step",
+             "longest"]]
+    for p in plans[:SHOWN]:
+        rows.append([p.job.mesh(), _name(p), f"{p.job.micro_batches}", f"{p.fullest.memory / unit:,.2f}", _fits(p),
+                     f"{p.seconds.step:.3g}", p.seconds.longest])
+    return [f"{job.model}", f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of "
+            f"{job.time:,} tokens", "", *_columns(rows), "",
+            f"{len(plans)} ways, of which {fit} fit; those come first, the fastest first. {impossible} more can't be: "
+            "--dp, --tp, --pp by hand say why.", "", *notes(job)]
+
+
+def _fits(p):
+    return "fits" if p.fits else "too much"
+
+
+def held_table(plans):
+    """What the fullest rank holds, as lines."""
+    unit = _held_unit(plans)
+    known = plans[0].fullest.activations is not None
+    kinds = ("parameters", "gradients", "optimizer", *(("buffers", "activations") if known else ()))
+    rows = [[f"{UNITS[unit]} held", *kinds, "together", f"of {plans[0].device.memory / unit:,.0f}"]]
+    for p in plans:
+        rows.append([_name(p), *(f"{getattr(p.fullest, kind) / unit:,.2f}" for kind in kinds),
+                     f"{p.fullest.memory / unit:,.2f}", _fits(p)])
+    return _columns(rows)
+
+
+def time_table(plans):
+    """What is sent, and how long a step takes, as lines."""
+    unit = _unit(max(p.sent(axis) for p in plans for axis in AXES))
+    axes = [axis for axis in AXES if getattr(plans[0].job, axis) > 1]
+    parts = ("compute", *axes, *(("bubble",) if "pp" in axes else ()))
+    rows = [["per step", *(f"{UNITS[unit]} sent {axis}" for axis in axes), *(f"s {part}" for part in parts),
+             "s together", "longest"]]
+    for p in plans:
+        rows.append([_name(p), *(f"{p.sent(axis) / unit:,.2f}" for axis in axes),
+                     *(f"{getattr(p.seconds, part):.3g}" for part in parts), f"{p.seconds.step:.3g}",
+                     p.seconds.longest])
+    return _columns(rows)
+
+
+def _name(p):
+    return "0, DDP" if p.job.stage == 0 else f"ZeRO {p.job.stage}"
+
+
+def _held_unit(plans):
+    """Not larger than the device's memory wants."""
+    return _unit(min(plans[0].device.memory, max(p.fullest.memory for p in plans)))
+
+
+def _unit(most):
+    return next((unit for unit in UNITS if most >= unit), 1e3)
+
+
+def _columns(rows):
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
+                      for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]

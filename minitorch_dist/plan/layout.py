@@ -1,0 +1,27 @@
+"""Parameters where they come to lie: padded to 16 elements each, and to blocks of 4,096, by the library's own code."""
+
+from types import SimpleNamespace
+
+from ..flat import BLOCK, layout, round_up
+from ..parallel.buckets import MIB, cut
+
+
+def _stand_in(shape, itemsize):
+    """Of a tensor, what layouts ask for."""
+    size = 1
+    for extent in shape:
+        size *= extent
+    return SimpleNamespace(data=SimpleNamespace(size=size, nbytes=size * itemsize), dtype=itemsize)
+
+
+def buckets(shapes, itemsize, first_mib=1, cap_mib=25):
+    """Elements of each of DistributedDataParallel's buckets, with its counts of users; shapes in the order in which
+    gradients come, by which it cuts them after the first step."""
+    lists = cut([_stand_in(shape, itemsize) for shape in shapes], first_mib * MIB, cap_mib * MIB)
+    return [layout(tensors, len(tensors))[1] for tensors in lists]
+
+
+def unit(shapes, ranks):
+    """Elements of a unit of fully_shard (parallel/units.py), a multiple of ranks · 4,096."""
+    _, used = layout([_stand_in(shape, 0) for shape in shapes])
+    return ranks * round_up(-(-used // ranks), BLOCK)
