@@ -104,12 +104,15 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
+    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile, on the CPU")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
     p.add_checkpoints()
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     p.check_ranges(args, RANGES)
+    if args.compile and args.device != "cpu":
+        p.error(f"--compile --device {args.device}: mt.compile is for the CPU; for a GPU there is mt.cuda_graph")
     return args
 
 
@@ -143,9 +146,9 @@ def prepare(args, world):
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
     mt.manual_seed(args.seed)
-    model = DistributedDataParallel(
-        nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-               args.positions, args.norm).to(device), world, exact=args.exact)
+    model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
+                   args.positions, args.norm).to(device)
+    model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))

@@ -281,7 +281,7 @@ def refuse(bad, error):
     for, so there the error comes as soon as any value is brought to the host (item(), cpu(), …)."""
     if not on_host(bad):
         if recording.graph is not None:
-            recording.graph.checks.append((bad, error))
+            recording.graph.check(bad, error)
             return
         put_off.append((bad, error))
         if len(put_off) > MOST:

@@ -314,6 +314,10 @@ class Recorder:
             self.places += surroundings(module)
             self.placed.update(id(place.where) for place in self.places)
 
+    def check(self, bad, error):
+        """See backend.refuse."""
+        self.checks.append((bad, error))
+
     def launched(self, name, times):
         """A kernel was started; returns whether nobody else should count it."""
         self.launches[name] += times

@@ -49,7 +49,7 @@ RANGES = {      # what depends on data or ranks is checked where it is used
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 # What a curve depends on: a run goes on from a checkpoint with the same settings only.
 SETTINGS = ("model", "hidden", "pieces", "dropout", "optimizer", "lr", "weight_decay", "schedule", "warmup", "clip",
-            "dtype", "seed", "exact", "micro_shards", "augment")
+            "dtype", "seed", "exact", "micro_shards", "augment", "compile")
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -90,6 +90,7 @@ def parse(argv):
                    help="who reduces: auto (the node's shared memory, else MPI), mpi, shared, ring, tree, "
                         "recursive_doubling, halving_doubling, FILE.py:FUNCTION (default: $MINITORCH_COMM, else auto)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
+    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile, on the CPU")
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
@@ -100,6 +101,8 @@ def parse(argv):
     if args.accumulate > 1 and args.exact:
         p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "
                 "--micro-shards instead")
+    if args.compile and args.device != "cpu":
+        p.error(f"--compile --device {args.device}: mt.compile is for the CPU; for a GPU there is mt.cuda_graph")
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
@@ -149,7 +152,8 @@ def prepare(args, world, plugged):
     epochs, steps = program.length(args, len(loader), dataset.default_epochs)
 
     mt.manual_seed(args.seed)
-    model = DistributedDataParallel(MODELS[args.model](args, dtype).to(device), world, bucket_cap_mb=args.bucket_mb,
+    model = MODELS[args.model](args, dtype).to(device)
+    model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
     plugged.hook(model)
     groups = training.decay_groups(model, args.weight_decay)
@@ -205,7 +209,7 @@ def train(args, world, plugged=LIBRARY):
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
-        comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop, exit_status=status)
+        compile=args.compile, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop, exit_status=status)
 
 
 def train_mine(args, world):

@@ -177,6 +177,8 @@ class Tensor(Traced):
 
     def numpy(self):
         """A read-only view of the values as a NumPy array. TypeError for a tensor on a GPU."""
+        if isinstance(self.data, backend.Placeholder):
+            self.data.tolist()      # which is refused
         if not backend.on_host(self.data):
             raise TypeError(f"a tensor on {self.device} is no NumPy array: bring it to the host first, with "
                             ".cpu().numpy()")

@@ -249,7 +249,8 @@ class Writer:
         dtype = v.dtype if name in ARITHMETIC else np.result_type(
             *(x.dtype if isinstance(x, Value) else x for x in node.args)) if name in COMPARISONS else np.dtype(bool)
         if name == "where":
-            words = [f"({operands[0]})", *(cast(x, dtype, node.args[i]) for i, x in enumerate(operands) if i)]
+            words = [cast(operands[0], np.dtype(bool), node.args[0]),
+                     *(cast(x, dtype, a) for x, a in zip(operands[1:], node.args[1:], strict=True))]
         else:
             words = [cast(x, dtype, a) for x, a in zip(operands, node.args, strict=True)]
         f = "f" if dtype == np.float32 else ""

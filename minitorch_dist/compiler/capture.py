@@ -7,16 +7,24 @@ import numpy as np
 
 from .. import backend
 from ..autodiff.methods import METHODS
+from ..autodiff.ops.shape import Bundle
 from ..autodiff.primitive import OPS, mode
 from ..autodiff.tensor import Tensor, user_line
 from ..backend import Placeholder, is_array
 from ..surroundings import surroundings
-from .ir import Call, Node, Value
+from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
 
 
 class Break(RuntimeError):
-    """What a compiled function does can't be part of a graph: the function runs uncompiled."""
+    """What a compiled function does can't be part of a graph: the function runs uncompiled. The Capture takes note, for
+    the function may catch this."""
+
+    def __init__(self, reason):
+        super().__init__(reason)
+        graph = backend.recording.graph
+        if isinstance(graph, Capture) and graph.broke is None:
+            graph.broke = self
 
 
 class Symbol(Placeholder):
@@ -49,6 +57,8 @@ class Symbol(Placeholder):
         return current().apply(BY_UFUNC.get(ufunc) or Call(ufunc.__name__, ufunc), inputs, ())
 
     def __array_function__(self, function, types, args, options):
+        if function is np.result_type:
+            return np.result_type(*(a.dtype if isinstance(a, Symbol) else a for a in args))
         if function in MAKERS:      # with like=: an array of the host
             return function(*args, **options)
         if function in (np.zeros_like, np.ones_like):
@@ -124,18 +134,19 @@ class Capture:
     """What a function has asked for so far.
 
     apart    whether fused ops are taken apart
+    broke    the first Break, or None
     given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
     nodes    [Node], in order
     places   what the function depends on beside its arguments (see surroundings.py)
-    checks   [(Symbol of a 0-d bool, error)]: what to raise where it is true
     effects  [(array, Symbol)]: what is to be written into arrays at the end
     """
 
     def __init__(self, name, function, apart=True):
-        self.apart = apart
+        self.broke = None
+        self.apart, self.path = apart, backend.random_state.path
         self.name, self.places = name, surroundings(function)
         self.placed = {id(place.where) for place in self.places}
-        self.given, self.nodes, self.checks, self.effects, self.swapped = [], [], [], [], []
+        self.given, self.nodes, self.effects, self.swapped = [], [], [], []
         self.wanting = {}       # node of a tensor from elsewhere that gradients reach -> the tensor
         self.symbols = {}       # id of an array -> its Symbol; `given` keeps the array
 
@@ -184,13 +195,15 @@ class Capture:
             symbol = self.symbol(tree.data, tree) if tree.__class__ is Tensor else self.symbol(tree)
             return symbol.value if symbol.__class__ is Symbol else symbol
         node = Node(op, known((*raw, *params)))
+        if op.name in ("getitem", "scatter_add") and any(v.dtype.kind == "b" for v in values_in(node.args[1])):
+            raise Break(f"an index is a mask, at {user_line()}: how many elements it selects depends on its values")
         with suspended():
             shapes, rebuild = results_of(node)
         node.flat = rebuild is not None
         node.results = tuple(Value(shape, dtype, node, i) for i, (shape, dtype) in enumerate(shapes))
         self.nodes.append(node)
         symbols = [Symbol(value) for value in node.results]
-        return rebuild(symbols) if rebuild else symbols[0]
+        return rebuild(symbols) if rebuild else symbols[0] if symbols else None
 
     def definition(self, primitive):
         """A fused op in ordinary ops, for those that are better taken apart."""
@@ -202,8 +215,11 @@ class Capture:
         """The pullback of a fused op that isn't taken apart, as an op."""
         def pullback(ct, wanted, saved):
             wanted = tuple(map(bool, wanted))
-            call = Call(f"pullback of {primitive.name}", lambda ct, *saved: primitive.pullback(ct, wanted, saved))
-            return self.apply(call, (ct, *saved), ())
+
+            def pull(ct, *saved):
+                return primitive.pullback(Bundle(ct) if primitive.multi else ct, wanted, saved)
+            return self.apply(Call(f"pullback of {primitive.name}", pull),
+                              (ct.parts if primitive.multi else ct, *saved), ())
         return pullback
 
     # ------------------------------------------------------------ what the layers below tell (backend.recording)
@@ -224,12 +240,20 @@ class Capture:
         target = next((where for symbol, where, _ in self.given if symbol is array), array)
         self.effects.append((target, values))
 
+    def check(self, bad, error):
+        """See backend.refuse: an op without a result, which raises."""
+        def look(bad):
+            if bad:
+                raise error
+        self.apply(Call("check", look, pure=False), (bad,), ())
+
     def random_rows(self, shape):
         """See backend.random_rows: drawn at each call, by the key of the module that runs now."""
-        path = backend.random_state.path
+        inside = backend.random_state.path[len(self.path):]
 
         def draw(shape):
-            outer, backend.random_state.path = backend.random_state.path, path
+            outer = backend.random_state.path
+            backend.random_state.path = (*outer, *inside)
             try:
                 return backend.random_rows(shape)
             finally:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from ..autodiff.primitive import Primitive, bind, lower, state
+from ..autodiff.primitive import Primitive, lower, state
 from ..autodiff.reverse import run as run_backward
 from ..autodiff.tensor import Leaf, Tensor, attach
 from ..autodiff.tree import flatten
@@ -17,9 +17,9 @@ from ..surroundings import described, is_module, unchanged
 from . import cc
 from .capture import Break, Capture
 from .fusion import fused
-from .ir import Call, Graph, mapped
+from .ir import Graph
 from .partition import partitioned
-from .passes import optimized, pure
+from .passes import optimized
 from .program import Program
 
 VARIANTS = 32       # graphs that a compiled function keeps
@@ -43,7 +43,8 @@ def compile(function, emit=None):
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
     functions are seen where they meet a value of the graph; what they make of other arrays alone is made once.
-    Inside of a transform (grad, jvp, …) a compiled function is the function itself: compile the transformed one.
+    Inside of a transform (grad, jvp, …) a compiled function is the function itself: compile the transformed one. On the
+    tape it can be differentiated once.
 
     `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
     """
@@ -85,20 +86,23 @@ class Compiled:
         given, rebuild = flatten((args, kwargs), order=list)
         key = (str(rebuild(range(len(given)))), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again)
-        for i, variant in enumerate(self.variants):
-            if variant.key == key and variant.fits():
-                if i:       # the last one used stands first
-                    self.variants.insert(0, self.variants.pop(i))
-                break
-        else:
+        variant = next((v for v in self.variants if v.key == key and v.fits()), None)
+        if variant is None:
             variant = self._variant(key, given, rebuild)
-            self.variants = [variant, *self.variants][:VARIANTS]
-        if variant.broken:
-            if variant.broken not in self.breaks:
-                warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
-            self.breaks[variant.broken] += 1
-            return self.function(*args, **kwargs)
-        return variant(given)
+        if not variant.broken:
+            self._used(variant)
+            return variant(given)
+        result = self.function(*args, **kwargs)     # an error of its own comes out here
+        self._used(variant)
+        if variant.broken not in self.breaks:
+            warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
+        self.breaks[variant.broken] += 1
+        return result
+
+    def _used(self, variant):
+        """The last one used stands first; those that weren't for longest go."""
+        if not self.variants or self.variants[0] is not variant:
+            self.variants = [variant, *(v for v in self.variants if v is not variant)][:VARIANTS]
 
     def _variant(self, key, given, rebuild):
         emit = self.emit or ("c" if cc.compiler() else "numpy")
@@ -107,9 +111,11 @@ class Compiled:
         try:
             if any(is_array(v := lower(x)) and not isinstance(v, np.ndarray) for x in given):
                 raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
-            return Variant(key, capture, self.function, given, rebuild, emit)
-        except Break as error:
-            return Broken(key, capture.places, str(error))
+            return Variant(key, capture, self.function, given, rebuild, emit, insist=self.emit == "c")
+        except Exception as error:
+            reason = str(capture.broke or error)
+            return Broken(key, capture.places, reason if isinstance(capture.broke or error, Break)
+                          else f"while it was captured, {type(error).__name__}: {reason}")
 
     def show(self, stage="fused"):
         """The last graph as text: "captured", "optimized", "fused" or "kernels"; "fused backward" is backward's."""
@@ -132,14 +138,11 @@ class CompiledModule(Module):
     def forward(self, *args, **kwargs):
         return self.compiled(*args, **kwargs)
 
-    def show(self, stage="fused"):
-        """See Compiled.show."""
-        return self.compiled.show(stage)
-
-    @property
-    def breaks(self):
-        """See Compiled."""
-        return self.compiled.breaks
+    def __getattr__(self, name):
+        """Anything else is the module's own, and runs uncompiled: model.generate(…)."""
+        if name in ("compiled", "_modules"):        # not set yet
+            raise AttributeError(name)
+        return getattr(self.compiled if name in ("show", "breaks") else self._modules[""], name)
 
 
 class Broken:
@@ -161,8 +164,8 @@ class Variant:
 
     broken = None
 
-    def __init__(self, key, capture, function, given, rebuild, emit):
-        self.key, self.capture, self.name, self.emit = key, capture, capture.name, emit
+    def __init__(self, key, capture, function, given, rebuild, emit, insist):
+        self.key, self.capture, self.name, self.emit = key, capture, capture.name, (emit, insist)
         with capture:
             leaves, arguments = [], []
             for x in given:
@@ -183,6 +186,8 @@ class Variant:
             tops = [o.node for o in self.traced]
             found, cotangents = {}, [capture.argument(o) for o in self.traced]
             stops = {leaf for _, leaf in arguments if leaf is not None} | capture.wanting.keys()
+            if capture.broke:       # and the function has gone on
+                raise capture.broke
             if tops:
                 run_backward(list(zip(tops, cotangents, strict=True)), retain=True, into=found, stops=stops)
             nodes = [leaf for _, leaf in arguments] + [
@@ -211,11 +216,11 @@ class Variant:
         self.arguments = len(arguments)
         self.elsewhere = [(where, getattr(where, "node", None), s.shape, s.dtype) for s, where, _ in capture.given]
         given = [*arguments, *(s.value for s, _, _ in capture.given)]
-        effects, checks = [v.value for _, v in capture.effects], [v.value for v, _ in capture.checks]
+        effects = [v.value for _, v in capture.effects]
         backward = Graph(f"backward of {self.name}", [], capture.nodes[len(forward):],
                          [found[n] for n in nodes if n in found])
         backward, kept = partitioned(backward, forward)
-        self.captured = Graph(self.name, given, forward, [*self.values, *effects, *checks, *kept])
+        self.captured = Graph(self.name, given, forward, [*self.values, *effects, *kept])
         self.graph = optimized(self.captured)
         renamed = dict(zip(kept, self.graph.wanted[len(self.graph.wanted) - len(kept):], strict=True))
         # Passes may have found that a value that is kept is given, or the same as another one.
@@ -225,8 +230,8 @@ class Variant:
         self.kept = len(distinct)
         backward.given = [*cotangents, *distinct, *given]
         self.backward = optimized(backward)
-        self.forward_program = Program(fused(self.graph), self.emit)
-        self.backward_program = Program(fused(self.backward), self.emit) if nodes and self.backward.wanted else None
+        self.forward_program = Program(fused(self.graph), *self.emit)
+        self.backward_program = Program(fused(self.backward), *self.emit) if nodes and self.backward.wanted else None
         self.gradients = [n in found for n in nodes]
         self.op = self._op(len(nodes)) if self.traced else None
         self.nodes = nodes
@@ -246,26 +251,8 @@ class Variant:
             return [g if w else None for g, w in zip(made, wanted, strict=True)]
         pullback.__signature__ = inspect.Signature(
             [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ct", "wanted", *names, "aux")])
-        return Primitive(self.name, None, " ".join(names), aux=True, multi=len(shapes) > 1,
-                         definition=self._definition, pullback=pullback, listed=False)
-
-    def _definition(self, *inputs):
-        """The outputs that gradients reach, op by op: for derivatives of derivatives."""
-        if any(not pure(node) for node in self.captured.nodes):
-            raise RuntimeError(f"{self.name} draws random numbers, and would draw others for a derivative of its "
-                               "derivative: differentiate the function itself")
-        known = dict(zip(self.captured.given, inputs, strict=False))
-        for node in self.captured.nodes:
-            args = mapped(node.args, known.__getitem__)
-            if isinstance(node.op, Call):
-                made = node.op.forward(*mapped(node.args, lambda v: lower(known[v])))
-            else:
-                n = len(node.op.inputs)
-                made = bind(node.op, args[:n], args[n:])
-            known.update(zip(node.results, made if node.op.__class__ is Primitive and node.op.multi else (made,),
-                             strict=False))
-        outs = tuple(known[lower(o).value] for o in self.traced)
-        return outs if len(outs) > 1 else outs[0]
+        return Primitive(self.name, None, " ".join(names), aux=True, multi=len(shapes) > 1, pullback=pullback,
+                         listed=False)
 
     def fits(self):
         """Whether the function would ask for the same now."""
@@ -281,11 +268,7 @@ class Variant:
         arrays += [where.data if where.__class__ is Tensor else where for where, *_ in self.elsewhere]
         made = self.forward_program(arrays)
         n, kept = len(self.values), len(made) - self.kept
-        checks = len(self.capture.checks)
-        for bad, (_, error) in zip(made[kept - checks:kept], self.capture.checks, strict=True):
-            if bad:
-                raise error
-        for (target, _), value in zip(self.capture.effects, made[n:kept - checks], strict=True):
+        for (target, _), value in zip(self.capture.effects, made[n:kept], strict=True):
             target[...] = value
         outs = own(made[:n], [*arrays, *made[kept:]])
         traced = iter(self._on_tape(given, arrays, outs, made[kept:]) if self.op else ())

@@ -26,7 +26,7 @@ LOGIC = {"logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_not":
 def expressible(node):
     """Whether C computes what an op does, for its dtypes."""
     kinds, out = {v.dtype.kind for v in node.inputs}, node.result.dtype
-    if not all(v.dtype.name in TYPES for v in (*node.inputs, *node.results)):
+    if not all(v.dtype.name in TYPES and v.dtype.isnative for v in (*node.inputs, *node.results)):
         return False
     if node.name in REDUCTIONS:
         return out.kind == "f" and kinds == {"f"}

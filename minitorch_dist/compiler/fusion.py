@@ -102,7 +102,7 @@ class Kernel:
                 if role == ROW and not one_per_row(value.shape, out.shape, self.columns):
                     return None
             return FULL, self.columns
-        if self.columns is not None and out.size == self.rows and inside and set(inside.values()) == {ROW}:
+        if self.columns is not None and out.size == self.rows and set(inside.values()) <= {ROW}:
             return ROW, self.columns
         return None
 

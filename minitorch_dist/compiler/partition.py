@@ -6,10 +6,11 @@ from .rules import ELEMENTWISE, VIEWS
 # Ops that cost less to do again than their result costs to keep, and to read again.
 CHEAP = VIEWS | ELEMENTWISE - {"power", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "mod",
                                "floor_divide", "sqrt", "rsqrt"}
+SMALLER = 16        # times: so much smaller than a result is what may be kept in its place
 
 
 def partitioned(backward, forward):
-    """A backward graph that does again what is cheap and can be had from what it needs anyway.
+    """A backward graph that does again what is cheap and can be had from what it needs anyway, or from little more.
 
     backward  Graph of the nodes that were captured after forward; it refers to values of forward
     forward   the nodes of forward
@@ -20,7 +21,9 @@ def partitioned(backward, forward):
     needed = {v for node in backward.nodes for v in node.inputs if v in made} | made.keys() & set(backward.wanted)
     redoable = set()
     for node in forward:
-        if node.name in CHEAP and all(v not in made or v in needed or v in redoable for v in node.inputs):
+        if node.name in CHEAP and all(
+                v not in made or v in needed or v in redoable or SMALLER * v.size <= node.result.size
+                for v in node.inputs):
             redoable.update(node.results)
     kept, redone, stack = set(), set(), list(needed)
     while stack:

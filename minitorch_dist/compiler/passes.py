@@ -94,7 +94,8 @@ def _broadcast(node, new, made_by):
 
 def _power(node, new, made_by):
     x, exponent = node.args
-    number = not isinstance(exponent, Value) and isinstance(x, Value) and x.dtype.kind == "f"
+    number = not isinstance(exponent, Value) and isinstance(x, Value) and x.dtype.kind == "f" and (
+        node.result.dtype == x.dtype)       # (np.float64(2) would make float64 of float32)
     if number and exponent == 2:
         return new("square", (x,), x.shape)
     return x if number and exponent == 1 else None

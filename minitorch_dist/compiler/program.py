@@ -1,14 +1,17 @@
 """A schedule made ready to run: steps over a list of slots."""
 
 import ctypes
+import subprocess
+import warnings
 
 import numpy as np
 
 from .. import backend, ledger
-from . import c_source, tiles
+from . import c_source, cc
 from .fusion import Kernel
 from .ir import mapped
 from .rules import results as arrays_of
+from .tiles import Tiles
 
 # What copies in the op table, because users may write into it.
 AS_VIEW = {"broadcast_to": lambda x, old, new: np.broadcast_to(x, new)}
@@ -38,9 +41,10 @@ class Step:
             values[a.number] if a.__class__ is Slot else a for a in self.args]
         made = self.forward(*args)
         if not self.node.flat:
-            values[self.outs[0]] = made
-            return
-        for out, array in zip(self.outs, arrays_of(self.node, made), strict=True):
+            made = [made][:len(self.outs)]
+        else:
+            made = arrays_of(self.node, made)
+        for out, array in zip(self.outs, made, strict=True):
             values[out] = array
 
 
@@ -51,6 +55,7 @@ class KernelStep:
         self.kernel, self.ends, self.strides, self.compiled = kernel, (), None, None
         self.reads, self.outs = [slots[v] for v in kernel.inputs], [slots[v] for v in kernel.outputs]
         self.reshaped = [(slots[v], kernel.outputs.index(source), v.shape) for v, source in kernel.reshaped.items()]
+        self.tiles = Tiles(kernel)
         self.makes = [(v.shape, v.dtype) for v in kernel.outputs]
         self.pointers = ctypes.c_void_p * (len(self.reads) + len(self.outs))
 
@@ -58,7 +63,7 @@ class KernelStep:
         """Fill this step's slots."""
         arrays = [values[i] for i in self.reads]
         if self.compiled is None:
-            made = tiles.run(self.kernel, arrays)
+            made = self.tiles(arrays)
         else:
             if [a.strides for a in arrays] != self.strides:
                 self.specialize(arrays)
@@ -101,10 +106,14 @@ def filled(tree, values):
 
 
 class Program:
-    """Call it with an array for each given value; it returns one for each wanted value."""
+    """Call it with an array for each given value; it returns one for each wanted value.
 
-    def __init__(self, schedule, emit):
-        self.schedule, self.emit, graph, slots = schedule, emit, schedule.graph, {}
+    emit    "c" or "numpy"
+    insist  whether a C compiler that fails is an error; else NumPy takes its place, and a warning says so
+    """
+
+    def __init__(self, schedule, emit, insist=False):
+        self.schedule, self.emit, self.insist, graph, slots = schedule, emit, insist, schedule.graph, {}
         for value in (*graph.given, *(v for node in graph.nodes for v in node.results)):
             slots.setdefault(value, len(slots))
         self.size, self.wanted = len(slots), [slots[v] for v in graph.wanted]
@@ -140,13 +149,23 @@ class Program:
         """Compile all kernels at once. Their inputs' strides are seen in a run of which nothing is kept."""
         kernels = [step for step in self.steps if isinstance(step, KernelStep)]
         random = backend.random_snapshot()
-        self._run(given, lambda step, values: step.look(values) if isinstance(step, KernelStep) else None)
-        backend.random_restore(random)
+        try:
+            self._run(given, lambda step, values: step.look(values) if isinstance(step, KernelStep) else None)
+        finally:
+            backend.random_restore(random)
         texts = {step: step.source("kernel") for step in kernels}
         # Layers that are alike have the same kernels.
         names = {text: f"kernel_{i}" for i, text in enumerate(dict.fromkeys(texts.values()))}
-        functions = dict(zip(names, c_source.load([text.replace("void kernel(", f"void {name}(", 1)
-                                                   for text, name in names.items()], names.values()), strict=True))
+        try:
+            loaded = c_source.load([text.replace("void kernel(", f"void {name}(", 1) for text, name in names.items()],
+                                   names.values())
+        except (cc.CompilerError, OSError, subprocess.TimeoutExpired) as error:
+            if self.insist:
+                raise
+            warnings.warn(f"{self.schedule.graph.name}: NumPy runs the kernels, because {error}", stacklevel=4)
+            self.emit = "numpy"
+            return
+        functions = dict(zip(names, loaded, strict=True))
         for step in kernels:
             step.compiled = functions[texts[step]]
         self.text, self.ready = "\n\n".join(names), True

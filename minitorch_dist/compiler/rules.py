@@ -65,6 +65,8 @@ def results_of(node):
         return [(np.broadcast_shapes(*(v.shape for v in values)), example.dtype)], None
     if name in ("reshape", "broadcast_to"):
         return [(tuple(node.args[2]), values[0].dtype)], None
+    if name == "check":
+        return [], None
     if name == "random_rows":
         return [(node.args[0], xp.dtype(xp.float32))], None
     if name == "transpose":
