@@ -393,12 +393,15 @@ def random_scope(seed, step, count, rows, micro_shards=8):
 def random_snapshot():
     """Where the random streams stand, for random_restore: checkpointing draws the same numbers twice."""
     scope = random_state.scope
-    return random_state.seed, random_state.draws, random_state.path, scope, dict(scope.calls) if scope else None
+    return (random_state.seed, random_state.draws, random_state.path, scope, dict(scope.calls) if scope else None,
+            recording.graph and recording.graph.drawn)
 
 
 def random_restore(snapshot):
     """Go back to where the streams stood."""
-    random_state.seed, random_state.draws, random_state.path, random_state.scope, calls = snapshot
+    random_state.seed, random_state.draws, random_state.path, random_state.scope, calls, drawn = snapshot
+    if recording.graph is not None:
+        recording.graph.drawn = drawn
     if random_state.scope:
         random_state.scope.calls = dict(calls)
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import kernels, ledger
-from .autodiff.primitive import state
+from .autodiff.primitive import lower, state
 from .autodiff.tensor import Tensor
 from .autodiff.tree import flatten
 from .autodiff.writes import log
@@ -138,11 +138,11 @@ class Graphed:
         for rehearsal in case.rehearsals:
             if rehearsal.fits():
                 case.graphs = [graph for graph in case.graphs if not graph.recorder.moved()][1 - SITUATIONS:]
-                case.graphs.append(self._record(call, case.inputs))
+                case.graphs.append(self._record(call, case.inputs, given))
                 case.rehearsals.remove(rehearsal)
                 return case.graphs[-1].repeat(case.inputs, values)
         fill(case.inputs, values)
-        rehearsal = Recorder(self)
+        rehearsal = Recorder(self, given)
         with products(rehearsal, cupy.cuda.get_current_stream()):   # so that its kernels are loaded when it is recorded
             result = rehearsal.run(call, case.inputs, copied)
         rehearsal.close()
@@ -164,11 +164,11 @@ class Graphed:
                              "what the function takes from elsewhere, not its inputs; detach() it")
         return value.data if is_array(value.data) else np.asarray(value.data)
 
-    def _record(self, call, inputs):
+    def _record(self, call, inputs, given):
         """The Graph of call(inputs). Nothing runs on the GPU meanwhile."""
         cuda = load_cupy().cuda
         # A pool for each graph: what is free in it is what the graph works in, and nobody else may have it.
-        recorder, stream, pool = Recorder(self, True), cuda.Stream(non_blocking=True), cuda.MemoryPool()
+        recorder, stream, pool = Recorder(self, given, True), cuda.Stream(non_blocking=True), cuda.MemoryPool()
         with stream, cuda.using_allocator(pool.malloc), no_garbage_collection():
             with products(recorder, stream) as workspace:
                 stream.begin_capture()
@@ -275,8 +275,9 @@ class Recorder:
     matmul    what makes products: see `products`
     """
 
-    def __init__(self, graphed, muted=False):
-        self.name, self.muted, self.places = graphed.name, muted, surroundings(graphed.function)
+    def __init__(self, graphed, given, muted=False):
+        self.name, self.muted, self.drawn = graphed.name, muted, None      # (it draws nothing)
+        self.places = surroundings(graphed.function, [x for x in given if not is_array(lower(x))])
         self.placed = {id(place.where) for place in self.places}
         self.leaves, self.checks, self.writes, self.launches = {}, [], [], Counter()
 

@@ -12,10 +12,12 @@ reads is found from its code: variables around it, globals, attributes that it n
 Found once, as Places, which are quick to compare.
 """
 
+import functools
 import sys
 from functools import partial
 from operator import is_
-from types import CellType, CodeType, FunctionType, MethodType
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +26,8 @@ from .autodiff.tensor import Tensor
 from .backend import is_array
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-LIBRARIES = {__package__, "numpy", "cupy", *sys.stdlib_module_names} - {"__main__"}
+CONTAINERS = (list, tuple, dict, set)
+LIBRARIES = {__package__, *sys.stdlib_module_names} - {"__main__"}
 
 
 class Place(NamedTuple):
@@ -79,6 +82,10 @@ def of_names(source):
     return [table.get(name) for name in names]
 
 
+def of_defaults(function):
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
 def of_cells(cells):
     return [cell.cell_contents for cell in cells if cell != EMPTY]
 
@@ -93,23 +100,36 @@ def names_of(code):
     return frozenset(code.co_names).union(*inner)
 
 
-def surroundings(root):
-    """[Place] of all that a function or a module reads."""
-    places, seen, stack = [], {}, [(root, frozenset())]
+def surroundings(root, given=()):
+    """[Place] of all that a function or a module reads, of what it is `given`, too."""
+    seen, places, code = {}, [], set()
+    walk([(root, frozenset())], seen, places, code)
+    walk([(value, frozenset(code)) for value in given if not isinstance(value, np.dtype)], seen, places, code)
+    return places
+
+
+def walk(stack, seen, places, code):
+    """Add the Places of what is on the stack, [(value, names by which code reads it)], and of what that holds; to
+    `code`, the names in all code that was met."""
     while stack:
         value, names = stack.pop()
-        known = seen.setdefault(id(value), set())
-        if isinstance(value, PLAIN) or names in known:
+        if isinstance(value, PLAIN):
             continue
-        found = [] if known and not reads_names(value) else [
-            Place(look, where, tuple(look(where))) for look, where in places_of(value, names)]
-        known.add(names)
+        again, known = id(value) in seen, seen.setdefault(id(value), set())
+        names = names - known       # those that it has not been asked for yet
+        if again and (not names or isinstance(value, (Tensor, FunctionType))):
+            continue
+        known |= names
+        found = [] if again and not reads_names(value) else [
+            Place(look, where, tuple(look(where))) for look, where in places_of(value, names)
+            if not (again and look is of_module)]
         places += found
         inside = names_of(value.__code__) if isinstance(value, FunctionType) else names
+        code |= inside
         stack += [(inner, inside) for inner in held(value, found)]
         owner = getattr(value, "__self__", value)
-        stack += [(inner, names_of(method.__code__)) for method in methods(value, names) for inner in (method, owner)]
-    return places
+        for method in methods(value, names):
+            stack += [(method, frozenset()), (owner, names_of(method.__code__))]
 
 
 def held(value, found):
@@ -125,22 +145,42 @@ def held(value, found):
     if is_module(value):    # its tables hold what its attributes are, but for modules without a name
         tables = [inner for name, inner in value._modules.items() if not name]
         return [inner for name, inner in vars(value).items() if name not in TABLES] + tables
+    if isinstance(value, CONTAINERS):
+        return of_container(value)
     wrapped = getattr(value, "__wrapped__", None)
     return [inner for place in found for inner in place.kept] + ([] if wrapped is None else [wrapped])
 
 
 def methods(value, names):
-    """The functions of a value's class that are called by these names, or when it is called itself; a function."""
+    """The functions of a value's class, and of those below it, that are called by these names, by an operator, or when
+    it is called itself; a bound method's own."""
     if isinstance(value, MethodType):
         found = [value.__func__]
     else:
-        found = [getattr(type(value), name, None) for name in {*names, "forward", "__call__"}]
+        found = [inner for cls in classes(value) for name, inner in vars(cls).items()
+                 if name in names or name == "forward" or name.startswith("__")]
+        found = [part for inner in found for part in (
+            (inner.fget,) if isinstance(inner, property) else (getattr(inner, "__func__", inner),))]
     return [method for method in found if isinstance(method, FunctionType) and not library(method)]
+
+
+def classes(value):
+    """The classes, but for libraries', that give a value, or an instance of this class, its attributes."""
+    mro = (value if isinstance(value, type) else type(value)).__mro__
+    return [cls for cls in mro if not of_library(cls.__module__)]
 
 
 def library(function):
     """Whether a function is a library's: it reads what it was given, and nothing that changes."""
-    return (function.__module__ or "").partition(".")[0] in LIBRARIES
+    return of_library(function.__module__ or "")
+
+
+@functools.cache
+def of_library(module):
+    """Whether a module of this name is a library's: ours, Python's, or one that was installed."""
+    top = module.partition(".")[0]
+    folders = Path(getattr(sys.modules.get(top), "__file__", None) or "").parts
+    return top in LIBRARIES or "site-packages" in folders or "dist-packages" in folders
 
 
 def places_of(value, names):
@@ -148,22 +188,24 @@ def places_of(value, names):
     if isinstance(value, Tensor):
         return [(of_tensor, value)]
     if is_module(value):
-        return [(of_module, value)]
-    if isinstance(value, (list, tuple, dict, set)):
+        return [(of_module, value), *((of_names, (vars(cls), tuple(names))) for cls in classes(value))]
+    if isinstance(value, CONTAINERS):
         return [(of_container, value)]
     if isinstance(value, FunctionType):
         if library(value):
             return []
         table, read = value.__globals__, names_of(value.__code__)
         return [(of_cells, value.__closure__ or ()), (of_names, (table, tuple(read & table.keys()))),
-                (of_container, value.__defaults__ or ()), (of_container, value.__kwdefaults__ or {})]
-    table = getattr(value, "__dict__", None)
-    return [] if table is None or isinstance(value, MethodType) else [(of_names, (table, tuple(names & table.keys())))]
+                (of_defaults, value)]
+    if isinstance(value, MethodType) or isinstance(value, ModuleType) and of_library(value.__name__):
+        return []
+    own = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
+    return [(of_names, (table, tuple(names))) for table in (*own, *map(vars, classes(value)))]
 
 
 def reads_names(value):
     """Whether it depends on the names that a code looks up what can change in a value."""
-    return not (isinstance(value, (Tensor, FunctionType, MethodType, list, tuple, dict, set)) or is_module(value))
+    return not isinstance(value, (Tensor, FunctionType, MethodType, *CONTAINERS))
 
 
 def is_module(value):

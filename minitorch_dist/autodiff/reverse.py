@@ -262,6 +262,8 @@ def add_hook(node, hook):
 def run_hooks(node, ct):
     """The cotangent after the hooks on this node's tensor have seen it, and may have replaced it."""
     for hook in getattr(node, "grad_hooks", ()):
+        if state.capture is not None:
+            raise state.capture.refusal("a hook on a gradient")
         replaced = hook(ct if ct.__class__ in TRACED else Tensor(ct))
         if replaced is not None:
             check_cotangent(replaced, node.shape, node.dtype, "gradient from a hook", ct)

@@ -1,6 +1,15 @@
 """Nested tuples, lists and dicts of arrays: taken apart and put together again."""
 
 
+def skeleton(tree):
+    """The nesting alone: equal for two trees that differ in their leaves only."""
+    if isinstance(tree, dict):
+        return type(tree), *((key, skeleton(value)) for key, value in tree.items())
+    if isinstance(tree, (tuple, list)):
+        return type(tree), *map(skeleton, tree)
+    return None if tree is None else 0
+
+
 def flatten(tree, order=sorted):
     """(leaves in order, rebuild): rebuild(leaves) gives the same nesting. Dicts go in key order (order=list: in their
     own); None has no leaves."""

@@ -78,7 +78,8 @@ class Writer:
             lines.append(f"  const {ctype(v)} *restrict in{i} = (const {ctype(v)} *)p[{i}];")
         for i, v in enumerate(kernel.outputs):
             lines.append(f"  {ctype(v)} *restrict out{i} = ({ctype(v)} *)p[{len(kernel.inputs) + i}];")
-        lines += [f"  {ctype(v)} {self._kept(v)}[{kernel.columns}];" for v in self.scratch]
+        lines += [f"  {ctype(v)} *restrict {self._kept(v)} = __builtin_malloc({kernel.columns}L * sizeof({ctype(v)}));"
+                  for v in self.scratch]
         for v, role in self.roles.items():
             if role == COLUMN:
                 lines.append(f"  for (long c = 0; c < {kernel.columns}; c++) {self._out(v)}[c] = 0;")
@@ -98,6 +99,7 @@ class Writer:
                 lines += ["    " + line for line in loops[number]]
         lines.append("  }")
         lines += [f"  *{self._out(v)} = {self.names[v]};" for v, role in self.roles.items() if role == SCALAR]
+        lines += [f"  __builtin_free({self._kept(v)});" for v in self.scratch]
         return "\n".join([*lines, "}"])
 
     def _loops(self):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .. import backend
+from ..autodiff import ops
 from ..autodiff.methods import METHODS
 from ..autodiff.ops.shape import Bundle
 from ..autodiff.primitive import OPS, mode
@@ -61,9 +62,10 @@ class Symbol(Placeholder):
             return np.result_type(*(a.dtype if isinstance(a, Symbol) else a for a in args))
         if function in MAKERS:      # with like=: an array of the host
             return function(*args, **options)
-        if function in (np.zeros_like, np.ones_like):
-            return {np.zeros_like: np.zeros, np.ones_like: np.ones}[function](
-                args[0].shape, options.get("dtype") or args[0].dtype)
+        if function in LIKE and options.keys() <= {"dtype"}:
+            return LIKE[function](args[0].shape, options.get("dtype") or args[0].dtype)
+        if function is np.where and len(args) == 3 and not options:
+            return ops.where(*args)
         if function.__name__ in BY_NAME:
             return BY_NAME[function.__name__](*args, **options)
         if function in SHAPED_BY_SHAPES:
@@ -87,39 +89,40 @@ class Symbol(Placeholder):
         return self
 
     def _refuse(self, *args, **options):
-        raise Break("the function asks for the value of something that is computed in the graph, at "
-                    f"{user_line()}")
+        current()
+        raise Break(f"the function asks for the value of something that is computed in the graph, at {user_line()}")
 
     def _refuse_write(self, *args):
-        raise Break(f"the function writes into an array that is part of the graph, at {user_line()}")
+        raise Break(f"the function writes into an array, at {user_line()}")
 
 
-def _in_place(name):
-    def method(self, other):
-        if self.value.node is None:       # given: somebody else has it too
-            self._refuse_write()
-        return getattr(self, name)(other)
+def _checked(function):
+    def method(*args, **options):
+        current()
+        return function(*args, **options)
     return method
 
 
 for _name, _function in METHODS.items():
     if _name not in ("astype", "view", "cpu", "cuda", "__hash__"):
-        setattr(Symbol, _name, _function)
+        setattr(Symbol, _name, _checked(_function) if callable(_function) else _function)
 for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "item", "tolist", "tobytes"):
     setattr(Symbol, _name, Symbol._refuse)
 for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "mod", "floordiv"):
-    setattr(Symbol, f"__i{_name}__", _in_place(f"__{_name}__"))
+    setattr(Symbol, f"__i{_name}__", Symbol._refuse_write)      # other names, and views, would not see it
 Symbol.__setitem__ = Symbol._refuse_write
 Symbol.__hash__ = object.__hash__
 
 BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "forward", None), np.ufunc)} | {
     np.matmul: OPS["matmul"]}
 BY_NAME = {name: METHODS[name] for name in ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose",
-                                            "swapaxes", "squeeze", "cumsum", "prod", "any", "all", "clip")}
+                                            "swapaxes", "squeeze", "cumsum", "prod", "any", "all", "clip")} | {
+    "broadcast_to": ops.broadcast_to}
+LIKE = {np.zeros_like: np.zeros, np.ones_like: np.ones}
 MAKERS = {np.arange, np.zeros, np.ones, np.empty, np.full, np.tri, np.eye}
 # What these give has a shape that depends on the shapes of what they are given, not on values.
 SHAPED_BY_SHAPES = {np.argsort, np.sort, np.take_along_axis, np.flip, np.cumprod, np.tril, np.triu, np.roll,
-                    np.concatenate, np.stack, np.where, np.broadcast_to, np.expand_dims, np.moveaxis, np.split}
+                    np.concatenate, np.stack, np.expand_dims, np.moveaxis, np.split}
 
 
 def current():
@@ -138,20 +141,29 @@ class Capture:
     given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
     nodes    [Node], in order
     places   what the function depends on beside its arguments (see surroundings.py)
-    effects  [(array, Symbol)]: what is to be written into arrays at the end
+    copies   of those arrays that aren't a tensor's, as they were
+    draws    the random numbers that were drawn; drawn: how many of them are behind the point where the function is
+    effects  {id of an array: (array, Symbol)}: what is to be written into arrays at the end
     """
 
-    def __init__(self, name, function, apart=True):
+    def __init__(self, name, function, given=(), apart=True):
         self.broke = None
         self.apart, self.path = apart, backend.random_state.path
-        self.name, self.places = name, surroundings(function)
+        self.name, self.places = name, surroundings(function, given)
         self.placed = {id(place.where) for place in self.places}
-        self.given, self.nodes, self.effects, self.swapped = [], [], [], []
+        self.given, self.copies, self.nodes, self.swapped = [], [], [], []
+        self.effects, self.targets = {}, {}
+        self.draws, self.drawn = [], 0
+        generators = [x for x in (*given, *(x for place in self.places for x in place.kept))
+                      if isinstance(x, np.random.Generator)]
+        self.asked = [g.bit_generator for g in generators] + [np.random.mtrand._rand._bit_generator]
+        self.states = [repr(g.state) for g in self.asked]
         self.wanting = {}       # node of a tensor from elsewhere that gradients reach -> the tensor
         self.symbols = {}       # id of an array -> its Symbol; `given` keeps the array
 
     def __enter__(self):
-        self.modes = mode(capture=self)
+        # What is kept is decided later: by the op that a call of the whole is.
+        self.modes = mode(capture=self, pack=None, counting=False)
         self.modes.__enter__()
         backend.recording.graph = self
         return self
@@ -163,6 +175,11 @@ class Capture:
         for module, name, array, symbol in reversed(self.swapped):
             kept = kept and vars(module).get(name) is symbol
             put(module, name, array)
+        if kind is None and any(where is value and not same(value, copy) for (_, where, value), copy in zip(
+                self.given, self.copies, strict=True)):
+            raise Break("the function writes into an array that it has made, or has from elsewhere")
+        if kind is None and [repr(g.state) for g in self.asked] != self.states:
+            raise Break("the function draws numbers from a generator of its own, not from the library's streams")
         if not kept and kind is None:
             raise Break("a module's forward puts another array in the place of one of its own; write into it with "
                         "backend.assign")
@@ -175,6 +192,8 @@ class Capture:
 
     def symbol(self, value, where=None):
         """The Symbol of an array that the function takes from elsewhere; anything else as it is."""
+        if isinstance(value, np.generic) and where.__class__ is Tensor:
+            value = where.data = np.asarray(value)
         if not isinstance(value, np.ndarray):
             if is_array(value) and not isinstance(value, Symbol):
                 raise Break("an array is on a GPU: for a GPU's work there is mt.cuda_graph")
@@ -183,7 +202,9 @@ class Capture:
             self.wanting[where.node] = where
         if id(value) not in self.symbols:
             self.symbols[id(value)] = self.argument(value)
-            self.given.append((self.symbols[id(value)], where if where.__class__ is Tensor else value, value))
+            where = where if where.__class__ is Tensor else value
+            self.given.append((self.symbols[id(value)], where, value))
+            self.copies.append(value.copy() if where is value else None)
         return self.symbols[id(value)]
 
     def apply(self, op, raw, params):
@@ -226,6 +247,8 @@ class Capture:
 
     def called(self, module):
         """A module's forward begins: its buffers are read anew at each call."""
+        if module._hooks is not None:
+            raise Break(f"a {type(module).__name__} has forward hooks")
         if id(module) not in self.placed:
             self.places += surroundings(module)
             self.placed.update(id(place.where) for place in self.places)
@@ -237,8 +260,14 @@ class Capture:
 
     def assign(self, array, values):
         """See backend.assign."""
-        target = next((where for symbol, where, _ in self.given if symbol is array), array)
-        self.effects.append((target, values))
+        target = self.targets.get(id(array), array)
+        target = next((where for symbol, where, _ in self.given if symbol is array), target)
+        self.effects[id(target)] = target, values
+        self.targets[id(values)] = target
+        for i, (module, name, before, symbol) in enumerate(self.swapped):
+            if symbol is array:         # who reads it from now on
+                self.swapped[i] = module, name, before, values
+                put(module, name, values)
 
     def check(self, bad, error):
         """See backend.refuse: an op without a result, which raises."""
@@ -258,7 +287,10 @@ class Capture:
                 return backend.random_rows(shape)
             finally:
                 backend.random_state.path = outer
-        return self.apply(Call("random_rows", draw, pure=False), (tuple(shape),), ())
+        if self.drawn == len(self.draws):
+            self.draws.append(self.apply(Call("random_rows", draw, pure=False), (tuple(shape),), ()))
+        self.drawn += 1     # (a checkpoint goes back, and gets the same again)
+        return self.draws[self.drawn - 1]
 
     def matmul(self, x, y, out):
         """See backend.matmul."""
@@ -287,6 +319,11 @@ def suspended():
             yield
     finally:
         backend.recording.graph = capture
+
+
+def same(array, copy):
+    """Whether an array is still what it was; NaN equals NaN."""
+    return array.tobytes() == copy.tobytes()
 
 
 def put(module, name, array):

@@ -10,10 +10,10 @@ import numpy as np
 from ..autodiff.primitive import Primitive, lower, state
 from ..autodiff.reverse import run as run_backward
 from ..autodiff.tensor import Leaf, Tensor, attach
-from ..autodiff.tree import flatten
+from ..autodiff.tree import flatten, skeleton
 from ..backend import is_array, recording
 from ..nn.module import Module
-from ..surroundings import described, is_module, unchanged
+from ..surroundings import PLAIN, described, is_module, unchanged
 from . import cc
 from .capture import Break, Capture
 from .fusion import fused
@@ -37,8 +37,8 @@ def compile(function, emit=None):
     The first call for given shapes, dtypes, constants and modes runs the function on arrays without elements, and keeps
     what it asked for; so do calls after something has changed that the function reads from elsewhere: parameters'
     places, closures, globals, modules' attributes, training or evaluation (see surroundings.py). Gradients reach
-    arguments and parameters as before, by a graph of their own. Random numbers are drawn anew in each call; a value
-    that isn't an array is what it was at the first call.
+    arguments and parameters as before, by a graph of their own. Random numbers of the library's streams are drawn anew
+    in each call; a value that isn't an array is what it was at the first call.
 
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
@@ -84,7 +84,7 @@ class Compiled:
         if state.level or state.anomaly or recording.graph is not None:
             return self.function(*args, **kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
-        key = (str(rebuild(range(len(given)))), tuple(map(described, given)),
+        key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again)
         variant = next((v for v in self.variants if v.key == key and v.fits()), None)
         if variant is None:
@@ -107,14 +107,16 @@ class Compiled:
     def _variant(self, key, given, rebuild):
         emit = self.emit or ("c" if cc.compiler() else "numpy")
         # NumPy's own kernels of fused ops are as good as tiles of single ops.
-        capture = Capture(self.name, self.function, apart=emit == "c")
+        capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], apart=emit == "c")
         try:
             if any(is_array(v := lower(x)) and not isinstance(v, np.ndarray) for x in given):
                 raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
             return Variant(key, capture, self.function, given, rebuild, emit, insist=self.emit == "c")
         except Exception as error:
+            # What the function itself has changed meanwhile it would change at each call.
+            places = capture.places if unchanged(capture.places) else []
             reason = str(capture.broke or error)
-            return Broken(key, capture.places, reason if isinstance(capture.broke or error, Break)
+            return Broken(key, places, reason if isinstance(capture.broke or error, Break)
                           else f"while it was captured, {type(error).__name__}: {reason}")
 
     def show(self, stage="fused"):
@@ -194,6 +196,9 @@ class Variant:
                 where.node if where.__class__ is Tensor else None for _, where, _ in capture.given]
             self.extra = [n for n in capture.wanting if n not in nodes]     # a second tensor of the same array
             nodes += self.extra
+            self.reached = [reachable(o.node, stops) for o in self.traced]
+        if not unchanged(capture.places):
+            raise Break("the function changes what it reads, which would be done once only")
         found = {node: g.value for node, g in found.items()}
         self._finish([s.value for s, _ in arguments], nodes, forward, [c.value for c in cotangents], found)
 
@@ -203,6 +208,8 @@ class Variant:
         for out in outs:
             raw = lower(out)
             if not is_array(raw):
+                if not isinstance(out, (*PLAIN, np.generic, np.dtype, Tensor)):
+                    raise Break(f"the function returns a {type(out).__name__}")
                 self.plan.append(("constant", out))
                 continue
             kind = "array" if out.__class__ is not Tensor else "tensor" if out.node is None else "traced"
@@ -216,7 +223,8 @@ class Variant:
         self.arguments = len(arguments)
         self.elsewhere = [(where, getattr(where, "node", None), s.shape, s.dtype) for s, where, _ in capture.given]
         given = [*arguments, *(s.value for s, _, _ in capture.given)]
-        effects = [v.value for _, v in capture.effects]
+        self.effects = [target for target, _ in capture.effects.values()]
+        effects = [v.value for _, v in capture.effects.values()]
         backward = Graph(f"backward of {self.name}", [], capture.nodes[len(forward):],
                          [found[n] for n in nodes if n in found])
         backward, kept = partitioned(backward, forward)
@@ -232,6 +240,8 @@ class Variant:
         self.backward = optimized(backward)
         self.forward_program = Program(fused(self.graph), *self.emit)
         self.backward_program = Program(fused(self.backward), *self.emit) if nodes and self.backward.wanted else None
+        read = {v for node in self.backward.nodes for v in node.inputs} | set(self.backward.wanted)
+        self.reads = [v in read for v in given]
         self.gradients = [n in found for n in nodes]
         self.op = self._op(len(nodes)) if self.traced else None
         self.nodes = nodes
@@ -243,11 +253,14 @@ class Variant:
 
         def pullback(ct, wanted, *saved):
             *inputs, kept = saved
-            parts = ct.parts if len(shapes) > 1 else (ct,)
-            parts = [np.zeros(*shape) if part is None else part for part, shape in zip(parts, shapes, strict=True)]
+            ct = ct.parts if len(shapes) > 1 else (ct,)
+            parts = [np.zeros(*shape) if part is None else part for part, shape in zip(ct, shapes, strict=True)]
             given = [*parts, *kept, *inputs[:len(inputs) - len(self.extra)]]
             made = iter(own(self.backward_program(given), given))
-            made = [next(made) if there else None for there in self.gradients]
+            # None where an output that has no part in this pass is the only way.
+            there = set().union(*(reached for reached, part in zip(self.reached, ct, strict=True) if part is not None))
+            made = [g if node in there else None for node, g in zip(
+                self.nodes, (next(made) if known else None for known in self.gradients), strict=True)]
             return [g if w else None for g, w in zip(made, wanted, strict=True)]
         pullback.__signature__ = inspect.Signature(
             [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ct", "wanted", *names, "aux")])
@@ -263,22 +276,22 @@ class Variant:
         return unchanged(self.capture.places)
 
     def __call__(self, given):
-        arrays = [raw if raw.flags.c_contiguous else np.ascontiguousarray(raw)
-                  for x in given if isinstance(raw := lower(x), np.ndarray)]
-        arrays += [where.data if where.__class__ is Tensor else where for where, *_ in self.elsewhere]
+        arguments = [x for x in given if x.__class__ is Tensor or isinstance(x, np.ndarray)]
+        arrays = [np.asarray(lower(x), order="C") for x in arguments]
+        arrays += [regular(where.data if where.__class__ is Tensor else where) for where, *_ in self.elsewhere]
         made = self.forward_program(arrays)
         n, kept = len(self.values), len(made) - self.kept
-        for (target, _), value in zip(self.capture.effects, made[n:kept], strict=True):
+        for target, value in zip(self.effects, made[n:kept], strict=True):
             target[...] = value
         outs = own(made[:n], [*arrays, *made[kept:]])
-        traced = iter(self._on_tape(given, arrays, outs, made[kept:]) if self.op else ())
-        return self.rebuild([what if kind == "constant" else outs[what] if kind == "array" else
+        traced = iter(self._on_tape(arguments, arrays, outs, made[kept:]) if self.op else ())
+        return self.rebuild([what if kind == "constant" else outs[what][()] if kind == "array" else
                              Tensor(outs[what]) if kind == "tensor" else next(traced) for kind, what in self.plan])
 
-    def _on_tape(self, given, arrays, outs, kept):
-        """The outputs that gradients reach, as results of one op on the tape."""
-        tensors = [x for x in given if isinstance(lower(x), np.ndarray)]
-        parents = [x.node if x.__class__ is Tensor else None for x in tensors] + self.nodes[self.arguments:]
+    def _on_tape(self, arguments, arrays, outs, kept):
+        """The outputs that gradients reach, as results of one op on the tape, which keeps what backward reads."""
+        parents = [x.node if x.__class__ is Tensor else None for x in arguments] + self.nodes[self.arguments:]
+        arrays = [array if read else None for array, read in zip(arrays, self.reads, strict=True)]
         values = tuple(outs[i] for kind, i in self.plan if kind == "traced")
         several = self.op.multi
         made = attach(self.op, parents, [*arrays, *(None for _ in self.extra)], (), values if several else values[0],
@@ -297,9 +310,30 @@ class Variant:
         return stages[stage]()
 
 
+def reachable(node, stops):
+    """Those of the nodes `stops` that a gradient reaches from a node."""
+    found, seen, stack = set(), set(), [node]
+    while stack:
+        node = stack.pop()
+        if node in stops:
+            found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack += [p for p in node.parents if p is not None]
+    return found
+
+
+def regular(array):
+    """The array, copied where its elements lie at odd distances (a field of records)."""
+    array = np.asarray(array)
+    if array.flags.c_contiguous or not any(stride % array.itemsize for stride in array.strides):
+        return array
+    return np.ascontiguousarray(array)
+
+
 def own(arrays, others):
     """The arrays, with copies of those whose memory somebody else has too."""
-    seen, owned = {id(storage(array)) for array in others}, []
+    seen, owned = {id(storage(array)) for array in others if array is not None}, []
     for array in map(np.asarray, arrays):
         if id(storage(array)) in seen or storage(array).nbytes != array.nbytes or not array.flags.c_contiguous:
             array = array.copy()

@@ -15,7 +15,8 @@ ARITHMETIC = {
     "power": "pow{f}({0}, {1})", "abs": "__builtin_fabs{f}({0})", "floor": "__builtin_floor{f}({0})",
     "ceil": "__builtin_ceil{f}({0})", "sign": "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
     "relu": "({0} > 0 || {0} != {0}) ? {0} : 0", "where": "{0} ? {1} : {2}",
-    "sigmoid": "({0} >= 0 ? 1 : {s}) / (1 + {s})", "mod": "{m} != 0 && (({m} < 0) != ({1} < 0)) ? {m} + {1} : {m}"}
+    "sigmoid": "({0} >= 0 ? 1 : {s}) / (1 + {s})",
+    "mod": "{m} == 0 ? __builtin_copysign{f}(0, {1}) : ({m} < 0) != ({1} < 0) ? {m} + {1} : {m}"}
 HELPERS = {"sigmoid": ("s", "exp{f}(-__builtin_fabs{f}({0}))"), "mod": ("m", "fmod{f}({0}, {1})")}
 COMPARISONS = {"greater": "{0} > {1}", "greater_equal": "{0} >= {1}", "less": "{0} < {1}", "less_equal": "{0} <= {1}",
                "equal": "{0} == {1}", "not_equal": "{0} != {1}", "isnan": "{0} != {0}", "isfinite": "({0} - {0}) == 0"}
@@ -32,8 +33,10 @@ def expressible(node):
         return out.kind == "f" and kinds == {"f"}
     if node.name == "power":
         return out.kind == "f"
-    if node.name in ("mod", "floor", "ceil", "sign"):
+    if node.name in ("mod", "floor", "ceil", "sign", "abs"):
         return kinds == {"f"}
+    if kinds <= {"i", "b"} and any(type(a) is int and abs(a) >= 2 ** 31 for a in node.args):      # NumPy knows better
+        return False
     if node.name in ARITHMETIC:
         return out.kind in "fi" or node.name in ("where", "maximum", "minimum")
     return (node.name in COMPARISONS or node.name in LOGIC

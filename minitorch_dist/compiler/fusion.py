@@ -21,6 +21,7 @@ from .expressions import REDUCTIONS, expressible
 from .ir import kind, letters, written
 from .rules import VIEWS, count
 
+LIMIT = 100         # ops in a kernel: a C compiler takes long over more
 FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
 
 
@@ -60,6 +61,8 @@ class Kernel:
     def fits(self, node):
         """(role of the node's result, columns), or None where it can't be a part of this kernel."""
         inside = {v: self.roles[v] for v in node.inputs if v in self.roles}
+        if len(self.nodes) >= LIMIT:
+            return None
         if COLUMN in inside.values() or SCALAR in inside.values():
             return None
         found = (self._reduction if node.name in REDUCTIONS else self._reshape if node.name == "reshape"

@@ -98,6 +98,8 @@ def _power(node, new, made_by):
         node.result.dtype == x.dtype)       # (np.float64(2) would make float64 of float32)
     if number and exponent == 2:
         return new("square", (x,), x.shape)
+    if number and exponent == 0.5:
+        return new("sqrt", (x,), x.shape)
     return x if number and exponent == 1 else None
 
 

@@ -103,6 +103,8 @@ def _polynomial(coefficients, x):
 
 
 def _erf(x):
+    if x.dtype.kind != "f":
+        return _erf(x.astype(xp.float64))
     if x.dtype == xp.float16:       # the coefficients are beyond its range
         return _erf(x.astype(xp.float32)).astype(xp.float16)
     y = xp.minimum(xp.absolute(x), 6.0)     # beyond 6 erf is 1 to the last bit
