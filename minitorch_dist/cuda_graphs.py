@@ -319,6 +319,9 @@ class Recorder:
         """See backend.refuse."""
         self.checks.append((bad, error))
 
+    def asked(self, tensor):
+        """A tensor's values are asked for: of one on a GPU the copy is refused."""
+
     def launched(self, name, times):
         """A kernel was started; returns whether nobody else should count it."""
         self.launches[name] += times

@@ -26,7 +26,7 @@ import threading
 from contextlib import contextmanager
 
 from .. import kernels
-from ..backend import check_devices, device_of, to, xp
+from ..backend import check_devices, device_of, recording, to, xp
 
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
@@ -324,7 +324,12 @@ class Traced:
 
     def _number(self):
         """The bare array, for a conversion to a number; from a GPU it is waited for."""
+        self._asked()
         return to(lower(self), "cpu")
+
+    def _asked(self):
+        if recording.graph is not None:
+            recording.graph.asked(self)
 
     def __len__(self):
         if not self.shape:

@@ -177,8 +177,9 @@ class Tensor(Traced):
 
     def numpy(self):
         """A read-only view of the values as a NumPy array. TypeError for a tensor on a GPU."""
-        if isinstance(self.data, backend.Placeholder):
-            self.data.tolist()      # which is refused
+        self._asked()
+        if isinstance(self.data, backend.Placeholder):      # of a graph that is finished
+            return self.data.tolist()
         if not backend.on_host(self.data):
             raise TypeError(f"a tensor on {self.device} is no NumPy array: bring it to the host first, with "
                             ".cpu().numpy()")
@@ -188,10 +189,12 @@ class Tensor(Traced):
 
     def item(self):
         """The value of a one-element tensor as a Python number; from a GPU it is waited for."""
+        self._asked()
         return to(self.data, "cpu").item()
 
     def tolist(self):
         """The values as nested Python lists; from a GPU they are waited for."""
+        self._asked()
         return to(self.data, "cpu").tolist()
 
     def __setitem__(self, index, value):

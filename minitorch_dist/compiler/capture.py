@@ -16,6 +16,8 @@ from ..surroundings import surroundings
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
 
+WATCHED = 1 << 16       # bytes of an array from elsewhere that is looked at again when the function has ended
+
 
 class Break(RuntimeError):
     """What a compiled function does can't be part of a graph: the function runs uncompiled. The Capture takes note, for
@@ -24,6 +26,7 @@ class Break(RuntimeError):
     def __init__(self, reason):
         super().__init__(reason)
         graph = backend.recording.graph
+        graph = getattr(graph, "capture", graph)
         if isinstance(graph, Capture) and graph.broke is None:
             graph.broke = self
 
@@ -154,10 +157,13 @@ class Capture:
         self.given, self.copies, self.nodes, self.swapped = [], [], [], []
         self.effects, self.targets = {}, {}
         self.draws, self.drawn = [], 0
+        # Small arrays that stand elsewhere, as they are now.
+        self.watched = [(x, x.tobytes()) for place in self.places for x in place.kept
+                        if isinstance(x, np.ndarray) and x.nbytes <= WATCHED]
         generators = [x for x in (*given, *(x for place in self.places for x in place.kept))
                       if isinstance(x, np.random.Generator)]
-        self.asked = [g.bit_generator for g in generators] + [np.random.mtrand._rand._bit_generator]
-        self.states = [repr(g.state) for g in self.asked]
+        self.generators = [g.bit_generator for g in generators] + [np.random.mtrand._rand._bit_generator]
+        self.states = [g.state for g in self.generators]
         self.wanting = {}       # node of a tensor from elsewhere that gradients reach -> the tensor
         self.symbols = {}       # id of an array -> its Symbol; `given` keeps the array
 
@@ -175,10 +181,16 @@ class Capture:
         for module, name, array, symbol in reversed(self.swapped):
             kept = kept and vars(module).get(name) is symbol
             put(module, name, array)
-        if kind is None and any(where is value and not same(value, copy) for (_, where, value), copy in zip(
-                self.given, self.copies, strict=True)):
+        changed = any(array.tobytes() != before for array, before in self.watched) or any(
+            where is value and not same(value, copy) for (_, where, value), copy in zip(
+                self.given, self.copies, strict=True))
+        if kind is None and changed:
             raise Break("the function writes into an array that it has made, or has from elsewhere")
-        if kind is None and [repr(g.state) for g in self.asked] != self.states:
+        drawn = [(generator, state) for generator, state in zip(self.generators, self.states, strict=True)
+                 if repr(generator.state) != repr(state)]
+        for generator, state in drawn:      # for the run that counts
+            generator.state = state
+        if kind is None and drawn:
             raise Break("the function draws numbers from a generator of its own, not from the library's streams")
         if not kept and kind is None:
             raise Break("a module's forward puts another array in the place of one of its own; write into it with "
@@ -273,14 +285,14 @@ class Capture:
         """See backend.refuse: an op without a result, which raises."""
         def look(bad):
             if bad:
-                raise error
+                raise type(error)(*error.args)      # a new one: each keeps the frames that it comes through
         self.apply(Call("check", look, pure=False), (bad,), ())
 
     def random_rows(self, shape):
         """See backend.random_rows: drawn at each call, by the key of the module that runs now."""
         inside = backend.random_state.path[len(self.path):]
 
-        def draw(shape):
+        def draw(shape, *before):
             outer = backend.random_state.path
             backend.random_state.path = (*outer, *inside)
             try:
@@ -288,13 +300,20 @@ class Capture:
             finally:
                 backend.random_state.path = outer
         if self.drawn == len(self.draws):
-            self.draws.append(self.apply(Call("random_rows", draw, pure=False), (tuple(shape),), ()))
+            # In this order: each waits for the one before.
+            self.draws.append(self.apply(Call("random_rows", draw, pure=False), (tuple(shape), *self.draws[-1:]), ()))
         self.drawn += 1     # (a checkpoint goes back, and gets the same again)
         return self.draws[self.drawn - 1]
 
     def matmul(self, x, y, out):
         """See backend.matmul."""
         return self.apply(OPS["matmul"], (x, y), ())
+
+    def asked(self, tensor):
+        """The values of a tensor are asked for."""
+        if isinstance(tensor.primal_array(), Symbol):
+            tensor.primal_array().item()
+        raise Break(f"the function asks for the values of a tensor of shape {tensor.shape}, at {user_line()}")
 
     def reached(self, tensor, forgets=False):
         """A tensor's gradient is read or set."""
@@ -312,13 +331,22 @@ class Capture:
 
 @contextmanager
 def suspended():
-    """Inside, ops are run."""
-    capture, backend.recording.graph = backend.recording.graph, None
+    """Inside, ops are run, on made-up values: what can't be repeated is refused as ever."""
+    capture = backend.recording.graph
+    backend.recording.graph = Trial(capture)
     try:
         with mode(capture=None):
             yield
     finally:
         backend.recording.graph = capture
+
+
+class Trial:
+    """What the layers below tell of while an op is run for its result's shape."""
+
+    def __init__(self, capture):
+        self.capture, self.refusal, self.drawn = capture, capture.refusal, None
+        self.launched = lambda name, times: True
 
 
 def same(array, copy):

@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math",
          "-ffp-contract=off", "-fopenmp-simd", "-fwrapv", "-w")      # never -ffast-math: it changes the whole process
 SECONDS = 300       # that a compilation may take
+DIGEST = 16         # bytes
 
 
 class CompilerError(RuntimeError):
@@ -53,17 +55,44 @@ def _processor():
 def build(source):
     """The library of this source, loaded. It is compiled once, and kept for all programs of this user."""
     path, version = compiler()
-    key = hashlib.blake2b(repr((source, FLAGS, version, _processor())).encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(repr((source, FLAGS, version, _processor())).encode(), digest_size=16).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minitorch_dist" / "c"
-    kept = folder / f"{key}.so"
-    if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            text, made = Path(place) / "kernels.c", Path(place) / "kernels.so"
-            text.write_text(source)
-            said = subprocess.run([path, *FLAGS, str(text), "-o", str(made), "-lm"], capture_output=True, text=True,
-                                  timeout=SECONDS)
-            if said.returncode:
-                raise CompilerError(f"{path} can't compile the kernels: {said.stderr.strip()[:2000]}")
-            os.replace(made, kept)      # at once: another rank may be doing the same
+    kept = folder / f"{name}.so"
+    if not whole(kept):
+        with tempfile.TemporaryDirectory() as place:
+            made = _compile(path, source, Path(place))
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                    file.write(made.read_bytes() + digest(made.read_bytes()))
+                os.replace(file.name, kept)     # at once: another rank may be doing the same
+            except OSError as error:
+                warnings.warn(f"compiled kernels can't be kept in {folder} ({error}): every run compiles them anew. "
+                              "XDG_CACHE_HOME names another place", stacklevel=2)
+                return ctypes.CDLL(str(made))
     return ctypes.CDLL(str(kept))
+
+
+def _compile(path, source, place):
+    """The library in a file of the folder `place`."""
+    text, made = place / "kernels.c", place / "kernels.so"
+    text.write_text(source)
+    said = subprocess.run([path, *FLAGS, str(text), "-o", str(made), "-lm"], capture_output=True, text=True,
+                          timeout=SECONDS)
+    if said.returncode or not made.exists():
+        raise CompilerError(f"{path} can't compile the kernels: {said.stderr.strip()[:2000] or 'it made no file'}")
+    return made
+
+
+def whole(path):
+    """Whether a kept library is there and as it was written; a damaged one can kill the process that loads it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return len(content) > DIGEST and content[-DIGEST:] == digest(content[:-DIGEST])
+
+
+def digest(content):
+    """What stands behind a kept library's own bytes; the loader doesn't look there."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()

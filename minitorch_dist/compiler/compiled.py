@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import threading
 import warnings
 from collections import Counter
 
@@ -22,6 +23,7 @@ from .partition import partitioned
 from .passes import optimized
 from .program import Program
 
+CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 VARIANTS = 32       # graphs that a compiled function keeps
 
 
@@ -43,8 +45,9 @@ def compile(function, emit=None):
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
     functions are seen where they meet a value of the graph; what they make of other arrays alone is made once.
-    Inside of a transform (grad, jvp, …) a compiled function is the function itself: compile the transformed one. On the
-    tape it can be differentiated once.
+    Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
+    function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
+    differentiated once.
 
     `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
     """
@@ -67,6 +70,7 @@ class Compiled:
         self.function = function
         self.name = f"compile({getattr(function, '__name__', type(function).__name__)})"
         self.variants, self.breaks, self.emit = [], Counter(), emit
+        self.bound, self.kept = {}, {}      # of objects that have no room for it
 
     def __reduce__(self):
         return Compiled, (self.function, self.emit)
@@ -76,19 +80,24 @@ class Compiled:
         if instance is None:
             return self
         name = f"compiled {self.function.__qualname__}"
-        if name not in vars(instance):
-            vars(instance)[name] = Compiled(self.function.__get__(instance), self.emit)
-        return vars(instance)[name]
+        table = getattr(instance, "__dict__", None)
+        if not isinstance(table, dict):     # __slots__, or a class
+            table, name = self.bound, (id(instance), name)
+            self.kept[id(instance)] = instance
+        if name not in table:
+            table[name] = Compiled(self.function.__get__(instance), self.emit)
+        return table[name]
 
     def __call__(self, *args, **kwargs):
-        if state.level or state.anomaly or recording.graph is not None:
+        if state.level or state.anomaly or state.pack is not None or recording.graph is not None:
             return self.function(*args, **kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again)
-        variant = next((v for v in self.variants if v.key == key and v.fits()), None)
-        if variant is None:
-            variant = self._variant(key, given, rebuild)
+        with CAPTURING:
+            variant = next((v for v in self.variants if v.key == key and v.fits()), None)
+            if variant is None:
+                variant = self._variant(key, given, rebuild)
         if not variant.broken:
             self._used(variant)
             return variant(given)
@@ -168,6 +177,7 @@ class Variant:
 
     def __init__(self, key, capture, function, given, rebuild, emit, insist):
         self.key, self.capture, self.name, self.emit = key, capture, capture.name, (emit, insist)
+        self.dated = [x.__class__ is Tensor for x in given if x.__class__ is Tensor or isinstance(x, np.ndarray)]
         with capture:
             leaves, arguments = [], []
             for x in given:
@@ -227,7 +237,9 @@ class Variant:
         effects = [v.value for _, v in capture.effects.values()]
         backward = Graph(f"backward of {self.name}", [], capture.nodes[len(forward):],
                          [found[n] for n in nodes if n in found])
-        backward, kept = partitioned(backward, forward)
+        # Tensors are dated; an array may be filled anew before backward, which then must not read it again.
+        undated = {v for v, dated in zip(arguments, self.dated, strict=True) if not dated}
+        backward, kept = partitioned(backward, forward, undated)
         self.captured = Graph(self.name, given, forward, [*self.values, *effects, *kept])
         self.graph = optimized(self.captured)
         renamed = dict(zip(kept, self.graph.wanted[len(self.graph.wanted) - len(kept):], strict=True))
@@ -254,7 +266,8 @@ class Variant:
         def pullback(ct, wanted, *saved):
             *inputs, kept = saved
             ct = ct.parts if len(shapes) > 1 else (ct,)
-            parts = [np.zeros(*shape) if part is None else part for part, shape in zip(ct, shapes, strict=True)]
+            parts = [np.zeros(*shape) if part is None else np.asarray(part)
+                     for part, shape in zip(ct, shapes, strict=True)]
             given = [*parts, *kept, *inputs[:len(inputs) - len(self.extra)]]
             made = iter(own(self.backward_program(given), given))
             # None where an output that has no part in this pass is the only way.

@@ -21,6 +21,7 @@ from .expressions import REDUCTIONS, expressible
 from .ir import kind, letters, written
 from .rules import VIEWS, count
 
+NEAR = 8            # kernels that are tried
 LIMIT = 100         # ops in a kernel: a C compiler takes long over more
 FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
 
@@ -32,6 +33,7 @@ class Kernel:
     size      rows · columns
     columns   None as long as nothing in it asks for a certain number
     roles     {result: role}
+    first, last  the places in the graph of its first and last op
     inputs    the values that it reads, as keys, each once
     outputs   the results that others need
     reshaped  {result of a reshape that others need: the output whose elements it has}
@@ -39,6 +41,7 @@ class Kernel:
 
     def __init__(self, size):
         self.nodes, self.size, self.columns, self.roles = [], size, None, {}
+        self.first = self.last = None
         self.inputs, self.outputs, self.reshaped = {}, [], {}
 
     @property
@@ -53,6 +56,8 @@ class Kernel:
 
     def add(self, node, role, columns):
         """Take an op in; `fits` has found its role."""
+        self.first = node.number if self.first is None else min(self.first, node.number)
+        self.last = node.number if self.last is None else max(self.last, node.number)
         self.nodes.append(node)
         self.inputs.update((v, None) for v in node.inputs if v not in self.roles)
         self.roles[node.result] = role
@@ -186,7 +191,8 @@ def even(shape, full, columns):
 def fused(graph):
     """Kernels and the nodes that stay by themselves, in an order to run them in."""
     item_of, items, readers, users = {}, [], {}, graph.users()
-    for node in graph.nodes:
+    for number, node in enumerate(graph.nodes):
+        node.number = number
         home = _home(node, item_of, readers) if fusable(node) else None
         if home is None:
             home = node
@@ -221,7 +227,7 @@ def _home(node, item_of, readers):
     """The kernel that an op joins, or None."""
     near = [item_of[v] for v in reversed(node.inputs) if v in item_of]
     near += [kernel for v in node.inputs if v.size == count(shape_of(node)) and node.name != "reshape"
-             for kernel in reversed(readers.get(v, ()))]
+             for kernel in readers.get(v, ())[:-NEAR - 1:-1]]
     for kernel in dict.fromkeys(near):
         if isinstance(kernel, Kernel) and (found := kernel.fits(node)):
             outside = [item_of[v] for v in node.inputs if v in item_of and item_of[v] is not kernel]
@@ -233,30 +239,32 @@ def _home(node, item_of, readers):
 
 def _merged(items, item_of):
     """Kernels that read what another one makes, or the same, made one with it where they fit."""
-    items, changed = list(items), True
-    while changed:
-        changed = False
-        for kernel in [item for item in items if isinstance(item, Kernel)]:
-            for other in _near(kernel, items, item_of):
-                one = _one(kernel, other)
-                if one is not None and not _between(kernel, other, item_of):
-                    items[items.index(other)] = one
-                    items.remove(kernel)
-                    item_of.update((v, one) for v in one.roles)
-                    changed = True
-                    break
-    return items
+    items, readers = dict.fromkeys(items), {}       # {value: the kernels that read it}
 
-
-def _near(kernel, items, item_of):
-    """Kernels of the same size that make, or read as a whole too, what this one reads."""
-    if kernel not in items:
-        return []
-    makers = [item_of[v] for v in kernel.inputs if v in item_of]
-    readers = [item for item in items if isinstance(item, Kernel)
-               and any(v.size == kernel.size and v in kernel.inputs for v in item.inputs)]
-    return [k for k in dict.fromkeys([*makers, *readers])
-            if isinstance(k, Kernel) and k is not kernel and k.size == kernel.size]
+    def enter(kernel):
+        for value in kernel.inputs:
+            readers.setdefault(value, []).append(kernel)
+    todo = [item for item in items if isinstance(item, Kernel)]
+    for kernel in todo:
+        enter(kernel)
+    while todo:
+        kernel = todo.pop()
+        if kernel not in items:
+            continue
+        makers = [item_of[v] for v in kernel.inputs if v in item_of]
+        near = makers + [k for v in kernel.inputs if v.size == kernel.size for k in readers[v]]
+        near = [k for k in dict.fromkeys(near) if isinstance(k, Kernel) and k is not kernel and k in items
+                and k.size == kernel.size and len(k.nodes) + len(kernel.nodes) <= LIMIT]
+        for other in near[:NEAR]:
+            one = _one(kernel, other)
+            if one is not None and not _between(kernel, other, item_of):
+                del items[kernel], items[other]
+                items[one] = None
+                item_of.update((v, one) for v in one.roles)
+                enter(one)
+                todo.append(one)
+                break
+    return list(items)
 
 
 def _one(first, second):
@@ -300,7 +308,7 @@ def _waits(items, kernel, item_of):
         item = stack.pop()
         if item is kernel:
             return True
-        if item not in seen:
+        if item not in seen and (item.last if isinstance(item, Kernel) else item.number) > kernel.first:
             seen.add(item)
             stack += [item_of[v] for v in item.inputs if v in item_of]
     return False

@@ -9,20 +9,22 @@ CHEAP = VIEWS | ELEMENTWISE - {"power", "exp", "expm1", "log", "log1p", "sin", "
 SMALLER = 16        # times: so much smaller than a result is what may be kept in its place
 
 
-def partitioned(backward, forward):
+def partitioned(backward, forward, undated=()):
     """A backward graph that does again what is cheap and can be had from what it needs anyway, or from little more.
 
     backward  Graph of the nodes that were captured after forward; it refers to values of forward
     forward   the nodes of forward
+    undated   given values that backward doesn't read unless it must
 
     Returns (a Graph, the values of forward that must be kept for it).
     """
     made = {value: node for node in forward for value in node.results}
-    needed = {v for node in backward.nodes for v in node.inputs if v in made} | made.keys() & set(backward.wanted)
+    read = {v for node in backward.nodes for v in node.inputs} | set(backward.wanted)
+    needed = read & made.keys()
     redoable = set()
     for node in forward:
         if node.name in CHEAP and all(
-                v not in made or v in needed or v in redoable or SMALLER * v.size <= node.result.size
+                v in read or v in redoable or (SMALLER * v.size <= node.result.size if v in made else v not in undated)
                 for v in node.inputs):
             redoable.update(node.results)
     kept, redone, stack = set(), set(), list(needed)

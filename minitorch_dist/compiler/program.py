@@ -61,7 +61,7 @@ class KernelStep:
 
     def run(self, values):
         """Fill this step's slots."""
-        arrays = [values[i] for i in self.reads]
+        arrays = [np.asarray(values[i]) for i in self.reads]        # (the address of a NumPy scalar is that of a copy)
         if self.compiled is None:
             made = self.tiles(arrays)
         else:
