@@ -78,7 +78,7 @@ class Placeholder:
 def is_array(value):
     """True for arrays of any device; False for NumPy scalars, traced values and everything else."""
     return isinstance(value, (xp.ndarray, Placeholder)) or value.__class__ in DEVICE_ARRAYS \
-        or hasattr(value, "__cuda_array_interface__")
+        or hasattr(type(value), "__cuda_array_interface__")
 
 
 def on_host(value):

@@ -26,7 +26,7 @@ from .autodiff.tensor import Tensor
 from .backend import is_array
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-CONTAINERS = (list, tuple, dict, set)
+CONTAINERS = (list, tuple, dict, set, frozenset)
 LIBRARIES = {__package__, *sys.stdlib_module_names} - {"__main__"}
 
 
@@ -57,7 +57,22 @@ def described(value):
     raw = value.data if isinstance(value, Tensor) else value
     if is_array(raw) or raw is not value:
         return Tensor if raw is not value else None, raw.shape, raw.dtype.str
-    return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
+    if isinstance(value, (*PLAIN, np.generic, np.dtype)):
+        return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
+    return The(value)
+
+
+class The:
+    """An object, equal to nothing but itself."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, The) and self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
 
 
 def of_tensor(tensor):
@@ -69,6 +84,10 @@ def of_tensor(tensor):
 
 def of_module(module):
     return vars(module).values()
+
+
+def of_set(values):
+    return list(values)
 
 
 def of_container(container):
@@ -84,6 +103,10 @@ def of_names(source):
 
 def of_defaults(function):
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def of_arguments(function):
+    return [function.func, *function.args, *function.keywords.values()]
 
 
 def of_cells(cells):
@@ -127,7 +150,7 @@ def walk(stack, seen, places, code):
         inside = names_of(value.__code__) if isinstance(value, FunctionType) else names
         code |= inside
         stack += [(inner, inside) for inner in held(value, found)]
-        owner = getattr(value, "__self__", value)
+        owner = value.__self__ if isinstance(value, MethodType) else value
         for method in methods(value, names):
             stack += [(method, frozenset()), (owner, names_of(method.__code__))]
 
@@ -147,7 +170,7 @@ def held(value, found):
         return [inner for name, inner in vars(value).items() if name not in TABLES] + tables
     if isinstance(value, CONTAINERS):
         return of_container(value)
-    wrapped = getattr(value, "__wrapped__", None)
+    wrapped = getattr(value, "__dict__", {}).get("__wrapped__")
     return [inner for place in found for inner in place.kept] + ([] if wrapped is None else [wrapped])
 
 
@@ -189,6 +212,10 @@ def places_of(value, names):
         return [(of_tensor, value)]
     if is_module(value):
         return [(of_module, value), *((of_names, (vars(cls), tuple(names))) for cls in classes(value))]
+    if isinstance(value, (set, frozenset)):
+        return [(of_set, value)]
+    if isinstance(value, partial):
+        return [(of_arguments, value)]
     if isinstance(value, CONTAINERS):
         return [(of_container, value)]
     if isinstance(value, FunctionType):
@@ -210,4 +237,4 @@ def reads_names(value):
 
 def is_module(value):
     """Whether it is an nn.Module, which lies above."""
-    return hasattr(value, "named_modules") and "_modules" in getattr(value, "__dict__", ())
+    return hasattr(type(value), "named_modules") and "_modules" in getattr(value, "__dict__", ())

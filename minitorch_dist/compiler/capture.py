@@ -17,6 +17,7 @@ from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
 
 WATCHED = 1 << 16       # bytes of an array from elsewhere that is looked at again when the function has ended
+PLAIN_ARRAYS = (np.ndarray, np.memmap)      # others have operators of their own
 
 
 class Break(RuntimeError):
@@ -181,8 +182,9 @@ class Capture:
         for module, name, array, symbol in reversed(self.swapped):
             kept = kept and vars(module).get(name) is symbol
             put(module, name, array)
-        changed = any(array.tobytes() != before for array, before in self.watched) or any(
-            where is value and not same(value, copy) for (_, where, value), copy in zip(
+        own = {id(array) for _, _, array, _ in self.swapped}        # another thread may train with these
+        changed = any(array.tobytes() != before for array, before in self.watched if id(array) not in own) or any(
+            where is value and id(value) not in own and not same(value, copy) for (_, where, value), copy in zip(
                 self.given, self.copies, strict=True))
         if kind is None and changed:
             raise Break("the function writes into an array that it has made, or has from elsewhere")
@@ -212,6 +214,8 @@ class Capture:
             return value
         if where.__class__ is Tensor and where.node is not None:
             self.wanting[where.node] = where
+        if type(value) not in PLAIN_ARRAYS:
+            raise Break(f"an array is a {type(value).__name__}")
         if id(value) not in self.symbols:
             self.symbols[id(value)] = self.argument(value)
             where = where if where.__class__ is Tensor else value

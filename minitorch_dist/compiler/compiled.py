@@ -16,7 +16,7 @@ from ..backend import is_array, recording
 from ..nn.module import Module
 from ..surroundings import PLAIN, described, is_module, unchanged
 from . import cc
-from .capture import Break, Capture
+from .capture import PLAIN_ARRAYS, Break, Capture
 from .fusion import fused
 from .ir import Graph
 from .partition import partitioned
@@ -44,7 +44,8 @@ def compile(function, emit=None):
 
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
-    functions are seen where they meet a value of the graph; what they make of other arrays alone is made once.
+    functions are seen where they meet a value of the graph (which is no np.ndarray, if the function asks); what they
+    make of other arrays alone is made once. What a function does before it breaks is done twice, that one time.
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
     differentiated once.
@@ -118,8 +119,11 @@ class Compiled:
         # NumPy's own kernels of fused ops are as good as tiles of single ops.
         capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], apart=emit == "c")
         try:
-            if any(is_array(v := lower(x)) and not isinstance(v, np.ndarray) for x in given):
-                raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
+            for value in map(lower, given):
+                if is_array(value) and not isinstance(value, np.ndarray):
+                    raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
+                if isinstance(value, np.ndarray) and type(value) not in PLAIN_ARRAYS:
+                    raise Break(f"an argument is a {type(value).__name__}")
             return Variant(key, capture, self.function, given, rebuild, emit, insist=self.emit == "c")
         except Exception as error:
             # What the function itself has changed meanwhile it would change at each call.

@@ -308,7 +308,7 @@ def _waits(items, kernel, item_of):
         item = stack.pop()
         if item is kernel:
             return True
-        if item not in seen and (item.last if isinstance(item, Kernel) else item.number) > kernel.first:
+        if item not in seen:
             seen.add(item)
             stack += [item_of[v] for v in item.inputs if v in item_of]
     return False
@@ -316,22 +316,21 @@ def _waits(items, kernel, item_of):
 
 def _ordered(items, item_of):
     """The items, each after those that it needs."""
-    done, order = set(), []
+    order, begun = {}, set()
     for item in items:
         stack = [item]
         while stack:
             top = stack[-1]
-            if top in done:
-                stack.pop()
-                continue
-            missing = [item_of[v] for v in top.inputs if v in item_of and item_of[v] not in done]
-            missing = [m for m in missing if m is not top]
-            if missing:
-                stack += missing
+            missing = [] if top in order else [
+                i for i in (item_of[v] for v in top.inputs if v in item_of) if i not in order and i is not top]
+            if not missing:
+                order[stack.pop()] = None
+            elif top in begun:
+                raise RuntimeError(f"{top} needs {missing[0]}, which needs it")
             else:
-                done.add(top)
-                order.append(stack.pop())
-    return order
+                begun.add(top)
+                stack += missing
+    return list(order)
 
 
 class Schedule:

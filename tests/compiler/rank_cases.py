@@ -1,0 +1,67 @@
+"""What ranks do in the tests of the compiler."""
+
+import hashlib
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, nn, optim
+from minitorch_dist.parallel import DistributedDataParallel
+from tests.parallel import cases
+
+
+def compile_at_once():
+    """The digest of a function's values, compiled on all ranks at the same time."""
+    world = comm.world()
+    world.barrier()
+    compiled = mt.compile(lambda x: mt.softmax(mt.exp(x) * 1.25), emit="c")
+    y = compiled(mt.tensor(np.linspace(0.0, 1.0, 12).reshape(3, 4)))
+    assert not compiled.breaks
+    return hashlib.sha256(y.numpy().tobytes()).hexdigest()
+
+
+def train(exact=False, dropout=True, steps=12, compiled=True, emit="numpy", outside=False, world=None):
+    """(losses, digests, parameters) of the model of parallel/cases.py, compiled within or around the wrapper."""
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    model = cases.model_with_dropout(np.float64) if dropout else cases.small_model()
+    made = model = mt.compile(model, emit=emit) if compiled and not outside else model
+    if world is not None:
+        model = DistributedDataParallel(model, world, exact=exact, **({"micro_shards": 4} if exact else {}))
+    if compiled and outside:
+        made = model = mt.compile(model, emit=emit)
+    loader = cases.loader_for(np.float64, rank, size, 4 if exact else 1)
+    losses, digests = cases.train(model, optim.Adam(model.parameters(), lr=0.01), loader, steps, world,
+                                  micro_shards=4 if exact else 8)
+    assert not compiled or not made.breaks, made.breaks
+    return losses, digests, cases.parameters(model)
+
+
+def trainings():
+    """{name: (losses, digests, parameters)} by all ranks."""
+    world = comm.world()
+    return {"ddp": train(world=world), "ddp in c": train(world=world, emit="c", dropout=False),
+            "exact": train(exact=True, world=world)}
+
+
+class Normed(nn.Module):
+    """BatchNorm in the middle: its statistics go over all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(7, 5, dtype=np.float64), nn.BatchNorm(5, dtype=np.float64)
+        self.last = nn.Linear(5, 5, dtype=np.float64)
+
+    def forward(self, x):
+        return self.last(mt.tanh(self.norm(self.first(x))))
+
+
+def batch_norm(compiled=True):
+    """(parameters and buffers after some steps) of a model with BatchNorm on these ranks."""
+    world = comm.world()
+    mt.manual_seed(4)
+    model = Normed()
+    model = mt.compile(model, emit="numpy") if compiled else model
+    model = DistributedDataParallel(model, world)
+    loader = cases.loader_for(np.float64, world.rank, world.size)
+    cases.train(model, optim.Adam(model.parameters(), lr=0.01), loader, 6, world)
+    return cases.parameters(model), {name: np.array(b) for name, b in model.named_buffers()}

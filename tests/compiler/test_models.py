@@ -1,0 +1,191 @@
+"""Whole models, trained compiled and not: the same parameters, statistics and masks; and on several ranks one curve."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, nn, optim
+from tests.crews import crews
+
+from . import rank_cases
+
+CASES = "tests.compiler.rank_cases:"
+RANDOM = np.random.default_rng(0)
+POINTS, PIXELS = RANDOM.standard_normal((9, 7)), RANDOM.standard_normal((3, 784))
+TOKENS = RANDOM.integers(0, 11, (3, 6))
+
+
+def mlp():
+    """No bias where BatchNorm takes it away: Adam makes steps of the rounding that its gradient is."""
+    wide = {"dtype": np.float64}
+    return nn.Sequential(nn.Linear(7, 6, bias=False, **wide), nn.BatchNorm(6, **wide), nn.ReLU(), nn.Dropout(0.3),
+                         nn.Linear(6, 5, **wide), nn.GELU(), nn.BatchNorm(5, **wide), nn.Linear(5, 4, **wide))
+
+
+def gpt(**options):
+    return lambda: nn.GPT(11, 6, **({"layers": 2, "heads": 4, "dim": 16, "dtype": np.float64} | options))
+
+
+def small_lenet():
+    """LeNet's kinds of layers, fewer and narrower."""
+    wide = {"dtype": np.float64}
+    return nn.Sequential(nn.conv.Reshape(1, 28, 28), nn.Conv2d(1, 3, 5, stride=2, padding=2, **wide), nn.ReLU(),
+                         nn.MaxPool2d(2), nn.Conv2d(3, 4, 3, **wide), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                         nn.Linear(16, 9, **wide), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 10, **wide))
+
+
+MODELS = {      # name -> (model, its inputs, number of classes)
+    "mlp": (mlp, POINTS, 4),
+    "lenet": (small_lenet, PIXELS, 10),
+    "gpt, learned": (gpt(dropout=0.2), TOKENS, 11),
+    "gpt, rotary, grouped, rms": (gpt(positions="rotary", kv_heads=2, norm="rms", dropout=0.1), TOKENS, 11),
+    "gpt, untied": (gpt(tied=False, layers=1), TOKENS, 11),
+}
+STEPS = 10
+
+
+def train(name, wrap, whole=False):
+    """(losses, parameters, buffers, outputs in evaluation) of 10 steps of Adam, with or without compiling."""
+    make, inputs, classes = MODELS[name]
+    mt.manual_seed(2)
+    model = make()
+    forward = wrap(model) if not whole else model
+
+    def loss_of(x, labels):
+        logits = forward(x)
+        return nn.cross_entropy(mt.reshape(logits, (-1, classes)), labels.reshape(-1))
+    loss_function = wrap(loss_of) if whole else loss_of
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    random, losses = np.random.default_rng(1), []
+    for step in range(STEPS):
+        rows = len(inputs) - step % 2       # batches of two sizes
+        x = inputs[:rows]
+        words = x.dtype.kind == "i"
+        labels = random.integers(0, classes, x.shape if words else rows)
+        optimizer.zero_grad()
+        with backend.random_scope(7, step, rows, (0, rows), 4):
+            loss = loss_function(x if words else mt.tensor(x + 0.1 * random.standard_normal(x.shape)), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    forward.eval()
+    outputs = [forward(inputs if words else mt.tensor(inputs)).numpy() for _ in range(2)]
+    return losses, *({name: np.array(getattr(v, "data", v)) for name, v in named} for named in (
+        model.named_parameters(), model.named_buffers())), outputs
+
+
+@pytest.fixture(scope="module")
+def eager():
+    return {name: train(name, lambda f: f) for name in MODELS}
+
+
+def close(found, expected):
+    losses, parameters, buffers, outputs = found
+    np.testing.assert_allclose(losses, expected[0], rtol=0, atol=1e-10)
+    for ours, theirs in ((parameters, expected[1]), (buffers, expected[2])):
+        assert list(ours) == list(theirs)
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-10, err_msg=name)
+    for a, b in zip(outputs, expected[3], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("emit", ["c", "numpy"])
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_steps_of_adam(name, emit, eager):
+    made = []
+    close(train(name, lambda f: made.append(mt.compile(f, emit=emit)) or made[-1]), eager[name])
+    assert not made[0].breaks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_function_as_a_whole(name, eager):
+    made = []
+    close(train(name, lambda f: made.append(mt.compile(f, emit="numpy")) or made[-1], whole=True), eager[name])
+    assert not made[0].breaks and len(made) == 1
+
+
+def test_training_had_an_effect(eager):
+    for name, (losses, _, buffers, _) in eager.items():
+        assert len(set(losses)) == STEPS, name
+        assert (name == "mlp") == bool(buffers)
+
+
+def test_lenet_of_the_library_in_float32():
+    results = []
+    for wrap in (mt.compile, lambda f: f):
+        mt.manual_seed(0)
+        model = wrap(nn.models.lenet())
+        y = model(mt.tensor(PIXELS.astype(np.float32)))
+        nn.cross_entropy(y, np.array([1, 2, 3])).backward()
+        assert y.dtype == np.float32
+        results.append([y.numpy(), *(p.grad.numpy() for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype == np.float32
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+def test_names_and_states_are_the_models():
+    mt.manual_seed(0)
+    model = mlp()
+    compiled = mt.compile(model, emit="numpy")
+    assert list(compiled.state_dict()) == list(model.state_dict()) and len(compiled.state_dict()) == 13
+    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(a is b for a, b in zip(compiled.parameters(), model.parameters(), strict=True))
+    assert [name for name, _ in compiled.named_buffers()] == [name for name, _ in model.named_buffers()]
+    other = mt.compile(mlp(), emit="numpy")
+    other.load_state_dict(compiled.state_dict())
+    compiled.eval()
+    other.eval()
+    assert not model.training and not model[1].training
+    x = mt.tensor(POINTS)
+    np.testing.assert_array_equal(other(x).numpy(), compiled(x).numpy())
+    compiled.to(np.float32)
+    assert all(p.dtype == np.float32 for p in model.parameters())
+    assert compiled(mt.tensor(POINTS.astype(np.float32))).dtype == np.float32
+
+
+def test_statistics_of_batch_norm_to_the_last_bit():
+    """In tiles, BatchNorm is the op that eager runs."""
+    results = []
+    for wrap in (lambda f: mt.compile(f, emit="numpy"), lambda f: f):
+        mt.manual_seed(0)
+        model = wrap(nn.BatchNorm(7, dtype=np.float64))
+        outs = [model(mt.tensor(POINTS * k)).numpy() for k in (1, 2, 3)]
+        model.eval()
+        results.append([*outs, model(mt.tensor(POINTS)).numpy(), *(np.array(b) for _, b in model.named_buffers())])
+        model.train()
+        results[-1].append(model(mt.tensor(POINTS)).numpy())
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---------------------------------------------------------------- ranks
+
+@pytest.fixture(scope="module")
+def by_ranks():
+    return {n: crews.call(CASES + "trainings", n) for n in (1, 2)}
+
+
+def test_data_parallel_ranks_have_one_process_curve(by_ranks):
+    for name, dropout in (("ddp", True), ("ddp in c", False)):
+        losses, _, parameters = rank_cases.train(compiled=False, dropout=dropout)
+        for rank in by_ranks[2]:
+            np.testing.assert_allclose(rank[name][0], losses, rtol=0, atol=1e-10)
+            assert rank[name][1] == by_ranks[2][0][name][1]
+            for p, value in parameters.items():
+                np.testing.assert_allclose(rank[name][2][p], value, rtol=0, atol=1e-10)
+
+
+def test_exact_mode_gives_the_same_bits_on_one_and_two_ranks(by_ranks):
+    digests = {tuple(rank["exact"][1]) for n in (1, 2) for rank in by_ranks[n]}
+    assert len(digests) == 1 and len(set(*digests)) == 12
+
+
+def test_batch_norm_over_ranks():
+    expected = crews.call(CASES + "batch_norm", 2, (False,))
+    for ours, theirs in zip(crews.call(CASES + "batch_norm", 2), expected, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert list(a) == list(b)
+            for name in a:
+                np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-10, err_msg=name)
