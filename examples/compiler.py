@@ -82,8 +82,8 @@ def main(argv=None):
         return 0
     for stage in ("captured", "fused", "kernels", "fused backward"):
         print(f"--- {stage}\n{compiled.show(stage)}\n")
-    wrong = max(abs(p - q).max() / abs(p).max() for p, q in zip(passes(function, tensors, ct), passes(compiled, tensors, ct),
-                                                 strict=True))
+    wrong = max(abs(p - q).max() / abs(p).max() for p, q in zip(
+        passes(function, tensors, ct), passes(compiled, tensors, ct), strict=True))
     with ledger.record(memory=True) as book:
         compiled(*tensors)
     with ledger.record(memory=True) as eager:

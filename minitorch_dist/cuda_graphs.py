@@ -57,8 +57,8 @@ def cuda_graph(function):
             loss = passes(x, labels)
             optimizer.step()
 
-    function  takes tensors or arrays, nested as one likes, and anything that can be a key of a dict; gives arrays,
-              tensors, numbers and texts, nested. All its arrays live on the current GPU; inputs may come from the host
+    function  takes tensors or arrays, nested as one likes, and anything else; gives arrays, tensors, numbers and
+              texts, nested. All its arrays live on the current GPU; inputs may come from the host
 
     A call with inputs of new shapes, dtypes or constants, or in a new situation (a gradient is there already or not,
     a module trains or evaluates, no_grad, a name that the function reads stands for something else), runs the function,

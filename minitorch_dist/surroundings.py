@@ -7,7 +7,7 @@ reads is found from its code: variables around it, globals, attributes that it n
     a module     all attributes of it and of the modules below: parameters, buffers, numbers, hooks, training
     a tensor     its array, whether it wants a gradient, hooks
     a list …     the arrays, tensors, modules and functions in it; its numbers and texts are not looked at
-    an object    those attributes that the function's code names
+    an object    those attributes, its own and its classes', that the function's code names
 
 Found once, as Places, which are quick to compare.
 """

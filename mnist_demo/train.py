@@ -209,7 +209,8 @@ def train(args, world, plugged=LIBRARY):
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
-        compile=args.compile, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop, exit_status=status)
+        compile=args.compile, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop,
+        exit_status=status)
 
 
 def train_mine(args, world):

@@ -45,7 +45,10 @@ def compile(function, emit=None):
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
     functions are seen where they meet a value of the graph (which is no np.ndarray, if the function asks); what they
-    make of other arrays alone is made once. What a function does before it breaks is done twice, that one time.
+    make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, and what
+    globals() looks up; pass such things as arguments. What a function does before it breaks is done twice, that one
+    time.
+
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
     differentiated once.
