@@ -18,7 +18,7 @@ import minitorch_dist as mt  # noqa: E402
 from minitorch_dist import nn, optim  # noqa: E402
 
 PARTS = ("chains", "steps")
-ROWS, COLUMNS = 1024, 1024
+ROWS, COLUMNS = 2048, 2048
 AIMS = {"gelu(x·w + b), written out": 2.0, "layer norm": 2.0, "gpt": 1.0, "lenet": 1.0}
 ROUNDS = 20
 

@@ -33,7 +33,6 @@ class Kernel:
     size      rows · columns
     columns   None as long as nothing in it asks for a certain number
     roles     {result: role}
-    first, last  the places in the graph of its first and last op
     inputs    the values that it reads, as keys, each once
     outputs   the results that others need
     reshaped  {result of a reshape that others need: the output whose elements it has}
@@ -41,7 +40,6 @@ class Kernel:
 
     def __init__(self, size):
         self.nodes, self.size, self.columns, self.roles = [], size, None, {}
-        self.first = self.last = None
         self.inputs, self.outputs, self.reshaped = {}, [], {}
 
     @property
@@ -56,8 +54,6 @@ class Kernel:
 
     def add(self, node, role, columns):
         """Take an op in; `fits` has found its role."""
-        self.first = node.number if self.first is None else min(self.first, node.number)
-        self.last = node.number if self.last is None else max(self.last, node.number)
         self.nodes.append(node)
         self.inputs.update((v, None) for v in node.inputs if v not in self.roles)
         self.roles[node.result] = role
@@ -191,8 +187,7 @@ def even(shape, full, columns):
 def fused(graph):
     """Kernels and the nodes that stay by themselves, in an order to run them in."""
     item_of, items, readers, users = {}, [], {}, graph.users()
-    for number, node in enumerate(graph.nodes):
-        node.number = number
+    for node in graph.nodes:
         home = _home(node, item_of, readers) if fusable(node) else None
         if home is None:
             home = node

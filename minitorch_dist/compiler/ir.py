@@ -44,12 +44,11 @@ class Node:
     op       what has a name and a forward(*args): a Primitive, or a Call
     args     its arguments and then its constants: Values, numbers, texts, and tuples of these
     inputs   the Values among them
-    number   its place in a graph, for fusion
     results  its Values: one, or those of an op with several results, for which `rebuild` makes the forward's result a
              flat list
     """
 
-    __slots__ = ("op", "args", "inputs", "results", "flat", "number")
+    __slots__ = ("op", "args", "inputs", "results", "flat")
 
     def __init__(self, op, args, flat=None):
         self.op, self.args, self.flat, self.results = op, args, flat, ()
