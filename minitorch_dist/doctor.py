@@ -311,6 +311,24 @@ def gpu_extra():
     return f"pip install -e '.[{'gpu-cuda12' if cuda and int(cuda[1]) < 13 else 'gpu-cuda13'}]'"
 
 
+# ---------------------------------------------------------------- mt.compile
+
+def c_compiler():
+    """What compiles the kernels of mt.compile, and whether it really does."""
+    from .compiler import cc
+    found = cc.compiler()
+    if found is None:
+        return Finding("C compiler", "missing", "none; mt.compile runs its kernels on NumPy, in tiles",
+                       "sudo apt install gcc, for kernels two to five times as fast")
+    path, version = found
+    try:
+        cc.build("void minitorch_doctor(void) {}\n")
+    except (cc.CompilerError, OSError, subprocess.TimeoutExpired) as error:
+        return Finding("C compiler", "warn", f"{str(error).splitlines()[-1]}", "sudo apt install gcc libc6-dev")
+    vectors = "with" if cc.vector_functions() else "without"
+    return Finding("C compiler", "ok", f"{path}, {version.splitlines()[0]}, {vectors} exp and tanh for vectors")
+
+
 # ---------------------------------------------------------------- the demo
 
 def demo_packages():
@@ -356,7 +374,7 @@ def version_of(distribution):
 OLD_KERNELS = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")     # they know no AVX-512
 
 PROBES = [system, python, numpy_and_blas, blas_kernels, mpi_library, mpi_launcher, mpi_match, mpi_wheels, two_ranks,
-          shared_memory, gpu, cupy, triton, demo_packages, mnist_files]
+          shared_memory, gpu, cupy, triton, c_compiler, demo_packages, mnist_files]
 
 
 def examine(probe):

@@ -310,3 +310,19 @@ def test_old_blas_kernels_on_a_new_processor_are_named(monkeypatch, architecture
     finding = doctor.blas_kernels()
     assert finding.status == status and architecture in finding.value
     assert ("OPENBLAS_CORETYPE" in (finding.fix or "")) == (status == "warn")
+
+
+@pytest.mark.parametrize("script, status, words", [
+    (None, "missing", "NumPy"), ("echo cc 1.0", "warn", "no file"),
+    ("case $* in *version*) echo 1;; *) echo headers! >&2; exit 1;; esac", "warn", "headers!")])
+def test_a_c_compiler_that_is_not_there_or_fails(monkeypatch, tmp_path, script, status, words):
+    from minitorch_dist.compiler import cc
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if script:
+        (tmp_path / "cc").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setattr(cc, "compiler", cc.compiler.__wrapped__)
+    finding = doctor.c_compiler()
+    assert finding.status == status and words in finding.value and "gcc" in finding.fix

@@ -26,8 +26,7 @@ BLOCK = 4096        # elements of one float sum; the sums of blocks are added in
 VECTOR_FUNCTIONS = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf")
 
 PRELUDE = "\n".join([
-    *(f"{pragma}{t} {name}{f}({t});" for name in VECTOR_FUNCTIONS for t, f in (("float", "f"), ("double", ""))
-      for pragma in ("SIMD_FUNCTION ",)),
+    *(f"SIMD_FUNCTION {t} {name}{f}({t});" for name in VECTOR_FUNCTIONS for t, f in (("float", "f"), ("double", ""))),
     *(f"SIMD_FUNCTION {t} pow{f}({t}, {t}); {t} fmod{f}({t}, {t});" for t, f in (("float", "f"), ("double", ""))),
     *(f"#pragma omp declare reduction({name}_{t}: {t}: omp_out = (omp_in {sign} omp_out || omp_in != omp_in) ? omp_in "
       f": omp_out) initializer(omp_priv = {start})"
@@ -224,18 +223,14 @@ class Writer:
                  f"{'0' if name == 'sum' else '-__builtin_inf()' if name == 'max' else '__builtin_inf()'};"
                  for v, name, _ in sums if self.roles[v] == ROW]
         after = [f"const {ctype(v)} {self.names[v]} = t_{self.names[v]};" for v, _, _ in sums if self.roles[v] == ROW]
-        pragma = "#pragma omp simd " + " ".join(clauses)
-        block = columns > BLOCK and sums
-        lines = [*outer]
-        head = "for (long c = 0; c < " + f"{columns}; c++) {{"
-        inside = [*declared, pragma, head, *("  " + line for line in (*body, *steps)), "}", *closing]
-        if block:
-            inside[inside.index(head)] = (f"for (long c = b; c < (b + {BLOCK} < {columns} ? b + {BLOCK} : {columns}); "
-                                          "c++) {")
-            lines += [f"for (long b = 0; b < {columns}; b += {BLOCK}) {{", *("  " + line for line in inside), "}"]
+        if columns > BLOCK and sums:
+            opening = f"for (long b = 0; b < {columns}; b += {BLOCK}) {{"
+            head = f"for (long c = b; c < (b + {BLOCK} < {columns} ? b + {BLOCK} : {columns}); c++) {{"
         else:
-            lines += ["{", *("  " + line for line in inside), "}"]
-        return [*lines, *after]
+            opening, head = "{", f"for (long c = 0; c < {columns}; c++) {{"
+        inside = [*declared, " ".join(["#pragma omp simd", *clauses]), head,
+                  *("  " + line for line in (*body, *steps)), "}", *closing]
+        return [*outer, opening, *("  " + line for line in inside), "}", *after]
 
     # ------------------------------------------------------------ one op
 
@@ -292,7 +287,7 @@ def literal(number, dtype):
         return f"({int(number)}{'LL' if dtype.itemsize == 8 else ''})"
     if not np.isfinite(number):
         return "__builtin_nan(\"\")" if np.isnan(number) else f"({'-' if number < 0 else ''}__builtin_inf())"
-    return f"({float(number).hex()}{'f' if dtype == np.float32 else ''})"
+    return f"({float(number)!r}{'f' if dtype == np.float32 else ''})"
 
 
 def place(index, dims):

@@ -145,19 +145,17 @@ class Capture:
     given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
     nodes    [Node], in order
     places   what the function depends on beside its arguments (see surroundings.py)
-    copies   of those arrays that aren't a tensor's, as they were
+    copies   the bytes of those arrays that aren't a tensor's, as they were
     draws    the random numbers that were drawn; drawn: how many of them are behind the point where the function is
     effects  {id of an array: (array, Symbol)}: what is to be written into arrays at the end
     """
 
     def __init__(self, name, function, given=(), apart=True):
-        self.broke = None
-        self.apart, self.path = apart, backend.random_state.path
-        self.name, self.places = name, surroundings(function, given)
+        self.name, self.places, self.apart, self.broke = name, surroundings(function, given), apart, None
         self.placed = {id(place.where) for place in self.places}
         self.given, self.copies, self.nodes, self.swapped = [], [], [], []
         self.effects, self.targets = {}, {}
-        self.draws, self.drawn = [], 0
+        self.draws, self.drawn, self.path = [], 0, backend.random_state.path
         # Small arrays that stand elsewhere, as they are now.
         self.watched = [(x, x.tobytes()) for place in self.places for x in place.kept
                         if isinstance(x, np.ndarray) and x.nbytes <= WATCHED]
@@ -178,25 +176,33 @@ class Capture:
     def __exit__(self, kind, *error):
         backend.recording.graph = None
         self.modes.__exit__(None, None, None)
-        kept = True
-        for module, name, array, symbol in reversed(self.swapped):
-            kept = kept and vars(module).get(name) is symbol
+        # In this order: what the function has changed is put back in any case.
+        reasons = [self._put_back(), self._drawn(), self._written()]
+        if kind is None and any(reasons):
+            raise Break(next(filter(None, reasons)))
+
+    def _put_back(self):
+        """Give modules their buffers again."""
+        kept = [vars(module).get(name) is symbol for module, name, _, symbol in self.swapped]
+        for module, name, array, _ in reversed(self.swapped):
             put(module, name, array)
-        own = {id(array) for _, _, array, _ in self.swapped}        # another thread may train with these
-        changed = any(array.tobytes() != before for array, before in self.watched if id(array) not in own) or any(
-            where is value and id(value) not in own and not same(value, copy) for (_, where, value), copy in zip(
-                self.given, self.copies, strict=True))
-        if kind is None and changed:
-            raise Break("the function writes into an array that it has made, or has from elsewhere")
+        return None if all(kept) else ("a module's forward puts another array in the place of one of its own; write "
+                                       "into it with backend.assign")
+
+    def _drawn(self):
+        """Let generators stand where they stood, for the run that counts."""
         drawn = [(generator, state) for generator, state in zip(self.generators, self.states, strict=True)
                  if repr(generator.state) != repr(state)]
-        for generator, state in drawn:      # for the run that counts
+        for generator, state in drawn:
             generator.state = state
-        if kind is None and drawn:
-            raise Break("the function draws numbers from a generator of its own, not from the library's streams")
-        if not kept and kind is None:
-            raise Break("a module's forward puts another array in the place of one of its own; write into it with "
-                        "backend.assign")
+        return "the function draws from a generator of its own, not from the library's streams" if drawn else None
+
+    def _written(self):
+        buffers = {id(array) for _, _, array, _ in self.swapped}        # another thread may train with these
+        before = [*self.watched, *((where, copy) for (_, where, value), copy in zip(
+            self.given, self.copies, strict=True) if where is value)]
+        changed = any(array.tobytes() != copy for array, copy in before if id(array) not in buffers)
+        return "the function writes into an array that it has made, or has from elsewhere" if changed else None
 
     # ------------------------------------------------------------ values
 
@@ -220,7 +226,7 @@ class Capture:
             self.symbols[id(value)] = self.argument(value)
             where = where if where.__class__ is Tensor else value
             self.given.append((self.symbols[id(value)], where, value))
-            self.copies.append(value.copy() if where is value else None)
+            self.copies.append(value.tobytes() if where is value else None)
         return self.symbols[id(value)]
 
     def apply(self, op, raw, params):
@@ -351,11 +357,6 @@ class Trial:
     def __init__(self, capture):
         self.capture, self.refusal, self.drawn = capture, capture.refusal, None
         self.launched = lambda name, times: True
-
-
-def same(array, copy):
-    """Whether an array is still what it was; NaN equals NaN."""
-    return array.tobytes() == copy.tobytes()
 
 
 def put(module, name, array):
