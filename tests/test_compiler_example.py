@@ -75,5 +75,6 @@ def test_a_gpu_has_no_use_for_it(program):
 
 def test_a_compiled_gpt_writes(tmp_path):
     out = tmp_path / "run"
-    ranks.launch([GPT, "--compile", "--layers", "1", "--dim", "16", "--steps", "6", "--eval-every", "5", "--out", out], 1, limit=90).check()
+    small = ["--layers", "1", "--dim", "16", "--steps", "6", "--eval-every", "5"]
+    ranks.launch([GPT, "--compile", *small, "--out", out], 1, limit=90).check()
     assert json.loads((out / "summary.json").read_text())["compile"] is True
