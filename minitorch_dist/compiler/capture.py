@@ -1,6 +1,7 @@
 """Capture: a function is run on Symbols, which have a shape and a dtype but no elements, and what it asks for becomes a
 graph. The tape works on Symbols as on arrays, so that backward is captured by the rules that run it."""
 
+import zlib
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..surroundings import surroundings
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
 
-WATCHED = 1 << 16       # bytes of an array from elsewhere that is looked at again when the function has ended
+WATCHED = 1 << 20       # bytes of an array from elsewhere that is looked at again when the function has ended
 PLAIN_ARRAYS = (np.ndarray, np.memmap)      # others have operators of their own
 
 
@@ -145,7 +146,7 @@ class Capture:
     given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
     nodes    [Node], in order
     places   what the function depends on beside its arguments (see surroundings.py)
-    copies   the bytes of those arrays that aren't a tensor's, as they were
+    sums     checksums of those arrays that aren't a tensor's, as they were
     draws    the random numbers that were drawn; drawn: how many of them are behind the point where the function is
     effects  {id of an array: (array, Symbol)}: what is to be written into arrays at the end
     """
@@ -153,11 +154,11 @@ class Capture:
     def __init__(self, name, function, given=(), apart=True):
         self.name, self.places, self.apart, self.broke = name, surroundings(function, given), apart, None
         self.placed = {id(place.where) for place in self.places}
-        self.given, self.copies, self.nodes, self.swapped = [], [], [], []
+        self.given, self.sums, self.nodes, self.swapped = [], [], [], []
         self.effects, self.targets = {}, {}
         self.draws, self.drawn, self.path = [], 0, backend.random_state.path
         # Small arrays that stand elsewhere, as they are now.
-        self.watched = [(x, x.tobytes()) for place in self.places for x in place.kept
+        self.watched = [(x, checksum(x)) for place in self.places for x in place.kept
                         if isinstance(x, np.ndarray) and x.nbytes <= WATCHED]
         generators = [x for x in (*given, *(x for place in self.places for x in place.kept))
                       if isinstance(x, np.random.Generator)]
@@ -199,9 +200,10 @@ class Capture:
 
     def _written(self):
         buffers = {id(array) for _, _, array, _ in self.swapped}        # another thread may train with these
-        before = [*self.watched, *((where, copy) for (_, where, value), copy in zip(
-            self.given, self.copies, strict=True) if where is value)]
-        changed = any(array.tobytes() != copy for array, copy in before if id(array) not in buffers)
+        before = [*self.watched, *((where, known) for (_, where, value), known in zip(
+            self.given, self.sums, strict=True) if where is value)]
+        changed = any(checksum(array) != known for array, known in before if id(array) not in buffers)
+        self.watched = []
         return "the function writes into an array that it has made, or has from elsewhere" if changed else None
 
     # ------------------------------------------------------------ values
@@ -226,7 +228,7 @@ class Capture:
             self.symbols[id(value)] = self.argument(value)
             where = where if where.__class__ is Tensor else value
             self.given.append((self.symbols[id(value)], where, value))
-            self.copies.append(value.tobytes() if where is value else None)
+            self.sums.append(checksum(value) if where is value else None)
         return self.symbols[id(value)]
 
     def apply(self, op, raw, params):
@@ -357,6 +359,11 @@ class Trial:
     def __init__(self, capture):
         self.capture, self.refusal, self.drawn = capture, capture.refusal, None
         self.launched = lambda name, times: True
+
+
+def checksum(array):
+    """Of an array's bytes."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def put(module, name, array):
