@@ -264,7 +264,7 @@ def refuse_in_graph(what):
 def assign(array, values):
     """array[...] = values, for arrays that a function keeps from one call to the next (running statistics). In a
     compiled function it is done at the end of each call."""
-    if recording.graph is not None and isinstance(values, Placeholder):
+    if recording.graph is not None:
         recording.graph.assign(array, values)
     else:
         array[...] = values

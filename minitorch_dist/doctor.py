@@ -320,13 +320,14 @@ def c_compiler():
     if found is None:
         return Finding("C compiler", "missing", "none; mt.compile runs its kernels on NumPy, in tiles",
                        "sudo apt install gcc, for kernels two to five times as fast")
-    path, version = found
+    command, version = found
     try:
         cc.build("void minitorch_doctor(void) {}\n")
     except (cc.CompilerError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("C compiler", "warn", f"{str(error).splitlines()[-1]}", "sudo apt install gcc libc6-dev")
     vectors = "with" if cc.vector_functions() else "without"
-    return Finding("C compiler", "ok", f"{path}, {version.splitlines()[0]}, {vectors} exp and tanh for vectors")
+    return Finding("C compiler", "ok",
+                   f"{' '.join(command)}, {version.splitlines()[0]}, {vectors} exp and tanh for vectors")
 
 
 # ---------------------------------------------------------------- the demo

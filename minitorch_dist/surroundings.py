@@ -12,12 +12,14 @@ reads is found from its code: variables around it, globals, attributes that it n
 Found once, as Places, which are quick to compare.
 """
 
+import argparse
 import functools
 import sys
+import sysconfig
 from functools import partial
 from operator import is_
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +28,10 @@ from .autodiff.tensor import Tensor
 from .backend import is_array
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+NAMESPACES = (SimpleNamespace, argparse.Namespace)
+MISSING = object()      # what isn't there, not even as None
 CONTAINERS = (list, tuple, dict, set, frozenset)
-LIBRARIES = {__package__, *sys.stdlib_module_names} - {"__main__"}
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
 
 class Place(NamedTuple):
@@ -95,10 +99,20 @@ def of_container(container):
     return [item for item in items if not isinstance(item, PLAIN)]
 
 
+def type_of(value):
+    return (type(value),)
+
+
 def of_names(source):
     """(where names are looked up, the names) -> values."""
     table, names = source
-    return [table.get(name) for name in names]
+    return [table.get(name, MISSING) for name in names]
+
+
+def of_slots(source):
+    """(an object, names of its slots) -> values."""
+    value, names = source
+    return [getattr(value, name, MISSING) for name in names]
 
 
 def of_defaults(function):
@@ -126,19 +140,23 @@ def names_of(code):
 def surroundings(root, given=()):
     """[Place] of all that a function or a module reads, of what it is `given`, too."""
     seen, places, code = {}, [], set()
-    walk([(root, frozenset())], seen, places, code)
-    walk([(value, frozenset(code)) for value in given if not isinstance(value, np.dtype)], seen, places, code)
+    stack = [(value, frozenset()) for value in (root, *given) if not isinstance(value, np.dtype)]
+    while stack:
+        walk(stack, seen, places, code)
+        # Any code may be handed any object of the user's, and ask it for what it names.
+        stack = [(value, frozenset(code)) for value, known in seen.values() if not code <= known
+                 and (classes(value) or isinstance(value, NAMESPACES)) and not isinstance(value, ModuleType)]
     return places
 
 
 def walk(stack, seen, places, code):
     """Add the Places of what is on the stack, [(value, names by which code reads it)], and of what that holds; to
-    `code`, the names in all code that was met."""
+    `seen`, {id: (value, the names that it was asked for)}; to `code`, the names in all code that was met."""
     while stack:
         value, names = stack.pop()
-        if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN) or value is MISSING:
             continue
-        again, known = id(value) in seen, seen.setdefault(id(value), set())
+        again, (_, known) = id(value) in seen, seen.setdefault(id(value), (value, set()))
         names = names - known       # those that it has not been asked for yet
         if again and (not names or isinstance(value, (Tensor, FunctionType))):
             continue
@@ -150,6 +168,8 @@ def walk(stack, seen, places, code):
         inside = names_of(value.__code__) if isinstance(value, FunctionType) else names
         code |= inside
         stack += [(inner, inside) for inner in held(value, found)]
+        if not isinstance(value, (FunctionType, MethodType)):
+            stack += [(cls, names) for cls in classes(value)]
         owner = value.__self__ if isinstance(value, MethodType) else value
         for method in methods(value, names):
             stack += [(method, frozenset()), (owner, names_of(method.__code__))]
@@ -190,7 +210,7 @@ def methods(value, names):
 def classes(value):
     """The classes, but for libraries', that give a value, or an instance of this class, its attributes."""
     mro = (value if isinstance(value, type) else type(value)).__mro__
-    return [cls for cls in mro if not of_library(cls.__module__)]
+    return [cls for cls in mro if isinstance(cls.__module__, str) and not of_library(cls.__module__)]
 
 
 def library(function):
@@ -202,8 +222,12 @@ def library(function):
 def of_library(module):
     """Whether a module of this name is a library's: ours, Python's, or one that was installed."""
     top = module.partition(".")[0]
-    folders = Path(getattr(sys.modules.get(top), "__file__", None) or "").parts
-    return top in LIBRARIES or "site-packages" in folders or "dist-packages" in folders
+    if top == __package__ or top not in sys.modules:
+        return top == __package__ or top in sys.stdlib_module_names
+    place = Path(getattr(sys.modules[top], "__file__", None) or "")
+    if not place.parts:     # built in, or typed in
+        return top in sys.builtin_module_names
+    return STDLIB in place.parents or not {"site-packages", "dist-packages"}.isdisjoint(place.parts)
 
 
 def places_of(value, names):
@@ -211,7 +235,7 @@ def places_of(value, names):
     if isinstance(value, Tensor):
         return [(of_tensor, value)]
     if is_module(value):
-        return [(of_module, value), *((of_names, (vars(cls), tuple(names))) for cls in classes(value))]
+        return [(of_module, value)]
     if isinstance(value, (set, frozenset)):
         return [(of_set, value)]
     if isinstance(value, partial):
@@ -223,11 +247,13 @@ def places_of(value, names):
             return []
         table, read = value.__globals__, names_of(value.__code__)
         return [(of_cells, value.__closure__ or ()), (of_names, (table, tuple(read & table.keys()))),
-                (of_defaults, value)]
+                (of_defaults, value), (of_module, value)]
     if isinstance(value, MethodType) or isinstance(value, ModuleType) and of_library(value.__name__):
         return []
-    own = [] if isinstance(value, type) else [getattr(value, "__dict__", {})]
-    return [(of_names, (table, tuple(names))) for table in (*own, *map(vars, classes(value)))]
+    table = getattr(value, "__dict__", {})
+    slots = [name for cls in classes(value) for name in names
+             if isinstance(vars(cls).get(name), MemberDescriptorType) and not isinstance(value, type)]
+    return [(type_of, value), (of_slots, (value, tuple(slots))), (of_names, (table, tuple(names)))]
 
 
 def reads_names(value):

@@ -1,8 +1,10 @@
 """Capture: a function is run on Symbols, which have a shape and a dtype but no elements, and what it asks for becomes a
 graph. The tape works on Symbols as on arrays, so that backward is captured by the rules that run it."""
 
+import random
 import zlib
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -160,10 +162,14 @@ class Capture:
         # Small arrays that stand elsewhere, as they are now.
         self.watched = [(x, checksum(x)) for place in self.places for x in place.kept
                         if isinstance(x, np.ndarray) and x.nbytes <= WATCHED]
-        generators = [x for x in (*given, *(x for place in self.places for x in place.kept))
-                      if isinstance(x, np.random.Generator)]
-        self.generators = [g.bit_generator for g in generators] + [np.random.mtrand._rand._bit_generator]
-        self.states = [g.state for g in self.generators]
+        seen = [*given, *(x for place in self.places for x in place.kept)]
+        # (get, put) the state of each generator that the function might draw from, the two global ones among them
+        self.generators = [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)] + [
+            (partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+            for bits in [x.bit_generator for x in seen if isinstance(x, np.random.Generator)]] + [
+            (x.get_state, x.set_state) for x in seen if isinstance(x, np.random.RandomState)] + [
+            (x.getstate, x.setstate) for x in seen if isinstance(x, random.Random)]
+        self.states = [get() for get, _ in self.generators]
         self.wanting = {}       # node of a tensor from elsewhere that gradients reach -> the tensor
         self.symbols = {}       # id of an array -> its Symbol; `given` keeps the array
 
@@ -192,10 +198,10 @@ class Capture:
 
     def _drawn(self):
         """Let generators stand where they stood, for the run that counts."""
-        drawn = [(generator, state) for generator, state in zip(self.generators, self.states, strict=True)
-                 if repr(generator.state) != repr(state)]
-        for generator, state in drawn:
-            generator.state = state
+        drawn = [(set_to, state) for (get, set_to), state in zip(self.generators, self.states, strict=True)
+                 if repr(get()) != repr(state)]
+        for set_to, state in drawn:
+            set_to(state)
         return "the function draws from a generator of its own, not from the library's streams" if drawn else None
 
     def _written(self):
@@ -284,9 +290,14 @@ class Capture:
 
     def assign(self, array, values):
         """See backend.assign."""
+        if not isinstance(values, Symbol):
+            raise Break("backend.assign is given what was computed of other arrays than the graph's")
+        if isinstance(array, Symbol) and array.value.node is not None and id(array) not in self.targets:
+            raise Break("backend.assign writes into an array that the function has computed")
         target = self.targets.get(id(array), array)
         target = next((where for symbol, where, _ in self.given if symbol is array), target)
         self.effects[id(target)] = target, values
+        self.symbols[id(target)] = values
         self.targets[id(values)] = target
         for i, (module, name, before, symbol) in enumerate(self.swapped):
             if symbol is array:         # who reads it from now on

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,12 +23,16 @@ class CompilerError(RuntimeError):
 
 @functools.cache
 def compiler():
-    """(path of the C compiler: $CC, else cc, gcc or clang; what it says of itself), or None."""
+    """(command of the C compiler: $CC, else cc, gcc or clang; what it says of itself), or None."""
     for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if path := shutil.which(name):
-            said = subprocess.run([path, "--version"], capture_output=True, text=True)
+        first, *flags = shlex.split(name)       # CC="ccache gcc"
+        if path := shutil.which(first):
+            try:
+                said = subprocess.run([path, *flags, "--version"], capture_output=True, text=True)
+            except OSError:     # no program
+                continue
             if said.returncode == 0:
-                return path, said.stdout
+                return [path, *flags], said.stdout
     return None
 
 
@@ -54,18 +59,20 @@ def _processor():
 
 def build(source):
     """The library of this source, loaded. It is compiled once, and kept for all programs of this user."""
-    path, version = compiler()
-    name = hashlib.blake2b(repr((source, FLAGS, version, _processor())).encode(), digest_size=16).hexdigest()
+    command, version = compiler()
+    what = repr((source, command[1:], FLAGS, version, _processor()))
+    name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minitorch_dist" / "c"
     kept = folder / f"{name}.so"
     if not whole(kept):
         with tempfile.TemporaryDirectory() as place:
-            made = _compile(path, source, Path(place))
+            made = _compile(command, source, Path(place))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-                    file.write(made.read_bytes() + digest(made.read_bytes()))
-                os.replace(file.name, kept)     # at once: another rank may be doing the same
+                with tempfile.TemporaryDirectory(dir=folder) as beside:
+                    whole_one = Path(beside) / kept.name
+                    whole_one.write_bytes(made.read_bytes() + digest(made.read_bytes()))
+                    os.replace(whole_one, kept)     # at once: another rank may be doing the same
             except OSError as error:
                 warnings.warn(f"compiled kernels can't be kept in {folder} ({error}): every run compiles them anew. "
                               "XDG_CACHE_HOME names another place", stacklevel=2)
@@ -73,14 +80,15 @@ def build(source):
     return ctypes.CDLL(str(kept))
 
 
-def _compile(path, source, place):
+def _compile(command, source, place):
     """The library in a file of the folder `place`."""
     text, made = place / "kernels.c", place / "kernels.so"
     text.write_text(source)
-    said = subprocess.run([path, *FLAGS, str(text), "-o", str(made), "-lm"], capture_output=True, text=True,
+    said = subprocess.run([*command, *FLAGS, str(text), "-o", str(made), "-lm"], capture_output=True, text=True,
                           timeout=SECONDS)
     if said.returncode or not made.exists():
-        raise CompilerError(f"{path} can't compile the kernels: {said.stderr.strip()[:2000] or 'it made no file'}")
+        raise CompilerError(f"{' '.join(command)} can't compile the kernels: "
+                            f"{said.stderr.strip()[:2000] or 'it made no file'}")
     return made
 
 

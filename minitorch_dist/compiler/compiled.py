@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -24,6 +25,7 @@ from .passes import optimized
 from .program import Program
 
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
+PATIENCE = 10       # seconds to wait for another thread's capture
 VARIANTS = 32       # graphs that a compiled function keeps
 
 
@@ -77,18 +79,22 @@ class Compiled:
         self.bound, self.kept = {}, {}      # of objects that have no room for it
 
     def __reduce__(self):
-        return Compiled, (self.function, self.emit)
+        place = sys.modules.get(getattr(self.function, "__module__", None))
+        for part in getattr(self.function, "__qualname__", "").split("."):
+            place = getattr(place, part, None)
+        return self.function.__qualname__ if place is self else (Compiled, (self.function, self.emit))
 
     def __get__(self, instance, owner=None):
         """As a method: each instance has graphs of its own."""
-        if instance is None:
+        if instance is None or not hasattr(type(self.function), "__get__"):
             return self
         name = f"compiled {self.function.__qualname__}"
         table = getattr(instance, "__dict__", None)
         if not isinstance(table, dict):     # __slots__, or a class
             table, name = self.bound, (id(instance), name)
             self.kept[id(instance)] = instance
-        if name not in table:
+        # copy.copy has copied the table of another instance.
+        if name not in table or getattr(table[name].function, "__self__", None) is not instance:
             table[name] = Compiled(self.function.__get__(instance), self.emit)
         return table[name]
 
@@ -98,10 +104,14 @@ class Compiled:
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again)
-        with CAPTURING:
+        if not CAPTURING.acquire(timeout=PATIENCE):     # a function that is being captured may wait for this thread
+            return self.function(*args, **kwargs)
+        try:
             variant = next((v for v in self.variants if v.key == key and v.fits()), None)
             if variant is None:
                 variant = self._variant(key, given, rebuild)
+        finally:
+            CAPTURING.release()
         if not variant.broken:
             self._used(variant)
             return variant(given)
@@ -155,6 +165,12 @@ class CompiledModule(Module):
 
     def forward(self, *args, **kwargs):
         return self.compiled(*args, **kwargs)
+
+    def __setattr__(self, name, value):
+        if name == "training" or "compiled" not in vars(self):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._modules[""], name, value)
 
     def __getattr__(self, name):
         """Anything else is the module's own, and runs uncompiled: model.generate(…)."""
@@ -246,6 +262,7 @@ class Variant:
                          [found[n] for n in nodes if n in found])
         # Tensors are dated; an array may be filled anew before backward, which then must not read it again.
         undated = {v for v, dated in zip(arguments, self.dated, strict=True) if not dated}
+        undated |= {s.value for s, where, _ in capture.given if where.__class__ is not Tensor}
         backward, kept = partitioned(backward, forward, undated)
         self.captured = Graph(self.name, given, forward, [*self.values, *effects, *kept])
         self.graph = optimized(self.captured)
@@ -303,6 +320,7 @@ class Variant:
         n, kept = len(self.values), len(made) - self.kept
         for target, value in zip(self.effects, made[n:kept], strict=True):
             target[...] = value
+        made[kept:] = own(made[kept:], arrays)
         outs = own(made[:n], [*arrays, *made[kept:]])
         traced = iter(self._on_tape(arguments, arrays, outs, made[kept:]) if self.op else ())
         return self.rebuild([what if kind == "constant" else outs[what][()] if kind == "array" else

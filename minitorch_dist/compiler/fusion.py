@@ -205,6 +205,8 @@ def fused(graph):
         if isinstance(kernel, Kernel):
             mine = set(kernel.nodes)
             kernel.finish({v for v in kernel.roles if v in wanted or any(u not in mine for u in users.get(v, ()))})
+    # What raises goes first: an index that is out of range must not be used before.
+    items = sorted(items, key=lambda item: isinstance(item, Kernel) or item.name != "check")
     return Schedule(graph, _ordered(items, item_of))
 
 

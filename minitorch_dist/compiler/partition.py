@@ -9,6 +9,11 @@ CHEAP = VIEWS | ELEMENTWISE - {"power", "exp", "expm1", "log", "log1p", "sin", "
 SMALLER = 16        # times: so much smaller than a result is what may be kept in its place
 
 
+def cheap(node):
+    """Whether an op may be done again."""
+    return node.name in CHEAP or node.name == "getitem" and len(node.inputs) == 1       # without arrays: a view
+
+
 def partitioned(backward, forward, undated=()):
     """A backward graph that does again what is cheap and can be had from what it needs anyway, or from little more.
 
@@ -23,7 +28,7 @@ def partitioned(backward, forward, undated=()):
     needed = read & made.keys()
     redoable = set()
     for node in forward:
-        if node.name in CHEAP and all(
+        if cheap(node) and all(
                 v in read or v in redoable or (SMALLER * v.size <= node.result.size if v in made else v not in undated)
                 for v in node.inputs):
             redoable.update(node.results)

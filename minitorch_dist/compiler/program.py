@@ -49,10 +49,10 @@ class Step:
 
 
 class KernelStep:
-    """One kernel. `compiled` is its C function, for inputs with the strides `strides`; None: NumPy runs it in tiles."""
+    """One kernel. `compiled` are its C functions, {strides of the inputs: function}; None: NumPy runs it in tiles."""
 
     def __init__(self, kernel, slots):
-        self.kernel, self.ends, self.strides, self.compiled = kernel, (), None, None
+        self.kernel, self.ends, self.compiled = kernel, (), None
         self.reads, self.outs = [slots[v] for v in kernel.inputs], [slots[v] for v in kernel.outputs]
         self.reshaped = [(slots[v], kernel.outputs.index(source), v.shape) for v, source in kernel.reshaped.items()]
         self.tiles = Tiles(kernel)
@@ -65,29 +65,28 @@ class KernelStep:
         if self.compiled is None:
             made = self.tiles(arrays)
         else:
-            if [a.strides for a in arrays] != self.strides:
-                self.specialize(arrays)
+            strides = tuple([a.strides for a in arrays])
+            function = self.compiled.get(strides) or self.specialize(strides)
             made = [np.empty(shape, dtype) for shape, dtype in self.makes]
-            self.compiled(self.pointers(*[a.__array_interface__["data"][0] for a in (*arrays, *made)]))
+            function(self.pointers(*[a.__array_interface__["data"][0] for a in (*arrays, *made)]))
         for out, array in zip(self.outs, made, strict=True):
             values[out] = array
         for out, source, shape in self.reshaped:
             values[out] = made[source].reshape(shape)
 
-    def look(self, values):
-        """Note the strides of the inputs."""
-        self.strides = [np.asarray(values[i]).strides for i in self.reads]
+    def strides(self, values):
+        """The strides of the inputs."""
+        return tuple([np.asarray(values[i]).strides for i in self.reads])
 
-    def source(self, name):
-        """The C function, by that name."""
-        sizes = [v.dtype.itemsize for v in self.kernel.inputs]
-        return c_source.write(self.kernel, [tuple(s // size for s in strides) for strides, size in zip(
-            self.strides, sizes, strict=True)], name)
+    def source(self, strides, name):
+        """The C function for inputs with these strides, by that name."""
+        return c_source.write(self.kernel, [tuple(s // v.dtype.itemsize for s in of_one) for of_one, v in zip(
+            strides, self.kernel.inputs, strict=True)], name)
 
-    def specialize(self, arrays):
-        """Compile the kernel for these arrays' strides."""
-        self.strides = [a.strides for a in arrays]
-        self.compiled = c_source.load([self.source("kernel")], ["kernel"])[0]
+    def specialize(self, strides):
+        """Compile the kernel for other strides."""
+        self.compiled[strides], = c_source.load([self.source(strides, "kernel")], ["kernel"])
+        return self.compiled[strides]
 
 
 def has_slots(tree):
@@ -149,11 +148,16 @@ class Program:
         """Compile all kernels at once. Their inputs' strides are seen in a run of which nothing is kept."""
         kernels = [step for step in self.steps if isinstance(step, KernelStep)]
         random = backend.random_snapshot()
+        strides = {}
+
+        def look(step, values):
+            if isinstance(step, KernelStep):
+                strides[step] = step.strides(values)
         try:
-            self._run(given, lambda step, values: step.look(values) if isinstance(step, KernelStep) else None)
+            self._run(given, look)
         finally:
             backend.random_restore(random)
-        texts = {step: step.source("kernel") for step in kernels}
+        texts = {step: step.source(strides[step], "kernel") for step in kernels}
         # Layers that are alike have the same kernels.
         names = {text: f"kernel_{i}" for i, text in enumerate(dict.fromkeys(texts.values()))}
         try:
@@ -167,7 +171,7 @@ class Program:
             return
         functions = dict(zip(names, loaded, strict=True))
         for step in kernels:
-            step.compiled = functions[texts[step]]
+            step.compiled = {strides[step]: functions[texts[step]]}
         self.text, self.ready = "\n\n".join(names), True
 
     def source(self):
