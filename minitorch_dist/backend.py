@@ -69,8 +69,7 @@ def load_cupy():
 
 
 class Placeholder:
-    """Base of what stands for an array on the host that isn't computed yet (compiler/capture.py): asking for its
-    elements is refused."""
+    """Base of what stands for an array on the host that isn't computed yet (compiler/capture.py)."""
 
     __slots__ = ()
 
@@ -88,8 +87,7 @@ def on_host(value):
 
 def module_of(array):
     """The module, numpy or cupy, that the array comes from."""
-    return DEVICE_ARRAYS.get(array.__class__) or (
-        xp if on_host(array) or isinstance(array, Placeholder) else load_cupy())
+    return DEVICE_ARRAYS.get(array.__class__) or (xp if device_of(array) == "cpu" else load_cupy())
 
 
 def module_on(device):
@@ -246,10 +244,9 @@ def memory_info():
 # ---------------------------------------------------------------- what graphs are made of
 
 class Recording(threading.local):
-    """What this thread's operations become a part of: a Recorder (cuda_graphs.py), a Capture (compiler/capture.py), or
-    None."""
+    """What this thread's operations become a part of."""
 
-    graph = None
+    graph = None    # or a Recorder (cuda_graphs.py), or a Capture (compiler/capture.py)
 
 
 recording = Recording()
@@ -262,8 +259,7 @@ def refuse_in_graph(what):
 
 
 def assign(array, values):
-    """array[...] = values, for arrays that a function keeps from one call to the next (running statistics). In a
-    compiled function it is done at the end of each call."""
+    """array[...] = values, of what a function keeps (running statistics); in a compiled one at the end of each call."""
     if recording.graph is not None:
         recording.graph.assign(array, values)
     else:

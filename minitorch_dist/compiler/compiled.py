@@ -47,9 +47,9 @@ def compile(function, emit=None):
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
     the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
     functions are seen where they meet a value of the graph (which is no np.ndarray, if the function asks); what they
-    make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, and what
-    globals() looks up; pass such things as arguments. What a function does before it breaks is done twice, that one
-    time.
+    make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, containers of
+    other kinds, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a function does
+    before it breaks is done twice, that one time.
 
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
@@ -130,7 +130,10 @@ class Compiled:
     def _variant(self, key, given, rebuild):
         emit = self.emit or ("c" if cc.compiler() else "numpy")
         # NumPy's own kernels of fused ops are as good as tiles of single ops.
-        capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], apart=emit == "c")
+        try:
+            capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], apart=emit == "c")
+        except Exception as error:      # of an object that doesn't like to be looked at
+            return Broken(key, [], f"what it reads can't be looked at: {type(error).__name__}: {error}")
         try:
             for value in map(lower, given):
                 if is_array(value) and not isinstance(value, np.ndarray):

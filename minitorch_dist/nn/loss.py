@@ -3,7 +3,9 @@
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..backend import on_host
+from ..backend import Placeholder, on_host
+
+EMPTY = "the mean loss of an empty batch is undefined; use reduction='sum'"
 
 
 def _reduced(losses, reduction):
@@ -15,7 +17,7 @@ def _reduced(losses, reduction):
     if reduction != "mean":
         raise ValueError(f"reduction {reduction!r}: use 'mean', 'sum' or 'none'")
     if not losses.size:
-        raise ValueError("the mean loss of an empty batch is undefined; use reduction='sum'")
+        raise ValueError(EMPTY)
     return total / losses.size
 
 
@@ -37,6 +39,10 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
         logits, labels = ops.reshape(logits, (labels.size, logits.shape[-1])), labels.reshape(-1)
     counted = labels != ignore_index
     if not on_host(labels):     # how many count is known to the GPU alone: all stay, and those ignored become 0
+        if isinstance(labels, Placeholder):     # a compiled kernel does this on its way
+            logits = ops.where(counted[:, None], logits, 0.0)
+            if reduction == "mean":
+                backend.refuse(backend.xp.logical_not(counted.any()), ValueError(EMPTY))
         losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
         if reduction == "mean" and labels.size:
             return ops.sum(losses) / counted.sum().astype(losses.dtype)
