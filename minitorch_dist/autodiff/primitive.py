@@ -361,9 +361,16 @@ def bind(primitive, args, params=()):
         if a.__class__ in TRACED and a.level > level:
             level, top = a.level, a
     if level < 0:
-        if state.capture is not None and state.capture.definition(primitive):
-            return state.capture.definition(primitive)(*args, *params)
-        out = run_forward(primitive, args, params)
+        if state.capture is not None:
+            if definition := state.capture.definition(primitive):
+                return definition(*args, *params)
+            out = state.capture.apply(primitive, args, params)
+        else:
+            try:
+                out = primitive.forward(*args, *params)
+            except Exception as error:
+                check_devices(primitive.name, args, error)
+                raise
         return out[0] if primitive.aux else out
     return top.process(primitive, args, params, level)
 
