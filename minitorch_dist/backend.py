@@ -69,9 +69,9 @@ def load_cupy():
 
 
 class Placeholder:
-    """Base of what stands for an array on the host that isn't computed yet (compiler/capture.py)."""
+    """Base of what stands for an array, on the device of this name, that isn't computed yet (compiler/capture.py)."""
 
-    __slots__ = ()
+    __slots__ = ("place",)
 
 
 def is_array(value):
@@ -97,7 +97,9 @@ def module_on(device):
 
 def device_of(array):
     """The name of the device that a raw array lives on; numbers live on the "cpu"."""
-    return "cpu" if on_host(array) or isinstance(array, Placeholder) else f"cuda:{array.device.id}"
+    if isinstance(array, Placeholder):
+        return array.place
+    return "cpu" if on_host(array) else f"cuda:{array.device.id}"
 
 
 def names_device(target):

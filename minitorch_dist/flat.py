@@ -54,13 +54,14 @@ class FlatBuffer:
 
     zeroed   whether a gradient has been forgotten (set to None) since somebody set this to False
     unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/units.py), which knows the rest
+    over     where they are this rank's share of parameters: the Communicator of the ranks with the others (None: whole)
 
     Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
     in the padding; each tensor's first gradient of a step is written into its
     view of `grads`, later ones are added there.
     """
 
-    unit = norm_table = None        # the latter: what clip_grad_norm_ has worked out about these segments
+    unit = over = norm_table = None        # the latter: what clip_grad_norm_ has worked out about these segments
 
     def __init__(self, tensors, empty=zeros, spare=0, storage=None):
         tensors = list(tensors)

@@ -1,23 +1,17 @@
 """Kernels as C.
 
-    for each row:                                   rows are independent; sums over rows go on from row to row
-        numbers of the row that are known before    (scalars)
-        for each column: …                          loop 0: what needs no sum over this row
-        sums of loop 0 and what is made of them     (scalars)
-        for each column: …                          loop 1: what needs those
-        …
-
-A value of one loop that a later loop needs is computed again where that is cheap, read again where it is an output, and
-otherwise kept in a scratch row. Additions, products, quotients and roots are NumPy's to the last bit (nothing is
-contracted or reassociated); sums run in another order, and exp and its like are the C library's.
+A value of one loop (see loops.py) that a later loop needs is computed again where that is cheap, read again where it is
+an output, and otherwise kept in a scratch row. Additions, products, quotients and roots are NumPy's to the last bit
+(nothing is contracted or reassociated); sums run in another order, and exp and its like are the C library's.
 """
 
 import numpy as np
 
 from . import cc
 from .expressions import ARITHMETIC, COMPARISONS, HELPERS, LOGIC, REDUCTIONS, TYPES
-from .fusion import COLUMN, FULL, ROW, SCALAR, shape_of, split
+from .fusion import COLUMN, FULL, ROW, SCALAR, shape_of
 from .ir import Value
+from .loops import Walk, place
 from .partition import CHEAP
 
 BLOCK = 4096        # elements of one float sum; the sums of blocks are added in double
@@ -36,42 +30,23 @@ SIMD = '#define SIMD_FUNCTION _Pragma("omp declare simd notinbranch")\n'
 PLAIN = "#define SIMD_FUNCTION\n"
 
 
-def pairs(kernel):
-    """The inputs as they are used: (value, shape of the user), each once."""
-    return list(dict.fromkeys((v, shape_of(node)) for node in kernel.nodes for v in node.inputs
-                              if v not in kernel.roles))
-
-
 def write(kernel, strides, name):
     """The C function of a kernel for inputs with these strides (in elements), one tuple per input."""
-    return Writer(kernel, dict(zip(kernel.inputs, strides, strict=True))).function(name)
+    return Writer(kernel, strides).function(name)
 
 
-class Writer:
+class Writer(Walk):
     """Writes one kernel."""
 
     def __init__(self, kernel, strides):
-        self.kernel, self.strides, self.roles = kernel, strides, kernel.roles
-        self.nodes = {node.result: node for node in kernel.nodes}
-        self.pairs = pairs(kernel)
-        self.names = {v: f"v{i}" for i, v in enumerate(self.nodes)}
-        self.loop_of, self.after = {}, {}       # FULL value -> its loop; ROW value -> how many loops come before it
-        for v, node in self.nodes.items():
-            if self.roles[v] == FULL:
-                self.loop_of[v] = self._time(node)
-            elif self.roles[v] == ROW:
-                self.after[v] = self._time(node) + (node.name in REDUCTIONS)
+        super().__init__(kernel, strides)
         self.scratch = []
-
-    def _time(self, node):
-        """The first loop in which, or the number of loops behind which, all inputs of a node are known."""
-        return max((self.loop_of.get(v, self.after.get(v, 0)) for v in node.inputs), default=0)
 
     # ------------------------------------------------------------ the function
 
     def function(self, name):
         kernel = self.kernel
-        loops = [self._loop(i) for i in reversed(range(self._loops()))][::-1]
+        loops = [self._loop(i) for i in reversed(range(self.loops))][::-1]
         lines = [f"void {name}(char **p) {{"]
         for i, v in enumerate(kernel.inputs):
             lines.append(f"  const {ctype(v)} *restrict in{i} = (const {ctype(v)} *)p[{i}];")
@@ -86,8 +61,8 @@ class Writer:
                 lines.append(f"  double {self.names[v]} = 0;")
         lines.append(f"  for (long r = 0; r < {kernel.rows}; r++) {{")
         for i, (v, shape) in enumerate(self.pairs):
-            offset = place("r", self._dims(v, shape)[0])
-            lines.append(f"    const {ctype(v)} *restrict x{i} = in{list(kernel.inputs).index(v)} + {offset};")
+            offset = place("r", self.dims(v, shape)[0], suffix="L") or "0"
+            lines.append(f"    const {ctype(v)} *restrict x{i} = in{self.inputs.index(v)} + {offset};")
         for i, v in enumerate(kernel.outputs):
             step = {FULL: kernel.columns, ROW: 1}.get(self.roles[v])
             if step is not None:
@@ -101,23 +76,11 @@ class Writer:
         lines += [f"  __builtin_free({self._kept(v)});" for v in self.scratch]
         return "\n".join([*lines, "}"])
 
-    def _loops(self):
-        return 1 + max((*self.loop_of.values(), *(n - 1 for n in self.after.values()), *(
-            self._time(node) for v, node in self.nodes.items() if self.roles[v] in (COLUMN, SCALAR))), default=0)
-
     def _out(self, v):
         return f"out{self.kernel.outputs.index(v)}"
 
     def _kept(self, v):
         return "kept_" + self.names[v]
-
-    def _dims(self, v, shape):
-        """How an input is walked over: ([(extent, stride)] over the rows, the same over the columns)."""
-        strides = (0,) * (len(shape) - len(v.shape)) + tuple(
-            0 if extent == 1 else stride for extent, stride in zip(v.shape, self.strides[v], strict=True))
-        k = split(shape, self.kernel.columns) if np.prod(shape) == self.kernel.size else 0
-        dims = list(zip(shape, strides, strict=True))
-        return dims[:len(dims) - k], dims[len(dims) - k:]
 
     # ------------------------------------------------------------ numbers of a row
 
@@ -130,7 +93,7 @@ class Writer:
                     lines += self._statement(node, [self._row_operand(node, x) for x in node.args])
                 if v in self.kernel.outputs:
                     lines.append(f"*y{self.kernel.outputs.index(v)} = {self.names[v]};")
-            if self.roles[v] == SCALAR and self.roles.get(node.inputs[0]) == ROW and self._time(node) == number:
+            if self.roles[v] == SCALAR and self.roles.get(node.inputs[0]) == ROW and self.time(node) == number:
                 lines.append(f"{self.names[v]} += {self.names[node.inputs[0]]};")
         return lines
 
@@ -155,7 +118,7 @@ class Writer:
             if (x, shape) not in known:
                 i = self.pairs.index((x, shape))
                 known[x, shape] = f"a{i}"
-                offset = place("c", self._dims(x, shape)[1])
+                offset = place("c", self.dims(x, shape)[1], suffix="L") or "0"
                 body.append(f"const {ctype(x)} a{i} = x{i}[{offset}];")
             return known[x, shape]
 
@@ -174,21 +137,16 @@ class Writer:
                 body.extend(self._statement(node, [operand(node, x) for x in node.args]))
             return known[v]
 
-        sums, ends = [], []
-        for v, node in self.nodes.items():
-            role = self.roles[v]
-            if role == FULL and self.loop_of[v] == number and v in kernel.outputs:
+        for v in kernel.outputs:
+            if self.roles[v] == FULL and self.loop_of[v] == number:
                 body.append(f"y{kernel.outputs.index(v)}[c] = {full(v)};")
-            if role == FULL or role == ROW and (node.name not in REDUCTIONS or self.after[v] != number + 1) \
-                    or role in (COLUMN, SCALAR) and (self._time(node) != number
-                                                     or self.roles.get(node.inputs[0]) == ROW):
-                continue
+        sums = []
+        for v, node in self.reduced_in(number):
             x = operand(node, node.inputs[0])
-            if role == COLUMN:
+            if self.roles[v] == COLUMN:
                 body.append(f"{self._out(v)}[c] += {x};")
             else:
                 sums.append((v, node.name, x))
-                ends.append(x)
         for v in list(self.scratch):
             if self.loop_of[v] == number:
                 body.append(f"{self._kept(v)}[c] = {full(v)};")
@@ -288,23 +246,3 @@ def literal(number, dtype):
     if not np.isfinite(number):
         return "__builtin_nan(\"\")" if np.isnan(number) else f"({'-' if number < 0 else ''}__builtin_inf())"
     return f"({float(number)!r}{'f' if dtype == np.float32 else ''})"
-
-
-def place(index, dims):
-    """The offset of element number `index`, counted through axes [(extent, stride)], as C."""
-    merged = []
-    for extent, stride in reversed(dims):
-        if extent == 1:
-            continue
-        if merged and stride == merged[-1][1] * merged[-1][0]:
-            merged[-1] = (merged[-1][0] * extent, merged[-1][1])
-        else:
-            merged.append((extent, stride))
-    terms, inner = [], 1
-    for i, (extent, stride) in enumerate(merged):
-        at = index if inner == 1 else f"{index} / {inner}"
-        at = at if i == len(merged) - 1 else f"({at}) % {extent}"
-        if stride:
-            terms.append(f"({at}) * {stride}L" if stride != 1 or at != index else index)
-        inner *= extent
-    return " + ".join(terms) or "0"

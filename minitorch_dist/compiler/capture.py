@@ -8,13 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from .. import backend
+from .. import backend, kernels
 from ..autodiff import ops
 from ..autodiff.methods import METHODS
 from ..autodiff.ops.shape import Bundle
 from ..autodiff.primitive import OPS, mode
 from ..autodiff.tensor import Tensor, user_line
-from ..backend import Placeholder, is_array
+from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
 from ..surroundings import surroundings
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
@@ -36,7 +36,7 @@ class Break(RuntimeError):
 
 
 class Symbol(Placeholder):
-    """A Value of the graph as the function sees it: an array of the host without elements."""
+    """A Value of the graph as the function sees it: an array without elements."""
 
     __slots__ = ("value",)
     shape = property(lambda self: self.value.shape)
@@ -48,8 +48,8 @@ class Symbol(Placeholder):
     T = property(lambda self: self.transpose())
     base = None
 
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, value, place):
+        self.value, self.place = value, place
 
     def __len__(self):
         if not self.shape:
@@ -143,7 +143,8 @@ def current():
 class Capture:
     """What a function has asked for so far.
 
-    apart    whether fused ops are taken apart
+    whole    names of the fused ops that aren't taken apart; None: all
+    device   on which its arrays are: all of them on one
     broke    the first Break, or None
     given    [(Symbol, where its array is found)]: a Tensor or an array that the function takes from elsewhere
     nodes    [Node], in order
@@ -153,15 +154,16 @@ class Capture:
     effects  {id of an array: (array, Symbol)}: what is to be written into arrays at the end
     """
 
-    def __init__(self, name, function, given=(), apart=True):
-        self.name, self.places, self.apart, self.broke = name, surroundings(function, given), apart, None
+    def __init__(self, name, function, given=(), emit="c", device="cpu"):
+        self.name, self.places, self.broke = name, surroundings(function, given), None
+        self.whole, self.device = WHOLE[emit], device
         self.placed = {id(place.where) for place in self.places}
         self.given, self.sums, self.nodes, self.swapped = [], [], [], []
         self.effects, self.targets = {}, {}
         self.draws, self.drawn, self.path = [], 0, backend.random_state.path
         # Small arrays that stand elsewhere, as they are now.
         self.watched = [(x, checksum(x)) for place in self.places for x in place.kept
-                        if isinstance(x, np.ndarray) and x.nbytes <= WATCHED]
+                        if is_array(x) and x.nbytes <= WATCHED]
         seen = [*given, *(x for place in self.places for x in place.kept)]
         # (get, put) the state of each generator that the function might draw from, the two global ones among them
         self.generators = [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)] + [
@@ -216,26 +218,30 @@ class Capture:
 
     def argument(self, array):
         """A Symbol for an array that each call brings."""
-        return Symbol(Value(array.shape, array.dtype))
+        return Symbol(Value(array.shape, array.dtype), self.device)
 
     def symbol(self, value, where=None):
         """The Symbol of an array that the function takes from elsewhere; anything else as it is."""
         if isinstance(value, np.generic) and where.__class__ is Tensor:
             value = where.data = np.asarray(value)
-        if not isinstance(value, np.ndarray):
-            if is_array(value) and not isinstance(value, Symbol):
-                raise Break("an array is on a GPU: for a GPU's work there is mt.cuda_graph")
+        if not is_array(value) or isinstance(value, Symbol):
             return value
         if where.__class__ is Tensor and where.node is not None:
             self.wanting[where.node] = where
-        if type(value) not in PLAIN_ARRAYS:
-            raise Break(f"an array is a {type(value).__name__}")
+        self.usable(value)
         if id(value) not in self.symbols:
             self.symbols[id(value)] = self.argument(value)
             where = where if where.__class__ is Tensor else value
             self.given.append((self.symbols[id(value)], where, value))
             self.sums.append(checksum(value) if where is value else None)
         return self.symbols[id(value)]
+
+    def usable(self, array):
+        """Break where the graph can't have this array."""
+        if type(array) not in PLAIN_ARRAYS and type(array) not in DEVICE_ARRAYS:
+            raise Break(f"an array is a {type(array).__name__}")
+        if (device := device_of(array)) != self.device:
+            raise Break(f"an array of shape {array.shape} is on {device}, the arguments are on {self.device}")
 
     def apply(self, op, raw, params):
         """The results of an op as Symbols, in the form in which its forward gives them."""
@@ -249,16 +255,16 @@ class Capture:
         if op.name in ("getitem", "scatter_add") and any(v.dtype.kind == "b" for v in values_in(node.args[1])):
             raise Break(f"an index is a mask, at {user_line()}: how many elements it selects depends on its values")
         with suspended():
-            shapes, rebuild = results_of(node)
+            shapes, rebuild = results_of(node, module_on(self.device))
         node.flat = rebuild is not None
         node.results = tuple(Value(shape, dtype, node, i) for i, (shape, dtype) in enumerate(shapes))
         self.nodes.append(node)
-        symbols = [Symbol(value) for value in node.results]
+        symbols = [Symbol(value, self.device) for value in node.results]
         return rebuild(symbols) if rebuild else symbols[0] if symbols else None
 
     def definition(self, primitive):
         """A fused op in ordinary ops, for those that are better taken apart."""
-        if not self.apart or primitive.name in WHOLE:
+        if self.whole is None or primitive.name in self.whole:
             return None
         return DEFINITIONS.get(primitive.name) or primitive.definition
 
@@ -283,7 +289,7 @@ class Capture:
             self.places += surroundings(module)
             self.placed.update(id(place.where) for place in self.places)
         for name, value in list(vars(module).items()):
-            if isinstance(value, np.ndarray):
+            if is_array(value) and not isinstance(value, Symbol):
                 symbol = self.symbol(value)
                 self.swapped.append((module, name, value, symbol))
                 put(module, name, symbol)
@@ -313,13 +319,13 @@ class Capture:
 
     def random_rows(self, shape):
         """See backend.random_rows: drawn at each call, by the key of the module that runs now."""
-        inside = backend.random_state.path[len(self.path):]
+        inside, device = backend.random_state.path[len(self.path):], self.device
 
         def draw(shape, *before):
             outer = backend.random_state.path
             backend.random_state.path = (*outer, *inside)
             try:
-                return backend.random_rows(shape)
+                return random_rows(shape, device)
             finally:
                 backend.random_state.path = outer
         if self.drawn == len(self.draws):
@@ -372,8 +378,17 @@ class Trial:
         self.launched = lambda name, times: True
 
 
+def random_rows(shape, device):
+    """backend.random_rows on a device, where a kernel makes the same numbers."""
+    if device == "cpu":
+        return backend.random_rows(shape)
+    like = module_on(device).empty((), np.float32)
+    return kernels.load("dropout").uniform_of_draws(shape, backend.random_draws(shape), like)
+
+
 def checksum(array):
     """Of an array's bytes."""
+    array = array if isinstance(array, np.ndarray) else array.get()
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 

@@ -9,15 +9,16 @@ from collections import Counter
 
 import numpy as np
 
+from .. import kernels
 from ..autodiff.primitive import Primitive, lower, state
 from ..autodiff.reverse import run as run_backward
 from ..autodiff.tensor import Leaf, Tensor, attach
 from ..autodiff.tree import flatten, skeleton
-from ..backend import is_array, recording
+from ..backend import device_of, is_array, module_on, recording
 from ..nn.module import Module
 from ..surroundings import PLAIN, described, is_module, unchanged
 from . import cc
-from .capture import PLAIN_ARRAYS, Break, Capture
+from .capture import Break, Capture
 from .fusion import fused
 from .ir import Graph
 from .partition import partitioned
@@ -36,7 +37,8 @@ def compile(function, emit=None):
               module with the same parameters under the same names.
 
     emit      what the kernels become: "c", compiled by the system's C compiler ($CC, cc, gcc or clang); "numpy", run in
-              tiles that stay in the cache; None: C where there is a compiler
+              tiles that stay in the cache; "triton", for arrays on a GPU (and with TRITON_INTERPRET=1 for NumPy's, to
+              look at them); None: Triton on a GPU, else C where there is a compiler
 
     The first call for given shapes, dtypes, constants and modes runs the function on arrays without elements, and keeps
     what it asked for; so do calls after something has changed that the function reads from elsewhere: parameters'
@@ -44,10 +46,10 @@ def compile(function, emit=None):
     arguments and parameters as before, by a graph of their own. Random numbers of the library's streams are drawn anew
     in each call; a value that isn't an array is what it was at the first call.
 
-    What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays on a GPU) makes
-    the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a warning. NumPy's
-    functions are seen where they meet a value of the graph (which is no np.ndarray, if the function asks); what they
-    make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, containers of
+    What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays of several
+    devices) makes the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a
+    warning. NumPy's functions are seen where they meet a value of the graph (which is no np.ndarray, if the function
+    asks); what they make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, containers of
     other kinds, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a function does
     before it breaks is done twice, that one time.
 
@@ -57,8 +59,10 @@ def compile(function, emit=None):
 
     `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
     """
-    if emit not in (None, "c", "numpy"):
-        raise ValueError(f"compile: emit={emit!r}; use 'c', 'numpy' or None")
+    if emit not in (None, "c", "numpy", "triton"):
+        raise ValueError(f"compile: emit={emit!r}; use 'c', 'numpy', 'triton' or None")
+    if emit == "triton" and not kernels.installed():
+        raise RuntimeError("compile: emit='triton' needs Triton: pip install triton")
     if emit == "c" and cc.compiler() is None:
         raise RuntimeError("compile: emit='c' needs a C compiler, and there is no cc, gcc or clang on PATH, nor does "
                            "$CC name one")
@@ -128,18 +132,18 @@ class Compiled:
             self.variants = [variant, *(v for v in self.variants if v is not variant)][:VARIANTS]
 
     def _variant(self, key, given, rebuild):
-        emit = self.emit or ("c" if cc.compiler() else "numpy")
-        # NumPy's own kernels of fused ops are as good as tiles of single ops.
+        devices = {device_of(lower(x)) for x in given if is_array(lower(x))} or {"cpu"}
+        device = max(devices)       # cuda:0 is more than cpu
+        emit = self.emit or ("triton" if device != "cpu" else "c" if cc.compiler() else "numpy")
         try:
-            capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], apart=emit == "c")
+            capture = Capture(self.name, self.function, [x for x in given if not is_array(lower(x))], emit, device)
         except Exception as error:      # of an object that doesn't like to be looked at
             return Broken(key, [], f"what it reads can't be looked at: {type(error).__name__}: {error}")
         try:
             for value in map(lower, given):
-                if is_array(value) and not isinstance(value, np.ndarray):
-                    raise Break("an argument is on a GPU: for a GPU's work there is mt.cuda_graph")
-                if isinstance(value, np.ndarray) and type(value) not in PLAIN_ARRAYS:
-                    raise Break(f"an argument is a {type(value).__name__}")
+                if is_array(value):
+                    capture.usable(value)
+            self._check_emit(emit, device)
             return Variant(key, capture, self.function, given, rebuild, emit, insist=self.emit == "c")
         except Exception as error:
             # What the function itself has changed meanwhile it would change at each call.
@@ -147,6 +151,17 @@ class Compiled:
             reason = str(capture.broke or error)
             return Broken(key, places, reason if isinstance(capture.broke or error, Break)
                           else f"while it was captured, {type(error).__name__}: {reason}")
+
+    def _check_emit(self, emit, device):
+        """Break where kernels of this kind can't run on this device."""
+        if device != "cpu" and emit != "triton":
+            raise Break(f"the arguments are on {device}, where emit={emit!r} can't run")
+        if device == "cpu" and emit == "triton" and not kernels.interpreting():
+            raise Break("emit='triton' and the arguments are on the cpu: move them to the GPU with .to('cuda'), or set "
+                        "TRITON_INTERPRET=1")
+        if device != "cpu" and not (kernels.installed() and kernels.enabled()):
+            raise Break("the arguments are on a GPU, and Triton " + (
+                "is disabled" if kernels.installed() else "is not installed"))
 
     def show(self, stage="fused"):
         """The last graph as text: "captured", "optimized", "fused" or "kernels"; "fused backward" is backward's."""
@@ -202,8 +217,9 @@ class Variant:
     broken = None
 
     def __init__(self, key, capture, function, given, rebuild, emit, insist):
-        self.key, self.capture, self.name, self.emit = key, capture, capture.name, (emit, insist)
-        self.dated = [x.__class__ is Tensor for x in given if x.__class__ is Tensor or isinstance(x, np.ndarray)]
+        self.key, self.capture, self.name, self.emit = key, capture, capture.name, (emit, capture.device, insist)
+        self.module = module_on(capture.device)
+        self.dated = [x.__class__ is Tensor for x in given if x.__class__ is Tensor or is_array(x)]
         with capture:
             leaves, arguments = [], []
             for x in given:
@@ -212,7 +228,7 @@ class Variant:
                     leaf = None if x.node is None else Leaf(x.shape, x.dtype)
                     arguments.append((symbol, leaf))
                     leaves.append(Tensor(symbol, leaf))
-                elif isinstance(x, np.ndarray):
+                elif is_array(x):
                     arguments.append((capture.argument(x), None))
                     leaves.append(arguments[-1][0])
                 else:
@@ -293,7 +309,7 @@ class Variant:
         def pullback(ct, wanted, *saved):
             *inputs, kept = saved
             ct = ct.parts if len(shapes) > 1 else (ct,)
-            parts = [np.zeros(*shape) if part is None else np.asarray(part)
+            parts = [self.module.zeros(*shape) if part is None else self._array(part)
                      for part, shape in zip(ct, shapes, strict=True)]
             given = [*parts, *kept, *inputs[:len(inputs) - len(self.extra)]]
             made = iter(own(self.backward_program(given), given))
@@ -316,8 +332,8 @@ class Variant:
         return unchanged(self.capture.places)
 
     def __call__(self, given):
-        arguments = [x for x in given if x.__class__ is Tensor or isinstance(x, np.ndarray)]
-        arrays = [np.asarray(lower(x), order="C") for x in arguments]
+        arguments = [x for x in given if x.__class__ is Tensor or is_array(x)]
+        arrays = [self._array(lower(x), order="C") for x in arguments]
         arrays += [regular(where.data if where.__class__ is Tensor else where) for where, *_ in self.elsewhere]
         made = self.forward_program(arrays)
         n, kept = len(self.values), len(made) - self.kept
@@ -328,6 +344,10 @@ class Variant:
         traced = iter(self._on_tape(arguments, arrays, outs, made[kept:]) if self.op else ())
         return self.rebuild([what if kind == "constant" else outs[what][()] if kind == "array" else
                              Tensor(outs[what]) if kind == "tensor" else next(traced) for kind, what in self.plan])
+
+    def _array(self, x, order=None):
+        """An array as the programs take it."""
+        return np.asarray(x, order=order) if self.module is np else self.module.asarray(x, order=order)
 
     def _on_tape(self, arguments, arrays, outs, kept):
         """The outputs that gradients reach, as results of one op on the tape, which keeps what backward reads."""
@@ -366,7 +386,7 @@ def reachable(node, stops):
 
 def regular(array):
     """The array, copied where its elements lie at odd distances (a field of records)."""
-    array = np.asarray(array)
+    array = array if is_array(array) else np.asarray(array)
     if array.flags.c_contiguous or not any(stride % array.itemsize for stride in array.strides):
         return array
     return np.ascontiguousarray(array)
@@ -375,7 +395,8 @@ def regular(array):
 def own(arrays, others):
     """The arrays, with copies of those whose memory somebody else has too."""
     seen, owned = {id(storage(array)) for array in others if array is not None}, []
-    for array in map(np.asarray, arrays):
+    for array in arrays:
+        array = array if is_array(array) else np.asarray(array)
         if id(storage(array)) in seen or storage(array).nbytes != array.nbytes or not array.flags.c_contiguous:
             array = array.copy()
         seen.add(id(storage(array)))
@@ -385,6 +406,6 @@ def own(arrays, others):
 
 def storage(array):
     """The array that owns the memory."""
-    while isinstance(array.base, np.ndarray):
+    while is_array(array.base):
         array = array.base
     return array

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 
 from .. import backend, ledger
-from . import c_source, cc
+from . import c_source, cc, gpu
 from .fusion import Kernel
 from .ir import mapped
 from .rules import results as arrays_of
@@ -49,18 +49,27 @@ class Step:
 
 
 class KernelStep:
-    """One kernel. `compiled` are its C functions, {strides of the inputs: function}; None: NumPy runs it in tiles."""
+    """One kernel. `compiled` are its functions, in C or Triton, {strides of the inputs: function}; None: NumPy runs it
+    in tiles."""
 
-    def __init__(self, kernel, slots):
-        self.kernel, self.ends, self.compiled = kernel, (), None
+    def __init__(self, kernel, slots, emit, like):
+        self.kernel, self.ends, self.compiled, self.like = kernel, (), {} if emit == "triton" else None, like
+        self.run = self._on_gpu if emit == "triton" else self._on_host
         self.reads, self.outs = [slots[v] for v in kernel.inputs], [slots[v] for v in kernel.outputs]
         self.reshaped = [(slots[v], kernel.outputs.index(source), v.shape) for v, source in kernel.reshaped.items()]
         self.tiles = Tiles(kernel)
         self.makes = [(v.shape, v.dtype) for v in kernel.outputs]
         self.pointers = ctypes.c_void_p * (len(self.reads) + len(self.outs))
 
-    def run(self, values):
-        """Fill this step's slots."""
+    def _on_gpu(self, values):
+        arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in [values[i] for i in self.reads]]
+        strides = tuple([a.strides for a in arrays])
+        kernel = self.compiled.get(strides)
+        if kernel is None:
+            kernel = self.compiled[strides] = gpu.GpuKernel(self.kernel, self._in_elements(strides), self.like)
+        self._fill(values, kernel(arrays))
+
+    def _on_host(self, values):
         arrays = [np.asarray(values[i]) for i in self.reads]        # (the address of a NumPy scalar is that of a copy)
         if self.compiled is None:
             made = self.tiles(arrays)
@@ -69,6 +78,10 @@ class KernelStep:
             function = self.compiled.get(strides) or self.specialize(strides)
             made = [np.empty(shape, dtype) for shape, dtype in self.makes]
             function(self.pointers(*[a.__array_interface__["data"][0] for a in (*arrays, *made)]))
+        self._fill(values, made)
+
+    def _fill(self, values, made):
+        """Fill this step's slots."""
         for out, array in zip(self.outs, made, strict=True):
             values[out] = array
         for out, source, shape in self.reshaped:
@@ -80,8 +93,11 @@ class KernelStep:
 
     def source(self, strides, name):
         """The C function for inputs with these strides, by that name."""
-        return c_source.write(self.kernel, [tuple(s // v.dtype.itemsize for s in of_one) for of_one, v in zip(
-            strides, self.kernel.inputs, strict=True)], name)
+        return c_source.write(self.kernel, self._in_elements(strides), name)
+
+    def _in_elements(self, strides):
+        return [tuple([s // v.dtype.itemsize for s in of_one]) for of_one, v in zip(
+            strides, self.kernel.inputs, strict=True)]
 
     def specialize(self, strides):
         """Compile the kernel for other strides."""
@@ -107,16 +123,19 @@ def filled(tree, values):
 class Program:
     """Call it with an array for each given value; it returns one for each wanted value.
 
-    emit    "c" or "numpy"
+    emit    "c", "numpy" or "triton"
+    device  on which the arrays are
     insist  whether a C compiler that fails is an error; else NumPy takes its place, and a warning says so
     """
 
-    def __init__(self, schedule, emit, insist=False):
+    def __init__(self, schedule, emit, device="cpu", insist=False):
         self.schedule, self.emit, self.insist, graph, slots = schedule, emit, insist, schedule.graph, {}
         for value in (*graph.given, *(v for node in graph.nodes for v in node.results)):
             slots.setdefault(value, len(slots))
+        like = backend.module_on(device).empty(0)
         self.size, self.wanted = len(slots), [slots[v] for v in graph.wanted]
-        self.steps = [(KernelStep if isinstance(item, Kernel) else Step)(item, slots) for item in schedule.items]
+        self.steps = [KernelStep(item, slots, emit, like) if isinstance(item, Kernel) else Step(item, slots)
+                      for item in schedule.items]
         self.ready, self.text = False, ""
         last = {}
         for step in self.steps:
@@ -129,7 +148,7 @@ class Program:
     def __call__(self, given):
         if self.emit == "c" and not self.ready:
             self._compile(given)
-        if ledger.open_ledgers:
+        if ledger.open_ledgers and self.emit != "triton":       # (Triton's launches count themselves)
             for kernel in self.schedule.kernels:
                 ledger.launch(kernel.name)
         return self._run(given)
@@ -175,7 +194,10 @@ class Program:
         self.text, self.ready = "\n\n".join(names), True
 
     def source(self):
-        """The kernels' C, each once; for NumPy, that there is none."""
+        """The kernels' C or Triton, each once; for NumPy, that there is none."""
+        if self.emit == "triton":
+            return "\n\n".join(dict.fromkeys(kernel.writer.text for step in self.steps if isinstance(step, KernelStep)
+                                             for kernel in step.compiled.values()))
         return self.text or "NumPy runs the kernels in tiles"
 
     def __str__(self):

@@ -8,11 +8,13 @@ from ..autodiff import ops
 from ..autodiff.ops.attention import allowed
 from ..autodiff.primitive import lower
 from ..autodiff.tree import flatten
-from ..backend import xp
+from ..backend import module_of, xp
 from .ir import mapped, values_in
 
-# Fused ops that stay whole: their kernels know more than their definitions.
-WHOLE = {"conv", "max_pool", "avg_pool", "prod"}
+# What kernels are emitted as -> fused ops that stay whole: their own kernels know more than their definitions. None: all
+# (NumPy's are as good as tiles of single ops).
+WHOLE = {"c": {"conv", "max_pool", "avg_pool", "prod"}, "numpy": None}
+WHOLE["triton"] = WHOLE["c"] | {"attention", "softmax_cross_entropy"}
 
 # Ops that give each element from the elements at the same place, with broadcasting.
 ELEMENTWISE = {
@@ -28,7 +30,7 @@ VIEWS = {"reshape", "transpose", "broadcast_to"}
 def _cross_entropy(logits, labels):
     """Without an index: comparing all classes with the label costs a kernel nothing, and its derivative adds nothing up
     by index."""
-    chosen = xp.arange(logits.shape[1]) == labels[:, None]
+    chosen = module_of(logits).arange(logits.shape[1]) == labels[:, None]
     return ops.logsumexp(logits, 1) - ops.sum(ops.where(chosen, logits, 0.0), 1)
 
 
@@ -55,9 +57,9 @@ def _attention(q, k, v, mask, causal, scale):
 DEFINITIONS = {"softmax_cross_entropy": _cross_entropy, "attention": _attention}
 
 
-def results_of(node):
+def results_of(node, module=np):
     """([(shape, dtype)] of a node's results, function that puts them into the form of the forward's result, or None for
-    one array)."""
+    one array). Where no rule gives them, the op is run, on zeros of a module: numpy or cupy."""
     values = list(values_in(node.args))
     name = node.name
     if name in ELEMENTWISE or isinstance(node.op.forward, np.ufunc) and node.op.forward.signature is None:
@@ -73,7 +75,7 @@ def results_of(node):
         return [(tuple(values[0].shape[i] for i in node.args[1]), values[0].dtype)], None
     if name == "matmul":
         return [(product_shape(*(v.shape for v in values)), np.result_type(*(v.dtype for v in values)))], None
-    made = run(node, lambda v: np.zeros(v.shape, v.dtype))
+    made = run(node, lambda v: module.zeros(v.shape, v.dtype))
     if hasattr(made, "shape"):
         return [(made.shape, made.dtype)], None
     leaves, rebuild = flatten(made, order=list)

@@ -116,7 +116,8 @@ def key(kernel, types, divisible, options, capability):
     parts = (FORMAT, triton.__version__, kernel.fn.cache_key, kernel.name, list(types.items()), sorted(divisible),
              sorted((name, str(value)) for name, value in kernel.settings(options)[0].items()),
              kernel.settings(options)[1:], kernel.fp_fusion, capability)
-    return f"{kernel.name}-sm{capability}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
+    name = re.sub(r"[^a-z0-9_]+", "_", kernel.name)[:60]        # of a file; a compiled kernel names all of its ops
+    return f"{name}-sm{capability}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
 
 
 def build(kernel, types, divisible, options, capability):

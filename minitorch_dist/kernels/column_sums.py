@@ -22,11 +22,12 @@ from .kernel import Kernel
 @triton.jit
 def _column_sums(x, out, more, rows, columns, split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros((ROWS, COLUMNS), wide)
     for first in tl.range(0, rows, ROWS, num_stages=2):      # so the loads of a tile are under way together
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        total += tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(wide)
     sums = tl.sum(total, axis=0)
     tl.store(out + column, sums.to(out.dtype.element_ty), mask=column < split)
     if more is not None:
@@ -44,7 +45,7 @@ COLUMN_SUMS = Kernel(
     {"ROWS": 256, "COLUMNS": 8}, divisible=("columns", "split"), num_warps=8,
     examples=({"*": "fp32", "more": None}, {"x": "fp32", "out": "bf16", "more": "bf16", "COLUMNS": 32},
               {"x": "fp32", "out": "fp32", "more": "fp32", "ROWS": 512, "COLUMNS": 16},
-              {"x": "fp16", "out": "fp16", "more": None, "ROWS": 64}))
+              {"x": "fp16", "out": "fp16", "more": None, "ROWS": 64}, {"*": "fp64", "more": None, "ROWS": 512}))
 KERNELS = (COLUMN_SUMS,)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from ..backend import module_of
 from . import launch
 from .kernel import Kernel
 
@@ -125,6 +126,14 @@ def philox_uniform(key, offset, n, like):
     grid, place = _place(key, offset, n, PHILOX_UNIFORM.constexprs["BLOCK"])
     PHILOX_UNIFORM(grid, out, *place)
     return out
+
+
+def uniform_of_draws(shape, draws, like):
+    """float32 of a shape on `like`'s device: the numbers that backend.random_rows draws; `draws` is
+    backend.random_draws(shape)."""
+    parts = [philox_uniform(key, first, count, like) for key, first, count, _ in draws]
+    whole = parts[0] if len(parts) == 1 else module_of(like).concatenate(parts)
+    return whole.reshape(shape)
 
 
 def dropout(x, p, key, offset=0, out=None):

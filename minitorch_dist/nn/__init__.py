@@ -6,13 +6,14 @@ from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Ta
 from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, Parameter, Sequential
+from .moe import MoE
 from .norm import BatchNorm, LayerNorm, RMSNorm
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 
 __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "ImageTransformer",
-    "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "Module", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU",
-    "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Summary", "Tanh", "TransformerBlock", "cross_entropy", "init",
-    "lenet", "mlp", "mse_loss", "summary",
+    "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "MultiHeadAttention", "Parameter", "RMSNorm",
+    "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Summary", "Tanh", "TransformerBlock", "cross_entropy",
+    "init", "lenet", "mlp", "mse_loss", "summary",
 ]

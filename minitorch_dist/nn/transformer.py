@@ -10,6 +10,7 @@ from ..backend import module_of, to_device_of, xp
 from . import init
 from .layers import GELU, Dropout, Linear
 from .module import Module, Parameter, Sequential
+from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 
 
@@ -118,10 +119,14 @@ NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm, GELU, 4 × dim inside."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm, GELU, 4 × dim inside.
+
+    moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
+            the sum of the auxiliary losses so far; the next block takes it as its input
+    """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
-                 dtype=xp.float32, std=0.02):
+                 dtype=xp.float32, std=0.02, moe=None):
         super().__init__()
 
         def weights(shape, dtype):
@@ -130,12 +135,19 @@ class TransformerBlock(Module):
         self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = FeedForward(Linear(dim, 4 * dim, dtype=dtype, weight_init=weights), GELU("tanh"),
-                               Linear(4 * dim, dim, dtype=dtype, weight_init=weights))
+                               Linear(4 * dim, dim, dtype=dtype, weight_init=weights)) if moe is None else \
+            MoE(dim, 4 * dim, **{"dtype": dtype, "std": std} | moe)
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
+        x, aux = x if isinstance(x, tuple) else (x, None)
         x = x + self.dropout(self.attention(self.norm1(x)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        y = self.mlp(self.norm2(x))
+        if isinstance(y, tuple):
+            y, own = y
+            aux = own if aux is None else aux + own
+        x = x + self.dropout(y)
+        return x if aux is None else (x, aux)
 
 
 class GPT(Module):
@@ -143,11 +155,13 @@ class GPT(Module):
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
+    moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
+                the sum of the auxiliary losses)
     Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Source: Radford et al. 2019, "GPT-2".
     """
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
-                 norm="layer", tied=True, dtype=xp.float32):
+                 norm="layer", tied=True, dtype=xp.float32, moe=None):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
@@ -157,14 +171,14 @@ class GPT(Module):
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
         self.blocks = Sequential(*(
-            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype)
+            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype, moe=moe)
             for _ in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
         for block in self.blocks:
-            for last in (block.attention.out, block.mlp[2]):
-                last.weight.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
+            for last in (block.attention.out.weight, block.mlp[2].weight if moe is None else block.mlp.experts.down):
+                last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
     def forward(self, tokens):
         time = tokens.shape[1]
@@ -173,8 +187,11 @@ class GPT(Module):
         x = self.embed(tokens)
         if self.positions == "learned":
             x = x + self.position(slice(time))
-        x = self.norm(self.blocks(self.dropout(x)))
-        return self.embed.attend(x) if self.head is None else self.head(x)
+        x = self.blocks(self.dropout(x))
+        x, aux = x if isinstance(x, tuple) else (x, None)
+        x = self.norm(x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        return logits if aux is None else (logits, aux)
 
     def generate(self, tokens, count, temperature=1.0, stream=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
@@ -187,7 +204,8 @@ class GPT(Module):
         try:
             with no_grad():
                 for _ in range(count):
-                    logits = lower(self(tokens[:, -self.length:]))[:, -1]
+                    logits = self(tokens[:, -self.length:])
+                    logits = lower(logits[0] if isinstance(logits, tuple) else logits)[:, -1]
                     if temperature == 0:
                         new = logits.argmax(1)
                     else:

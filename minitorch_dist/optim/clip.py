@@ -105,11 +105,26 @@ def tree_sum(values):
     return values[0] if values else 0.0
 
 
+def squares(params, sums, flats):
+    """Σ g² of all elements of the parameters, other ranks' shares of them included. sums: as from block_sums."""
+    over = {id(s.tensor): flat.over for flat in flats for s in flat.segments}
+    shares = {None: []}     # by who has the other shares
+    for p in params:
+        shares.setdefault(over[id(p)], []).extend(sums[id(p)])
+    total = tree_sum(shares.pop(None))
+    for comm, own in shares.items():
+        part = np.array([tree_sum(own)], np.float64)
+        comm.all_reduce(part)
+        total += float(part[0])
+    return total
+
+
 def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
-    Of a fully_shard model's parameters the norm is that of the whole gradient, the same on all ranks; then collective.
+    Of a fully_shard model's parameters, and of experts that are divided over ranks, the norm is that of the whole
+    gradient, the same on all ranks; then collective.
     Raises ValueError for a norm that is not finite, and changes nothing then.
     """
     if not max_norm >= 0:
@@ -119,8 +134,7 @@ def clip_grad_norm_(params, max_norm):
     for flat in flats:
         flat.collect(fill_missing=False)
     tabled = tables(flats, {id(p) for p in params})
-    sums = block_sums(tabled)
-    norm = float(xp.sqrt(tree_sum(s for p in params for s in sums[id(p)])))
+    norm = float(xp.sqrt(squares(params, block_sums(tabled), flats)))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:

@@ -35,22 +35,24 @@ def cut(parameters, first_bytes, cap_bytes):
 class Bucket:
     """A FlatBuffer whose gradients travel together.
 
+    comm      the ranks that hold the same parameters; over: those that hold other shares of them (None: they are whole)
     index     its place in the order in which buckets are posted; its label says it in timelines
     segments  where each parameter's gradient lies in `grads`
     grads     1-d array of all its gradients, zeros between them; at its end a count for each parameter: 1 where this
               rank has a gradient for it. Summed along, it says how many ranks have used it, at no call of its own.
     """
 
-    def __init__(self, index, tensors, comm):
+    def __init__(self, index, tensors, comm, over=None):
         self.index, self.label = index, f"bucket {index}"
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
+        self.flat.over = over
         self.segments, self.grads = self.flat.segments, self.flat.grads
         self.tensors, self.ids = list(tensors), [id(t) for t in tensors]
         self.missing = set(self.ids)    # whose gradient has not arrived yet in this backward
         self.finish = None      # once posted: waits until `grads` is the sum over all ranks
         self.counter = BinaryCounter()
         self.used = [False] * len(tensors)      # by this rank, since they were handed out last
-        self.alone = comm.size == 1
+        self.comm, self.alone = comm, comm.size == 1
         self.own = ()           # the gradients as they were collected
         self.summed = [NO_GRADIENT] * len(tensors)      # as they were handed out last: sums over all ranks
 

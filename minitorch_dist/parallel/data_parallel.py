@@ -49,7 +49,8 @@ class DistributedDataParallel(Module):
     gradient, as in a program of one process, and stands in `unused_parameters`. The wrapper adds nothing to parameter
     names. Call zero_grad() before each step: a second backward onto sums raises RuntimeError. Wrap a model when it is
     complete: one whose parameters or modules have been exchanged since raises RuntimeError in forward. It is wrapped
-    once, and neither copied nor pickled with its wrapper: `module` can be.
+    once, and neither copied nor pickled with its wrapper: `module` can be. Experts that are divided over some of the
+    ranks (moe.py) have their gradients summed over those that hold the same; all of these ranks must be in `comm`.
     """
 
     reduces_gradients = True
@@ -63,8 +64,13 @@ class DistributedDataParallel(Module):
         self.exact = exact
         if exact:
             check_shape(micro_shards, self.comm.size)
-        check_same_model(module, self.comm, bucket_cap_mb=bucket_cap_mb, first_bucket_mb=first_bucket_mb,
-                         broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards)
+        self.apart = held_apart(module, self.comm)
+        if exact and self.apart:
+            raise ValueError("DistributedDataParallel: exact mode can't be had of divided experts, whose gradients are "
+                             "sums over ranks inside a product: leave one of the two out")
+        check_same_model(module, self.comm, apart=self.apart, bucket_cap_mb=bucket_cap_mb,
+                         first_bucket_mb=first_bucket_mb, broadcast_buffers=broadcast_buffers, exact=exact,
+                         micro_shards=micro_shards)
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
         self.done = 0
         self.under_way = None       # of a backward that hasn't come to its end, or has raised: whether it reduces
@@ -77,17 +83,20 @@ class DistributedDataParallel(Module):
                   if p.requires_grad and p.dtype not in REDUCIBLE]:
             raise ValueError(f"DistributedDataParallel: gradients of {', '.join(odd)} can't be summed over ranks: "
                              "train in float32 or float64, and register fp16_compress to halve what is sent")
-        self._fill_buckets(cut(reversed(self.parameters_in_order), *self.caps))
+        self._fill_buckets(self._cut(self.parameters_in_order[::-1]))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
         self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
         for p in self.parameters_in_order:
             p.register_post_accumulate_grad_hook(self.hook)
+        for m in module.modules():
+            if hasattr(m, "divided_over"):
+                m.summed = True
         self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for bucket in self.buckets:
-            broadcast(self.comm, bucket.flat.params)
+            broadcast(bucket.comm, bucket.flat.params)
         for name, values in (*self.frozen, *module.named_buffers()):
-            broadcast(self.comm, lower(values), name)
+            broadcast(self.apart.get(id(values), (self.comm,))[0], lower(values), name)
         self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
             else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
@@ -203,7 +212,7 @@ class DistributedDataParallel(Module):
         if ledger.open_ledgers:
             ledger.event("post", bucket.label)
         with ledger.labelled(bucket.label):
-            bucket.finish = self.comm_hook(self.comm, bucket)
+            bucket.finish = self.comm_hook(bucket.comm, bucket)
 
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
@@ -225,7 +234,7 @@ class DistributedDataParallel(Module):
             new = [bucket.grads.copy() for bucket in self.buckets]      # the first gradient of the next is there
             for bucket in self.buckets[self.posted:]:
                 bucket.give_up(self.comm.size)
-                bucket.finish = self.comm_hook(self.comm, bucket)
+                bucket.finish = self.comm_hook(bucket.comm, bucket)
             for bucket, grads in zip(self.buckets, new, strict=True):
                 if bucket.finish is not None:       # it had been waited for when the exception came
                     bucket.finish()
@@ -280,8 +289,18 @@ class DistributedDataParallel(Module):
 
     # ------------------------------------------------------------ buckets
 
+    def _cut(self, parameters):
+        """Parameters cut into buckets, each of what the same ranks hold, by when their last gradient comes."""
+        place = {id(p): i for i, p in enumerate(parameters)}
+        groups = {}
+        for p in parameters:
+            groups.setdefault(self.apart.get(id(p)), []).append(p)
+        lists = [tensors for group in groups.values() for tensors in cut(group, *self.caps)]
+        return sorted(lists, key=lambda tensors: place[id(tensors[-1])])
+
     def _fill_buckets(self, lists):
-        self.buckets = [Bucket(i, tensors, self.comm) for i, tensors in enumerate(lists)]
+        self.buckets = [Bucket(i, tensors, *self.apart.get(id(tensors[0]), (self.comm, None)))
+                        for i, tensors in enumerate(lists)]
         self.bucket_of = {id(s.tensor): b for b in self.buckets for s in b.segments}
         self.posted = 0
 
@@ -292,11 +311,30 @@ class DistributedDataParallel(Module):
         order = xp.concatenate([order, xp.setdiff1d(xp.arange(len(place)), order)[::-1]])
         self.arrivals = None
         self.comm.broadcast(order, src=0)
-        lists = cut([self.parameters_in_order[i] for i in order], *self.caps)
+        lists = self._cut([self.parameters_in_order[i] for i in order])
         if [set(map(id, tensors)) for tensors in lists] != [{id(s.tensor) for s in b.segments} for b in self.buckets]:
             self._fill_buckets(lists)
             for bucket in self.buckets:
                 bucket.remember()
+
+
+def held_apart(module, comm):
+    """{id of a parameter: (the Communicator of the ranks that hold the same, that of those that hold the rest)} of what
+    is divided over some of comm's ranks, as the samples are: of modules that say `divided_over`. ValueError unless comm
+    has all these ranks. Collective where there are any."""
+    apart, made = {}, {}
+    for path, m in module.named_modules():
+        over = getattr(m, "divided_over", None)
+        if over is None or over.size == 1:
+            continue
+        if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
+            raise ValueError(f"DistributedDataParallel: {path or 'the module'} is divided over the ranks of "
+                             f"{over.name!r}, which have samples of their own, and {comm.name!r} lacks {strangers} of "
+                             f"them: wrap it for all ranks that have samples, as with mesh['dp', {over.name!r}]")
+        if over not in made:
+            made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
+        apart |= {id(p): (made[over], over) for p in m._parameters.values() if p is not None}
+    return apart
 
 
 def check_unwrapped(module):

@@ -15,6 +15,9 @@ class Join:
             raise RuntimeError("join: this model's forward talks to other ranks (BatchNorm or broadcast buffers), "
                                "which a rank without data can't answer; use LayerNorm, or cut the data evenly "
                                "(data.Loader)")
+        if model.apart:
+            raise RuntimeError("join: a rank without data can't answer the others' tokens for its experts; cut the "
+                               "data evenly (data.Loader)")
         self.model, self.update = model, update
 
     def __enter__(self):

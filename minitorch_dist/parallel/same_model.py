@@ -7,11 +7,15 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 
 
-def describe(module, settings):
-    """What has to be equal on all ranks, one line each: the settings, then parameters and buffers in their order."""
+def describe(module, settings, apart=()):
+    """What has to be equal on all ranks, one line each: the settings, then parameters and buffers in their order; which
+    part of a whole parameter it is, too, but for those in `apart` (ids)."""
     lines = [f"{name}={value!r}" for name, value in settings.items()]
+    part = {id(getattr(m, name)): f", {indices.tolist()} of {extent} along axis {axis}" for m in module.modules()
+            if getattr(type(m), "is_part", False) for name, (axis, indices, extent) in m.parts.items()}
     for name, p in module.named_parameters():
-        lines.append(f"parameter {name!r}: {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}")
+        lines.append(f"parameter {name!r}: {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}"
+                     + ("" if id(p) in apart else part.get(id(p), "")))
     for name, b in module.named_buffers():
         lines.append(f"buffer {name!r}: {b.dtype} {list(b.shape)}")
     return lines
@@ -33,12 +37,12 @@ def from_rank_0(comm, module, names):
         broadcast(comm, lower(buffers[name]), name)
 
 
-def check_same_model(module, comm, wrapper="DistributedDataParallel", **settings):
+def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), **settings):
     """Raise ValueError on every rank, with the first difference, unless parameters (names, order, shapes, dtypes, which
     are frozen), buffers and settings are the same on all ranks. Collective."""
     if comm.size == 1:
         return
-    lines = describe(module, settings)
+    lines = describe(module, settings, apart)
     digests = comm.all_gather_object(hashlib.sha256("\n".join(lines).encode()).hexdigest())
     if len(set(digests)) == 1:
         return
@@ -51,7 +55,7 @@ def check_same_model(module, comm, wrapper="DistributedDataParallel", **settings
                      + "\n".join(f"    rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what}"
                                  for what, who in versions.items())
                      + "\nBuild the model from the same settings on all ranks (their values may differ: rank 0's are "
-                       "broadcast).")
+                       "broadcast); one that is cut over some ranks is wrapped for those that hold the same part.")
 
 
 def tables(module):

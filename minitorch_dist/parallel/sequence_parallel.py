@@ -28,6 +28,7 @@ from ..autodiff.primitive import lower, state
 from ..autodiff.writes import log, tick
 from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, Tanh
 from ..nn.module import Module, Sequential
+from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from ..nn.transformer import GPT, Embedding, FeedForward, MultiHeadAttention, TransformerBlock
 from .collectives import all_gather, copy_to, reduce_scatter, scatter_to
@@ -206,7 +207,7 @@ def on_part(module, comm):
 # ---------------------------------------------------------------- plans
 
 WAY = "sequence"
-MIXING = (MultiHeadAttention, BatchNorm, TransformerBlock, GPT)         # they look at several positions at once
+MIXING = (MultiHeadAttention, BatchNorm, MoE, TransformerBlock, GPT)         # they look at several positions at once
 INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, Sequential, FeedForward)   # nothing to sum and nothing to draw
 
 

@@ -33,6 +33,7 @@ from ..backend import to, to_device_of, xp
 from ..data.loader import share
 from ..nn.layers import Linear
 from ..nn.module import Module, Parameter
+from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
@@ -51,6 +52,8 @@ class _Part(Module):
     sequence_parallel   whether what is called the same on all ranks below is this rank's part of the sequence instead,
                         (batch, time/t, features); see parallelize_module
     """
+
+    is_part = True
 
     def _take(self, whole, comm, sequence_parallel, **parts):
         """Cut the parameters of a whole module; parts: name=(axis, indices). None as axis: all of it, on all ranks."""
@@ -203,6 +206,11 @@ def _heads(attention, comm, sequence_parallel=False):
     return attention
 
 
+def _experts(moe, comm, sequence_parallel=False):
+    from .moe import cut_experts
+    return cut_experts(moe, comm, sequence_parallel)
+
+
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it).
 WAYS = {
     "column": (Linear, ColumnParallelLinear),
@@ -211,6 +219,7 @@ WAYS = {
     "heads": (MultiHeadAttention, _heads),
     "vocabulary": (Embedding, VocabParallelEmbedding),
     "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
+    "experts": (MoE, _experts),     # over an axis of their own; see moe.py
     sequences.WAY: (Module, lambda module, comm, sequence_parallel: sequences.on_part(module, comm)),
 }
 
@@ -221,7 +230,9 @@ def plan_of(model):
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, TransformerBlock):
-            plan |= {f"{prefix}attention": "heads", f"{prefix}mlp.0": "column", f"{prefix}mlp.2": "row"}
+            plan[f"{prefix}attention"] = "heads"
+            if not isinstance(module.mlp, MoE):     # which stays whole, the same on all ranks
+                plan |= {f"{prefix}mlp.0": "column", f"{prefix}mlp.2": "row"}
         elif isinstance(module, GPT):
             plan |= {f"{prefix}embed": "vocabulary"} | ({} if module.head is None
                                                         else {f"{prefix}head": "column, gathered"})

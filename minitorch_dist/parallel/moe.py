@@ -1,0 +1,111 @@
+"""Expert parallelism: the ranks hold different experts, and tokens travel to them and back.
+
+    rank 0   tokens ─ dispatch ─ rows for experts 0 1 2 3 ──┐          ┌── experts 0 1 ──┐          ┌── combine
+                                                         all_to_all ──┤                 ├── all_to_all
+    rank 1   tokens ─ dispatch ─ rows for experts 0 1 2 3 ──┘          └── experts 2 3 ──┘          └── combine
+
+Each rank routes its own tokens, by nn.MoE as in one process. Two all-to-alls forward, and two backward, of
+
+    experts · groups · capacity · size elements each, of which a rank keeps 1/n:  k · capacity_factor · tokens · size,
+    but for rounding, whatever the tokens choose
+
+    mesh = comm.DeviceMesh(dp=-1, ep=4)
+    model = nn.GPT(…, moe={"experts": 8})                       # alike on all ranks
+    parallelize_module(model, mesh["ep"], plan_of(model))       # now each has its experts
+    model = DistributedDataParallel(model, mesh["dp", "ep"])    # both axes divide the samples
+
+The ranks along ep have samples of their own. So the gradients of everything but the experts are summed over all ranks,
+and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
+DataParallel, wrapped around ALL these ranks, does both; wrapped around fewer it raises, and so does training without.
+Every rank brings equally many tokens (else a MismatchError): drop an uneven last batch.
+Source: Lepikhin et al. 2021, "GShard".
+"""
+
+import numpy as np
+
+from ..autodiff import ops
+from ..autodiff.tensor import Tensor
+from ..data.loader import share
+from ..nn.module import Module
+from ..nn.moe import Experts, MoE
+from .collectives import all_to_all
+from .tensor_parallel import _Part
+
+
+class ExpertParallel(_Part):
+    """This rank's share of Experts: rows for all of them, (experts, rows, size) -> their answers, the same shape.
+
+    divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel asks for
+                    it
+    summed          whether somebody sums the gradients: DistributedDataParallel sets it, and whoever does it otherwise
+                    has to
+
+    ValueError unless the ranks can share the experts equally.
+    """
+
+    def __init__(self, experts, comm):
+        count = experts.up.shape[0]
+        if count % comm.size:
+            raise ValueError(f"ExpertParallel: {comm.size} ranks of {comm.name!r} can't share {count} experts equally")
+        rows = np.arange(*share(count, comm.rank, comm.size))
+        self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
+        self.divided_over, self.summed = comm, False
+
+    def forward(self, x):
+        count, rows, size = x.shape
+        ranks = self.comm.size
+        here = count // ranks
+        x = ops.reshape(all_to_all(x, self.comm), (ranks, here, rows, size))
+        x = ops.reshape(ops.transpose(x, (1, 0, 2, 3)), (here, ranks * rows, size))
+        y = ops.reshape(Experts.forward(self, x), (here, ranks, rows, size))
+        self._check_summed(y)
+        return all_to_all(ops.reshape(ops.transpose(y, (1, 0, 2, 3)), (count, rows, size)), self.comm)
+
+    def _check_summed(self, y):
+        """RuntimeError where a backward would leave each rank its own gradients of what all ranks hold alike."""
+        if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
+            raise RuntimeError(f"ExpertParallel: the ranks of {self.comm.name!r} have samples of their own, and nobody "
+                               "sums the gradients of what they hold alike: wrap the whole model in Distributed"
+                               "DataParallel(model, comm) of all ranks that have samples; where that is done otherwise, "
+                               "set summed = True of its ExpertParallel modules")
+
+    def extra_repr(self):
+        return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"
+
+
+def cut_experts(moe, comm, sequence_parallel=False):
+    """Leave this rank its share of a MoE's experts, in place."""
+    if sequence_parallel:
+        raise ValueError("parallelize_module: 'experts' are cut over an axis of their own, along which the samples are "
+                         "divided too: make two calls, and leave them out of the one with sequence_parallel")
+    if isinstance(moe.experts, ExpertParallel):
+        raise ValueError(f"parallelize_module: the experts are divided already, over {moe.experts.comm.name!r}")
+    moe.experts = ExpertParallel(moe.experts, comm)
+    return moe
+
+
+def plan_of(model):
+    """{path of a MoE: "experts"} of all below a model, for parallelize_module."""
+    return {path: "experts" for path, module in model.named_modules() if path and isinstance(module, MoE)}
+
+
+class OneTensor(Module):
+    """A pipeline's stage of blocks with experts, which give pairs, as one that takes and gives one tensor: between the
+    stages the auxiliary loss travels as one more feature, and its cotangent back. It adds nothing to names.
+
+    first, last    the first stage's input, and the last one's output, are left as they are
+    """
+
+    def __init__(self, stage, first=False, last=False):
+        super().__init__()
+        self.add_module("", stage)
+        self.first, self.last = first, last
+
+    def forward(self, x):
+        if not self.first:
+            x = x[..., :-1], x[(0,) * (len(x.shape) - 1) + (-1,)]
+        y = self._modules[""](x)
+        if self.last:
+            return y
+        y, aux = y
+        return ops.concatenate([y, ops.broadcast_to(aux, (*y.shape[:-1], 1))], -1)
