@@ -37,7 +37,7 @@ from .autodiff.tree import flatten
 from .autodiff.writes import log
 from .backend import byte_range, check_devices, device_name, is_array, load_cupy, on_host, recording, refuse, to
 from .kernels.cublas import WORKSPACE, Cublas
-from .surroundings import PLAIN, described, of_tensor, surroundings, unchanged
+from .surroundings import PLAIN, Place, described, of_tensor, surroundings, unchanged
 
 SITUATIONS = 4      # in which a function is remembered to have run; a loop over more of them is never recorded
 CASES = 64          # so many sets of shapes and constants are remembered
@@ -281,6 +281,8 @@ class Recorder:
         self.placed = {id(place.where) for place in self.places}
         self.leaves, self.checks, self.writes, self.launches = {}, [], [], Counter()
 
+    takes_compiled = True       # compiled functions, whose kernels become a part of it
+
     def run(self, call, inputs, take):
         """take(call(inputs)), told of by the layers below."""
         recording.graph = self
@@ -314,6 +316,13 @@ class Recorder:
         if id(module) not in self.placed:
             self.places += surroundings(module)
             self.placed.update(id(place.where) for place in self.places)
+
+    def depends(self, places, arrays):
+        """A compiled function has run: it depends on these places, and reads these Tensors and arrays."""
+        tensors = [x for x in arrays if x.__class__ is Tensor and id(x) not in self.placed]
+        places = [place for place in places if id(place.where) not in self.placed]
+        self.places += [*places, *(Place(of_tensor, x, of_tensor(x)) for x in tensors)]
+        self.placed.update(id(place.where) for place in self.places)
 
     def check(self, bad, error):
         """See backend.refuse."""

@@ -103,7 +103,8 @@ class Compiled:
         return table[name]
 
     def __call__(self, *args, **kwargs):
-        if state.level or state.anomaly or state.pack is not None or recording.graph is not None:
+        recorder = recording.graph      # of a CUDA graph, or another function is being captured
+        if state.level or state.anomaly or state.pack is not None or recorder is not None and not recorder.takes_compiled:
             return self.function(*args, **kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
@@ -112,12 +113,16 @@ class Compiled:
             return self.function(*args, **kwargs)
         try:
             variant = next((v for v in self.variants if v.key == key and v.fits()), None)
+            if variant is None and recorder is not None and recorder.muted:
+                return self.function(*args, **kwargs)       # while the GPU only takes note, nothing can be tried
             if variant is None:
                 variant = self._variant(key, given, rebuild)
         finally:
             CAPTURING.release()
         if not variant.broken:
             self._used(variant)
+            if recorder is not None:
+                recorder.depends(variant.capture.places, [where for where, *_ in variant.elsewhere])
             return variant(given)
         result = self.function(*args, **kwargs)     # an error of its own comes out here
         self._used(variant)

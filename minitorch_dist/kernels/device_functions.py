@@ -13,14 +13,33 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from . import interpreting
-
 # name -> NumPy's
 FUNCTIONS = {"exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "sin": np.sin, "cos": np.cos,
              "tanh": np.tanh, "sqrt": np.sqrt, "pow": np.power, "fmod": np.fmod,
              "erf": np.vectorize(math.erf, otypes=[np.float64])}
 
-if interpreting():
+
+@triton.jit
+def _larger(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+
+if hasattr(_larger, "cache_key"):       # a function to be compiled has one
+    from triton.language.extra.cuda import libdevice as lib  # noqa: F401
+
+    @triton.jit
+    def largest(x):
+        return tl.reduce(x, 1, _larger)[:, None]
+
+    @triton.jit
+    def smallest(x):
+        return tl.reduce(x, 1, _smaller)[:, None]
+else:
     class lib:
         """What a kernel calls by these names: numbers behind the interpreter's blocks in, and out."""
 
@@ -30,10 +49,7 @@ if interpreting():
         return tl.core.tensor(TensorHandle(numbers, dtype), tl.block_type(dtype, list(numbers.shape)))
 
     def _by_numpy(function):
-        def apply(*blocks):
-            with np.errstate(all="ignore"):
-                return _block(function(*(b.handle.data for b in blocks)), blocks[0].dtype)
-        return staticmethod(apply)
+        return staticmethod(lambda *blocks: _block(function(*(b.handle.data for b in blocks)), blocks[0].dtype))
 
     for _name, _function in FUNCTIONS.items():
         setattr(lib, _name, _by_numpy(_function))
@@ -43,21 +59,3 @@ if interpreting():
 
     def smallest(x):
         return _block(x.handle.data.min(axis=1, keepdims=True), x.dtype)
-else:
-    from triton.language.extra.cuda import libdevice as lib  # noqa: F401
-
-    @triton.jit
-    def _larger(a, b):
-        return tl.where((a > b) | (a != a), a, b)
-
-    @triton.jit
-    def _smaller(a, b):
-        return tl.where((a < b) | (a != a), a, b)
-
-    @triton.jit
-    def largest(x):
-        return tl.reduce(x, 1, _larger)[:, None]
-
-    @triton.jit
-    def smallest(x):
-        return tl.reduce(x, 1, _smaller)[:, None]
