@@ -10,13 +10,15 @@ ranges of activations are averages over the batches, moving while the model is i
 
 What `convert` gives computes the same numbers, to these roundings: biases are rounded to int32 here too, so the sums
 are equal but for floating rounding; a rescaled activation is one step off where the real one lies within 2^-(r+1) of a
-half (see quant_integer.rescale; r is some 8 to 12), or within the floating error.
+half, for a shift by r bits (quant_integer.rescale), or within the floating error. That happens to 2^-(r+1) of the
+activations: to few in a layer of dozens or hundreds of inputs (r is 7 to 12), to some in a small one.
 
 Sources: Jacob et al. 2018, 3; Nagel et al. 2021, 4.
 """
 
 import copy
 
+from .. import comm as communication
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
 from ..backend import assign, xp
@@ -28,30 +30,45 @@ from .quant_observers import moved, range_of
 from .quantize import fake_quantize, fake_round, params_of_range
 
 
+class Ranks:
+    """Those whose batches are one batch. A copy of a layer, deep or pickled, has none."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def widest(self, ends):
+        """The greatest of all ranks' values, in place."""
+        self.comm.all_reduce(ends, op="max")
+
+    def __reduce__(self):
+        return type(None), ()
+
+
 class Observing(Module):
     """What rounds its input in a range that it learns.
 
     input_range   buffer (2,): least and greatest value, an average moving by `momentum`; NaN before the first batch
     observing     whether the range still moves, in training mode
-    comm          the ranks whose batches are one batch; their ranges are equal to the last bit
+    ranks         None, or Ranks: their ranges are equal to the last bit
     """
 
     momentum = 0.1
 
     def __init__(self, name, layer, scheme, comm):
         super().__init__()
-        self.name, self.scheme, self.comm, self.observing = name or "the model", scheme, comm, True
+        self.name, self.scheme, self.observing = name or "the model", scheme, True
+        self.ranks = Ranks(comm) if comm.size > 1 else None
         self.source = layer,        # in a tuple: no module of this one's, or its names would be there twice
         self.register_buffer("input_range", xp.full(2, xp.nan))
 
     def observe(self, x):
-        """Move the range by a batch. Collective where there is a comm: the batch is that of all ranks."""
+        """Move the range by a batch. Collective where there are ranks: the batch is that of them all."""
         ends = xp.full(2, -xp.inf)      # (-least, greatest), so that one maximum serves both
         if lower(x).size:
             low, high = range_of(x, what=f"{self.name}'s input")
             ends[:] = -low, high
-        if self.comm is not None and self.comm.size > 1:
-            self.comm.all_reduce(ends, op="max")
+        if self.ranks is not None:
+            self.ranks.widest(ends)
         if xp.isfinite(ends).all():
             old = None if xp.isnan(self.input_range).any() else tuple(self.input_range)
             assign(self.input_range, xp.array(moved(old, (-ends[0], ends[1]), self.momentum)))
@@ -85,7 +102,7 @@ class Observing(Module):
 class FakeQuantized(Observing):
     """A Linear or a convolution that rounds its input, weight and bias. Its parameters are the layer's own."""
 
-    def __init__(self, name, layer, scheme, comm=None):
+    def __init__(self, name, layer, scheme, comm):
         super().__init__(name, layer, scheme, comm)
         for parameter in ("weight", "bias"):
             self._register(self._parameters, parameter, getattr(layer, parameter))
@@ -113,8 +130,9 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     """A copy of the model, in training mode, that trains with the roundings of its later self.
 
     bits, activation_bits  2 to 8; activation_bits=None: only weights are rounded, `convert` gives WeightOnly layers
-    comm                   ranks that train it together, each on its part of the batch: their ranges are all-reduced in
-                           forward, so that all call it equally often (not under DistributedDataParallel.join)
+    comm                   of the ranks that train it together, each on its part of the batch (default: the world's):
+                           ranges are all-reduced in forward, so that all must call it equally often (not under
+                           DistributedDataParallel.join)
     others                 as in Scheme and quantize_model; BatchNorms are folded before training
 
     Names of parameters are the model's. In exact mode a range would move between micro-shards, so that the bits depend
@@ -122,6 +140,7 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     """
     scheme = Scheme("integer" if activation_bits else "weight-only", bits, activation_bits or 8, per_channel,
                     weight_observer=weight_observer, skip=tuple(skip))
+    comm = comm if comm is not None else communication.world()
     model = prepared(model, fold).train()
     layers = chosen(model, skip, (*WEIGHTED, AvgPool2d) if activation_bits else WEIGHTED)
     return replaced(model, {

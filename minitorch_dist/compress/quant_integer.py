@@ -6,7 +6,7 @@
 
 NumPy's product of two int8 arrays is int8, and overflows without a word. Here the factors are carried to a floating
 type in which each product and each partial sum is exact: float32 where K · greatest product ≤ 2²⁴, which for factors of
--128 … 127 and -127 … 127 is K ≤ 1032, float64 above. On a CPU its BLAS is also some 45 times as fast as NumPy's loop
+-128 … 127 and -127 … 127 is K ≤ 1032, float64 above. On a CPU its BLAS is also tens of times as fast as NumPy's loop
 over integers.
 
 Sources: Jacob et al. 2018; gemmlowp, fixedpoint/fixedpoint.h, for the rescaling and its rounding, which TensorFlow Lite

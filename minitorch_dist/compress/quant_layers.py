@@ -59,6 +59,7 @@ def scales_for(weight, bias, scheme, input_scale=None):
     params = weight_params(weight, scheme.bits, scheme.per_channel, scheme.weight_observer)
     if bias is None or input_scale is None:
         return params
+    range_of(bias, what="the quantiser of a bias")
     needed = xp.absolute(lower(bias)).astype(xp.float64) / (float(input_scale) * BIAS_ROOM)
     nothing = xp.absolute(lower(weight)).reshape(len(needed), -1).max(axis=1) == 0
     if params.axis is None:
@@ -78,7 +79,7 @@ class Quantized(Module):
         params = scales_for(weight, bias, scheme, input_params and input_params.scale)
         q = quantize(weight, params)
         self.name, self.layer, self.bits, self.axis = name or "the model", repr(layer), params.bits, params.axis
-        self.whole, self.dtype, self.most = weight.shape, weight.dtype, max(params.qmax, 1)
+        self.whole, self.dtype = weight.shape, weight.dtype
         self.product, self.bytes_before = product_of(layer), weight.nbytes + (0 if bias is None else lower(bias).nbytes)
         self.max_error = float(xp.absolute(weight - dequantize(q, params, weight.dtype)).max(initial=0))
         self.register_buffer("weight", pack(q, params.bits))

@@ -77,6 +77,7 @@ def quantize_model(model, scheme="integer", calibration=None, fold=True):
     model        a Module on the CPU, in floating numbers; wrappers (DistributedDataParallel) have theirs in `.module`
     scheme       a Scheme, or the name of a kind
     calibration  for "integer": batches, each what the model is called with: an array, or a tuple of arguments
+                 (on several ranks, the same for all of them: nothing is sent)
     fold         fold BatchNorms first, see fold_batch_norm
 
     Parameters that stay are frozen, but for those of "weight-only", whose layers can be differentiated. Raises

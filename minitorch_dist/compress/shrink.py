@@ -26,6 +26,7 @@ from ..nn.conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Tanh
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
+from ..nn.transformer import FeedForward
 from .prune import check_masks, decided, drop_smallest, finite
 
 PASSED = (AvgPool2d, Dropout, Flatten, GELU, LeakyReLU, MaxPool2d, ReLU, Tanh)      # they leave a channel of zeros so
@@ -47,8 +48,9 @@ class Coupling:
 
 
 def couplings(model):
-    """[Coupling] in the Sequentials of a model, nested ones in a row. A layer that stands in several places, or shares
-    a parameter, or a convolution of groups has none; between two layers may stand what leaves zeros as they are."""
+    """[Coupling] in the Sequentials of a model, nested ones in a row; those with a forward of their own are none. A
+    layer that stands in several places, or shares a parameter, or a convolution of groups has no coupling; between two
+    layers may stand what leaves zeros as they are."""
     holders, found = {}, []
     for m in model.modules():
         for p in m._parameters.values():
@@ -76,7 +78,7 @@ def couplings(model):
 
 def _chains(prefix, model):
     """[[(name, layer)]]: the outermost Sequentials, with those directly in them taken apart, then those further in."""
-    if isinstance(model, Sequential):
+    if _is_chain(model):
         chain = list(_flattened(prefix, model))
         return [chain] + [c for name, m in chain for c in _chains(name, m)]
     return [c for name, m in model._modules.items() for c in _chains(_path(prefix, name), m)]
@@ -84,10 +86,16 @@ def _chains(prefix, model):
 
 def _flattened(prefix, sequential):
     for name, m in sequential._modules.items():
-        if isinstance(m, Sequential):
+        if _is_chain(m):
             yield from _flattened(_path(prefix, name), m)
         else:
             yield _path(prefix, name), m
+
+
+def _is_chain(m):
+    """Whether a module does nothing but call its layers in a row."""
+    return type(m).__dict__.get("forward", Sequential.forward) in (Sequential.forward, FeedForward.forward) and \
+        isinstance(m, Sequential)
 
 
 def _path(prefix, name):
@@ -101,7 +109,7 @@ def neurons(model, sparsity, order=1):
 
     order  of the norm: 1, as in the paper, or 2
 
-    In DistributedDataParallel the same on all ranks by itself. Source: Li et al. 2017.
+    Source: Li et al. 2017.
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"neurons: sparsity={sparsity}: a share must be in [0, 1]")
@@ -170,7 +178,7 @@ def _kept(coupling, masks, values):
 
 
 def _taken(array, keep, axis):
-    return np.take(array, to_device_of(np.flatnonzero(keep), array), axis=axis)
+    return array[(slice(None),) * axis + (to_device_of(np.flatnonzero(keep), array),)]
 
 
 def _replace(m, name, keep, axis):

@@ -27,7 +27,7 @@ import numpy as np
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import on_host, to_device_of, xp
+from ..backend import to, to_device_of, xp, zeros_like
 from ..checkpoints.index import Index
 from ..checkpoints.loading import Reader, check_file, check_ungathered
 from ..nn.module import Module
@@ -219,7 +219,7 @@ class Average:
     def state_dict(self):
         """{"updates": how many, "averages": {name: NumPy array}}; a fully_shard model's: of this rank's part."""
         return {"updates": self.updates,
-                "averages": {name: np.array(a if on_host(a) else a.get()) for name, a in self.averages.items()}}
+                "averages": {name: np.array(to(a, "cpu")) for name, a in self.averages.items()}}
 
     def load_state_dict(self, saved):
         """Go on from what state_dict gave. ValueError where it doesn't fit."""
@@ -270,7 +270,7 @@ def update_bn(model, batches):
     sums = {}
 
     def take(layer, mean, var):
-        found = xp.concatenate([mean, var, xp.ones(1, mean.dtype, like=mean)]).astype(xp.float64)
+        found = xp.concatenate([mean, var, zeros_like(mean, 1) + 1]).astype(xp.float64)
         sums[id(layer)] = sums.get(id(layer), 0) + found
     modes, moves = [(m, m.training) for m in model.modules()], [layer.move for layer in layers]
     try:

@@ -1,13 +1,12 @@
 """Expert parallelism: the ranks hold different experts, and tokens travel to them and back.
 
-    rank 0   tokens ─ dispatch ─ rows for experts 0 1 2 3 ──┐          ┌── experts 0 1 ──┐          ┌── combine
-                                                         all_to_all ──┤                 ├── all_to_all
-    rank 1   tokens ─ dispatch ─ rows for experts 0 1 2 3 ──┘          └── experts 2 3 ──┘          └── combine
+    rank 0   tokens ─ dispatch ─ rows for experts 0 1 2 3 ─┐            ┌─ experts 0 1 ─┐            ┌─ combine
+                                                           ├ all_to_all ┤               ├ all_to_all ┤
+    rank 1   tokens ─ dispatch ─ rows for experts 0 1 2 3 ─┘            └─ experts 2 3 ─┘            └─ combine
 
-Each rank routes its own tokens, by nn.MoE as in one process. Two all-to-alls forward, and two backward, of
-
-    experts · groups · capacity · size elements each, of which a rank keeps 1/n:  k · capacity_factor · tokens · size,
-    but for rounding, whatever the tokens choose
+Each rank routes its own tokens, by nn.MoE as in one process. A layer makes two all-to-alls forward and two backward. In
+each a rank sends (n - 1)/n of experts · groups · capacity · size elements, whatever its tokens choose: these are
+k · capacity_factor · tokens · size, but for rounding.
 
     mesh = comm.DeviceMesh(dp=-1, ep=4)
     model = nn.GPT(…, moe={"experts": 8})                       # alike on all ranks
@@ -17,7 +16,8 @@ Each rank routes its own tokens, by nn.MoE as in one process. Two all-to-alls fo
 The ranks along ep have samples of their own. So the gradients of everything but the experts are summed over all ranks,
 and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
 DataParallel, wrapped around ALL these ranks, does both; wrapped around fewer it raises, and so does training without.
-Every rank brings equally many tokens (else a MismatchError): drop an uneven last batch.
+All ranks along ep go through the layer together, in evaluation too, with equally many tokens: else a MismatchError;
+data.Loader(…, drop_last=True) leaves an uneven last batch out.
 Source: Lepikhin et al. 2021, "GShard".
 """
 
@@ -66,8 +66,8 @@ class ExpertParallel(_Part):
         if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
             raise RuntimeError(f"ExpertParallel: the ranks of {self.comm.name!r} have samples of their own, and nobody "
                                "sums the gradients of what they hold alike: wrap the whole model in Distributed"
-                               "DataParallel(model, comm) of all ranks that have samples; where that is done otherwise, "
-                               "set summed = True of its ExpertParallel modules")
+                               "DataParallel(model, comm) of all ranks that have samples; where that is done otherwise,"
+                               " set summed = True of its ExpertParallel modules")
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"

@@ -50,6 +50,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
                                    tied=False, dropout=0.2), text, 3),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
+    "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
 }
 OPTIMIZERS = {
     "sgd": lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
@@ -59,7 +60,9 @@ OPTIMIZERS = {
 
 
 def loss_sum(model, shard):
-    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+    y = model(shard.inputs)
+    y, aux = y if isinstance(y, tuple) else (y, 0.0)
+    return nn.cross_entropy(y, shard.labels, reduction="sum") + aux
 
 
 def train(device, model, data, optimizer="adamw", **options):

@@ -1,0 +1,340 @@
+"""What the ranks do in the tests of expert parallelism. What must hold is checked by the parent process."""
+
+import contextlib
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
+from minitorch_dist.nn import moe
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel import moe as ep
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.check import check_grads_across
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import one_forward_one_backward
+
+VOCABULARY, LENGTH, BATCH, STEPS, EXPERTS = 13, 6, 8, 8, 4
+SETTINGS = {        # MoE's arguments
+    "sequences": {"group": "sequence", "capacity_factor": 1.0, "z": 0.1},
+    "switch": {"group": "sequence", "k": 1, "balance": 0.1},
+    "halves": {"group": BATCH * LENGTH // 2, "capacity_factor": 0.75},       # of the global batch
+    "quarters": {"group": BATCH * LENGTH // 4, "capacity_factor": 0.75},
+    "nothing dropped": {"group": "sequence", "capacity_factor": EXPERTS / 2},
+}
+CLIPS = {"switch": 0.8}     # the greatest norm of the gradients; they are greater at first
+
+
+def values(shape, *key):
+    return np.random.default_rng(list(key)).standard_normal(shape)
+
+
+class Dense(nn.Module):
+    """All experts for all tokens, weighted by gates of which all but two are 0."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.router, self.experts = whole.router, whole.experts
+
+    def forward(self, x):
+        e = self.experts
+        logits = self.router(x)
+        order = np.argsort(-np.asarray(logits.numpy()), -1, kind="stable")
+        chosen = (order[..., :2, None] == np.arange(EXPERTS)).any(-2)
+        p = mt.softmax(logits)
+        gates = p * chosen / mt.sum(p * chosen, -1, keepdims=True)
+        h = mt.gelu(mt.einsum("btd,edh->bteh", x, e.up), "tanh")
+        y = mt.einsum("bteh,ehd->bted", h, e.down)
+        first = (order[..., :1] == np.arange(EXPERTS)).mean(1)
+        return mt.einsum("bted,bte->btd", y, gates), 0.01 * EXPERTS * mt.sum(mt.mean(p, 1) * first) / len(first)
+
+
+def gpt(setting, dense=False):
+    mt.manual_seed(5)
+    arguments = {"experts": EXPERTS, "std": 0.3} | SETTINGS[setting]
+    model = nn.GPT(VOCABULARY, LENGTH, layers=2, heads=2, dim=8, dropout=0.0, dtype=np.float64, moe=arguments)
+    if dense:
+        for block in model.blocks:
+            block.mlp = Dense(block.mlp)
+    return model
+
+
+def sequences():
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (40, LENGTH + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_sum(model, shard):
+    logits, aux = model(shard.inputs)
+    return nn.cross_entropy(logits, shard.labels, reduction="sum") + shard.labels.size * aux
+
+
+def train(setting, size=1, dense=False, accumulate=1, spoil=None, exact=False, tensor=1, stage=0):
+    """(losses, whole parameters) after STEPS steps of AdamW, the experts divided over `size` ranks, attention and
+    embedding over `tensor` ranks."""
+    mesh = comm.DeviceMesh(dp=-1, ep=size, tp=tensor)
+    world = mesh["dp", "ep"]        # who has samples
+    model = gpt(setting, dense)
+    if tensor > 1:
+        tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
+    if size > 1:
+        tp.parallelize_module(model, mesh["ep"], ep.plan_of(model))
+    replica = fully_shard(model, world, stage=stage) if stage else DistributedDataParallel(
+        model, world, exact=exact, bucket_cap_mb=0.002 * size, first_bucket_mb=0.001)
+    if spoil is not None:
+        spoil(replica, mesh)
+    optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=world.rank, size=world.size,
+                         **{"micro_shards": 8} if exact else {})
+    batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+    losses = [training.train_step(replica, optimizer, batch, loss_sum, world, seed=3, step=step, units=LENGTH,
+                                  accumulate=accumulate, clip=CLIPS.get(setting))[0]
+              for step, batch in zip(range(STEPS), batches, strict=False)]
+    return losses, full_state_dict(replica) if stage else tp.full_state_dict(model)
+
+
+def train_whole():
+    """{setting: what one process with all experts gives}; "nothing dropped" by Dense."""
+    return {setting: train(setting, dense=setting == "nothing dropped") for setting in SETTINGS}
+
+
+# ---------------------------------------------------------------- what must not be
+
+@contextlib.contextmanager
+def instead(owner, name, value):
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+def raw_gates(logits, k, capacity):
+    r = ROUTE(logits, k, capacity)
+    return r._replace(gates=mt.take_along_axis(mt.softmax(logits), r.expert))
+
+
+def cut_gates(logits, k, capacity):
+    r = ROUTE(logits, k, capacity)
+    return r._replace(gates=r.gates.numpy())
+
+
+def one_queue(logits, k, capacity):
+    r = ROUTE(logits, k, capacity)
+    queue = r.expert.reshape(len(r.expert), -1, 1)
+    ahead = (queue == np.arange(r.experts)).cumsum(1)
+    return r._replace(slot=(np.take_along_axis(ahead, queue, -1) - 1).reshape(r.expert.shape))
+
+
+def unweighted(y, routing):
+    return COMBINE(y, routing._replace(gates=np.ones(routing.expert.shape)))
+
+
+def over_all(replica, mesh):
+    """Experts' gradients summed over ranks that hold others."""
+    replica.apart = {}
+    for bucket in replica.buckets:
+        bucket.comm = replica.comm
+
+
+def over_dp(replica, mesh):
+    """All gradients summed over the ranks that hold the same experts, and no others."""
+    for bucket in replica.buckets:
+        bucket.comm = mesh["dp"]
+    replica.arrivals, replica.comm = None, mesh["dp"]
+
+
+ROUTE, COMBINE, CAPACITY = moe.route, moe.combine, moe.capacity_of
+WRONG = {
+    "gates not renormalised": ("route", raw_gates), "gradient of gates cut": ("route", cut_gates),
+    "second choices queue with the first": ("route", one_queue), "combined without weights": ("combine", unweighted),
+    "capacity of the global batch": ("capacity_of", lambda tokens, *rest: CAPACITY(2 * tokens, *rest)),
+    "no auxiliary loss": ("balance_loss", lambda logits, routing: 0.0),
+}
+
+
+def train_wrong():
+    """{what is wrong: parameters}, on two ranks."""
+    found = {}
+    for name, (function, value) in WRONG.items():
+        with instead(moe, function, value):
+            found[name] = train("halves", 2)[1]
+    found["experts summed over all"] = train("halves", 2, spoil=over_all)[1]
+    found["others summed over dp"] = train("halves", 2, spoil=over_dp)[1]
+    return found
+
+
+# ---------------------------------------------------------------- single layers
+
+def layer(comm_of_experts, size=6, experts=4, **arguments):
+    mt.manual_seed(1)
+    model = nn.MoE(size, 10, experts, dtype=np.float64, std=0.5, **arguments)
+    if comm_of_experts is not None:
+        ep.cut_experts(model, comm_of_experts)
+        model.experts.summed = True
+    return model
+
+
+def counted():
+    """({pass: {op: (calls, bytes sent)}} along ep of one layer, what the formula says for each message)."""
+    mesh = comm.DeviceMesh(ep=-1)
+    n, size, tokens, groups = mesh["ep"].size, 6, 10, 3
+    model = layer(mesh["ep"], size, 4, capacity_factor=1.5, group=tokens)
+    x = mt.tensor(values((groups, tokens, size), 7, mesh["ep"].rank), requires_grad=True)
+    with ledger.record() as forward:
+        y, aux = model(x)
+    with ledger.record() as backward:
+        (mt.sum(y * values(y.shape, 8)) + aux).backward()
+    sent = {name: {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls if axis == "ep"}
+            for name, book in (("forward", forward), ("backward", backward))}
+    return sent, (n - 1) * (4 * groups * moe.capacity_of(tokens, 4, 2, 1.5) * size * 8) // n
+
+
+def gradients(order):
+    """Of x of every rank, against finite differences across ranks; some choices are dropped."""
+    world = comm.world()
+    for k, arguments in ((2, {"capacity_factor": 0.75}), (1, {"balance": 2.0, "z": 0.3})):
+        model = layer(world, 3, 2 * world.size, k=k, **arguments)
+        for module in model.modules():
+            for name, p in module._parameters.items():
+                object.__setattr__(module, name, p if p is None else p.numpy())       # bare constants
+        u = values((4, 3), 9, world.rank)
+
+        def f(x, model=model, u=u):
+            y, aux = model(x)
+            return mt.sum(mt.sin(y) * u) + aux * (world.rank + 1)
+        x = values((4, 3), 3, world.rank)
+        routing = model.routing(x)[1]
+        assert k == 1 or not routing.kept.all()
+        check_grads_across(f, x, world, order=order)
+    return True
+
+
+def checkpointed():
+    """Whether forgetting the layer, whose tokens then travel again in backward, leaves every gradient to the bit."""
+    world = comm.world()
+    found = []
+    for wrap in (lambda f: f, mt.checkpoint):
+        model = layer(world)
+        x = mt.tensor(values((3, 5, 6), 4, world.rank), requires_grad=True)
+        y, aux = wrap(lambda x, model=model: model(mt.tanh(x)))(x)
+        (mt.sum(y * values(y.shape, 5)) + aux).backward()
+        found.append([y.numpy(), aux.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in model.parameters())])
+    return all(np.array_equal(a, b) for a, b in zip(*found, strict=True)) and all(np.any(a) for a in found[0])
+
+
+class Start(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8, np.float64, std=0.5)
+
+    def forward(self, tokens):
+        return self.embed(tokens), mt.tensor(0.0, dtype=np.float64)
+
+
+class End(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, VOCABULARY, dtype=np.float64)
+
+    def forward(self, pair):
+        return self.head(pair[0]), pair[1]
+
+
+def pipelined(pp, size):
+    """The whole parameters after STEPS steps of a pipeline of pp stages, the experts divided over `size` ranks."""
+    mesh = comm.DeviceMesh(pp=pp, ep=size)
+    mt.manual_seed(6)
+    arguments = {"experts": EXPERTS, "std": 0.3, "group": "sequence", "balance": 0.1}
+    model = nn.Sequential(Start(), *(nn.TransformerBlock(8, 2, causal=True, dtype=np.float64, moe=arguments)
+                                     for _ in range(2)), End())
+    if size > 1:
+        tp.parallelize_module(model, mesh["ep"], ep.plan_of(model))
+    here, last = mesh.coords["pp"], pp - 1
+    stage = DistributedDataParallel(ep.OneTensor(cut_sequential(model, pp, [1] * 4)[here], here == 0, here == last),
+                                    mesh["ep"])
+    pipeline = Pipeline([stage], mesh["pp"], one_forward_one_backward(pp, 4))
+    optimizer = optim.AdamW(stage.parameters(), lr=0.01)
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["ep"], size=size)
+    for step, batch in enumerate(loader.epoch(0)):
+        optimizer.zero_grad()
+        pipeline.run(batch, lambda y, labels: nn.cross_entropy(y[0], labels, reduction="sum") + labels.size * y[1],
+                     seed=0, step=step, units=LENGTH, over=mesh["ep"])
+        optimizer.step()
+    return {name: value for part in mesh["pp"].all_gather_object(tp.full_state_dict(stage))
+            for name, value in part.items()}
+
+
+def saved(folder):
+    """Whether a checkpoint of divided experts, with Adam's state, is what the whole model goes on from, and back."""
+    world, mesh, found = comm.world(), comm.DeviceMesh(dp=1, ep=-1), []
+    for i, parts in enumerate((2, 1, 2)):
+        model = gpt("sequences")
+        if parts > 1:
+            tp.parallelize_module(model, mesh["ep"], ep.plan_of(model))
+        replica = DistributedDataParallel(model)
+        optimizer = optim.AdamW(replica.parameters(), lr=0.01)
+        if i:
+            checkpoints.load(f"{folder}/{i - 1}", replica, optimizer, world)
+        batch = next(data.Loader(*sequences(), BATCH, seed=i, rank=world.rank, size=world.size).epoch(0))
+        training.train_step(replica, optimizer, batch, loss_sum, world, seed=3, step=i, units=LENGTH)
+        checkpoints.save(f"{folder}/{i}", replica, optimizer, {}, world)
+        found.append(tp.full_state_dict(model))
+    model = DistributedDataParallel(gpt("sequences"))
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    for i in range(3):
+        batch = next(data.Loader(*sequences(), BATCH, seed=i, rank=world.rank, size=world.size).epoch(0))
+        training.train_step(model, optimizer, batch, loss_sum, world, seed=3, step=i, units=LENGTH)
+        difference = max(abs(found[i][name] - value).max() for name, value in model.state_dict().items())
+        assert difference < 1e-10, (i, difference)
+    return True
+
+
+def exact_bits():
+    """The bits of exact mode, every rank holding all experts: [bytes of each parameter]."""
+    return [value.tobytes() for value in train("sequences", exact=True)[1].values()]
+
+
+def errors():
+    """{what is wrong: (type, message)} on two ranks."""
+    world, mesh, found = comm.world(), comm.DeviceMesh(dp=1, ep=-1), {}
+
+    def attempt(name, action):
+        try:
+            action()
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+
+    def divided():
+        return tp.parallelize_module(gpt("sequences"), mesh["ep"], {"blocks.*.mlp": "experts"})
+    tokens = sequences()[0][:2]
+    attempt("three", lambda: ep.cut_experts(nn.MoE(4, 4, 3), mesh["ep"]))
+    attempt("dp alone", lambda: DistributedDataParallel(divided(), mesh["dp"]))
+    attempt("nobody", lambda: divided()(tokens))
+    attempt("first layer", lambda: tp.parallelize_module(nn.Sequential(nn.MoE(4, 4, 2)), mesh["ep"], {"0": "experts"})(
+        np.zeros((3, 4), np.float32)))
+    attempt("fsdp", lambda: fully_shard(divided(), world))
+    attempt("exact", lambda: DistributedDataParallel(divided(), world, exact=True))
+    attempt("join", lambda: DistributedDataParallel(divided(), world).join(None))
+    attempt("cut twice", lambda: tp.parallelize_module(divided(), mesh["ep"], ep.plan_of(divided())))
+    attempt("sequence", lambda: ep.cut_experts(nn.MoE(4, 4, 2), mesh["ep"], sequence_parallel=True))
+    attempt("on parts", lambda: tp.parallelize_module(nn.TransformerBlock(4, 2, moe={"experts": 2}), world,
+                                                      {"attention": "heads", "mlp": "sequence"}, True))
+    attempt("mlp", lambda: tp.parallelize_module(nn.TransformerBlock(4, 2), mesh["ep"], {"mlp": "experts"}))
+    model = tp.parallelize_module(nn.TransformerBlock(4, 2), mesh["ep"], {"mlp.0": "column", "mlp.2": "row"})
+    attempt("tensor parallel", lambda: DistributedDataParallel(model, world))
+    with mt.no_grad():
+        attempt("no gradients", lambda: divided()(tokens))
+    attempt("evaluated", lambda: divided().eval()(tokens))
+    return found
+
+
+def uneven():
+    """The message of ranks that bring different numbers of tokens."""
+    model = layer(comm.world())
+    try:
+        model(values((2 + comm.world().rank, 3, 6), 1))
+    except Exception as error:
+        return type(error).__name__, str(error)

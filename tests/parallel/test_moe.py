@@ -1,0 +1,118 @@
+"""Experts that are divided between ranks are the whole mixture: one curve, and the bytes that fixed capacities say.
+
+As in test_collectives.py only the ranks import minitorch_dist.parallel.collectives.
+"""
+
+import numpy as np
+import pytest
+
+from tests.crews import crews, threads
+
+CASES = "tests.parallel.moe_cases:"
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """{setting: what training a whole model in one process gives}."""
+    return crews.call(CASES + "train_whole", 1)[0]
+
+
+def furthest(got, wanted):
+    """The largest difference between two dictionaries of arrays."""
+    assert set(got) == set(wanted)
+    return max(abs(got[name] - value).max() for name, value in wanted.items())
+
+
+@pytest.mark.parametrize(("setting", "n", "size", "accumulate"), [
+    ("sequences", 2, 2, 1), ("sequences", 4, 2, 2), ("sequences", 4, 4, 1), ("switch", 2, 2, 1), ("switch", 2, 1, 1),
+    ("halves", 2, 2, 1), ("quarters", 4, 2, 1), ("nothing dropped", 2, 2, 1), ("nothing dropped", 4, 2, 1)])
+def test_one_curve_on_any_mesh(one_process, setting, n, size, accumulate):
+    """A GPT, AdamW, float64: the parameters of one process, within 1e-10, on every rank; where each rank's tokens are a
+    group, those of one process that routes them so; where nothing is dropped, those of all experts for all tokens."""
+    losses, wanted = one_process[setting]
+    for got_losses, got in crews.call(CASES + "train", n, args=(setting, size, False, accumulate)):
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        assert furthest(got, wanted) < 1e-10
+    assert losses[-1] < losses[0]
+
+
+def test_one_curve_beside_tensor_parallelism_and_of_sharded_experts(one_process):
+    losses, wanted = one_process["sequences"]
+    for n, size, tensor, stage in ((4, 2, 2, 0), (2, 1, 2, 0), (2, 1, 1, 3)):
+        found = crews.call(CASES + "train", n, args=("sequences", size, False, 1, None, False, tensor, stage))
+        for got_losses, got in found[:1] if stage else found:       # rank 0 gets the whole of what fully_shard cuts
+            np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+            assert furthest(got, wanted) < 1e-10
+
+
+def test_the_curve_shows_what_is_wrong(one_process):
+    """Each part of it, broken once: another curve by far."""
+    found = crews.call(CASES + "train_wrong", 2)[0]
+    assert len(found) == 8
+    for name, got in found.items():
+        assert furthest(got, one_process["halves"][1]) > 1e-3, name
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_layer_sends_two_all_to_alls_each_way_of_a_size_known_beforehand(n):
+    """(n - 1)/n of experts · groups · capacity · size elements each, and nothing else."""
+    for sent, nbytes in crews.call(CASES + "counted", n):
+        assert sent == {"forward": {"all_to_all": (2, 2 * nbytes)}, "backward": {"all_to_all": (2, 2 * nbytes)}}
+        assert nbytes == (n - 1) * 4 * 3 * 8 * 6 * 8 // n       # the capacity: ⌈2 · 1.5 · 10 / 4⌉ = 8
+
+
+@pytest.mark.parametrize(("n", "order"), [(2, 2), (3, 1)])
+def test_derivatives_equal_finite_differences_across_ranks(n, order):
+    assert all(crews.call(CASES + "gradients", n, args=(order,)))
+
+
+def test_checkpoint_sends_the_tokens_again():
+    assert all(crews.call(CASES + "checkpointed", 2))
+
+
+def test_checkpoints_hold_whole_experts(tmp_path):
+    assert all(crews.call(CASES + "saved", 2, args=(str(tmp_path),)))
+
+
+@pytest.mark.parametrize(("pp", "size"), [(2, 1), (2, 2)])
+def test_a_pipeline_carries_the_auxiliary_loss_along(pp, size):
+    wanted, = crews.call(CASES + "pipelined", 1, args=(1, 1))
+    for got in crews.call(CASES + "pipelined", pp * size, args=(pp, size)):
+        assert furthest(got, wanted) < 1e-10
+
+
+def test_whole_experts_have_the_bits_of_exact_mode():
+    """Divided ones don't, and say so: see below."""
+    alone, = crews.call(CASES + "exact_bits", 1, env=threads(1))
+    for n in (2, 4):
+        assert all(bits == alone for bits in crews.call(CASES + "exact_bits", n))
+
+
+def test_what_would_be_another_curve_raises():
+    expected = {
+        "three": ("ValueError", "2 ranks of 'ep' can't share 3 experts equally"),
+        "dp alone": ("ValueError", "blocks.0.mlp.experts is divided over the ranks of 'ep'"),
+        "nobody": ("RuntimeError", "nobody sums the gradients"),
+        "first layer": ("RuntimeError", "nobody sums the gradients"),
+        "fsdp": ("ValueError", "parameter 'blocks.0.mlp.experts.up': float64 [2, 8, 32], [0, 1] of 4 along axis 0"),
+        "exact": ("ValueError", "exact mode can't be had of divided experts"),
+        "join": ("RuntimeError", "can't answer the others' tokens"),
+        "cut twice": ("ValueError", "are divided already"),
+        "sequence": ("ValueError", "'experts' are cut over an axis of their own"),
+        "on parts": ("TypeError", "is a MoE, which looks at several positions at once"),
+        "mlp": ("TypeError", "mlp is a FeedForward; 'experts' cuts a MoE"),
+        "tensor parallel": ("ValueError", "of 16 along axis 0"), "no gradients": None, "evaluated": None,
+    }
+    for found in crews.call(CASES + "errors", 2):
+        assert set(found) == set(expected)
+        for name, said in expected.items():
+            if said is None:
+                assert found[name] is None, found[name]
+            else:
+                assert found[name] is not None, f"{name}: accepted"
+                assert found[name][0] == said[0] and said[1] in found[name][1], found[name]
+
+
+def test_unequal_numbers_of_tokens_raise_on_all_ranks():
+    for kind, said in crews.call(CASES + "uneven", 2):
+        assert kind == "MismatchError" and "all_to_all" in said
