@@ -49,9 +49,9 @@ def compile(function, emit=None):
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays of several
     devices) makes the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a
     warning. NumPy's functions are seen where they meet a value of the graph (which is no np.ndarray, if the function
-    asks); what they make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change, containers of
-    other kinds, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a function does
-    before it breaks is done twice, that one time.
+    asks); what they make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change,
+    containers of other kinds, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a
+    function does before it breaks is done twice, that one time.
 
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
@@ -104,7 +104,8 @@ class Compiled:
 
     def __call__(self, *args, **kwargs):
         recorder = recording.graph      # of a CUDA graph, or another function is being captured
-        if state.level or state.anomaly or state.pack is not None or recorder is not None and not recorder.takes_compiled:
+        if state.level or state.anomaly or state.pack is not None or (recorder is not None
+                                                                      and not recorder.takes_compiled):
             return self.function(*args, **kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),

@@ -15,22 +15,25 @@ class GpuKernel:
 
     def __init__(self, kernel, strides, like):
         self.writer, self.like = Writer(kernel, strides), like
-        self.outputs = kernel.outputs
         names = tuple(name for name, *_ in self.writer.parameters)
+        # (parameter, which of its sums or None, shape) per output; {parameter: a place for each of its sums}
+        ends = {v: (name, int(first > 0)) for v, (name, first, _) in self.writer.ends.items()}
+        self.results = [(*ends.get(v, (f"out{i}", None)), v.shape) for i, v in enumerate(kernel.outputs)]
+        self.shares = {name: (None,) * sum(other == name for other, _ in ends.values()) for name, _ in ends.values()}
         self.record = record(self.writer.text, kernel.name, len(kernel.inputs), names, self.writer.warps)
 
     def __call__(self, arrays):
         from ..kernels import launch
         from ..kernels.column_sums import column_sums
         writer = self.writer
-        written = [launch.empty(shape, dtype, self.like) for _, shape, dtype, _ in writer.parameters]
-        self.record((writer.grid,), *arrays, *written)
+        written = {name: launch.empty(shape, dtype, self.like) for name, shape, dtype in writer.parameters}
+        self.record((writer.grid,), *arrays, *written.values())
+        for name, places in self.shares.items():
+            written[name] = column_sums(written[name], places=places)
         made = []
-        for v, array in zip(self.outputs, written, strict=True):
-            if v in writer.ends:
-                array, = column_sums(array)
-                array = array.reshape(v.shape)
-            made.append(array)
+        for name, number, shape in self.results:
+            array = written[name] if number is None else written[name][number]
+            made.append(array if array.shape == shape else array.reshape(shape))
         return made
 
 

@@ -11,7 +11,7 @@ from ..autodiff.tree import flatten
 from ..backend import module_of, xp
 from .ir import mapped, values_in
 
-# What kernels are emitted as -> fused ops that stay whole: their own kernels know more than their definitions. None: all
+# What kernels become -> fused ops that stay whole, for their own kernels know more than their definitions. None: all
 # (NumPy's are as good as tiles of single ops).
 WHOLE = {"c": {"conv", "max_pool", "avg_pool", "prod"}, "numpy": None}
 WHOLE["triton"] = WHOLE["c"] | {"attention", "softmax_cross_entropy"}

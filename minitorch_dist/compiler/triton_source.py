@@ -57,8 +57,9 @@ MOD = ("tl.where({2} == 0, tl.where({1} < 0, -tl.abs({2}), tl.abs({2})), "
 class Writer(Walk):
     """Writes one kernel for inputs with certain strides: `text`, and what its launch must know.
 
-    parameters  [(name, shape, dtype, the output or None)] of what it writes: shares have no output of their own
-    ends        {output: the name of the parameter whose columns are to be summed for it}
+    parameters  [(name, shape, dtype)] of what it writes
+    ends        {output: (the parameter whose columns are to be summed for it, first column, columns)}; two outputs
+                alike share one parameter, and the launch that sums it
     grid        number of programs; warps: of 32 threads, per program
     """
 
@@ -81,7 +82,10 @@ class Writer(Walk):
         self.tile = f"[{self.high}, {self.block}]"
         self.parameters, self.ends = [], {}
         for v in kernel.outputs:
-            self._parameter(v)
+            if self._in_shares(v):
+                self._share_out(v)
+            else:
+                self.parameters.append((f"out{kernel.outputs.index(v)}", v.shape, v.dtype))
         self.lines, self.depth, self.known = [], 1, {}
         self._write()
         names = [f"in{i}" for i in range(len(self.inputs))] + [name for name, *_ in self.parameters]
@@ -93,22 +97,33 @@ class Writer(Walk):
                  for v in self.inputs]
         return max(self.kernel.size, self.grid * max(self.kernel.columns, self.block), *spans, 0)
 
-    def _parameter(self, v):
-        """What is written for an output."""
-        role, columns, i = self.roles[v], self.kernel.columns, self.kernel.outputs.index(v)
-        whole = self.roles[v] in (FULL, ROW) or self.programs == 1 and v in self.kept and (
-            role == COLUMN or self.across == 1)
-        if whole:
-            self.parameters.append((f"out{i}", v.shape, v.dtype, v))
-            return
-        shape = (self.grid, 1) if role == SCALAR else (self.programs if v in self.kept else self.kernel.rows, columns)
-        self.parameters.append((f"shares{i}", shape, v.dtype, None))
-        self.ends[v] = f"shares{i}"
+    def _in_shares(self, v):
+        """Whether an output is a sum that several programs have shares of."""
+        if self.roles[v] == COLUMN:
+            return v not in self.kept or self.programs > 1
+        return self.roles[v] == SCALAR and self.grid > 1
 
-    def _to(self, v):
-        """The parameter that an output is written to."""
-        i = self.kernel.outputs.index(v)
-        return f"shares{i}" if v in self.ends else f"out{i}"
+    def _share_out(self, v):
+        """Enter an output into a parameter of shares: one that has room for a second, or a new one."""
+        columns = self.kernel.columns if self.roles[v] == COLUMN else 1
+        rows = self.grid if self.roles[v] == SCALAR else self.programs if v in self.kept else self.kernel.rows
+        for i, (name, shape, dtype) in enumerate(self.parameters):
+            if name.startswith("shares") and (shape, dtype) == ((rows, columns), v.dtype):
+                self.parameters[i] = name, (rows, 2 * columns), dtype
+                self.ends[v] = name, columns, columns
+                return
+        name = f"shares{self.kernel.outputs.index(v)}"
+        self.parameters.append((name, (rows, columns), v.dtype))
+        self.ends[v] = name, 0, columns
+
+    def _at(self, v, row, column):
+        """(the parameter that an output is written to, where in it)"""
+        if v not in self.ends:
+            at = {FULL: f"{row} * {self.kernel.columns} + {column}", ROW: row, COLUMN: column, SCALAR: "zero"}
+            return f"out{self.kernel.outputs.index(v)}", at[self.roles[v]]
+        name, first, _ = self.ends[v]
+        width = next(shape[1] for other, shape, _ in self.parameters if other == name)
+        return name, f"{row} * {width} + {column}" + f" + {first}" * bool(first)
 
     # ------------------------------------------------------------ lines
 
@@ -153,12 +168,12 @@ class Writer(Walk):
         """Store what a program has found of a sum over all rows."""
         found = f"tl.sum(sum_{self.names[v]}, axis=0)[None, :]"
         if self.roles[v] == COLUMN:
-            at = "column" if v not in self.ends else f"stripe * {self.kernel.columns} + column"
-            self._store(self._to(v), at, found, self._masked(False, True))
+            self._store(v, "stripe", "column", found, self._masked(False, True))
         else:
-            self._store(self._to(v), "program + zero", f"tl.sum({found}, axis=1)[:, None]", "")
+            self._store(v, "program", "zero", f"tl.sum({found}, axis=1)[:, None]", "")
 
-    def _store(self, where, at, what, mask):
+    def _store(self, v, row, column, what, mask):
+        where, at = self._at(v, row, column)
         self._line(f"tl.store({where} + ({at}), {what}{', mask=' * bool(mask)}{mask})")
 
     # ------------------------------------------------------------ whole rows in a tile
@@ -184,11 +199,9 @@ class Writer(Walk):
     def _output(self, v):
         """Store a value that others need."""
         if v in self.kernel.outputs and self.roles[v] == FULL:
-            self._store(self._to(v), f"row * {self.kernel.columns} + column",
-                        f"tl.broadcast_to({self.names[v]}, {self.tile})", self._masked(True, True))
+            self._store(v, "row", "column", f"tl.broadcast_to({self.names[v]}, {self.tile})", self._masked(True, True))
         elif v in self.kernel.outputs and self.roles[v] == ROW:
-            self._store(self._to(v), "row", f"tl.broadcast_to({self.names[v]}, [{self.high}, 1])",
-                        self._masked(True, False))
+            self._store(v, "row", "", f"tl.broadcast_to({self.names[v]}, [{self.high}, 1])", self._masked(True, False))
 
     def _add(self, v, node):
         """Add the tile's elements to a sum over all rows."""
@@ -282,8 +295,7 @@ class Writer(Walk):
         elif self.roles[v] == SCALAR:
             self._add(v, node)
         else:
-            self._store(self._to(v), f"row * {self.kernel.columns} + column",
-                        self._over_columns(node, "0.0"), self._masked(True, True))
+            self._store(v, "row", "column", self._over_columns(node, "0.0"), self._masked(True, True))
 
     # ------------------------------------------------------------ one op
 

@@ -1,0 +1,375 @@
+"""What the answers of chapter 16 are tried with, and the mistakes that are known."""
+
+import numpy as np
+
+from exercises.frame import Check, demand, gives, when
+from exercises.frame.judge import same
+
+from . import drawing, losses, tables, worlds
+from .tables import share
+
+# ---------------------------------------------------------------- 16.1
+
+
+def pieces(ends):
+    """Hypothesis of 16.1's cut: the parts end elsewhere. ends(n, size): [where rank r's part begins, …, n]."""
+    def of(case):
+        if "x" not in case or not case["placement"].startswith("S"):
+            return None
+        axis, size = int(case["placement"][1]), case["size"]
+        at = ends(case["x"].shape[axis], size)
+        return {"parts": [np.take(case["x"], range(at[r], at[r + 1]), axis) for r in range(size)]}
+    return of
+
+
+def first_longer(n, size):
+    """np.array_split's."""
+    return [rank * (n // size) + min(rank, n % size) for rank in range(size + 1)]
+
+
+def strided(case):
+    if "x" not in case or not case["placement"].startswith("S"):
+        return None
+    axis, size = int(case["placement"][1]), case["size"]
+    n = case["x"].shape[axis]
+    return {"parts": [np.take(case["x"], range(rank, n, size), axis) for rank in range(size)]}
+
+
+def along(turn):
+    """Hypothesis: axis turn(axis, ndim) is cut, or joined along."""
+    def of(case):
+        if not case.get("placement", "R").startswith("S"):
+            return None
+        if "x" in case:
+            axis = turn(int(case["placement"][1]), case["x"].ndim)
+            n = case["x"].shape[axis]
+            return {"parts": [np.take(case["x"], range(*share(n, r, case["size"]).indices(n)), axis)
+                              for r in range(case["size"])]}
+        try:
+            return {"joined": np.concatenate(case["parts"], turn(int(case["placement"][1]), case["parts"][0].ndim))}
+        except ValueError:
+            return None
+    return of
+
+
+def of_partial(outputs):
+    """Hypothesis about "P" alone; outputs(case) of a case to be cut, or to be joined."""
+    return lambda case: outputs(case) if case.get("placement") == "P" else None
+
+
+def partial(cut=None, join=None):
+    return of_partial(lambda case: {"parts": cut(case["x"], case["size"])} if "x" in case and cut else
+                      {"joined": join(case["parts"])} if "parts" in case and join else None)
+
+
+def reversed_parts(case):
+    if "parts" not in case or not case["placement"].startswith("S"):
+        return None
+    return {"joined": np.concatenate(case["parts"][::-1], int(case["placement"][1]))}
+
+
+class Layouts(Check):
+    exercise = "16.1"
+    signatures = [
+        gives(lambda case: f'"P": every rank has all of x, and the sum is {case["size"]} times x: addends were asked '
+                           "for, not copies",
+              partial(cut=lambda x, size: [x] * size)),
+        gives('"P" taken for "R": that is one rank\'s addend, and the array is the sum of all',
+              partial(join=lambda parts: parts[0])),
+        gives('"P" taken for "R": that is one rank\'s addend, and the array is the sum of all',
+              partial(join=lambda parts: parts[-1])),
+        gives('"P": the mean of the addends; their sum is the array', partial(join=lambda p: sum(p) / len(p))),
+        gives('"P" taken for a split: the addends lie on each other, not beside each other',
+              partial(join=lambda p: np.concatenate(p, 0))),
+        gives('"P": an equal share of every element on each rank adds up to x as well; asked for was the way '
+              "that takes no arithmetic and rounds nothing: x on rank 0, zeros elsewhere",
+              partial(cut=lambda x, size: [x / size] * size)),
+        gives("n // N elements each, and the rest of the division is lost: uneven lengths must be shared too",
+              pieces(lambda n, size: [rank * (n // size) for rank in range(size + 1)])),
+        gives("n // N elements each, and the last rank has all the rest: with 3 ranks and 5 elements that is 1, 1, 3; "
+              "from n·r//N to n·(r+1)//N nobody has more than one element more",
+              pieces(lambda n, size: [*(rank * (n // size) for rank in range(size)), n])),
+        gives("a split that is as good (np.array_split's: the first ranks have the longer parts), but another one: who "
+              "sends and who receives must mean the same. Rank r has n·r//N up to n·(r+1)//N",
+              pieces(first_longer)),
+        gives("the elements are dealt out like cards, every N-th to a rank; a rank's part is a stretch", strided),
+        gives("cut, or joined, along axis 0 whatever the placement says", along(lambda axis, ndim: 0)),
+        gives("cut, or joined, along the wrong axis: S0 is along the first, S1 along the second",
+              along(lambda axis, ndim: (axis + 1) % ndim)),
+        gives("the parts are joined in the wrong order: rank 0's comes first", reversed_parts),
+    ]
+    demands = [demand(lambda case, got, rule=rule: rule(case, got),
+                      lambda case, got, rule=rule, name=name: name not in got or not rule(case, got))
+               for name, rules in (("products", tables.PRODUCT_RULES), ("moves", tables.MOVE_RULES)) for rule in rules]
+
+    def cases(self, rng, ranks):
+        def array(*shape, dtype=np.float64):
+            return rng.standard_normal(shape).astype(dtype)
+        cuts = [{"x": array(*shape, dtype=dtype), "placement": placement, "size": size}
+                for shape, dtype, placement, size in [
+                    ((5, 8), np.float64, "S0", 3), ((5, 8), np.float64, "S1", 3), ((4, 6), np.float32, "S1", 2),
+                    ((3, 2, 11), np.float64, "S2", 4), ((2, 3), np.float64, "S0", 3), ((7,), np.float64, "S0", 1),
+                    ((3, 4), np.float32, "R", 3), ((3, 4), np.float32, "P", 3), ((2, 5), np.float64, "P", 1)]]
+        joins = [{"parts": tables.parts(rng, array(*shape, dtype=dtype), placement, size), "placement": placement}
+                 for shape, dtype, placement, size in [
+                     ((5, 8), np.float64, "S0", 3), ((4, 4), np.float64, "S1", 4), ((3, 2, 11), np.float32, "S2", 3),
+                     ((4, 3), np.float64, "R", 2), ((3, 2), np.float32, "R", 1), ((4, 3), np.float64, "P", 3),
+                     ((2, 3), np.float64, "S0", 4)]]
+        moves = [{"nbytes": 8 * size * size * int(rng.integers(2, 99)), "size": size} for size in (3, 2, 4, 8)]
+        return [*cuts, *joins, {"table": "of a product"}, *moves]
+
+    def truth(self, case):
+        if "x" in case:
+            return {"parts": tables.parts(None, case["x"], case["placement"], case["size"])
+                    if case["placement"] != "P" else
+                    [case["x"] if rank == 0 else np.zeros_like(case["x"]) for rank in range(case["size"])]}
+        return {"joined": tables.joined(case["parts"], case["placement"])} if "parts" in case else {}
+
+
+# ---------------------------------------------------------------- both layers
+
+def ys_are(hypothesis):
+    """Signature's predicate: every rank's outputs are those. hypothesis(case) → [y], or None."""
+    def holds(case, got):
+        expected = hypothesis(case) if "xs" in case[0] else None
+        return expected is not None and all(same(y, e, 1e-9) for rank in got
+                                            for y, e in zip(rank["ys"], expected, strict=True))
+    return holds
+
+
+def steps(case):
+    return len(case[0]["xs"]) if "xs" in case[0] else 0
+
+
+def reduced(got):
+    """Bytes of the all-reduces of each rank, in order."""
+    return [[call["bytes"] for call in rank.calls] for rank in got]
+
+
+def wanted(case):
+    """…and what is enough: y of every step, then dx."""
+    return [a.nbytes for a in case[0]["dys"]] + [a.nbytes for a in reversed(case[0]["xs"])] if steps(case) else []
+
+
+def in_full(case, got):
+    return not steps(case) or any(reduced(got))
+
+
+FEW = [
+    demand("right, but nothing is sent: then every rank has worked out the whole layer, from all of its parameters",
+           in_full),
+    demand(lambda case, got: f"right, but with {len(got[0].calls) / steps(case):g} all-reduces per forward and "
+                             "backward; two are enough: of y, and of the gradient by x",
+           lambda case, got: not steps(case) or all(len(rank.calls) <= 2 * steps(case) for rank in got)),
+    demand("right, but what is summed is larger than y and the gradient by x: those are all that need be whole again",
+           lambda case, got: not steps(case) or all(sum(sizes) <= sum(wanted(case)) for sizes in reduced(got))),
+]
+
+BETWEEN = [      # (sentence, what stands in place of f and g)
+    ("the gradient by x isn't summed: every rank has that of its own part of the layer, and x went into all parts",
+     {"f_back": worlds.same}),
+    ("g doesn't sum: y is one rank's share of the last product's contraction", {"g": worlds.same}),
+    ("g's backward sums, and all gradients behind it are {ranks}.000 times too large: the gradient by a sum is the "
+     "gradient by each addend, and every rank has it already", {"g_back": worlds.total}),
+    ("the mean of the ranks' parts, {ranks}.000 times too small: they are addends, of one layer on the same samples. "
+     "Data parallel is another thing", {"g": worlds.mean}),
+    ("the mean over the ranks, in f_backward: what the ranks have are addends of one gradient",
+     {"f_back": worlds.mean}),
+    ("f and g are mixed up: f passes forward and sums backward, g sums forward and passes backward",
+     {"f": worlds.total, "f_back": worlds.same, "g": worlds.same, "g_back": worlds.total}),
+    ("the bias of the output is added on every rank before the sum: in y it is there {ranks} times",
+     {"bias_first": True}),
+    ("the gradient by the output's bias is {ranks}.000 times too large: every rank knows it, and it was summed over "
+     "them", {"bias_grad": None}),
+]
+
+
+def between(model, row):
+    """Hypothesis: model with a row's functions."""
+    def outputs(case):
+        return model(case, **{name: len(case) if value is None else value for name, value in row.items()})
+    return outputs
+
+
+# ---------------------------------------------------------------- 16.2
+
+def sized(case, got):
+    """A rank's parts are whole, or not those of its share."""
+    return steps(case) and all(np.shape(rank["params"].get("A")) == case[0]["whole"]["A"].shape for rank in got)
+
+
+class Mlp(Check):
+    exercise = "16.2"
+    signatures = [
+        *[gives(sentence, between(worlds.mlp, row)) for sentence, row in BETWEEN],
+        gives("f sums in the forward pass too: x is the same on all ranks already, and gets {ranks} times as large",
+              between(worlds.mlp, {"f": worlds.total})),
+        gives("the sum over the ranks is in g forward, and again for its gradient; f's backward has none: {ranks} "
+              "times too large behind g, and the gradient by x partial",
+              between(worlds.mlp, {"g_back": worlds.total, "f_back": worlds.same})),
+        when("tanh of partial sums: A is cut along the contraction, by rows, so what a rank has before tanh is an "
+             "addend, and tanh(u + v) isn't tanh(u) + tanh(v). Cut A by columns", ys_are(worlds.contraction_first)),
+        gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
+              between(worlds.mlp, {"last": True})),
+        gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
+        gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
+              between(worlds.mlp, {"slope": lambda h: 1 - np.tanh(h) ** 2})),
+        when("params are the whole matrices: a rank is to keep its own part, which is why one does all this", sized),
+    ]
+    demands = [
+        demand(lambda case, got: f"right, but {got[0]['changed'][0]} changes the array that it is given: all_reduce "
+                                 "works in place, so give it a copy",
+               lambda case, got: steps(case) or not any(rank["changed"] for rank in got)),
+        *FEW]
+
+    def cases(self, rng, ranks):
+        def array(*shape):
+            return rng.standard_normal(shape)
+        pairs = {"x": array(4, 3, 5), "ct": array(4, 3, 5)}      # of 4 ranks, whatever their number
+        found = [[{name: values[rank] for name, values in pairs.items()} for rank in range(ranks)]]
+        for inputs, hidden, outputs, rows in ((5, 7, 4, (3, 3)), (4, 3, 6, (4, 4)), (48, 192, 48, (64,))):
+            whole = {"A": array(inputs, hidden) / inputs ** 0.5, "a": array(hidden),
+                     "B": array(hidden, outputs) / hidden ** 0.5, "b": 1 + array(outputs)}
+            case = {"whole": whole, "xs": [array(n, inputs) for n in rows], "dys": [array(n, outputs) for n in rows]}
+            found.append([case] * ranks)
+        return found
+
+    def truth(self, case):
+        return worlds.mlp_truth(case)
+
+    def picture(self, runs, path):
+        return drawing.draw(runs[max(runs)][-1], path)
+
+
+# ---------------------------------------------------------------- 16.3
+
+PLACES = [
+    ("qkv is cut as one piece: the columns of the queries lie before those of the keys, and these before the values', "
+     "so the first rank has queries for keys. Cut each of the three", worlds.in_one_piece),
+    ("the heads are in the wrong order: a rank's columns of qkv are every N-th head, and its rows of out belong to the "
+     "heads that lie beside each other", worlds.dealt),
+    ("every N-th head on a rank: that is a layer as well, but rank 0 has the first heads, in order",
+     worlds.dealt_throughout),
+    ("every head is cut, and each rank takes the softmax of partial scores: a score is the sum over all features of a "
+     "head, and exp(u + v) isn't exp(u) + exp(v). Leave heads whole", worlds.inside_heads),
+    ("the columns of qkv read as [heads, 3, size]: they are [3, heads, size], all queries first",
+     worlds.size_after_heads),
+]
+
+SCALES = [
+    ("scores divided by the root of all of this rank's features: √size is that of one head",
+     lambda case, size: (len(case[0]["whole"]["out"]) / len(case)) ** -0.5),
+    ("scores divided by the root of all heads' features: √size is that of one head",
+     lambda case, size: len(case[0]["whole"]["out"]) ** -0.5),
+    ("scores divided by √dim: √size was asked for, the features of one head",
+     lambda case, size: case[0]["whole"]["qkv"].shape[0] ** -0.5),
+    ("scores aren't divided by √size", lambda case, size: 1.0),
+    ("scores are divided by size; asked for is its root", lambda case, size: 1 / size),
+]
+
+MASKS = [
+    ("no mask: every position sees those that come after it", "none"),
+    ("the mask is upside down: position t sees t and what comes after it", "future"),
+    ("the mask comes after the softmax: the weights of what may be seen don't add up to 1 any more. Scores that may "
+     "not be seen are -inf before it", "after"),
+]
+
+
+class Attention(Check):
+    exercise = "16.3"
+    signatures = [
+        when("nan where scores are in the thousands: exp overflows. Subtract the greatest score of each row first",
+             lambda case, got: steps(case) and any(np.isnan(y).any() for rank in got for y in rank["ys"])),
+        *[gives(text, between(worlds.attention, {"places": places})) for text, places in PLACES],
+        *[gives(sentence, between(worlds.attention, row)) for sentence, row in BETWEEN if "f" not in row],
+        gives("f_backward doesn't sum, and g's does: the two are exchanged in the backward pass",
+              between(worlds.attention, {"f_back": worlds.same, "g_back": worlds.total})),
+        *[gives(text, between(worlds.attention, {"scale": scale})) for text, scale in SCALES],
+        *[gives(text, between(worlds.attention, {"mask": mask})) for text, mask in MASKS],
+        when(lambda case: f"{case[0]['heads']} heads on {len(case)} ranks: no ValueError. Ranks with unequal numbers "
+                          "of heads would wait for the slowest, and parts of heads aren't heads",
+             lambda case, got: not steps(case) and not all(rank["refused"] for rank in got)),
+    ]
+    demands = [
+        demand(lambda case, got: f"the ValueError says {got[0]['said']!r:.70}: name both numbers, "
+                                 f"{case[0]['heads']} and {len(case)}, so that one knows what to change",
+               lambda case, got: steps(case) or all(str(number) in rank["said"] for rank in got
+                                                    for number in (case[0]["heads"], len(case)))),
+        *FEW]
+
+    def cases(self, rng, ranks):
+        def array(*shape):
+            return rng.standard_normal(shape)
+        found = []
+        for dim, heads, size, times, level in ((5, 6, 6, (4, 3), 0), (7, 12, 6, (5,), 600), (3, ranks + 1, 2, (), 0)):
+            inner = heads * size
+            bias = array(3 * inner)
+            bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
+            whole = {"qkv": 1.5 * array(dim, 3 * inner) / dim ** 0.5, "qkv_bias": bias,
+                     "out": array(inner, dim) / inner ** 0.5, "out_bias": 1 + array(dim)}
+            passes = {"xs": [array(n, dim) for n in times], "dys": [array(n, dim) for n in times]} if times else {}
+            found.append([{"whole": whole, "heads": heads, **passes}] * ranks)
+        return found
+
+    def truth(self, case):
+        return worlds.attention_truth(case)
+
+
+# ---------------------------------------------------------------- 16.4
+
+def loss(**how):
+    return lambda case: losses.mistaken(case, **how)
+
+
+def overflowed(case, got):
+    return all(not np.isfinite(rank["loss"]) for rank in got) and np.abs(case[0]["logits"]).max() > 700
+
+
+class CrossEntropy(Check):
+    exercise = "16.4"
+    signatures = [
+        gives("every rank subtracts the maximum of its own columns, and then sums exponentials of different units: all "
+              "must subtract the same", loss(maximum=losses.same)),
+        when("the loss isn't a finite number where logits are in the thousands: exp overflows, or all of them vanish. "
+             "Subtract the greatest logit of the row, of all ranks' columns", overflowed),
+        gives("the sum of the exponentials is that of this rank's columns alone: a softmax of its own on every rank",
+              loss(sums=losses.same)),
+        gives("the label's logit isn't summed over the ranks: those that don't have the class have 0 in its place",
+              loss(picks=losses.same)),
+        gives("a label that is another rank's is read at place 0 here: in the loss every rank adds that logit",
+              loss(pick=losses.as_zero, one_hot=losses.local)),
+        gives("in the gradient every rank subtracts a 1 from each row, at place 0 where the class isn't its own: only "
+              "the rank that has the label's class does", loss(one_hot=losses.as_zero)),
+        gives("a label that is another rank's is read at place 0 here: its logit is added, and its gradient has a 1 "
+              "subtracted, on every rank", loss(pick=losses.as_zero)),
+        gives("labels of other ranks are read around the corner: a negative index counts from the end, and isn't an "
+              "error", loss(pick=losses.around)),
+        gives("labels are taken for numbers of this rank's columns in the gradient: rank r's column 0 is the class "
+              "classes·r//N", loss(one_hot=losses.without_first)),
+        gives("labels are taken for numbers of this rank's columns: rank r's column 0 is the class classes·r//N",
+              loss(pick=losses.without_first)),
+        gives("the maximum was subtracted within the logarithm's sum and isn't added again", loss(unshifted=True)),
+        gives(lambda case: f"the gradient is that of the sum of {len(case[0]['labels'])} rows' losses, and so many "
+                           "times too large: the mean was asked for",
+              loss(rows=False)),
+        gives("the gradient isn't lessened at the label: it is the softmax alone",
+              loss(one_hot=lambda labels, first, own: ([], []))),
+    ]
+    demands = [
+        demand(lambda case, got: f"right, but some rank sends {max(map(sum, reduced(got))):,} bytes: three numbers per "
+                                 f"row are {24 * len(case[0]['labels']):,}. The logits needn't leave their rank",
+               lambda case, got: all(sum(sizes) <= 24 * len(case[0]["labels"]) for sizes in reduced(got))),
+    ]
+
+    def cases(self, rng, ranks):
+        found = []
+        for rows, classes, level in ((6, 11, 0.0), (9, 8, 2000.0), (4, 3, -1500.0)):
+            logits = 2 * rng.standard_normal((rows, classes)) + 3 * rng.standard_normal((rows, 1)) + level
+            labels = rng.permutation(np.arange(rows) % classes)
+            logits[0, (labels[0] + classes // 2) % classes] += 30      # far above what the other ranks have
+            found.append([{"logits": logits[:, share(classes, rank, ranks)], "labels": labels, "classes": classes}
+                          for rank in range(ranks)])
+        return found
+
+    def truth(self, case):
+        return losses.truth(case)
