@@ -1,5 +1,5 @@
 """A whole training step on the GPU: an MLP, LeNet and two GPTs, beside torch eager and torch.compile; kernels per step.
-Ours and torch.compile's also as a CUDA graph, which the host asks for by one call.
+Ours and torch.compile's also as a CUDA graph, which the host asks for by one call; ours by mt.compile, too.
 
     python benchmarks/gpu/train.py          # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
     python benchmarks/gpu/train.py gpt      # of mlp, lenet, gpt, gpt2 those that are named: a result of its own
@@ -17,6 +17,8 @@ from _models import TITLES
 
 NAMES = ("mlp", "lenet", "gpt", "gpt2")
 OURS, GRAPH, PLAIN = "ours", "ours, as a CUDA graph", "ours, CuPy's kernels alone"
+FUSED, BOTH = "ours, mt.compile", "ours, mt.compile, as a CUDA graph"
+VARIANTS = {OURS: {}, GRAPH: {"graph": True}, FUSED: {"compiled": True}, BOTH: {"graph": True, "compiled": True}}
 EAGER = "torch eager"
 # What torch.compile is asked for. GPT-2 is compiled once only: that takes minutes, and the step waits for the GPU.
 COMPILED = {"torch.compile": {}, "torch.compile, as a CUDA graph": {"mode": "reduce-overhead"}}
@@ -43,17 +45,21 @@ def parts(name):
     return mlp() if name == "mlp" else (_models.model_of(name), *_models.batch_of(name))
 
 
-def ours(name, graph=False):
+def ours(name, graph=False, compiled=False):
     """A step of ours; returns the loss, a Tensor on the device."""
-    from minitorch_dist import backend, cuda_graph, nn, optim
+    from minitorch_dist import backend, compile, cuda_graph, nn, optim
     model, x, labels = parts(name)
     model = model.to("cuda")
     x, labels = backend.to(x, "cuda"), backend.to(labels, "cuda")
     optimizer = optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
 
+    def loss_of(x, labels):
+        return nn.cross_entropy(model(x), labels, reduction="sum") / labels.size
+    loss_of = compile(loss_of) if compiled else loss_of
+
     def passes(x, labels):
         optimizer.zero_grad()
-        loss = nn.cross_entropy(model(x), labels, reduction="sum") / labels.size
+        loss = loss_of(x, labels)
         loss.backward()
         return loss
     passes = cuda_graph(passes) if graph else passes
@@ -147,15 +153,18 @@ def main(names):
     report = Report("_".join(["gpu_train", *names]), named("Training steps", names, device))
     torch = rival(report)
     for name in names or NAMES:
-        steps, losses = {OURS: ours(name), GRAPH: ours(name, graph=True)}, {}
+        steps, losses = {who: ours(name, **options) for who, options in VARIANTS.items()}, {}
         if torch:
             theirs_too, losses = rivals(torch, name, report)
             steps |= theirs_too
-        losses |= {who: first_losses(steps[who]) for who in (OURS, GRAPH)}
+        losses |= {who: first_losses(steps[who]) for who in VARIANTS}
         if max(abs(a - b) for values in losses.values() for a, b in zip(values, losses[OURS], strict=True)) > 1e-2:
             raise RuntimeError(f"{name}: the rivals compute something else: {losses}")
-        with ledger.record() as book:
-            steps[OURS]()
+        counts = {}
+        for who in (OURS, FUSED):
+            with ledger.record() as book:
+                steps[who]()
+            counts[who] = book.launches.total()
         plain = ours(name)
 
         def without(plain=plain):
@@ -165,8 +174,7 @@ def main(names):
         best = seconds(cupy, steps)
         title = TITLES.get(name, f"MLP {'-'.join(map(str, MLP))}, batch 512")
         base = EAGER if EAGER in best else PLAIN
-        launches = ", ".join(f"{count} {kernel}" for kernel, count in book.launches.items())
-        report.table(f"{title}; {sum(book.launches.values())} fused kernels per step: {launches}", [
+        report.table(f"{title}; kernels of ours per step: {counts[OURS]}, by mt.compile {counts[FUSED]}", [
             {"step of": who, "ms": f"{1e3 * t:.3f}", "until all is asked for": f"{1e3 * asked:.3f}",
              f"× {base}": f"{best[base][0] / t:.2f}"} for who, (t, asked) in best.items()])
         if EAGER in best and name in AIMS:

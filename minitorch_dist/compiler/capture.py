@@ -67,10 +67,11 @@ class Symbol(Placeholder):
     def __array_function__(self, function, types, args, options):
         if function is np.result_type:
             return np.result_type(*(a.dtype if isinstance(a, Symbol) else a for a in args))
-        if function in MAKERS:      # with like=: an array of the host
-            return function(*args, **options)
+        here = module_on(self.place)
+        if function in MAKERS:      # with like=
+            return getattr(here, function.__name__)(*args, **options)
         if function in LIKE and options.keys() <= {"dtype"}:
-            return LIKE[function](args[0].shape, options.get("dtype") or args[0].dtype)
+            return getattr(here, LIKE[function])(args[0].shape, options.get("dtype") or args[0].dtype)
         if function is np.where and len(args) == 3 and not options:
             return ops.where(*args)
         if function.__name__ in BY_NAME:
@@ -125,7 +126,7 @@ BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "for
 BY_NAME = {name: METHODS[name] for name in ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose",
                                             "swapaxes", "squeeze", "cumsum", "prod", "any", "all", "clip")} | {
     "broadcast_to": ops.broadcast_to}
-LIKE = {np.zeros_like: np.zeros, np.ones_like: np.ones}
+LIKE = {np.zeros_like: "zeros", np.ones_like: "ones"}
 MAKERS = {np.arange, np.zeros, np.ones, np.empty, np.full, np.tri, np.eye}
 # What these give has a shape that depends on the shapes of what they are given, not on values.
 SHAPED_BY_SHAPES = {np.argsort, np.sort, np.take_along_axis, np.flip, np.cumprod, np.tril, np.triu, np.roll,

@@ -17,7 +17,7 @@ class GpuKernel:
         self.writer, self.like = Writer(kernel, strides), like
         names = tuple(name for name, *_ in self.writer.parameters)
         # (parameter, which of its sums or None, shape) per output; {parameter: a place for each of its sums}
-        ends = {v: (name, int(first > 0)) for v, (name, first, _) in self.writer.ends.items()}
+        ends = {v: (name, first // columns) for v, (name, first, columns) in self.writer.ends.items()}
         self.results = [(*ends.get(v, (f"out{i}", None)), v.shape) for i, v in enumerate(kernel.outputs)]
         self.shares = {name: (None,) * sum(other == name for other, _ in ends.values()) for name, _ in ends.values()}
         self.record = record(self.writer.text, kernel.name, len(kernel.inputs), names, self.writer.warps)

@@ -3,6 +3,8 @@
 Floating-point results stay what they are, to the last bit: nothing is reassociated.
 """
 
+from collections import Counter
+
 from ..autodiff.primitive import OPS
 from .ir import Call, Graph, Node, Value
 
@@ -33,11 +35,12 @@ def common(graph):
 def simple(graph):
     """Ops by simpler ones: REWRITES, from the first op to the last."""
     replace, nodes, given = {}, [], set(graph.given)
+    uses = Counter([*(v for node in graph.nodes for v in node.inputs), *graph.wanted])
 
-    def made_by(value, name):
-        """The node that makes a value, if it is such an op of this graph."""
+    def made_by(value, name, alone=False):
+        """The node that makes a value, if it is such an op of this graph; alone: and nobody else needs the value."""
         node = None if value in given else value.node
-        return node if node is not None and node.name == name else None
+        return node if node is not None and node.name == name and not (alone and uses[value] > 1) else None
 
     def new(op, args, shape):
         node = Node(OPS[op], args)
@@ -46,6 +49,7 @@ def simple(graph):
         return node.result
     for old in graph.nodes:
         node = old.substituted(replace)
+        uses.update({new: uses[v] for v, new in zip(old.results, node.results, strict=True) if v is not new})
         rewrite = REWRITES.get(node.name)
         instead = rewrite(node, new, made_by) if rewrite else None
         if instead is None:
@@ -82,9 +86,20 @@ def _transpose(node, new, made_by):
         return x
     before = made_by(x, "transpose")
     if before is None:
-        return None
+        return _transposed_product(made_by(x, "matmul", alone=True), new, made_by) if tuple(order) == (1, 0) else None
     source, order = before.args[0], tuple(before.args[1][i] for i in order)
     return source if order == tuple(range(len(order))) else new("transpose", (source, order), node.result.shape)
+
+
+def _transposed_product(product, new, made_by):
+    """(x @ y)ᵀ = yᵀ @ xᵀ: as linear's own pullback makes a weight's gradient, which then needs no copy."""
+    if product is None or any(len(v.shape) != 2 or v.dtype != product.result.dtype for v in product.args):
+        return None
+    turned = []
+    for v in reversed(product.args):
+        before = made_by(v, "transpose")
+        turned.append(before.args[0] if before else new("transpose", (v, (1, 0)), v.shape[::-1]))
+    return new("matmul", tuple(turned), product.result.shape[::-1])
 
 
 def _broadcast(node, new, made_by):

@@ -18,6 +18,8 @@ quotients and roots are rounded as IEEE asks, and nothing is contracted (fp_fusi
 of CUDA's library.
 """
 
+import math
+
 import numpy as np
 
 from ..kernels.launch import cdiv, next_power_of_2
@@ -30,6 +32,7 @@ WIDEST = 8192       # columns of a tile that holds whole rows: more don't fit in
 STEP = 4096         # columns of a tile in a loop over longer rows
 TILE = 1024         # elements of a tile of short rows
 PROGRAMS = 528      # that share the rows where there are sums over them: four for each of an H200's multiprocessors
+TOGETHER = 4        # sums that one launch finishes (column_sums.MOST, which would bring Triton)
 PER_THREAD = 8      # elements of a tile, which decide on the number of warps
 
 TYPES = {"float32": "tl.float32", "float64": "tl.float64", "bool": "tl.int1", "int32": "tl.int32", "int64": "tl.int64"}
@@ -38,6 +41,7 @@ TYPES = {"float32": "tl.float32", "float64": "tl.float64", "bool": "tl.int1", "i
 DIVIDE = {"float32": "tl.div_rn({0}, {1})", "float64": "{0} / {1}"}
 ROOT = {"float32": "tl.sqrt_rn({0})", "float64": "lib.sqrt({0})"}
 TRITON = ARITHMETIC | COMPARISONS | LOGIC | {
+    "neg": "{0} * -1",      # Triton's -x is 0 - x, which has no negative zero
     "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
     "abs": "tl.abs({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "where": "tl.where({0}, {1}, {2})",
@@ -50,7 +54,7 @@ TRITON = ARITHMETIC | COMPARISONS | LOGIC | {
 SMALL = "lib.exp(-tl.abs({0}))"     # at most 1, so that nothing overflows in a sigmoid
 SIGMOID = "tl.where({0} >= 0, {one}, {1})", "({one} + {1})"     # quotient of these; {1} is SMALL
 REMAINDER = "lib.fmod({0}, {1})"    # with the sign of the first operand; Python's has the second's
-MOD = ("tl.where({2} == 0, tl.where({1} < 0, -tl.abs({2}), tl.abs({2})), "
+MOD = ("tl.where({2} == 0, tl.where({1} < 0, tl.abs({2}) * -1, tl.abs({2})), "
        "tl.where(({2} < 0) != ({1} < 0), {2} + {1}, {2}))")     # {2} is REMAINDER
 
 
@@ -58,8 +62,8 @@ class Writer(Walk):
     """Writes one kernel for inputs with certain strides: `text`, and what its launch must know.
 
     parameters  [(name, shape, dtype)] of what it writes
-    ends        {output: (the parameter whose columns are to be summed for it, first column, columns)}; two outputs
-                alike share one parameter, and the launch that sums it
+    ends        {output: (the parameter whose columns are to be summed for it, first column, columns)}; up to
+                four outputs alike share a parameter, and the launch that sums it
     grid        number of programs; warps: of 32 threads, per program
     """
 
@@ -78,7 +82,6 @@ class Writer(Walk):
         self.programs, self.tiles = cdiv(tiles, self.stripe), tiles
         self.grid = self.programs * self.across
         self.warps = min(16, max(1, self.high * self.block // (32 * PER_THREAD)))
-        self.wide = self._farthest() >= 2 ** 31     # whether places need 64 bits
         self.tile = f"[{self.high}, {self.block}]"
         self.parameters, self.ends = [], {}
         for v in kernel.outputs:
@@ -86,6 +89,7 @@ class Writer(Walk):
                 self._share_out(v)
             else:
                 self.parameters.append((f"out{kernel.outputs.index(v)}", v.shape, v.dtype))
+        self.wide = self._farthest() >= 2 ** 31     # whether places need 64 bits
         self.lines, self.depth, self.known = [], 1, {}
         self._write()
         names = [f"in{i}" for i in range(len(self.inputs))] + [name for name, *_ in self.parameters]
@@ -95,7 +99,8 @@ class Writer(Walk):
         """The farthest element from an array's first one."""
         spans = [sum(abs(step) * (extent - 1) for extent, step in zip(v.shape, self.strides[v], strict=True))
                  for v in self.inputs]
-        return max(self.kernel.size, self.grid * max(self.kernel.columns, self.block), *spans, 0)
+        beyond = (cdiv(self.kernel.rows, self.high) * self.high, self.across * self.block)     # where it is masked
+        return max(math.prod(beyond), *(math.prod(shape) for _, shape, _ in self.parameters), *spans, 0)
 
     def _in_shares(self, v):
         """Whether an output is a sum that several programs have shares of."""
@@ -104,13 +109,14 @@ class Writer(Walk):
         return self.roles[v] == SCALAR and self.grid > 1
 
     def _share_out(self, v):
-        """Enter an output into a parameter of shares: one that has room for a second, or a new one."""
+        """Enter an output into a parameter of shares: one that has room for another, or a new one."""
         columns = self.kernel.columns if self.roles[v] == COLUMN else 1
         rows = self.grid if self.roles[v] == SCALAR else self.programs if v in self.kept else self.kernel.rows
+        alike = {name for name, _, each in self.ends.values() if each == columns}
         for i, (name, shape, dtype) in enumerate(self.parameters):
-            if name.startswith("shares") and (shape, dtype) == ((rows, columns), v.dtype):
-                self.parameters[i] = name, (rows, 2 * columns), dtype
-                self.ends[v] = name, columns, columns
+            if name in alike and (shape[0], dtype) == (rows, v.dtype) and shape[1] < TOGETHER * columns:
+                self.parameters[i] = name, (rows, shape[1] + columns), dtype
+                self.ends[v] = name, shape[1], columns
                 return
         name = f"shares{self.kernel.outputs.index(v)}"
         self.parameters.append((name, (rows, columns), v.dtype))

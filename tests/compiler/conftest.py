@@ -1,9 +1,11 @@
-"""Kernels of these tests are kept in a folder that ends with them; ranks inherit it."""
+"""Kernels of these tests are kept in a folder that ends with them; ranks inherit it. Triton interprets."""
 
 import os
 import warnings
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")      # before anybody imports Triton
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -33,9 +33,9 @@ def close(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and np.allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
-def hold(group, emit):
+def hold(group, emit, together=TOGETHER):
     """Programs number 20·group and on; fails with the first that is wrong, in words."""
-    programs = [Random(group * TOGETHER + i) for i in range(TOGETHER)]
+    programs = [Random(group * TOGETHER + i) for i in range(together)]
     random = np.random.default_rng(group)
     args = [[random.standard_normal(s) for s in p.shapes] for p in programs]
 

@@ -1,11 +1,15 @@
 """What every kernel is put through: samples, poisoned outputs with guarded margins, strided inputs."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from minitorch_dist import kernels
 from minitorch_dist.kernels import launch
+from minitorch_dist.kernels.interpret import interpret
 
 SIZES = (1, 31, 1025)       # that each kernel's samples must have, as the extent its blocks run over
 MARGIN = 64                 # elements before and behind each output that nobody may write
@@ -109,6 +113,29 @@ def guarded(monkeypatch):
     guard = Guard()
     monkeypatch.setattr(launch, "empty", guard)
     return guard
+
+
+@contextmanager
+def on_stand_in(**libraries):
+    """The stand-in for CuPy, with kernels on. A launch interprets on the numbers behind its arrays, at once or when the
+    graph that is being recorded is launched. What a kernel is to fill is NaN before."""
+    from ..device.fake_cupy import cupy, installed, launched, ndarray
+
+    def start(kernel, driver, device, grid, args, options, *more):
+        def run():
+            interpret(kernel, grid, [a.host if isinstance(a, ndarray) else a for a in args], options)
+        launched(run, out=args)
+
+    def empty(shape, dtype, like):
+        out = cupy.empty(shape, dtype)
+        out.fill(poison(dtype))
+        return out
+    with pytest.MonkeyPatch.context() as patch, installed(**libraries) as module, kernels.enable():
+        patch.setattr(launch, "start", start)
+        patch.setattr(launch, "empty", empty)
+        patch.setattr(launch, "_driver", SimpleNamespace(current=lambda: 0, using=lambda device: nullcontext()))
+        patch.setattr(kernels, "interpreting", lambda: False)       # so that arrays not NumPy's are taken
+        yield module
 
 
 def compare(sample, got, wanted):

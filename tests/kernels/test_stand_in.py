@@ -1,41 +1,24 @@
 """Kernels called by the engine on the strict stand-in for CuPy: what they ask of CuPy beside their launches exists, the
 numbers are those of the host, and the launches are counted. Triton's interpreter takes the GPU's place."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger, nn
 from minitorch_dist.autodiff.primitive import Into
-from minitorch_dist.kernels import bias_gelu, launch
-from minitorch_dist.kernels.interpret import interpret
+from minitorch_dist.kernels import bias_gelu
 
-from ..device.fake_cupy import cupy, installed, launches, ndarray, transfers
-from .harness import poison, random
+from ..device.fake_cupy import cupy, launches, transfers
+from .harness import on_stand_in, random
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
 LINEAR = {"bias_gelu": 1, "bias_gelu_backward": 1, "column_sums": 1}
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    """The stand-in, with kernels on, whose launches interpret on the numbers behind its arrays. What a kernel is to
-    fill is NaN before."""
-    def start(kernel, driver, device, grid, args, options, *more):
-        interpret(kernel, grid, [a.host if isinstance(a, ndarray) else a for a in args], options)
-
-    def empty(shape, dtype, like):
-        out = cupy.empty(shape, dtype)
-        out.fill(poison(dtype))
-        return out
-    monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(launch, "empty", empty)
-    monkeypatch.setattr(launch, "_driver", SimpleNamespace(current=lambda: 0, using=lambda device: nullcontext()))
-    with installed(), kernels.enable():
-        monkeypatch.setattr(kernels, "interpreting", lambda: False)      # so that arrays not NumPy's are taken
+def gpu():
+    with on_stand_in():
         yield
 
 

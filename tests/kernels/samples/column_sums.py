@@ -1,4 +1,4 @@
-"""Sums of columns: few and many, of more rows than a tile has, into one array and into two."""
+"""Sums of columns: few and many, of more rows than a tile has, into one array and into several."""
 
 import numpy as np
 
@@ -15,19 +15,20 @@ def sample(rows, columns, dtype="float32", size=None):
                   (random(rows, columns, dtype=dtype),), f"{rows} rows {dtype}")
 
 
-def halves(rows, columns):
-    """The second half into an array that the engine has, of another shape."""
+def parts(rows, columns, number):
+    """The last part into an array that the engine has, of another shape."""
     def entry(x):
-        place = module_of(x).full((columns // 2, 1), np.nan, x.dtype)
-        first, second = module.column_sums(x, places=(True, Into(place)))
-        assert second is place
-        return first, second[:, 0]
-    return Sample("column_sums", columns, entry, lambda x: tuple(np.split(module.definition(x), 2)),
-                  (random(rows, columns),), f"{rows} rows into two")
+        place = module_of(x).full((columns // number, 1), np.nan, x.dtype)
+        *others, last = module.column_sums(x, places=(*[True] * (number - 1), Into(place)))
+        assert last is place
+        return *others, last[:, 0]
+    return Sample("column_sums", columns, entry, lambda x: tuple(np.split(module.definition(x), number)),
+                  (random(rows, columns),), f"{rows} rows into {number}")
 
 
 SAMPLES = [*(sample(5, n) for n in SIZES), *(sample(n, 3, size=n) for n in SIZES), sample(70, 33, "float16"),
-           sample(70, 33, "bfloat16"), sample(512, 33), sample(300, 2049), sample(9, 4096), halves(70, 34),
-           halves(3, 62), halves(5, 2050),
+           sample(70, 33, "bfloat16"), sample(512, 33), sample(300, 2049), sample(9, 4096), parts(70, 34, 2),
+           parts(3, 62, 2), parts(5, 2050, 2), parts(7, 15, 3), parts(70, 132, 4), sample(70, 33, "float64"),
            # Multiples of 16: 128 bits at a time; of the last a tile has columns of both.
-           sample(512, 64), sample(70, 48, "float16"), halves(300, 96), halves(5, 4128)]
+           sample(512, 64), sample(70, 48, "float16"), parts(300, 96, 2), parts(5, 4128, 2),
+           parts(300, 192, 3)]
