@@ -100,6 +100,8 @@ def main(argv=None):
     begin = time.perf_counter()
     with program.usage_errors("soup.py"):
         d = data.load(args.data)
+        if args.samples == 1:
+            raise ValueError("--samples 1: at least 2, a fifth of which validates")
     x, y = d.train_images[:args.samples], d.train_labels[:args.samples]
     cut, steps, one_start, own_starts, along = len(x) * 4 // 5, args.start + args.steps, [], [], []
     (x, y), validation, test = (x[:cut], y[:cut]), (x[cut:], y[cut:]), (d.test_images, d.test_labels)

@@ -21,7 +21,7 @@ from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
 from .data.loader import cut
-from .parallel import BinaryCounter
+from .parallel import BinaryCounter, tensor_parallel
 from .parallel.exact import check_shape
 
 
@@ -57,6 +57,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         total.add(xp.array([loss, float(stop)]))
     if callable(clip):
         clip(model)
+    elif clip is not None and (parts := tensor_parallel.parts_of(model)):
+        tensor_parallel.clip_grad_norm_(model, clip, next(iter(parts.values()))[0])
     elif clip is not None:
         optim.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()

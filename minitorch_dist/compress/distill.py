@@ -25,7 +25,8 @@ def distillation_loss(student_logits, teacher_logits, temperature=4.0, labels=No
 
     student_logits, teacher_logits   (…, classes), of one shape; nothing flows into the teacher's
     temperature   T > 0
-    labels        (…) integers, or None: the teacher alone is learned from
+    labels        (…) integers, or None: the teacher alone is learned from. A label of -100 says nothing, and its loss
+                  is 0; a mean counts it all the same
     alpha         the teacher's part, in [0, 1]; with labels it must be given, without it is 1
     reduction     "mean" over the samples, "sum", or "none" -> (…). In data-parallel training take the sum and divide
                   by the GLOBAL count, see nn.cross_entropy
@@ -46,7 +47,7 @@ def distillation_loss(student_logits, teacher_logits, temperature=4.0, labels=No
         raise ValueError(f"distillation_loss: alpha={alpha}; the teacher's part must be in [0, 1]")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"distillation_loss: reduction {reduction!r}: use 'mean', 'sum' or 'none'")
-    targets = ops.softmax(stop_gradient(teacher_logits) / temperature)
+    targets = ops.astype(ops.softmax(stop_gradient(teacher_logits) / temperature), student_logits.dtype)
     losses = ops.sum(targets * ops.log_softmax(student_logits / temperature), axis=-1) * -temperature ** 2
     if labels is not None:
         losses = alpha * losses + (1 - alpha) * cross_entropy(student_logits, labels, "none")
@@ -60,9 +61,8 @@ def distillation_loss(student_logits, teacher_logits, temperature=4.0, labels=No
 def loss_sum(teacher, temperature=4.0, alpha=1.0):
     """loss_sum(model, shard) for training.train_step: the sum of a shard's losses of a model that learns from teacher,
     a Module, which is asked in evaluation mode. alpha=1: the shard's labels are not looked at."""
-    teacher.eval()
-
     def of_shard(model, shard):
+        teacher.eval()
         with no_grad():
             targets = lower(teacher(shard.inputs))
         labels = {} if alpha == 1 else {"labels": shard.labels, "alpha": alpha}

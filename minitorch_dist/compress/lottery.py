@@ -90,4 +90,4 @@ def lottery_ticket(make_model, train, rounds, share=0.2, rewind=0, scope="layer"
 
 def _trained(model, masks, train, start):
     """The score of a model that is trained under masks."""
-    return train(model, prune.Pruning(model, masks).apply, start)
+    return train(model.train(), prune.Pruning(model, masks).apply, start)

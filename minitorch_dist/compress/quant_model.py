@@ -23,6 +23,7 @@ from ..nn.layers import Linear
 from ..nn.models import ResidualBlock
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
+from ..parallel.tensor_parallel import check_whole
 from .quant_layers import (
     WEIGHTED,
     Dynamic,
@@ -118,6 +119,7 @@ def prepared(model, fold):
     for name, p in model.named_parameters():
         if not on_host(lower(p)):
             raise ValueError(f"{name} is on {p.device}: quantised layers run on the CPU; take model.cpu()")
+    check_whole(model, "quantisation")
     model = copy.deepcopy(model).eval()
     return fold_batch_norm(model) if fold else model
 
@@ -222,11 +224,12 @@ def pairs(module):
 
 def fold(layer, norm):
     """Change a layer's weight and bias to what it and the BatchNorm after it do."""
-    weight, mean = lower(layer.weight), norm.running_mean
+    weight, mean, trained = lower(layer.weight), norm.running_mean, layer.weight.requires_grad
     scale = lower(norm.weight) / xp.sqrt(norm.running_var + norm.eps)
     bias = xp.zeros_like(mean) if layer.bias is None else lower(layer.bias)
-    layer.weight = Parameter(weight * scale.reshape((-1,) + (1,) * (weight.ndim - 1)))
-    layer.bias = Parameter((bias - mean) * scale + lower(norm.bias))
+    for name, value in (("weight", weight * scale.reshape((-1,) + (1,) * (weight.ndim - 1))),
+                        ("bias", (bias - mean) * scale + lower(norm.bias))):
+        layer._register(layer._parameters, name, Parameter(value).requires_grad_(trained))     # a frozen one as well
 
 
 # ---------------------------------------------------------------- what became of it

@@ -155,7 +155,7 @@ def dequantize(q, params, dtype=xp.float32):
 
 
 def _fake_forward(x, scale, zero_point, qmin, qmax):
-    return (levels_of(x, scale, zero_point, qmin, qmax)[1] - zero_point) * scale
+    return ((levels_of(x, scale, zero_point, qmin, qmax)[1] - zero_point) * scale).astype(x.dtype, copy=False)
 
 
 def _inside(x, scale, zero_point, qmin, qmax):
@@ -172,14 +172,19 @@ def fake_quantize(x, params):
     """dequantize(quantize(x)) in x's dtype, with the straight-through gradient: 1 where x was rounded, 0 where it lay
     outside of the range (by more than the half step that rounds to its ends). NaN stays NaN.
     Source: Bengio et al. 2013, "Estimating or Propagating Gradients Through Stochastic Neurons"."""
-    return bind(_fake_quantize, (x,), (*params.columns(x, lower(x).dtype), params.qmin, params.qmax))
+    return bind(_fake_quantize, (x,), (*params.columns(x, _at_least_float32(x)), params.qmin, params.qmax))
 
 
 def fake_round(x, scale, bits):
     """fake_quantize to multiples of `scale`, an array that broadcasts against x: what becomes of a bias, whose scale is
     the product of two others."""
     most = (1 << bits - 1) - 1
-    return bind(_fake_quantize, (x,), (scale.astype(lower(x).dtype), 0, -most, most))
+    return bind(_fake_quantize, (x,), (scale.astype(_at_least_float32(x)), 0, -most, most))
+
+
+def _at_least_float32(x):
+    """The dtype of scales: float16 has no room for small ones, nor for the integers of a bias."""
+    return xp.promote_types(lower(x).dtype, xp.float32)
 
 
 # ---------------------------------------------------------------- as bytes

@@ -27,6 +27,7 @@ from ..nn.layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Tanh
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
 from ..nn.transformer import FeedForward
+from ..parallel.tensor_parallel import check_whole
 from .prune import check_masks, decided, drop_smallest, finite
 
 PASSED = (AvgPool2d, Dropout, Flatten, GELU, LeakyReLU, MaxPool2d, ReLU, Tanh)      # they leave a channel of zeros so
@@ -60,20 +61,32 @@ def couplings(model):
         return getattr(m, "groups", 1) == 1 and all(len(holders[id(p)]) == 1 for p in m._parameters.values()
                                                     if p is not None)
     for chain in _chains("", model):
-        maker, norms, places = None, (), Counter(id(m) for _, m in chain)
+        maker, norms, flat, places = None, (), False, Counter(id(m) for _, m in chain)
         for name, m in chain:
             if places[id(m)] > 1 or not alone(m):
                 maker = None
             elif isinstance(m, MAKERS):
                 outputs, inputs = (None if maker is None else maker[1].weight.shape[0]), m.weight.shape[1]
-                if maker is not None and inputs % outputs == 0:
+                if maker is not None and _meet(maker[1], m, flat) and inputs % outputs == 0:
                     found.append(Coupling(maker[0], norms, name, inputs // outputs))
-                maker, norms = (name, m), ()
+                maker, norms, flat = (name, m), (), False
             elif isinstance(m, BatchNorm):
+                if maker is not None and m.num_features != maker[1].weight.shape[0]:
+                    maker = None        # behind a Flatten: it has a number per position
                 norms = (*norms, name)
+            elif isinstance(m, Flatten):
+                flat = True
             elif not isinstance(m, PASSED):
                 maker = None
     return found
+
+
+def _meet(maker, taker, flat):
+    """Whether the one's outputs are the other's inputs: a convolution's channels, flattened for a Linear, or a Linear's
+    features as they are. (A Linear's that are flattened lie far apart.)"""
+    if isinstance(maker, Linear):
+        return isinstance(taker, Linear) and maker.weight.shape[0] == taker.weight.shape[1]
+    return isinstance(taker, Linear) == flat
 
 
 def _chains(prefix, model):
@@ -148,6 +161,7 @@ def shrink(model, masks):
     if revived := [name for name, mask in masks.items() if np.asarray(to(values[name].data, "cpu"))[~mask].any()]:
         raise ValueError(f"shrink: {', '.join(revived)}: some weights under the mask aren't zero, and would be lost: "
                          "call Pruning(model, masks) first")
+    check_whole(model, "shrink")
     small = copy.deepcopy(model)
     modules = dict(small.named_modules())
     for c in couplings(model):

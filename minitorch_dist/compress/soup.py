@@ -154,7 +154,7 @@ def greedy_soup(sources, score):
         tried.append((i, its_score, its_score >= best_score))
         if its_score >= best_score:
             ingredients, total, best, best_score = [*ingredients, i], larger, candidate, its_score
-    return Soup(dict(best), best_score, ingredients, scores, tried)
+    return Soup({name: value.copy() for name, value in best.items()}, best_score, ingredients, scores, tried)
 
 
 # ---------------------------------------------------------------- averages over the steps of a training

@@ -124,7 +124,8 @@ def clip_grad_norm_(params, max_norm):
 
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Of a fully_shard model's parameters, and of experts that are divided over ranks, the norm is that of the whole
-    gradient, the same on all ranks; then collective.
+    gradient, the same on all ranks; then collective. Of a model that parallelize_module has cut, without Distributed-
+    DataParallel or over "tp", take tensor_parallel.clip_grad_norm_: a rank's parameters don't say that they are parts.
     Raises ValueError for a norm that is not finite, and changes nothing then.
     """
     if not max_norm >= 0:

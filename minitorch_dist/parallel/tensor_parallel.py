@@ -292,6 +292,13 @@ def parts_of(model):
             if isinstance(module, _Part) for name, part in module.parts.items()}
 
 
+def check_whole(model, what):
+    """ValueError where ranks hold parts of the model; `what` can't take one."""
+    if parts := parts_of(model):
+        raise ValueError(f"{what}: of {', '.join(list(parts)[:4])} this rank has a part only: take a whole model, with "
+                         "model.load_state_dict(tensor_parallel.full_state_dict(cut_model))")
+
+
 def full_state_dict(model):
     """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it."""
     state, parts = model.state_dict(), parts_of(model)
@@ -313,16 +320,22 @@ def load_full_state_dict(model, state):
 
 
 def clip_grad_norm_(model, max_norm, comm):
-    """optim.clip_grad_norm_ of a model that is cut over comm: the norm is that of the whole gradient. Collective."""
+    """optim.clip_grad_norm_ of a model that is cut over comm, its experts perhaps over other ranks: the norm is that of
+    the whole gradient. Collective."""
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    cut, squares = parts_of(model), xp.zeros(2, xp.float64)     # of what all have, and of this rank's parts
+    cut = parts_of(model)
+    # {who has the other parts: Σ g² of this rank's}; what is whole counts once.
+    squares = {None: 0.0, comm: 0.0} | dict.fromkeys((part[0] for part in cut.values()), 0.0)
     grads = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
     for name, grad in grads:
-        squares[int(name in cut)] += float((lower(grad).astype(xp.float64) ** 2).sum())
-    parts = squares[1:].copy()
-    comm.all_reduce(parts)
-    norm = float(xp.sqrt(squares[0] + parts[0]))
+        squares[cut[name][0] if name in cut else None] += float((lower(grad).astype(xp.float64) ** 2).sum())
+    total = squares.pop(None)
+    for others, own in squares.items():
+        part = xp.array([own])
+        others.all_reduce(part)
+        total += float(part[0])
+    norm = float(xp.sqrt(total))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:

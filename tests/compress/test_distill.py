@@ -107,6 +107,21 @@ def test_labels_count_for_the_rest(alpha):
     np.testing.assert_allclose(got.numpy(), wanted.astype(float), rtol=1e-13)
 
 
+def test_a_wider_teacher_does_not_widen_the_student():
+    student, teacher = logits((3, 5), dtype=np.float32)
+    assert distillation_loss(mt.tensor(student), teacher.astype(np.float64), 2.0).dtype == np.float32
+
+
+def test_the_teacher_is_in_evaluation_mode_whoever_trains_it():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    ask = loss_sum(teacher)
+    teacher.train()
+    x = np.ones((5, 4), np.float32)
+    shard = data.loader.Shard(0, x, np.zeros(5, int), (0, 5))
+    student = nn.Linear(4, 3)
+    assert ask(student, shard).item() == ask(student, shard).item()
+
+
 def test_large_logits_stay_finite():
     z = np.array([[1e30, -1e30, 0, 3e4]], np.float32)
     student = mt.tensor(z, requires_grad=True)

@@ -148,6 +148,26 @@ def test_convert_is_the_model_that_was_trained(dtype, bits, activation_bits):
     assert found.dtype == dtype and np.abs(found - wanted).max() < 5 / 2 ** activation_bits * np.abs(wanted).max()
 
 
+def test_half_precision_stays_finite():
+    """float16 has no room for the scale of a bias, nor for its integers."""
+    mt.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 10))
+    x = np.random.default_rng(0).standard_normal((6, 784)).astype(np.float32)
+    model.load_state_dict({name: value * np.float32(0.01) for name, value in model.state_dict().items()})
+    expected = prepare_qat(model)(x).numpy()
+    found = prepare_qat(model.to(np.float16))(x.astype(np.float16))
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=0.02 * abs(expected).max())
+
+
+def test_what_is_frozen_stays_frozen():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm(3), nn.ReLU(), nn.Linear(3, 2))
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    trained = {name for name, p in prepare_qat(model).named_parameters() if p.requires_grad}
+    assert {name.split(".")[0] for name in trained} == {"3"}
+
+
 def test_weights_alone():
     """The integers give the trained model's numbers to the last bit, and nothing is observed."""
     aware, x = aware_model(np.float32, bits=3, activation_bits=None)

@@ -148,3 +148,26 @@ def test_frozen_parameters_stay_frozen():
     assert [n for n, _ in small.named_parameters()] == [n for n, _ in net.named_parameters()]
     small(mt.tensor(np.ones((2, 6)))).sum().backward()
     assert small[2].weight.grad.shape == small[2].weight.shape
+
+
+FLATTENED = {   # name -> (network, shape of an input): layers whose outputs aren't the next one's inputs
+    "features of a sequence": (lambda: chain(nn.Linear(4, 6, **D), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3, **D)),
+                               (5, 4)),
+    "a Linear along the width": (lambda: chain(nn.Conv2d(1, 4, 3, padding=1, **D), nn.ReLU(), nn.Linear(8, 3, **D)),
+                                 (1, 8, 8)),
+    "a convolution over features": (lambda: chain(nn.Linear(10, 4, **D), nn.ReLU(), nn.Conv1d(4, 8, 3, **D)), (4, 10)),
+    "a norm of positions": (lambda: chain(nn.Conv2d(1, 4, 3, padding=1, **D), nn.Flatten(), nn.BatchNorm(64, **D),
+                                          nn.ReLU(), nn.Linear(64, 3, **D)), (1, 4, 4))}
+
+
+@pytest.mark.parametrize("name", FLATTENED)
+def test_what_only_looks_like_a_pair_is_none(name):
+    make, shape = FLATTENED[name]
+    net = filled(make())
+    assert shrink.couplings(net) == []
+    weight = next(n for n, _ in net.named_parameters() if n.endswith("weight"))
+    mask = np.ones(dict(net.named_parameters())[weight].shape, bool)
+    mask[0] = False
+    prune.Pruning(net, {weight: mask})
+    x = np.random.default_rng(1).standard_normal((7, *shape))
+    np.testing.assert_array_equal(shrink.shrink(net, {weight: mask})(x).numpy(), net(x).numpy())

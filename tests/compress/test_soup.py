@@ -82,6 +82,12 @@ def test_the_greedy_soup_takes_what_does_not_hurt():
     assert [line.split()[-1] for line in str(found).splitlines()[1:]] == ["stays", "out", "stays", "stays"]
 
 
+def test_a_soup_has_arrays_of_its_own():
+    states = [{"w": np.full(3, v)} for v in (1.0, 5.0)]
+    found = soup.greedy_soup(states, lambda state: -abs(state["w"][0] - 5.0))
+    assert found.ingredients == [1] and not np.shares_memory(found.state["w"], states[1]["w"])
+
+
 def test_among_equals_the_earlier_comes_first():
     asked = []
 

@@ -22,7 +22,7 @@ SETTINGS = {        # MoE's arguments
     "quarters": {"group": BATCH * LENGTH // 4, "capacity_factor": 0.75},
     "nothing dropped": {"group": "sequence", "capacity_factor": EXPERTS / 2},
 }
-CLIPS = {"switch": 0.8}     # the greatest norm of the gradients; they are greater at first
+CLIPS = {"switch": 0.8, "sequences": 0.8}     # the greatest norm of the gradients; they are greater at first
 
 
 def values(shape, *key):
