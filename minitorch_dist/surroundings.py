@@ -60,7 +60,8 @@ def described(value):
     """What a graph is made for: an array's kind, shape and dtype, or the value."""
     raw = value.data if isinstance(value, Tensor) else value
     if is_array(raw) or raw is not value:
-        return Tensor if raw is not value else None, raw.shape, raw.dtype.str, device_of(raw)
+        return (Tensor if raw is not value else None, raw.shape, raw.dtype.str,
+                "cpu" if raw.__class__ is np.ndarray else device_of(raw))
     if isinstance(value, (*PLAIN, np.generic, np.dtype)):
         return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0
     return The(value)

@@ -8,10 +8,8 @@ In forward each weight is rounded to its few bits (per output channel, by its ow
 of a layer to the bits of activations; in backward rounding counts for nothing (the straight-through estimator). The
 ranges of activations are averages over the batches, moving while the model is in training mode.
 
-What `convert` gives computes the same numbers, to these roundings: biases are rounded to int32 here too, so the sums
-are equal but for floating rounding; a rescaled activation is one step off where the real one lies within 2^-(r+1) of a
-half, for a shift by r bits (quant_integer.rescale), or within the floating error. That happens to 2^-(r+1) of the
-activations: to few in a layer of dozens or hundreds of inputs (r is 7 to 12), to some in a small one.
+What `convert` gives computes the same numbers: biases are rounded to int32 here too, so the sums are equal but for
+floating rounding, and a rescaled activation is one step off only where the real one lies so near to a half.
 
 Sources: Jacob et al. 2018, 3; Nagel et al. 2021, 4.
 """
@@ -149,7 +147,8 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
 
 
 def freeze_ranges(model, frozen=True):
-    """Let the ranges of activations stay, in training mode too; or let them move again. Returns the model."""
+    """Let the ranges of activations stay, in training mode too; or let them move again. Returns the model. That isn't
+    part of the state: a run that goes on from a checkpoint calls it again."""
     for layer in observing(model):
         layer.observing = not frozen
     return model

@@ -9,8 +9,7 @@ type in which each product and each partial sum is exact: float32 where K · gre
 -128 … 127 and -127 … 127 is K ≤ 1032, float64 above. On a CPU its BLAS is also tens of times as fast as NumPy's loop
 over integers.
 
-Sources: Jacob et al. 2018; gemmlowp, fixedpoint/fixedpoint.h, for the rescaling and its rounding, which TensorFlow Lite
-has taken over.
+Sources: Jacob et al. 2018, 2.2; for rounding once, TensorFlow Lite's TFLITE_SINGLE_ROUNDING.
 """
 
 from dataclasses import dataclass
@@ -87,17 +86,11 @@ def quantize_multiplier(real):
 def rescale(acc, multiplier, shift):
     """round(acc · multiplier · 2^(shift - 31)) of int32 numbers, by integers alone: int64 arrays, which broadcast.
 
-    As gemmlowp does it, to the bit: the upper half of the doubled product, rounded to the nearest (halves up), then the
-    shift, rounded to the nearest (halves away from 0). Of two roundings the second may meet a half that the first has
-    made: for a shift of -r the result is that of one rounding unless acc · M lies within 2^-(r+1) of a half. A shift
-    upwards saturates at int32.
+    Rounded once, halves up. (gemmlowp rounds the product first and its shift then, which for shifts of few bits is
+    often one off.) Saturates at int32.
     """
-    left, right = xp.maximum(shift, 0), xp.maximum(-shift, 0)
-    wide = xp.clip(acc * (xp.int64(1) << xp.minimum(left, 31)), -INT32 - 1, INT32)
-    high = (wide * multiplier + (1 << 30)) >> 31
-    below = high & (xp.int64(1) << right) - 1       # what the shift cuts off
-    half = ((xp.int64(1) << right) - 1 >> 1) + (high < 0)
-    return (high >> right) + (below > half)
+    right = xp.maximum(31 - shift, 1)       # at most 62: the sum is below 2⁶³
+    return xp.clip((acc * multiplier + (xp.int64(1) << right - 1)) >> right, -INT32 - 1, INT32)
 
 
 def requantize(acc, real, params, dtype):

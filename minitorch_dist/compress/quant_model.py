@@ -208,7 +208,9 @@ def fold_batch_norm(model):
         for layer, norm in pairs(module):
             # What is used elsewhere too can't be changed for one of its uses.
             once = uses.count(id(layer)) == uses.count(id(norm)) == 1
-            if once and type(layer) in WEIGHTED and type(norm) is BatchNorm:
+            plain = layer._hooks is None and norm._hooks is None and "forward" not in vars(layer)
+            if once and plain and type(layer) in WEIGHTED and type(norm) is BatchNorm \
+                    and norm.num_features == layer.weight.shape[0]:
                 fold(layer, norm)
                 found[id(norm)] = Folded(2 if type(layer) is Linear else None)
     return replaced(model, found)

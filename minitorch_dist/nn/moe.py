@@ -6,7 +6,9 @@
 An expert takes as many tokens as its capacity, and what comes later is dropped: y is 0 there, and the residual
 connection around the layer carries the token on. So every shape is known beforehand, and messages between ranks that
 hold different experts have a fixed size (parallel/moe.py). Tokens are routed in groups, each with a capacity of its own
-and blind to the others: with a sequence as a group the result doesn't depend on how the ranks share sequences.
+and blind to the others: with a sequence as a group the result doesn't depend on how the ranks share sequences. Which
+second choices are dropped depends on all first ones, later tokens' too: a model that must not see the future takes
+k = 1 with a sequence as a group, or a capacity_factor of experts/k, which drops nothing.
 
 Sources: Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021, "GShard" (k = 2); Fedus et al.
 2022, "Switch Transformers" (k = 1); Zoph et al. 2022, "ST-MoE" (z-loss).

@@ -107,6 +107,8 @@ def tree_sum(values):
 
 def squares(params, sums, flats):
     """Σ g² of all elements of the parameters, other ranks' shares of them included. sums: as from block_sums."""
+    if all(flat.over is None for flat in flats):
+        return tree_sum(s for p in params for s in sums[id(p)])
     over = {id(s.tensor): flat.over for flat in flats for s in flat.segments}
     shares = {None: []}     # by who has the other shares
     for p in params:

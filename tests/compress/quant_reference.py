@@ -1,29 +1,13 @@
 """Integer layers in plain Python, on nested lists of Python's integers, which have no end: no NumPy, none of our code.
 
-The fixed-point rescale follows gemmlowp's definitions in C, whose division truncates and whose remainders are of the
-two's complement.
+The rescale is done by exact fractions.
 """
 
 from fractions import Fraction
 from itertools import product
+from math import floor
 
 INT32_MIN, INT32_MAX = -2 ** 31, 2 ** 31 - 1
-
-
-def high_mul(a, b):
-    """SaturatingRoundingDoublingHighMul."""
-    if a == b == INT32_MIN:
-        return INT32_MAX
-    ab = a * b
-    nudge = 1 << 30 if ab >= 0 else 1 - (1 << 30)
-    q = abs(ab + nudge) // (1 << 31)
-    return q if ab + nudge >= 0 else -q
-
-
-def divide_by_power(x, exponent):
-    """RoundingDivideByPOT."""
-    mask = (1 << exponent) - 1
-    return (x >> exponent) + ((x & mask) > (mask >> 1) + (x < 0))
 
 
 def multiplier_of(real):
@@ -38,12 +22,11 @@ def multiplier_of(real):
 
 
 def rescaled(acc, real):
-    """round(acc · real)."""
+    """round(acc · real), halves up."""
     multiplier, shift = multiplier_of(Fraction(real))
     if shift < -31:
         return 0
-    acc = max(INT32_MIN, min(INT32_MAX, acc << max(shift, 0)))
-    return divide_by_power(high_mul(acc, multiplier), max(-shift, 0))
+    return max(INT32_MIN, min(INT32_MAX, floor(acc * multiplier * Fraction(2) ** (shift - 31) + Fraction(1, 2))))
 
 
 def to_grid(acc, real, scale, zero, low=-128, high=127):
