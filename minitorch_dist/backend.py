@@ -69,7 +69,7 @@ def load_cupy():
 
 
 class Placeholder:
-    """Base of what stands for an array, on the device of this name, that isn't computed yet (compiler/capture.py)."""
+    """Base of what stands for an array, on the device `place`, that isn't computed yet (compiler/capture.py)."""
 
     __slots__ = ("place",)
 
@@ -87,6 +87,8 @@ def on_host(value):
 
 def module_of(array):
     """The module, numpy or cupy, that the array comes from."""
+    if isinstance(array, Placeholder) and array.place != "cpu":
+        return array.module
     return DEVICE_ARRAYS.get(array.__class__) or (xp if device_of(array) == "cpu" else load_cupy())
 
 

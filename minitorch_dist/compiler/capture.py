@@ -46,6 +46,7 @@ class Symbol(Placeholder):
     itemsize = property(lambda self: self.dtype.itemsize)
     nbytes = property(lambda self: self.size * self.dtype.itemsize)
     T = property(lambda self: self.transpose())
+    module = property(lambda self: OnDevice(self.place))
     base = None
 
     def __init__(self, value, place):
@@ -131,6 +132,16 @@ MAKERS = {np.arange, np.zeros, np.ones, np.empty, np.full, np.tri, np.eye}
 # What these give has a shape that depends on the shapes of what they are given, not on values.
 SHAPED_BY_SHAPES = {np.argsort, np.sort, np.take_along_axis, np.flip, np.cumprod, np.tril, np.triu, np.roll,
                     np.concatenate, np.stack, np.expand_dims, np.moveaxis, np.split}
+
+
+class OnDevice:
+    """NumPy, whose functions carry themselves to Symbols; but arrays from nothing are made on the graph's device."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        return getattr(module_on(self.device) if getattr(np, name) in MAKERS else np, name)
 
 
 def current():

@@ -5,6 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.autodiff.tree import flatten
+from minitorch_dist.backend import is_array, to
 
 EMITS = ("c", "numpy")
 # Their values are a C library's, not NumPy's: what they may differ by, in units in the last place.
@@ -14,32 +15,32 @@ ULPS = 6
 
 def arrays(tree):
     """The arrays in nested results, as NumPy's."""
-    return [np.asarray(lower(leaf)) for leaf in flatten(tree, order=list)[0]]
+    return [np.asarray(to(lower(leaf), "cpu")) for leaf in flatten(tree, order=list)[0]]
 
 
-def tensors(args):
-    """Tensors of the floating arrays among nested arguments, that gradients reach, in the same memory; the rest as it
-    is."""
+def tensors(args, device="cpu"):
+    """Tensors of the floating arrays among nested arguments, that gradients reach, on the host in the same memory; the
+    rest as it is, on the device."""
     leaves, rebuild = flatten(args, order=list)
-    return rebuild([mt.from_numpy(a).requires_grad_() if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a
-                    for a in leaves])
+    leaves = [to(a, device) if isinstance(a, np.ndarray) else a for a in leaves]
+    return rebuild([mt.Tensor(a).requires_grad_() if is_array(a) and a.dtype.kind == "f" else a for a in leaves])
 
 
-def run(function, args, seed=0):
+def run(function, args, seed=0, device="cpu"):
     """(results, gradients of all floating arguments for random cotangents), as lists of NumPy arrays."""
-    args = tensors(args)
+    args = tensors(args, device)
     outs = flatten(function(*args), order=list)[0]
     random = np.random.default_rng(seed)
     total = None
     for out in outs:
-        ct = random.standard_normal(np.shape(lower(out)))
+        ct = random.standard_normal(getattr(lower(out), "shape", ()))
         if isinstance(out, mt.Tensor) and out.requires_grad:
-            term = mt.sum(out * ct.astype(out.dtype)).astype(np.float64)
+            term = mt.sum(out * to(np.asarray(ct, out.dtype), device)).astype(np.float64)
             total = term if total is None else total + term
     if total is not None:
         total.backward()
     leaves = [x for x in flatten(args, order=list)[0] if isinstance(x, mt.Tensor)]
-    return arrays(outs), [None if x.grad is None else x.grad.numpy() for x in leaves]
+    return arrays(outs), [None if x.grad is None else x.grad.cpu().numpy() for x in leaves]
 
 
 def ulps(a, b):

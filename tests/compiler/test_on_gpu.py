@@ -13,8 +13,11 @@ from minitorch_dist.kernels import cublas
 from tests.device import fake_cublas
 from tests.device.fake_cupy import cupy, launches, transfers
 from tests.device.test_cuda_graphs import MODELS
+from tests.device.test_ops import COPIES, MOVING, constants_on_gpu
 from tests.kernels.harness import on_stand_in
 
+from . import test_random_programs as test_random_programs_
+from . import test_table
 from .compare import near
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
@@ -70,6 +73,15 @@ def test_it_trains_as_the_function_does(name):
     found = train(name, "compiled", steps=3)
     assert not found[2].breaks and len(found[2].variants) == 1
     alike(found, train(name, steps=3))
+
+
+def test_the_op_table():
+    groups = [(s.id, s.function, s.args) for s in MOVING if s.id not in {*test_table.BREAK, *COPIES}]
+    test_table.hold(groups, "triton", np.float32, "cuda", constants_on_gpu)
+
+
+def test_random_programs():
+    test_random_programs_.hold(5, "triton", 12, "cuda")
 
 
 def test_dropout_draws_the_same_numbers():
@@ -160,8 +172,16 @@ def test_other_kernels_are_not_for_a_gpu(emit):
 def test_without_triton_cupy_serves():
     x = mt.tensor(np.arange(3.0), device="cuda")
     made = mt.compile(mt.softmax)
-    with kernels.disable(), pytest.warns(UserWarning, match="on a GPU, and Triton is disabled"):
-        near(made(x).cpu().numpy(), mt.softmax(x).cpu().numpy())
+    for _ in range(2):
+        with kernels.disable(), ledger.record() as book:
+            if not made.breaks:
+                with pytest.warns(UserWarning, match="on a GPU, and Triton is disabled"):
+                    made(x)
+            near(made(x).cpu().numpy(), mt.softmax(x).cpu().numpy())
+        assert not book.launches
+        with ledger.record() as book:
+            made(x)
+        assert book.launches.total() > 0
 
 
 def test_a_value_that_is_asked_for_breaks():

@@ -33,8 +33,9 @@ def close(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and np.allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
-def hold(group, emit, together=TOGETHER):
-    """Programs number 20·group and on; fails with the first that is wrong, in words."""
+def hold(group, emit, together=TOGETHER, device="cpu"):
+    """Programs number 20·group and on; fails with the first that is wrong, in words. On a GPU what is compiled there is
+    compared with what the host gives."""
     programs = [Random(group * TOGETHER + i) for i in range(together)]
     random = np.random.default_rng(group)
     args = [[random.standard_normal(s) for s in p.shapes] for p in programs]
@@ -43,7 +44,7 @@ def hold(group, emit, together=TOGETHER):
         return [p(*xs) for p, xs in zip(programs, groups, strict=True)]
     made = mt.compile(everything, emit=emit)
     for seed in range(2):
-        (found, ours), (expected, theirs) = run(made, args, seed), run(everything, args, seed)
+        (found, ours), (expected, theirs) = run(made, args, seed, device), run(everything, args, seed)
         assert not made.breaks
         owners = [p for p in programs for _ in p.wanted]
         for p, a, b in zip(owners, found, expected, strict=True):

@@ -1,5 +1,7 @@
 """Every entry of the op table that a graph can hold, compiled in C and in tiles: values and gradients are eager's."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -14,15 +16,17 @@ BREAK = {"getitem-mask"}
 EMIT = pytest.mark.parametrize("emit", EMITS)
 
 
-def hold(groups, emit, dtype):
-    """[(label, function, arguments)], all compiled as one function: that is one compilation for all of them."""
+def hold(groups, emit, dtype, device="cpu", around=nullcontext):
+    """[(label, function, arguments)], all compiled as one function: that is one compilation for all of them. On a GPU
+    what is compiled there, inside of a context of `around`, is compared with what the host gives."""
     args = [tuple(a.astype(dtype) if a.dtype.kind == "f" else a for a in group) for _, _, group in groups]
 
     def everything(*args):
         return [function(*group) for (_, function, _), group in zip(groups, args, strict=True)]
     compiled = mt.compile(everything, emit=emit)
     with np.errstate(all="ignore"):
-        values, gradients = run(compiled, args)
+        with around():
+            values, gradients = run(compiled, args, device=device)
         expected_values, expected_gradients = run(everything, args)
     assert not compiled.breaks
     labels = [label for label, _, _ in groups]

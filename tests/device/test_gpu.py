@@ -14,7 +14,7 @@ from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
 from . import test_cublas, test_cuda_graphs, test_fake_cupy, test_steps
-from .test_ops import CONSTANTS, MOVING, random_like
+from .test_ops import COPIES, MOVING, constants_on_gpu, random_like
 
 
 def gpus():
@@ -35,6 +35,7 @@ def can_start_ranks():
 
 GPUS = gpus()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no CuPy to use it")]
+WITH_TRITON = pytest.mark.skipif(not kernels.installed() or kernels.interpreting(), reason="no Triton that compiles")
 # CUDA's exp, tanh and the like are within a few units in the last place; sums are added up in another order.
 TOLERANCE = {np.dtype(np.float64): 1e-10, np.dtype(np.float32): 2e-5}
 
@@ -52,9 +53,7 @@ def assert_close(found, expected, what=""):
 def compare(function, *arguments):
     """function on arrays of the host and of the GPU."""
     expected = [np.asarray(lower(r)) for r in flatten(function(*arguments))[0]]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CONSTANTS:
-            patch.setattr(samples, name, backend.to(getattr(samples, name), "cuda"))
+    with constants_on_gpu():
         found = [lower(r) for r in flatten(function(*[backend.to(a, "cuda") for a in arguments]))[0]]
     for number, (f, e) in enumerate(zip(found, expected, strict=True)):
         assert backend.device_of(f) == "cuda:0"
@@ -138,6 +137,35 @@ def test_a_graph_trains_as_the_function_does(name, forget, graphs):
 @pytest.mark.parametrize("with_out", [False, True])
 def test_products_by_cublas_itself(name, with_out):
     test_cublas.check_product(backend.load_cupy(), name, with_out)
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_compiled_ops(dtype):
+    from ..compiler import test_table
+    groups = [(s.id, s.function, s.args) for s in MOVING if s.id not in {*test_table.BREAK, *COPIES}]
+    test_table.hold(groups, "triton", dtype, "cuda", constants_on_gpu)
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("group", range(4))
+def test_compiled_random_programs(group):
+    from ..compiler.test_random_programs import hold
+    hold(group, "triton", device="cuda")
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("ways", [("compiled",), ("compiled", "graph")], ids=" ".join)
+@pytest.mark.parametrize("name", test_cuda_graphs.MODELS)
+def test_compiled_models_train_as_the_function_does(name, ways):
+    """Adam divides by a root, and so makes more of the last digits: parameters within 1e-3."""
+    from ..compiler.test_on_gpu import train
+    losses, parameters, compiled = train(name, *ways, steps=6)
+    expected = train(name, steps=6)
+    assert not compiled.breaks
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-4)
+    for found, wanted in zip(parameters, expected[1], strict=True):
+        assert np.linalg.norm(found - wanted) <= 1e-3 * max(np.linalg.norm(wanted), 1e-3)
 
 
 def test_a_recording_that_fails_leaves_a_gpu_that_works():

@@ -1,6 +1,7 @@
 """The whole op table on arrays of a GPU (the stand-in): the same bits as on NumPy's, and nothing is copied unasked."""
 
 from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,6 +23,15 @@ by_id = pytest.mark.parametrize("sample", MOVING, ids=lambda s: s.id)
 COPIES = {"take": {"up": 1}, "take_along_axis": {"implicit": 1}, "getitem-mask": {"down": 1}}
 
 
+@contextmanager
+def constants_on_gpu():
+    """Inside, the arrays that samples take from their module are on the GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CONSTANTS:
+            patch.setattr(samples, name, backend.to(getattr(samples, name), "cuda"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def gpu():
     with installed() as cupy:
@@ -31,9 +41,7 @@ def gpu():
 def on_gpu(function, *arguments):
     """function(*arguments) with all arrays, the samples' constants too, on the GPU; its results on the host, and the
     copies that it made."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CONSTANTS:
-            patch.setattr(samples, name, backend.to(getattr(samples, name), "cuda"))
+    with constants_on_gpu():
         moved = [backend.to(a, "cuda") for a in arguments]
         transfers.clear()
         results = [lower(r) for r in flatten(function(*moved))[0]]
