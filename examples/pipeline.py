@@ -6,8 +6,9 @@
 
 The options that both programs have mean the same in both. On more ranks than
 stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
-drawn by python -m minitorch_dist pipeline 1f1b. Ctrl-C, or SIGTERM, ends after
-the step under way, and saves what there is.
+drawn by python -m minitorch_dist pipeline 1f1b; --schedule zb-h1 has the least
+bubble. Ctrl-C, or SIGTERM, ends after the step under way, and saves what there
+is.
 """
 
 import sys
@@ -108,8 +109,8 @@ def train(args, world):
     with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{args.schedule}, ranks: {mesh.axes['pp']} along the pipeline × "
                      f"{mesh.axes['dp']} sharing the samples; {pipeline.micro_batches} micro-batches\n"
-                     f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches whose "
-                     f"activations a rank holds at once: {', '.join(map(str, played.live))}")
+                     f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches of which a "
+                     f"rank holds something for backward at once: {', '.join(map(str, played.held))}")
         for epoch, batches in run.epochs(loader, steps):
             for batch in batches:
                 begin = time.perf_counter()

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from . import __version__, doctor
+from . import __version__, doctor, viz
 from .kernels import show
 from .parallel import schedules
 from .plan import command
@@ -16,7 +16,7 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor.add_command(commands)
     show.add_command(commands)
-    schedules.add_command(commands)
+    schedules.add_command(commands, draw=viz.schedule)
     command.add_command(commands)
     args = parser.parse_args(argv)
     return args.run(args)

@@ -359,6 +359,7 @@ MISTAKES = {
     "--devices 2 --meshes --batch 4 --micro-batches 0 " + MODEL: "micro_batches is 0",
     "--devices 64 --meshes --batch 1 " + MODEL: "no mesh of 64 devices can train this with a batch of 1",
     "--devices 2 --schedule gpipe " + MODEL: "is for --pp 2 or more",
+    "--devices 2 --pp 2 --untied --schedule zb-h1 " + MODEL: "take 1f1b",
     "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
 }
 

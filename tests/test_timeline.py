@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from minitorch_dist import viz
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.ledger import Span
+from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, zb_h1
 from minitorch_dist.timeline import Timeline, intersection, length, union
-from minitorch_dist.viz.timeline import pack, timeline
+from minitorch_dist.viz.timeline import COLORS, pack, timeline
 from tests.crews import crews
 
 from .timeline_cases import BUCKET_ELEMENTS, FORWARD, LAYERS
@@ -121,6 +123,17 @@ def test_sets_of_time():
 def test_operations_under_way_together_lie_in_lanes_of_their_own():
     a, b, c, d = (Span("communication", n, *t) for n, t in (("a", (0, 4)), ("b", (1, 2)), ("c", (2, 5)), ("d", (4, 6))))
     assert pack([d, c, b, a]) == [(0, a), (1, b), (1, c), (0, d)]
+
+
+@pytest.mark.parametrize("schedule, kinds", [(zb_h1, "FIW"), (one_forward_one_backward, "FB")])
+def test_a_schedule_is_drawn_in_colours_of_its_kinds(tmp_path, schedule, kinds):
+    from matplotlib import image
+    path = tmp_path / "deeper" / "schedule.png"
+    viz.schedule(play(schedule(2, 3)), path, "two ranks")
+    seen = {tuple(c) for c in (255 * image.imread(path)[..., :3]).round().astype(int).reshape(-1, 3)}
+    colours = {kind: tuple(bytes.fromhex(COLORS[NAMES[kind]][1:])) for kind in "FBIW"}
+    assert len({colours[kind] for kind in kinds}) == len(kinds)
+    assert seen & set(colours.values()) == {colours[kind] for kind in kinds}
 
 
 def test_nothing_to_draw_raises(tmp_path):

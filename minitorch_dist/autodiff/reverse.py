@@ -36,7 +36,7 @@ has arrived. Passing it on earlier would pass on a part of the sum.
 residual, multiplying by it the LinearOp's transpose.
 """
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import keep, now, open_ledgers, span
@@ -72,13 +72,19 @@ def backward_from(output, gradient, retain, create):
         if gradient.base is not None:   # perhaps some leaf's grad_view, which this pass writes into
             gradient = gradient.copy()
 
+    with one_pass("backward"), mode(off=-1) if create else nullcontext():   # create_graph records, under no_grad too
+        run([(output.node, gradient)], retain, create)
+
+
+@contextmanager
+def one_pass(name):
+    """What is inside is a backward pass to hooks, which may ask for something at its end, and to timelines."""
     outer, state.callbacks = state.callbacks, []
     try:
         begin = now() if open_ledgers else None
-        with mode(off=-1) if create else nullcontext():     # create_graph records, under no_grad too
-            run([(output.node, gradient)], retain, create)
+        yield
         if begin is not None:
-            span("compute", "backward", begin)
+            span("compute", name, begin)
         for callback in state.callbacks:
             callback()
     finally:

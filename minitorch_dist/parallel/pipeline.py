@@ -11,20 +11,26 @@
 What a stage sends is its output forward and its input's gradient backward, of one micro-batch each. Gradients add up
 over the micro-batches. With DistributedDataParallel(exact=True) its micro-shards are the micro-batches, and the bits
 are those of one process in exact mode.
+
+Where a schedule cuts backward in two (zb_h1), the gradient of a stage's input is sent as soon as it is there, and the
+gradients of weights are made later, without doing anything twice (autodiff/input_first.py). The first stage sends none:
+all of its backward is in W.
 """
 
 from contextlib import nullcontext
 
 import numpy as np
 
+from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..backend import device_of, module_of, random_scope, to, xp
 from ..data.loader import cut
+from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import tree_sum
 from .data_parallel import DistributedDataParallel
-from .schedules import BACKWARD, FORWARD, chunks_of, play
+from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, chunks_of, play
 
 SPEC_BYTES = 128
 
@@ -85,8 +91,10 @@ class Pipeline:
 
     chunks     its modules: virtual stages rank, ranks + rank, … (see schedules.py); plain or DistributedDataParallel
     comm       the Communicator along the pipeline; rank 0 has the first layers
-    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…) or a list of one's own
+    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…) or a list of one's
+               own. Exact mode takes the gradients of micro-batches in their order
     live       the greatest number of micro-batches (of a chunk) whose activations this rank has held at once
+    waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples. ValueError for a schedule that isn't for these ranks, or can't be done.
     """
 
@@ -96,10 +104,25 @@ class Pipeline:
                              f"{comm.size} ranks; this one has {len(chunks)} chunks")
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
+        self._check_order(schedule)
         self.micro_batches = 1 + max(step.micro_batch for step in self.steps)
         self.last = comm.size * len(chunks) - 1
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
-        self.specs, self.told, self.live = {}, set(), 0     # chunk: (dtype, shape of a sample); stages that know theirs
+        self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
+        self.live = self.waiting = 0
+
+    def _check_order(self, schedule):
+        """ValueError, on all ranks, if exact mode's sums, which are one tree over the micro-batches, would get them in
+        another order on one of them."""
+        if not any(getattr(module, "exact", False) for module in self.chunks):
+            return
+        for rank, row in enumerate(schedule):
+            for c in range(len(self.chunks)):
+                order = [k for kind, k, chunk in row if chunk == c and kind in (BACKWARD, WEIGHT)]
+                if order != sorted(order):
+                    raise ValueError("Pipeline: exact mode adds gradients up in the order of the micro-batches, and on "
+                                     f"rank {rank} of this schedule B or W come in the order "
+                                     f"{', '.join(map(str, order))}: sort these, or leave exact mode")
 
     def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None):
         """Forwards and backwards of a global batch; then all gradients are complete. Returns its mean loss, everywhere.
@@ -113,21 +136,27 @@ class Pipeline:
         if len(shards) != self.micro_batches:
             raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
                              f"comes in {len(shards)} micro-shards")
-        self.shards, self.kept, self.sends, self.here = shards, {}, [], {}
+        self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
         self.loss_sum, self.losses, self.scale = loss_sum, [], 1 / (batch.count * units)
-        left = [sum(s.kind == BACKWARD and s.chunk == c for s in self.steps) for c in range(len(self.chunks))]
+        left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
         for kind, k, chunk in self.steps:
             stage = chunk * self.comm.size + self.comm.rank
             if kind == FORWARD:
                 with random_scope(seed, step, batch.count, shards[k].rows, micro_shards):
                     self._forward(stage, chunk, k)
                 self.live = max(self.live, len(self.kept))
+            elif kind == INPUT:
+                self._input_gradient(stage, chunk, k)
+                self.waiting = max(self.waiting, len(self.halves))
             else:
                 left[chunk] -= 1
                 module = self.chunks[chunk]
                 later = left[chunk] and isinstance(module, DistributedDataParallel) and not module.exact
                 with module.no_sync() if later else nullcontext():
-                    self._backward(stage, chunk, k)
+                    if kind == BACKWARD:
+                        self._backward(stage, chunk, k)
+                    elif halves := self.halves.pop((chunk, k)):
+                        halves.weights()
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
@@ -143,7 +172,10 @@ class Pipeline:
             x = shard.inputs
         else:
             x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs))).requires_grad_()
-        y = self.chunks[chunk](x)
+        module = self.chunks[chunk]
+        told = getattr(module, "reduces_gradients", False)      # a wrapper notes its forwards itself
+        with nullcontext() if told else spanning("compute", "forward"):
+            y = module(x)
         if stage == self.last:
             y = self.loss_sum(y, shard.labels)
             self.losses.append(y.item())
@@ -156,12 +188,26 @@ class Pipeline:
         self.kept[chunk, k] = x, y
 
     def _backward(self, stage, chunk, k):
-        x, y = self.kept.pop((chunk, k))
-        arrived = None if stage == self.last else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
+        x, y, arrived = self._from_behind(stage, chunk, k)
         if getattr(y, "requires_grad", False):      # not so of a first stage without parameters
             y.backward(None if arrived is None else Tensor(arrived))
         if stage > 0:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if x.grad is None else lower(x.grad))
+
+    def _input_gradient(self, stage, chunk, k):
+        x, y, arrived = self._from_behind(stage, chunk, k)
+        halves = found = None
+        if getattr(y, "requires_grad", False):
+            halves = InputFirst(y, x if stage else None)
+            found = halves.input(xp.ones_like(lower(y)) if arrived is None else arrived)
+        if stage > 0:
+            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if found is None else found)
+        self.halves[chunk, k] = halves
+
+    def _from_behind(self, stage, chunk, k):
+        """A micro-batch's input and output, and what the next stage says of the latter: None for the last one."""
+        x, y = self.kept.pop((chunk, k))
+        return x, y, None if stage == self.last else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
 
     # ------------------------------------------------------------ messages
 

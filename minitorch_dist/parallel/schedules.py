@@ -7,15 +7,25 @@
 
 A Step is the forward or the backward pass of one micro-batch through one chunk of the layers. The layers are cut into
 ranks × chunks virtual stages, of which chunk c of rank r is number c·ranks + r: with one chunk, rank r is stage r.
+
+A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's letters (the paper calls I "B"):
+
+    F   forward
+    B   the whole backward pass, or else
+    I   the gradient of the stage's input, which the stage before waits for, and later
+    W   the gradients of its weights, which nobody waits for
 """
 
 from typing import NamedTuple
 
-FORWARD, BACKWARD = "F", "B"
+from ..autodiff import input_first
+
+FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = "FBIW"
+NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: input_first.INPUT, WEIGHT: input_first.WEIGHTS}
 
 
 class Step(NamedTuple):
-    """kind "F" or "B", the micro-batch from 0, and the rank's chunk."""
+    """kind "F", "B", "I" or "W", the micro-batch from 0, and the rank's chunk."""
 
     kind: str
     micro_batch: int
@@ -31,13 +41,18 @@ class Played(NamedTuple):
     spans     spans[rank]: (begin, end, Step), in order
     end       when the last rank is through
     bubble    the share of all ranks' time in which they wait
-    live      by rank: the greatest number of micro-batches (of one chunk) whose activations it holds at once
+    live      by rank: the greatest number of micro-batches (of one chunk) whose activations it holds at once, from F to
+              B or I
+    waiting   by rank: the greatest number of those that wait for W at once, for which it holds what W needs
+    held      by rank: the greatest number of both together
     """
 
     spans: list
     end: float
     bubble: float
     live: list
+    waiting: list
+    held: list
 
 
 def gpipe(ranks, micro_batches):
@@ -87,7 +102,28 @@ def interleaved(ranks, micro_batches, chunks):
     return rows
 
 
-SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved}
+def zb_h1(ranks, micro_batches):
+    """ZB-H1: 1F1B whose rank r leaves r weight gradients for later. What others wait for comes earlier, and W fills the
+    end, where 1F1B waits. With times T_F, T_I, T_W the ranks wait for
+
+        (p-1)·(T_F + T_I - T_W)  each, of 1F1B's (p-1)·(T_F + T_I + T_W)        where T_W ≤ T_I and m ≥ p
+        (p-1)·(T_F + max(0, T_I - T_W)) + max(0, p-m)·min(T_I, T_W)             at any times, any m
+
+    A rank holds min(m, p-r) micro-batches as in 1F1B, and what min(m, r+1) weight gradients need: of no more than
+    min(m, p) micro-batches together. Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
+    """
+    rows = []
+    for rank, row in enumerate(one_forward_one_backward(ranks, micro_batches)):
+        steps = []
+        for kind, k, _ in row:
+            steps.append(Step(FORWARD if kind == FORWARD else INPUT, k))
+            if kind == BACKWARD and k >= rank:
+                steps.append(Step(WEIGHT, k - rank))
+        rows.append(steps + [Step(WEIGHT, k) for k in range(max(0, micro_batches - rank), micro_batches)])
+    return rows
+
+
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1}
 
 
 def _alternate(forwards, backwards, ahead):
@@ -107,14 +143,17 @@ def chunks_of(schedule):
     return 1 + max(step.chunk for row in schedule for step in row)
 
 
-def play(schedule, forward=1.0, backward=2.0, send=0.0):
+def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
     """A Played: every rank does its steps in order, each as soon as what it needs is there.
 
     forward, backward   time of a step, of one virtual stage
     send                time from the end of a step until the next stage has its result; the sender goes on meanwhile
+    weight              W's part of the time of backward (default: half); I's is the rest
     ValueError where the ranks would wait for each other for ever, or a step is missing, doubled or of no stage.
     """
-    ranks, chunks, took = len(schedule), chunks_of(schedule), {FORWARD: forward, BACKWARD: backward}
+    ranks, chunks = len(schedule), chunks_of(schedule)
+    weight = backward / 2 if weight is None else weight
+    took = {FORWARD: forward, BACKWARD: backward, INPUT: backward - weight, WEIGHT: weight}
     last = ranks * chunks - 1
     _check_complete(schedule, chunks)
     done, free, at, spans = {}, [0.0] * ranks, [0] * ranks, [[] for _ in schedule]
@@ -129,7 +168,7 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0):
                     break
                 ready = [done[need] + (send if (need[1] - stage) % ranks else 0.0) for need in needs]
                 begin = max([free[rank], *ready])
-                free[rank] = done[step.kind, stage, step.micro_batch] = begin + took[step.kind]
+                free[rank] = done[_makes(step.kind), stage, step.micro_batch] = begin + took[step.kind]
                 spans[rank].append((begin, free[rank], step))
                 at[rank] += 1
                 moved = True
@@ -138,7 +177,12 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0):
             raise ValueError(f"the ranks of this schedule wait for each other: {', '.join(stuck)}")
     end = max(free)
     busy = sum(e - b for row in spans for b, e, _ in row)
-    return Played(spans, end, 1 - busy / (ranks * end), [_most_live(row) for row in schedule])
+    return Played(spans, end, 1 - busy / (ranks * end), *map(list, zip(*map(_most_held, schedule), strict=True)))
+
+
+def _makes(kind):
+    """The kind under which a step's result is known to those that need it: B's input gradient is I's."""
+    return INPUT if kind == BACKWARD else kind
 
 
 def _needs(step, stage, last):
@@ -146,46 +190,63 @@ def _needs(step, stage, last):
     k = step.micro_batch
     if step.kind == FORWARD:
         return [(FORWARD, stage - 1, k)] if stage else []
-    return [(FORWARD, stage, k)] + ([(BACKWARD, stage + 1, k)] if stage < last else [])
+    if step.kind == WEIGHT:
+        return [(INPUT, stage, k)]
+    return [(FORWARD, stage, k)] + ([(INPUT, stage + 1, k)] if stage < last else [])
 
 
 def _check_complete(schedule, chunks):
-    wanted = {Step(kind, step.micro_batch, c) for step in schedule[0] for kind in "FB" for c in range(chunks)}
+    micro_batches = {step.micro_batch for step in schedule[0]}
+    if odd := sorted({step.kind for row in schedule for step in row} - set(KINDS)):
+        raise ValueError(f"a schedule's steps are of kinds {', '.join(KINDS)}; this one has {', '.join(map(str, odd))}")
     for rank, row in enumerate(schedule):
+        # Where backward is cut in two for a micro-batch, both of its parts must be there, and the whole must not.
+        cut = {(step.micro_batch, step.chunk) for step in row if step.kind in (INPUT, WEIGHT)}
+        wanted = {Step(kind, k, c) for k in micro_batches for c in range(chunks)
+                  for kind in (FORWARD, *((INPUT, WEIGHT) if (k, c) in cut else (BACKWARD,)))}
         if len(row) != len(set(row)) or set(row) != wanted:
             wrong = sorted(str(step) for step in set(row) ^ wanted) or sorted(str(s) for s in row if row.count(s) > 1)
             raise ValueError(f"rank {rank} of this schedule doesn't do every forward and backward once: "
                              f"{', '.join(wrong)}")
 
 
-def _most_live(row):
-    live = most = 0
+def _most_held(row):
+    """The greatest numbers of a rank's micro-batches that are live, that wait for W, and of both."""
+    live = waiting = 0
+    most = 0, 0, 0
     for step in row:
-        live += 1 if step.kind == FORWARD else -1
-        most = max(most, live)
+        live += {FORWARD: 1, BACKWARD: -1, INPUT: -1, WEIGHT: 0}[step.kind]
+        waiting += {INPUT: 1, WEIGHT: -1}.get(step.kind, 0)
+        most = tuple(map(max, most, (live, waiting, live + waiting)))
     return most
 
 
-def drawn(schedule, forward=1, backward=2):
-    """The schedule as text, a cell per unit of time: the micro-batch's number, or a point where a rank waits."""
-    played, width = play(schedule, forward, backward), len(str(max(s.micro_batch for row in schedule for s in row)))
+def drawn(schedule, forward=1, backward=2, weight=1):
+    """The schedule as text, a cell per unit of time: the micro-batch's number, or points where a rank waits. Where
+    backward is cut in two, each number has its step's letter."""
+    played = play(schedule, forward, backward, weight=weight)
+    lettered = any(step.kind == WEIGHT for row in schedule for step in row)
+    size = len(str(max(s.micro_batch for row in schedule for s in row)))
     lines = []
     for rank, spans in enumerate(played.spans):
-        cells = ["." * width] * int(played.end)
+        cells = ["." * (size + lettered)] * int(played.end)
         for begin, end, step in spans:
-            cells[int(begin):int(end)] = [f"{step.micro_batch:>{width}}"] * int(end - begin)
+            cell = step.kind * lettered + str(step.micro_batch)
+            cells[int(begin):int(end)] = [cell.rjust(size + lettered)] * int(end - begin)
         lines.append(f"rank {rank}  {' '.join(cells)}")
     return "\n".join(lines)
 
 
-def add_command(commands):
-    """`minitorch-dist pipeline`: a schedule as a picture, with its bubble and what each rank holds."""
+def add_command(commands, draw):
+    """`minitorch-dist pipeline`: a schedule as a picture, with its bubble and what each rank holds. draw(played, path,
+    title) makes the one for --out."""
     p = commands.add_parser("pipeline", help="draw a pipeline's schedule: who works when, on what")
     p.add_argument("schedule", choices=list(SCHEDULES))
     p.add_argument("--ranks", type=int, default=4, help="ranks along the pipeline (default: 4)")
     p.add_argument("--micro-batches", type=int, default=8, help="pieces of the batch (default: 8)")
     p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
-    p.set_defaults(run=_show)
+    p.add_argument("--out", help="draw it into this file as well, e.g. schedule.png")
+    p.set_defaults(run=_show, draw=draw)
 
 
 def _show(args):
@@ -197,7 +258,16 @@ def _show(args):
         return 2
     played = play(schedule)
     print(drawn(schedule))
-    print(f"\nA backward takes two cells, a forward one. The ranks wait for {100 * played.bubble:.1f} % of the time "
-          "(the bubble).")
+    if any(played.waiting):
+        cells = "F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell."
+    else:
+        cells = "A backward takes two cells, a forward one."
+    print(f"\n{cells} The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
     print(f"Micro-batches whose activations a rank holds at once: {', '.join(map(str, played.live))}.")
+    if any(played.waiting):
+        print(f"Micro-batches whose W is still to come: {', '.join(map(str, played.waiting))}; together with those "
+              f"above at most {', '.join(map(str, played.held))} at once.")
+    if args.out:
+        args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
+        print(f"drawn: {args.out}")
     return 0

@@ -87,6 +87,9 @@ class Job:
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r}: take one of {', '.join(SCHEDULES)}")
+        if self.schedule == "zb-h1":
+            raise ValueError("schedule zb-h1: plan's tables don't know what is kept for W: take 1f1b; python -m "
+                             "minitorch_dist pipeline zb-h1 says what the bubble is")
         if self.chunks > 1 and (self.schedule != "interleaved" or self.pp == 1):
             raise ValueError(f"{self.chunks} chunks per rank are for --schedule interleaved and --pp 2 or more")
         if self.schedule != "1f1b" and self.pp == 1:

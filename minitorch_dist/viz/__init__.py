@@ -22,4 +22,4 @@ from .curves import (
 from .differentiation import jacobian_filling, memory
 from .graph import graph, graph_text
 from .models import attention_maps, confusion_matrix, filters, learning_curve, text_surprise
-from .timeline import timeline
+from .timeline import schedule, timeline

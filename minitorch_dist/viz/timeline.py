@@ -2,23 +2,27 @@
 
 from pathlib import Path
 
+from ..ledger import Span
+from ..parallel.schedules import NAMES
+from ..timeline import Timeline
 from .curves import STYLE
 
-COLORS = {"forward": "#4C78A8", "backward": "#F58518", "optimizer": "#54A24B", "wait": "#D9D9D9"}
+COLORS = {"forward": "#4C78A8", "backward": "#F58518", "input gradient": "#F58518", "weight gradients": "#B5651D",
+          "optimizer": "#54A24B", "wait": "#D9D9D9"}
 OTHER, ON_THE_WIRE = "#B279A2", "#7B66D2"
 LANE, GAP = 0.8, 0.35       # heights, in lanes
 
 
-def timeline(traced, path, title="What each rank did"):
+def timeline(traced, path, title="What each rank did", unit=None):
     """Draw a Timeline (mt.trace) into the file `path`: for each rank a lane of what it computed or waited for, and
-    below it the operations between ranks, from posting to completion."""
+    below it the operations between ranks, from posting to completion. unit: what times are in, if not in seconds."""
     if not any(traced.spans):
         raise ValueError("timeline: nothing was recorded; run a step inside of `with mt.trace(world) as timeline:`")
     import matplotlib
     from matplotlib.figure import Figure
     lanes = [pack([s for s in spans if s.track == "communication"]) for spans in traced.spans]
-    heights = [1 + max((lane for lane, _ in packed), default=0) + 1 for packed in lanes]
-    unit, scale = _unit(max(s.end for spans in traced.spans for s in spans))
+    heights = [2 + max((lane for lane, _ in packed), default=-1) for packed in lanes]
+    unit, scale = (unit, 1) if unit else _unit(max(s.end for spans in traced.spans for s in spans))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 1.5 + 0.34 * (sum(heights) + len(heights))), dpi=150, layout="constrained")
         axes = figure.subplots()
@@ -37,9 +41,17 @@ def timeline(traced, path, title="What each rank did"):
         axes.set_xlabel(unit)
         axes.grid(axis="y", visible=False)
         axes.set_title(title, loc="left")
-        _legend(axes, {s.name for spans in traced.spans for s in spans if s.track == "compute"})
+        _legend(axes, {s.name for spans in traced.spans for s in spans if s.track == "compute"}, any(lanes))
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+
+
+def schedule(played, path, title):
+    """Draw a pipeline's schedule as it was played (parallel/schedules.py) into the file `path`."""
+    made = Timeline()
+    made.spans = [[Span("compute", NAMES[step.kind], begin, end, str(step)) for begin, end, step in row]
+                  for row in played.spans]
+    timeline(made, path, title, "times of a forward")
 
 
 def pack(spans):
@@ -54,7 +66,9 @@ def pack(spans):
 
 def _compute_lane(axes, spans, top, scale, labels):
     for s in sorted(spans, key=lambda s: s.name == "wait"):        # what was waited for inside lies on top
-        _bar(axes, s, top, scale, COLORS.get(s.name, OTHER), s.name, labels, "////" if s.name == "wait" else None)
+        waits = s.name == "wait"
+        _bar(axes, s, top, scale, COLORS.get(s.name, OTHER), s.name if waits else s.detail or s.name, labels,
+             "////" if waits else None)
 
 
 def _bar(axes, s, y, scale, color, text, labels, hatch=None):
@@ -73,10 +87,11 @@ def _unit(seconds):
     return "microseconds", 1e6
 
 
-def _legend(axes, names):
+def _legend(axes, names, communication):
     from matplotlib.patches import Patch
     shown = [name for name in COLORS if name in names] + sorted(names - COLORS.keys())
     handles = [Patch(facecolor=COLORS.get(name, OTHER), hatch="////" if name == "wait" else None, edgecolor="white",
                      label=name) for name in shown]
-    handles.append(Patch(facecolor=ON_THE_WIRE, label="on the wire, from posting to completion"))
+    if communication:
+        handles.append(Patch(facecolor=ON_THE_WIRE, label="on the wire, from posting to completion"))
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(handles), frameon=False)

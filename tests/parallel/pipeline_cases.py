@@ -6,7 +6,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import Step, gpipe, interleaved, one_forward_one_backward
+from minitorch_dist.parallel.schedules import NAMES, Step, gpipe, interleaved, one_forward_one_backward, zb_h1
 
 from . import plain
 from .cases import digest, parameters
@@ -48,12 +48,13 @@ def whole_twice():
 
 
 def schedule_for(name, ranks, micro_batches, chunks):
-    return {"gpipe": gpipe, "1f1b": one_forward_one_backward}[name](ranks, micro_batches) if chunks == 1 \
-        else interleaved(ranks, micro_batches, chunks)
+    return {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zb-h1": zb_h1}[name](ranks, micro_batches) \
+        if chunks == 1 else interleaved(ranks, micro_batches, chunks)
 
 
 def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True):
-    """(losses, this rank's parameters, live micro-batches, coords) of a mesh with `pp` ranks along the pipeline."""
+    """(losses, this rank's parameters, micro-batches (live, waiting for W), coords) of a mesh with `pp` ranks along the
+    pipeline."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
     stages = cut_sequential(model(dtype), pp * chunks)[mesh.coords["pp"]::pp]
     if wrapped:
@@ -68,8 +69,8 @@ def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True):
             stage.zero_grad()
         losses.append(pipeline.run(one, loss_of, seed=SEED, step=step, over=mesh["dp"]))
         optimizer.step()
-    return losses, {name: value for stage in stages for name, value in parameters(stage).items()}, pipeline.live, \
-        mesh.coords
+    return losses, {name: value for stage in stages for name, value in parameters(stage).items()}, \
+        (pipeline.live, pipeline.waiting), mesh.coords
 
 
 def bare_ends():
@@ -104,6 +105,69 @@ def counted(chunks):
     return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}, widths
 
 
+class Tied(nn.Module):
+    """One weight, used twice: as it is and transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(np.random.default_rng(6).standard_normal((9, 5)))
+
+    def forward(self, x):
+        return mt.matmul(mt.tanh(mt.matmul(x, mt.transpose(self.weight))), self.weight)
+
+
+class Checkpointed(nn.Sequential):
+    """Keeps its input alone; counts how often it runs."""
+
+    runs = 0
+
+    def forward(self, x):
+        def run(x):
+            self.runs += 1
+            return nn.Sequential.forward(self, x)
+        return mt.checkpoint(run)(x)
+
+
+def special():
+    """A model of two stages that have a tied weight and a checkpointed part with dropout."""
+    mt.manual_seed(4)
+    layers = [nn.Linear(plain.FEATURES, 5, dtype=np.float64), Tied(),
+              Checkpointed(nn.Linear(5, 6, dtype=np.float64), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 5, dtype="f8")),
+              nn.LayerNorm(5, dtype=np.float64), Tied(), nn.Linear(5, plain.CLASSES, dtype=np.float64)]
+    return nn.Sequential(*layers)
+
+
+def both(micro_batches, wrapped):
+    """Of a step by 1F1B and by ZB-H1, of `special` on two stages, by name: (loss, {name: gradient}, products of
+    matrices, runs of checkpointed parts, the steps that timelines show, peak and live bytes of activations, how often
+    the gradients were reduced, whether this began after the last step but one was through). The samples are divided
+    if `wrapped`."""
+    mesh, found = comm.DeviceMesh(dp=-1, pp=2), {}
+    for name in ("1f1b", "zb-h1"):
+        whole = special()
+        stage = nn.Sequential()
+        for place, layer in list(whole._modules.items())[3 * mesh.coords["pp"]:][:3]:
+            stage.add_module(place, layer)
+        module = DistributedDataParallel(stage, mesh["dp"]) if wrapped else stage
+        pipeline = Pipeline([module], mesh["pp"], schedule_for(name, 2, micro_batches, 1))
+        batch = next(iter(loader_for(np.float64, 26, mesh.coords["dp"], mesh["dp"].size, False).epoch(0)))
+        products, product = [], np.matmul
+        np.matmul = lambda *args, **options: products.append(1) or product(*args, **options)  # noqa: B023
+        try:
+            with ledger.record(memory=True, timeline=True) as book:
+                loss = pipeline.run(batch, loss_of, seed=SEED, step=0, over=mesh["dp"])
+        finally:
+            np.matmul = product
+        del batch       # its inputs and labels are kept for backward too
+        passes = [s for s in book.spans if s.name in NAMES.values()]
+        reductions = [s for s in book.spans if s.name == "all_reduce" and "bucket" in s.detail]
+        found[name] = (loss, {key: p.grad.numpy().copy() for key, p in module.named_parameters()}, len(products),
+                       sum(m.runs for m in module.modules() if isinstance(m, Checkpointed)),
+                       [s.name for s in passes], book.peak["activation"], book.live["activation"], len(reductions),
+                       all(s.begin >= passes[-2].end for s in reductions))
+    return found
+
+
 def errors():
     """{what is wrong: (type, message)}."""
     world, found = comm.world(), {}
@@ -120,6 +184,13 @@ def errors():
     attempt("ranks", lambda: Pipeline(mine, world, gpipe(3, 4)))
     attempt("chunks", lambda: Pipeline(mine, world, interleaved(2, 4, 2)))
     attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0), Step("B", 0)], [Step("B", 0), Step("F", 0)]]))
+    late = [[Step("F", 0), Step("W", 0), Step("I", 0)]] * 2
+    attempt("W before I", lambda: Pipeline(mine, world, late))
+    swapped = [[*row[:-2], row[-1], row[-2]] if rank else row for rank, row in enumerate(zb_h1(2, 8))]
+    Pipeline(mine, world, swapped)
+    exact_stage = DistributedDataParallel(cut_sequential(model(np.float64), 2)[world.rank], world.split(world.rank),
+                                          exact=True)
+    attempt("order", lambda: Pipeline([exact_stage], world, swapped))
     attempt("few", lambda: cut_sequential(nn.Sequential(nn.Tanh()), 2))
     attempt("kind", lambda: cut_sequential(nn.Linear(2, 2), 1))
     attempt("costs", lambda: cut_sequential(model(np.float64), 2, [1, 2]))

@@ -7,6 +7,7 @@ import pytest
 
 from minitorch_dist import nn
 from minitorch_dist.parallel.pipeline import balanced, cut_sequential
+from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, zb_h1
 from tests.crews import crews, threads
 
 CASES = "tests.parallel.pipeline_cases:"
@@ -20,7 +21,8 @@ def one_process():
 
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
     ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
-    ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False)])
+    ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False), ("zb-h1", 3, 3, 5, 1, False),
+    ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False)])
 def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped):
     """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
     losses, wanted, _ = one_process["f8"]
@@ -32,12 +34,14 @@ def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped)
             np.testing.assert_allclose(value, wanted[key], rtol=1e-10, atol=1e-10, err_msg=key)
         seen |= set(got)
         if chunks == 1:
-            assert live == (m if name == "gpipe" else min(m, pp - coords["pp"]))
+            assert live == (m if name == "gpipe" else min(m, pp - coords["pp"]),
+                            min(m, coords["pp"] + 1) if name == "zb-h1" else 0)
     assert seen == set(wanted)
 
 
 @pytest.mark.parametrize("name, n, pp, chunks", [("1f1b", 2, 2, 1), ("gpipe", 4, 4, 1), ("1f1b", 4, 2, 1),
-                                                 ("interleaved", 2, 2, 2)])
+                                                 ("interleaved", 2, 2, 2), ("zb-h1", 2, 2, 1), ("zb-h1", 4, 4, 1),
+                                                 ("zb-h1", 4, 2, 1)])
 def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
     losses, wanted, _ = one_process["f4"]
@@ -46,6 +50,23 @@ def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
         assert got_losses == losses
         for key, value in got.items():
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+@pytest.mark.parametrize("n, wrapped", [(2, False), (4, True)])
+def test_backward_in_two_parts_does_nothing_twice(n, wrapped):
+    """A tied weight, a checkpointed part with dropout and micro-batches that add up: the bits of 1F1B, as many products
+    of matrices, and the gradients travel once, when the last W completes them."""
+    m = 5
+    for rank, found in enumerate(crews.call(CASES + "both", n, args=(m, wrapped))):
+        whole, halves = found["1f1b"], found["zb-h1"]
+        assert halves[0] == whole[0] and halves[1].keys() == whole[1].keys()
+        for key, grad in halves[1].items():
+            np.testing.assert_array_equal(grad, whole[1][key], err_msg=key)
+        assert halves[2:4] == whole[2:4] and halves[3] == (2 * m if rank % 2 == 0 else 0)
+        for steps, schedule in ((whole[4], one_forward_one_backward(2, m)), (halves[4], zb_h1(2, m))):
+            assert steps == [NAMES[step.kind] for step in schedule[rank % 2]]
+        assert halves[6] == whole[6] == 0 and (halves[5] == whole[5] if rank % 2 == 0 else halves[5] > whole[5])
+        assert halves[7:] == whole[7:] == (int(wrapped), True)
 
 
 def test_stages_without_parameters():
@@ -86,6 +107,8 @@ def test_errors_say_what_to_do():
         "ranks": ("ValueError", "a schedule for 3 ranks of 1 chunks, on 2 ranks"),
         "chunks": ("ValueError", "2 ranks of 2 chunks, on 2 ranks; this one has 1"),
         "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
+        "W before I": ("ValueError", "rank 0 before W0"),
+        "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
         "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
