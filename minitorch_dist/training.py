@@ -21,7 +21,7 @@ from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
 from .data.loader import cut
-from .parallel import BinaryCounter, tensor_parallel
+from .parallel import BinaryCounter
 from .parallel.exact import check_shape
 
 
@@ -57,14 +57,25 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         total.add(xp.array([loss, float(stop)]))
     if callable(clip):
         clip(model)
-    elif clip is not None and (parts := tensor_parallel.parts_of(model)):
-        tensor_parallel.clip_grad_norm_(model, clip, next(iter(parts.values()))[0])
     elif clip is not None:
-        optim.clip_grad_norm_(model.parameters(), clip)
+        clip_whole(model, clip)
     optimizer.step()
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def is_cut(model):
+    """Whether this rank has parts of the model only: of one that parallelize_module has cut."""
+    return any(getattr(type(m), "is_part", False) for m in model.modules())
+
+
+def clip_whole(model, max_norm):
+    """clip_grad_norm_ for a model that may be cut."""
+    if not is_cut(model):
+        return optim.clip_grad_norm_(model.parameters(), max_norm)
+    from .parallel.tensor_parallel import clip_grad_norm_, parts_of  # it brings further ops
+    return clip_grad_norm_(model, max_norm, next(iter(parts_of(model).values()))[0])
 
 
 def decay_groups(model, weight_decay):
@@ -287,7 +298,11 @@ def check_replicas(model, world):
 
 
 def save_parameters(path, model):
-    """state_dict as an .npz file; the old file stays until the new one is complete."""
+    """state_dict as an .npz file; the old file stays until the new one is complete. ValueError for a model that is cut
+    over ranks: its state here is a part."""
+    if is_cut(model):
+        raise ValueError(f"save_parameters: this rank has parts of the model only, and {path} would lack the others: "
+                         "save a checkpoint, or load tensor_parallel.full_state_dict(model) into a whole model")
     _replace(Path(path), lambda f: xp.savez(f, **model.state_dict()))
 
 

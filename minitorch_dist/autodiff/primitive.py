@@ -362,7 +362,7 @@ def bind(primitive, args, params=()):
             level, top = a.level, a
     if level < 0:
         if state.capture is not None:
-            if definition := state.capture.definition(primitive):
+            if definition := state.capture.definition(primitive, args):
                 return definition(*args, *params)
             out = state.capture.apply(primitive, args, params)
         else:

@@ -16,6 +16,7 @@ from ..autodiff.primitive import OPS, mode
 from ..autodiff.tensor import Tensor, user_line
 from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
 from ..surroundings import surroundings
+from .expressions import TYPES
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, results_of
 
@@ -276,9 +277,11 @@ class Capture:
         symbols = [Symbol(value, self.device) for value in node.results]
         return rebuild(symbols) if rebuild else symbols[0] if symbols else None
 
-    def definition(self, primitive):
-        """A fused op in ordinary ops, for those that are better taken apart."""
-        if self.whole is None or primitive.name in self.whole:
+    def definition(self, primitive, args):
+        """A fused op in ordinary ops, for those that are better taken apart. In dtypes that kernels don't know it stays
+        whole: its own kernel computes in float32 what would overflow in float16."""
+        dtype = getattr(args[0], "dtype", None)
+        if self.whole is None or primitive.name in self.whole or dtype is not None and dtype.name not in TYPES:
             return None
         return DEFINITIONS.get(primitive.name) or primitive.definition
 

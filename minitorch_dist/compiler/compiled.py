@@ -319,7 +319,7 @@ class Variant:
             parts = [self.module.zeros(*shape) if part is None else self._array(part)
                      for part, shape in zip(ct, shapes, strict=True)]
             given = [*parts, *kept, *inputs[:len(inputs) - len(self.extra)]]
-            made = iter(own(self.backward_program(given), given))
+            made = iter(own(self.backward_program(given), given, self.backward_program.fresh))
             # None where an output that has no part in this pass is the only way.
             there = set().union(*(reached for reached, part in zip(self.reached, ct, strict=True) if part is not None))
             made = [g if node in there else None for node, g in zip(
@@ -346,8 +346,9 @@ class Variant:
         n, kept = len(self.values), len(made) - self.kept
         for target, value in zip(self.effects, made[n:kept], strict=True):
             target[...] = value
-        made[kept:] = own(made[kept:], arrays)
-        outs = own(made[:n], [*arrays, *made[kept:]])
+        fresh = self.forward_program.fresh
+        made[kept:] = own(made[kept:], arrays, fresh[kept:])
+        outs = own(made[:n], [*arrays, *made[kept:]], fresh[:n])
         traced = iter(self._on_tape(arguments, arrays, outs, made[kept:]) if self.op else ())
         return self.rebuild([what if kind == "constant" else outs[what][()] if kind == "array" else
                              Tensor(outs[what]) if kind == "tensor" else next(traced) for kind, what in self.plan])
@@ -399,8 +400,10 @@ def regular(array):
     return np.ascontiguousarray(array)
 
 
-def own(arrays, others):
-    """The arrays, with copies of those whose memory somebody else has too."""
+def own(arrays, others, fresh):
+    """The arrays, with copies of those whose memory somebody else has too; `fresh`: which can't be such."""
+    if all(fresh):
+        return arrays
     seen, owned = {id(storage(array)) for array in others if array is not None}, []
     for array in arrays:
         array = array if is_array(array) else np.asarray(array)

@@ -4,9 +4,11 @@ import functools
 import linecache
 import zlib
 
+from ..backend import module_of
 from .triton_source import Writer
 
 MODULE = "minitorch_dist.compiler.generated"
+LIMIT = 2 ** 31 - 1     # elements that column_sums takes
 
 
 class GpuKernel:
@@ -24,17 +26,25 @@ class GpuKernel:
 
     def __call__(self, arrays):
         from ..kernels import launch
-        from ..kernels.column_sums import column_sums
         writer = self.writer
         written = {name: launch.empty(shape, dtype, self.like) for name, shape, dtype in writer.parameters}
         self.record((writer.grid,), *arrays, *written.values())
         for name, places in self.shares.items():
-            written[name] = column_sums(written[name], places=places)
+            written[name] = summed(written[name], places)
         made = []
         for name, number, shape in self.results:
             array = written[name] if number is None else written[name][number]
             made.append(array if array.shape == shape else array.reshape(shape))
         return made
+
+
+def summed(x, places):
+    """kernels.column_sums of however many elements: by parts of the rows first, where there are too many."""
+    from ..kernels.column_sums import column_sums
+    rows = LIMIT // x.shape[1]
+    if len(x) > rows:
+        x = module_of(x).stack([column_sums(x[i:i + rows])[0] for i in range(0, len(x), rows)])
+    return column_sums(x, places=places)
 
 
 @functools.cache

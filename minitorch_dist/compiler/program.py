@@ -136,7 +136,7 @@ class Program:
         self.size, self.wanted = len(slots), [slots[v] for v in graph.wanted]
         self.steps = [KernelStep(item, slots, emit, like) if isinstance(item, Kernel) else Step(item, slots)
                       for item in schedule.items]
-        self.ready, self.text = False, ""
+        self.ready, self.text, self.fresh = False, "", self._fresh(graph.wanted)
         last = {}
         for step in self.steps:
             for slot in (*step.reads, *step.outs, *(slot for slot, *_ in getattr(step, "reshaped", ()))):
@@ -144,6 +144,16 @@ class Program:
         for slot, step in last.items():
             if slot not in self.wanted:
                 step.ends = (*step.ends, slot)
+
+    def _fresh(self, wanted):
+        """Per wanted value: whether it is in memory that nobody else has, for what computes it has just made it."""
+        makers = {out: step for step in self.steps for out in step.outs}
+        shared = {out for step in self.steps if isinstance(step, KernelStep) and step.reshaped for out in step.outs}
+
+        def new(slot):
+            step = makers.get(slot)
+            return slot not in shared if isinstance(step, KernelStep) else step and step.node.name == "matmul"
+        return [new(slot) and self.wanted.index(slot) == i for i, slot in enumerate(self.wanted)]
 
     def __call__(self, given):
         if self.emit == "c" and not self.ready:

@@ -149,7 +149,7 @@ class Writer(Walk):
         kernel, across = self.kernel, self.across
         self._line(f"# {kernel.rows} rows · {kernel.columns} columns: {kernel.name}")
         self._line("zero = tl.zeros([1, 1], tl.int32)")
-        self._line("program = tl.program_id(0)")
+        self._line("program = tl.program_id(0)" + ".to(tl.int64)" * self.wide)
         start = f"program % {across} * {self.block} + " if across > 1 else ""
         if not self.long:
             self._index("column", f"{start}tl.arange(0, {self.block})[None, :]")
@@ -257,7 +257,9 @@ class Writer(Walk):
             for v, node in found:
                 if self.roles[v] == ROW:
                     self._line(f"lanes_{self.names[v]} = tl.full({self.tile}, {starts[node.name]}, {ttype(v)})")
-            self._line(f"for start in range(0, {self.kernel.columns}, {self.block}):")
+            # (A literal beyond 2³¹ would be a uint32.)
+            ends = [f"tl.cast({n}, tl.int64)" if self.wide else str(n) for n in (0, self.kernel.columns)]
+            self._line(f"for start in range({', '.join(ends)}, {self.block}):")
             self.depth, self.done = depth + 1, set()
             self._index("column", f"start + tl.arange(0, {self.block})[None, :]")
             for v in outputs:

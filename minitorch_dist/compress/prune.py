@@ -35,7 +35,6 @@ from ..backend import stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
 from ..parallel import full_state_dict
 from ..parallel.fully_sharded import FullySharded
-from ..parallel.tensor_parallel import parts_of
 
 # ---------------------------------------------------------------- which weights stay
 
@@ -157,6 +156,13 @@ def decided(model, names, decide):
     return from_facts(found)
 
 
+def check_whole(model, what):
+    """ValueError where ranks hold parts of the model, of which `what` can't make anything."""
+    if cut := [name for name, m in model.named_modules() if getattr(type(m), "is_part", False)]:
+        raise ValueError(f"{what}: of {', '.join(cut[:4])} this rank has a part only: take a whole model, with "
+                         "model.load_state_dict(tensor_parallel.full_state_dict(cut_model))")
+
+
 def check_masks(shapes, masks):
     """ValueError unless each mask is a bool array of its parameter's shape. shapes: {name: shape}."""
     if unknown := sorted(set(masks) - set(shapes)):
@@ -208,7 +214,7 @@ class Pruning:
         self.apply()
 
     def _check_alike(self, masks):
-        cut = [part[0] for part in parts_of(self.model).values()]
+        cut = [m.comm for m in self.model.modules() if getattr(type(m), "is_part", False)]
         comms = [c for c in dict.fromkeys([getattr(self.model, "comm", None), *cut]) if c is not None and c.size > 1]
         mine = {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in sorted(masks.items())}
         found = [(c, rank, theirs) for c in comms for rank, theirs in enumerate(c.all_gather_object(mine))]
@@ -240,7 +246,8 @@ class GradualPruning(Pruning):
     """Pruning that grows while the model is trained; call step() after each optimizer.step().
 
     schedule  step -> sparsity after so many steps, such as cubic(0.9, begin=100, end=800)
-    every     new masks are made each so many steps, within the old ones; in between these are applied
+    every     new masks are made each so many steps (in the paper 100; it takes as long as many steps of a small model),
+              within the old ones; in between these are applied
     find      find(model, sparsity, within=masks) -> masks; default magnitude
 
     To go on from a checkpoint: GradualPruning(…, steps=step, masks=from_facts(facts["masks"])).

@@ -87,7 +87,7 @@ def rescale(acc, multiplier, shift):
     """round(acc · multiplier · 2^(shift - 31)) of int32 numbers, by integers alone: int64 arrays, which broadcast.
 
     Rounded once, halves up. (gemmlowp rounds the product first and its shift then, which for shifts of few bits is
-    often one off.) Saturates at int32.
+    often one off.) Saturates at int32; for real factors below 2^30.
     """
     right = xp.maximum(31 - shift, 1)       # at most 62: the sum is below 2⁶³
     return xp.clip((acc * multiplier + (xp.int64(1) << right - 1)) >> right, -INT32 - 1, INT32)

@@ -1,8 +1,8 @@
 """Layers of integers: what takes the place of a Linear, a convolution or an average pooling.
 
     WeightOnly   integers are kept, real numbers are multiplied: for memory
-    Dynamic      activations become int8 by the range of each batch, sums are int32, the result is real: for speed,
-                 without calibration
+    Dynamic      activations become int8 by the range of each batch, sums are int32, the result is real: without
+                 calibration. (On NumPy it is slower than real numbers, for these have a BLAS)
     Integer      activations come as int8 in a range that was chosen before, and leave as such
 
 What stands in for a layer keeps its names: its state is `weight`, of integers (packed, see pack), `bias`, and beside
@@ -17,7 +17,7 @@ from ..autodiff.ops import max_pool2d
 from ..autodiff.ops.convolution import padded
 from ..autodiff.ops.linalg import linear
 from ..autodiff.ops.windows import per_axis, shifts, view
-from ..autodiff.primitive import lower
+from ..autodiff.primitive import Traced, lower
 from ..autodiff.tensor import Tensor
 from ..backend import xp
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d, Reshape
@@ -156,7 +156,8 @@ class _Products(Quantized):
         return values if values.ndim == 0 else bias_column(values, ndim, len(self.whole))
 
     def refuse_gradients(self, x):
-        if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+        traced = x.requires_grad if isinstance(x, Tensor) else isinstance(x, Traced)
+        if traced and is_grad_enabled():
             raise TypeError(f"{self.name} multiplies integers, which has no derivative: run it under "
                             "no_grad(), or train with compress.prepare_qat")
 
@@ -194,14 +195,14 @@ class _FixedInput:
     """What takes its input in a range that was chosen before."""
 
     def set_input(self, params):
-        self.input_bits = params.bits
+        self.register_buffer("input_bits", xp.array(params.bits, xp.int8))
         self.register_buffer("input_scale", params.scale)
         self.register_buffer("input_zero_point", params.zero_point)
 
     @property
     def input(self):
         """The QuantParams of the input."""
-        return QuantParams(self.input_scale, self.input_zero_point, self.input_bits)
+        return QuantParams(self.input_scale, self.input_zero_point, int(self.input_bits))
 
     def taken(self, x):
         """The input's integers."""
@@ -306,6 +307,11 @@ PASSING = {
 }
 
 
+def plain(layer):
+    """Whether a call of the layer does what its class says, and nothing else."""
+    return layer._hooks is None and "forward" not in vars(layer)
+
+
 class IntegerSequential(Sequential):
     """Layers one after another, between which integers pass where both sides can: each is asked to give what the next
     one that multiplies wants; ReLU, maxima and reshapes in between work on the integers. forward as Integer's."""
@@ -328,7 +334,7 @@ class IntegerSequential(Sequential):
             elif isinstance(layer, _FixedInput):
                 goals.append(layer.input)
             else:
-                goals.append(goals[-1] if type(layer) in PASSING else None)
+                goals.append(goals[-1] if type(layer) in PASSING and plain(layer) else None)
         return goals[::-1]
 
     def forward(self, x, into=None):

@@ -23,7 +23,7 @@ from ..nn.layers import Linear
 from ..nn.models import ResidualBlock
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
-from ..parallel.tensor_parallel import check_whole
+from .prune import check_whole
 from .quant_layers import (
     WEIGHTED,
     Dynamic,
@@ -33,6 +33,7 @@ from .quant_layers import (
     IntegerSequential,
     Quantized,
     WeightOnly,
+    plain,
 )
 from .quant_observers import OBSERVERS
 from .quantize import WIDTHS, check_bits
@@ -311,7 +312,7 @@ def passing_layers(model):
                 integers = walk(layer, integers, goal)
             elif isinstance(layer, (Integer, IntegerAvgPool2d)):
                 integers = goal is not None
-            elif integers:
+            elif integers and plain(layer):
                 found.add(id(layer))
         return integers
     inner = {id(child) for module in model.modules() if isinstance(module, IntegerSequential)

@@ -13,7 +13,7 @@
 
 from ..autodiff.primitive import lower
 from ..backend import xp
-from .quantize import levels_of, params_of_range
+from .quantize import SMALLEST, levels_of, params_of_range
 
 SHRUNK = xp.linspace(1.0, 0.05, 96)     # what "mse" tries of a range
 BINS = 4096                             # of a histogram, 2048 on each side of 0
@@ -88,7 +88,7 @@ class Histogram(MinMax):
         super().saw(x, low, high)
         most = float(max(-low, high))
         if self.width == 0.0 and most:      # a power of two, so that widening is exact
-            self.width = float(2.0 ** xp.ceil(xp.log2(most))) * 2 / BINS
+            self.width = max(float(2.0 ** xp.ceil(xp.log2(most))) * 2 / BINS, SMALLEST)
         while most > self.width * BINS / 2:
             pairs = self.counts.reshape(-1, 2).sum(axis=1)
             self.counts = xp.concatenate([xp.zeros(BINS // 4), pairs, xp.zeros(BINS // 4)])

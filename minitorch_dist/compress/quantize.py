@@ -75,7 +75,8 @@ class QuantParams:
     def range(self):
         """(least, greatest) real number, float64, of the shape of `scale`."""
         scale = self.scale.astype(xp.float64)
-        return (self.qmin - self.zero_point) * scale, (self.qmax - self.zero_point) * scale
+        zero = self.zero_point.astype(xp.int64)
+        return (self.qmin - zero) * scale, (self.qmax - zero) * scale
 
     def columns(self, x, dtype):
         """(scale, zero_point) in this dtype, of a shape that broadcasts against x. ValueError where x has another
@@ -155,7 +156,8 @@ def dequantize(q, params, dtype=xp.float32):
 
 
 def _fake_forward(x, scale, zero_point, qmin, qmax):
-    return ((levels_of(x, scale, zero_point, qmin, qmax)[1] - zero_point) * scale).astype(x.dtype, copy=False)
+    real = (levels_of(x, scale, zero_point, qmin, qmax)[1] - zero_point) * scale
+    return real.astype(x.dtype, copy=False) if x.dtype.kind == "f" else real
 
 
 def _inside(x, scale, zero_point, qmin, qmax):

@@ -27,8 +27,7 @@ from ..nn.layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Tanh
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
 from ..nn.transformer import FeedForward
-from ..parallel.tensor_parallel import check_whole
-from .prune import check_masks, decided, drop_smallest, finite
+from .prune import check_masks, check_whole, decided, drop_smallest, finite
 
 PASSED = (AvgPool2d, Dropout, Flatten, GELU, LeakyReLU, MaxPool2d, ReLU, Tanh)      # they leave a channel of zeros so
 MAKERS = (Linear, Conv1d, Conv2d)

@@ -34,6 +34,7 @@ from ..nn.module import Module
 from ..nn.norm import BatchNorm
 from ..parallel.fully_sharded import FullySharded
 from ..parallel.same_model import from_rank_0
+from .prune import check_whole
 
 # ---------------------------------------------------------------- soups
 
@@ -42,6 +43,7 @@ def read_state(source):
     """The state dict {name: NumPy array} of a Module, of a state dict itself, of an .npz file (training.
     save_parameters), or of a checkpoint's folder (checkpoints.save), checked for damage."""
     if isinstance(source, Module):
+        check_whole(source, "a soup")
         return source.state_dict()
     if isinstance(source, dict):
         return source
@@ -193,7 +195,7 @@ class Average:
         self.updates += 1
         for name, array in self._arrays().items():
             average = self.averages[name]
-            average += share * (array - average)
+            average[...] = xp.where(xp.isnan(average), array, average + share * (array - average))
 
     @contextmanager
     def applied(self):

@@ -15,7 +15,8 @@ k · capacity_factor · tokens · size, but for rounding.
 
 The ranks along ep have samples of their own. So the gradients of everything but the experts are summed over all ranks,
 and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
-DataParallel, wrapped around ALL these ranks, does both; wrapped around fewer it raises, and so does training without.
+DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
+without.
 All ranks along ep go through the layer together, in evaluation too, with equally many tokens: else a MismatchError;
 data.Loader(…, drop_last=True) leaves an uneven last batch out.
 Source: Lepikhin et al. 2021, "GShard".

@@ -292,13 +292,6 @@ def parts_of(model):
             if isinstance(module, _Part) for name, part in module.parts.items()}
 
 
-def check_whole(model, what):
-    """ValueError where ranks hold parts of the model; `what` can't take one."""
-    if parts := parts_of(model):
-        raise ValueError(f"{what}: of {', '.join(list(parts)[:4])} this rank has a part only: take a whole model, with "
-                         "model.load_state_dict(tensor_parallel.full_state_dict(cut_model))")
-
-
 def full_state_dict(model):
     """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it."""
     state, parts = model.state_dict(), parts_of(model)

@@ -120,6 +120,14 @@ def test_a_parameter_that_moves_is_seen_by_the_graph():
     alike(train("mlp", "compiled", "graph", steps=7, meddle=meddle), train("mlp", steps=7, meddle=meddle))
 
 
+def test_half_precision_is_left_to_the_engines_own_kernels():
+    """Which compute in float32: x² of 400 is too large for float16."""
+    x = mt.tensor((400 * np.random.default_rng(0).standard_normal((4, 64))).astype(np.float16), device="cuda")
+    made = mt.compile(lambda x: mt.layer_norm(x, 64))
+    near(made(x).cpu().numpy(), mt.layer_norm(x, 64).cpu().numpy())
+    assert not made.breaks and abs(made(x).cpu().numpy()).max() > 1
+
+
 def test_nothing_travels_and_nothing_waits():
     x = mt.tensor(np.ones((4, 6), np.float32), device="cuda", requires_grad=True)
     made = mt.compile(lambda x: mt.softmax(x * 2.0) @ x.T)

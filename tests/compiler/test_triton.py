@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import minitorch_dist as mt
 from minitorch_dist import kernels, ledger
-from minitorch_dist.compiler import triton_source
+from minitorch_dist.compiler import gpu, triton_source
 from tests.autodiff.samples import SAMPLES
 from tests.kernels.harness import guarded
 
@@ -124,7 +124,16 @@ def test_places_beyond_31_bits_have_64():
         def __init__(self, rows, columns):
             self.rows, self.columns, self.size = rows, columns, rows * columns
     assert "int64" not in triton_source.Writer(Kernel(2 ** 14, 2 ** 16), []).text
-    assert "int64" in triton_source.Writer(Kernel(2 ** 15, 2 ** 16), []).text
+    for rows, columns in ((2 ** 15, 2 ** 16), (1, 3 * 10 ** 9)):        # from the program's number on
+        assert "program = tl.program_id(0).to(tl.int64)" in triton_source.Writer(Kernel(rows, columns), []).text
+
+
+@interpreted
+def test_sums_of_too_many_numbers_are_made_in_parts(monkeypatch, guard):
+    monkeypatch.setattr(gpu, "LIMIT", 100)
+    x = np.random.default_rng(0).standard_normal((23, 12))
+    first, second = gpu.summed(x, (None, None))
+    np.testing.assert_allclose(np.concatenate([first, second]), x.sum(axis=0), rtol=1e-13)
 
 
 def test_on_the_host_it_wants_the_interpreter(monkeypatch):

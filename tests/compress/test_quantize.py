@@ -214,3 +214,13 @@ def test_least_squared_error():
         alone = QuantParams(best.scale[i], 0, 4, True)
         np.testing.assert_allclose(error(alone, row), min(tried), rtol=1e-5)
         assert alone.scale < plain.scale[i]
+
+
+def test_whole_numbers_are_rounded_like_real_ones():
+    params = params_of_range(0.0, 9.0)
+    np.testing.assert_allclose(fake_quantize(np.arange(5), params), fake_quantize(np.arange(5.0), params), rtol=1e-6)
+
+
+def test_the_range_of_many_bits():
+    low, high = params_of_range(-1.1, 1.3, bits=32).range
+    np.testing.assert_allclose([low, high], [-1.1, 1.3], rtol=1e-6)

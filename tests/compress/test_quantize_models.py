@@ -151,7 +151,7 @@ def test_integers_pass_between_layers(mlp, digits):
     """Only the first and the last see real numbers; what is in between comes as int8."""
     small = small_of(mlp, "integer", digits)
     seen = []
-    for layer in small:
+    for layer in (small[0], small[2], small[4]):
         layer.register_forward_hook(lambda layer, inputs, out: seen.append((type(inputs[0]), type(out))))
     with mt.no_grad():
         small(mt.tensor(digits.test_images[:3]))
@@ -357,3 +357,34 @@ def test_layers_that_are_skipped(mlp, digits):
     small = small_of(mlp, Scheme("integer", skip=("0", "4")), digits)
     assert describe(small).floating == ["0", "1", "3", "4"]
     assert abs(accuracy(small, digits) - accuracy(mlp, digits)) < 1
+
+
+def test_a_hook_between_layers_is_called():
+    """What looks at a ReLU, or changes what it gives, sees real numbers."""
+    mt.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    seen = []
+    model[1].register_forward_hook(lambda layer, inputs, out: seen.append(type(out)) or out * 0.5)
+    x = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
+    small = quantize_model(model, "integer", calibration=[x])
+    with mt.no_grad():
+        seen.clear()
+        found, expected = small(mt.tensor(x)).numpy(), model(mt.tensor(x)).numpy()
+    assert seen == [mt.Tensor, mt.Tensor]
+    np.testing.assert_allclose(found, expected, atol=0.03 * abs(expected).max())
+
+
+def test_a_state_of_other_bits_says_so(mlp, digits):
+    eight, four = (quantize_model(mlp, Scheme("integer", activation_bits=bits), calibration=[digits.test_images[:64]])
+                   for bits in (8, 4))
+    four.load_state_dict(eight.state_dict())
+    with mt.no_grad():
+        np.testing.assert_array_equal(four(mt.tensor(digits.test_images[:9])).numpy(),
+                                      eight(mt.tensor(digits.test_images[:9])).numpy())
+
+
+def test_forward_mode_through_integers_is_refused(mlp, digits):
+    small = quantize_model(mlp, "dynamic")
+    x = digits.test_images[:2]
+    with pytest.raises(TypeError, match="multiplies integers, which has no derivative"):
+        mt.jvp(small, (x,), (x,))
