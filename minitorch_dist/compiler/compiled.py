@@ -166,6 +166,8 @@ class Compiled:
         if device == "cpu" and emit == "triton" and not kernels.interpreting():
             raise Break("emit='triton' and the arguments are on the cpu: move them to the GPU with .to('cuda'), or set "
                         "TRITON_INTERPRET=1")
+        if device != "cpu" and kernels.interpreting():
+            raise Break("the arguments are on a GPU, and with TRITON_INTERPRET=1 kernels run on the host")
         if device != "cpu" and not (kernels.installed() and kernels.enabled()):
             raise Break("the arguments are on a GPU, and Triton " + (
                 "is disabled" if kernels.installed() else "is not installed"))

@@ -146,14 +146,14 @@ class Program:
                 step.ends = (*step.ends, slot)
 
     def _fresh(self, wanted):
-        """Per wanted value: whether it is in memory that nobody else has, for what computes it has just made it."""
+        """Per wanted value: whether it is in memory that nobody else has: it was just made, and is wanted once."""
         makers = {out: step for step in self.steps for out in step.outs}
         shared = {out for step in self.steps if isinstance(step, KernelStep) and step.reshaped for out in step.outs}
 
         def new(slot):
             step = makers.get(slot)
             return slot not in shared if isinstance(step, KernelStep) else step and step.node.name == "matmul"
-        return [new(slot) and self.wanted.index(slot) == i for i, slot in enumerate(self.wanted)]
+        return [new(slot) and self.wanted.count(slot) == 1 for slot in self.wanted]
 
     def __call__(self, given):
         if self.emit == "c" and not self.ready:

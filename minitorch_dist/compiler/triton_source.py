@@ -361,5 +361,7 @@ def cast(word, dtype, argument):
 def literal(number, dtype):
     """A number as a block (1, 1)."""
     number = dtype.type(number)
+    if dtype.kind == "f" and number == 0 and np.signbit(number):
+        return f"(tl.full([1, 1], 0.0, {TYPES[dtype.name]}) * -1)"      # Triton's own -0.0 is 0.0
     word = f'float("{number}")' if dtype.kind == "f" and not np.isfinite(number) else repr(number.item())
     return f"tl.full([1, 1], {word}, {TYPES[dtype.name]})"

@@ -58,7 +58,7 @@ def test_the_op_table(dtype, geometry, monkeypatch, guard):
 @pytest.mark.parametrize("group, geometry", list(enumerate(GEOMETRIES)))
 def test_random_programs(group, geometry, monkeypatch, guard):
     shaped(monkeypatch, geometry)
-    hold(group, "triton", together=12)
+    hold(group, "triton", together=12 if geometry == "as on a GPU" else 5)
 
 
 @interpreted
@@ -74,7 +74,7 @@ def arithmetic(x, y, i, j):
     return (x * y + x, x / y, root, 1.0 / root, mt.maximum(x, y), mt.minimum(y, x), mt.where(x > 0, x, -y), mt.relu(x),
             mt.sign(x), mt.floor(x), mt.ceil(y), x % y, mt.isfinite(x / y), mt.astype(x > y, np.int32), i + 3 * j,
             mt.astype(i, x.dtype) * y, mt.where(mt.isnan(x), 0.0, x), mt.logical_xor(x > 0, y > 0), x.T * 2.0,
-            mt.square(x[::2]) - y[1::2], mt.astype(x, np.float64) - 0.1)
+            mt.where(x > 0, x, -0.0), x * -0.0, mt.square(x[::2]) - y[1::2], mt.astype(x, np.float64) - 0.1)
 
 
 @interpreted
