@@ -271,6 +271,7 @@ class Recorder:
     places    [Place], what the function takes from elsewhere; placed: the ids of what is looked at there
     checks    [(0-d bool, error)], see backend.refuse
     writes    [(first address, last + 1, author)], see autodiff/writes.py
+    held      arrays of compiled functions that the graph reads, kept alive
     launches  {name: number}, see ledger.launch
     matmul    what makes products: see `products`
     """
@@ -279,7 +280,7 @@ class Recorder:
         self.name, self.muted, self.drawn = graphed.name, muted, None      # (it draws nothing)
         self.places = surroundings(graphed.function, [x for x in given if not is_array(lower(x))])
         self.placed = {id(place.where) for place in self.places}
-        self.leaves, self.checks, self.writes, self.launches = {}, [], [], Counter()
+        self.leaves, self.checks, self.writes, self.held, self.launches = {}, [], [], [], Counter()
 
     takes_compiled = True       # compiled functions, whose kernels become a part of it
 
@@ -319,6 +320,7 @@ class Recorder:
 
     def depends(self, places, arrays):
         """A compiled function has run: it depends on these places, and reads these Tensors and arrays."""
+        self.held += arrays
         tensors = [x for x in arrays if x.__class__ is Tensor and id(x) not in self.placed]
         places = [place for place in places if id(place.where) not in self.placed]
         self.places += [*places, *(Place(of_tensor, x, of_tensor(x)) for x in tensors)]

@@ -40,9 +40,10 @@ class Timeline:
         """A table: a row per rank, milliseconds."""
         rows = [self.seconds(rank) for rank in range(len(self.spans))]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        lines = ["rank  " + "  ".join(f"{name:>13}" for name in names) + "   (ms)"]
+        width = max(13, *map(len, names)) if names else 13
+        lines = ["rank  " + "  ".join(f"{name:>{width}}" for name in names) + "   (ms)"]
         for rank, row in enumerate(rows):
-            lines.append(f"{rank:4d}  " + "  ".join(f"{1e3 * row.get(name, 0):13.2f}" for name in names))
+            lines.append(f"{rank:4d}  " + "  ".join(f"{1e3 * row.get(name, 0):{width}.2f}" for name in names))
         return "\n".join(lines)
 
     def save(self, path):

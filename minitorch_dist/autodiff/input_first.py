@@ -115,16 +115,17 @@ class InputFirst:
         for i, (parent, g) in enumerate(zip(node.parents, gs, strict=True)):
             if not here[i]:
                 continue
-            summed = parent in partial
-            if summed:
-                g = partial.pop(parent) if g is None else partial.pop(parent) + g
+            owned = node.primitive.fresh[i]
+            if parent in partial:
+                owned = g is not None
+                g = partial.pop(parent) + g if owned else partial.pop(parent)
             self.left[parent] -= 1
             if g is None:
                 continue
             if self.left[parent] or parent.primitive is not None:
                 partial[parent] = g
             else:
-                finish_leaf(parent, g, summed or node.primitive.fresh[i], False, into, ())
+                finish_leaf(parent, g, owned, False, into, ())
 
 
 def in_order(root, uses):

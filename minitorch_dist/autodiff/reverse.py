@@ -157,9 +157,10 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
                         check_backward(node, ct, g)
                     if g is not None and (g.shape != parent.shape or g.dtype != parent.dtype):
                         g = fit(g, parent)
-                summed = parent in partial
-                if summed:
-                    g = partial.pop(parent) if g is None else partial.pop(parent) + g
+                owned = primitive.fresh[i]
+                if parent in partial:       # what arrived alone before is its maker's, or somebody else's, array
+                    owned = g is not None
+                    g = partial.pop(parent) + g if owned else partial.pop(parent)
                 left = uses[parent] - 1
                 if left:
                     uses[parent] = left
@@ -168,7 +169,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
                 elif parent.primitive is not None and (not stops or parent not in stops):
                     ready.append((parent, g))
                 elif g is not None:     # at once, so that a hook runs as soon as its gradient is complete
-                    finish_leaf(parent, g, summed or primitive.fresh[i], create, into, stops)
+                    finish_leaf(parent, g, owned, create, into, stops)
             i += 1
         if not retain:
             node.saved = FREED

@@ -35,7 +35,10 @@ def expressible(node):
         return out.kind == "f"
     if node.name in ("mod", "floor", "ceil", "sign", "abs"):
         return kinds == {"f"}
-    if kinds <= {"i", "b"} and any(type(a) is int and abs(a) >= 2 ** 31 for a in node.args):      # NumPy knows better
+    if node.name == "isfinite" and kinds != {"f"}:
+        return False
+    whole = kinds <= {"i", "b"} or node.name == "where" and out.kind == "i"
+    if whole and any(type(a) is int and abs(a) >= 2 ** 31 for a in node.args):      # NumPy knows better
         return False
     if node.name in ARITHMETIC:
         return out.kind in "fi" or node.name in ("where", "maximum", "minimum")

@@ -28,7 +28,7 @@ from .fusion import COLUMN, FULL, ROW, SCALAR, shape_of
 from .ir import Value
 from .loops import Walk, place
 
-WIDEST = 8192       # columns of a tile that holds whole rows: more don't fit into a program's registers
+WIDEST = 8192       # float32 columns of a tile that holds whole rows: more don't fit into a program's registers
 STEP = 4096         # columns of a tile in a loop over longer rows
 TILE = 1024         # elements of a tile of short rows
 PROGRAMS = 528      # that share the rows where there are sums over them: four for each of an H200's multiprocessors
@@ -71,7 +71,8 @@ class Writer(Walk):
         super().__init__(kernel, strides)
         rows, columns = kernel.rows, kernel.columns
         by_row = ROW in self.roles.values()
-        self.long = by_row and columns > WIDEST
+        size = max((v.dtype.itemsize for v in (*self.inputs, *self.nodes) if v.dtype.kind == "f"), default=4)
+        self.long = by_row and columns > WIDEST * 4 // size
         self.block = STEP if self.long else next_power_of_2(columns if by_row else min(columns, TILE))
         self.high = min(max(1, TILE // self.block), next_power_of_2(rows))
         self.across = 1 if by_row else cdiv(columns, self.block)     # programs side by side

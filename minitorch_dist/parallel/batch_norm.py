@@ -69,6 +69,12 @@ class MicroShardStatistics:
         part[n:-1] += var
         part[-1] += 1
 
+    def exchange(self, vector=None):
+        """Go on with `vector` (default: zeros); returns what has been taken so far. For those who run other
+        micro-shards forward before this one's backward."""
+        taken, self.vector = self.vector, xp.zeros_like(self.vector) if vector is None else vector
+        return taken
+
     def forget(self):
         """Begin the step anew."""
         self.counter.forget()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from .. import comm as communication
 from .. import ledger
 from ..autodiff.primitive import lower
-from ..autodiff.reverse import at_end_of_backward
+from ..autodiff.reverse import at_end_of_backward, one_pass
 from ..autodiff.writes import wrote
 from ..backend import xp
 from ..comm.reduction import REDUCIBLE
@@ -261,6 +261,12 @@ class DistributedDataParallel(Module):
             self.arrivals.clear()
         for bucket in self.buckets:
             bucket.start_over()
+
+    def backward_without_gradients(self):
+        """A backward pass that reaches no parameter here: this rank's zeros, for those that wait for them."""
+        with one_pass("backward"):
+            at_end_of_backward(self.at_end)
+            self._pass_begins()
 
     def step_without_data(self):
         """Take part in one backward of the others, with zeros."""

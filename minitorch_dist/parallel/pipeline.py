@@ -102,6 +102,9 @@ class Pipeline:
         if len(schedule) != comm.size or chunks_of(schedule) != len(chunks):
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks of {chunks_of(schedule)} chunks, on "
                              f"{comm.size} ranks; this one has {len(chunks)} chunks")
+        if odd := [type(chunk).__name__ for chunk in chunks if getattr(chunk, "reduces_gradients", False)
+                   and not isinstance(chunk, DistributedDataParallel)]:
+            raise TypeError(f"Pipeline: its chunks are plain modules or DistributedDataParallel; got {', '.join(odd)}")
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
         self._check_order(schedule)
@@ -138,6 +141,7 @@ class Pipeline:
                              f"comes in {len(shards)} micro-shards")
         self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
         self.loss_sum, self.losses, self.scale = loss_sum, [], 1 / (batch.count * units)
+        self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
         for kind, k, chunk in self.steps:
             stage = chunk * self.comm.size + self.comm.rank
@@ -151,12 +155,16 @@ class Pipeline:
             else:
                 left[chunk] -= 1
                 module = self.chunks[chunk]
+                if (chunk, k) in self.statistics:
+                    module.statistics.exchange(self.statistics.pop((chunk, k)))
                 later = left[chunk] and isinstance(module, DistributedDataParallel) and not module.exact
                 with module.no_sync() if later else nullcontext():
                     if kind == BACKWARD:
                         self._backward(stage, chunk, k)
                     elif halves := self.halves.pop((chunk, k)):
                         halves.weights()
+                    else:
+                        self._no_gradients(chunk)
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
@@ -186,13 +194,22 @@ class Pipeline:
         else:
             self._send(FORWARD, stage + 1, k, lower(y))
         self.kept[chunk, k] = x, y
+        if getattr(module, "exact", False):     # a micro-shard's statistics go with its gradients
+            self.statistics[chunk, k] = module.statistics.exchange()
 
     def _backward(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)
         if getattr(y, "requires_grad", False):      # not so of a first stage without parameters
             y.backward(None if arrived is None else Tensor(arrived))
+        else:
+            self._no_gradients(chunk)
         if stage > 0:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if x.grad is None else lower(x.grad))
+
+    def _no_gradients(self, chunk):
+        """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
+        if isinstance(module := self.chunks[chunk], DistributedDataParallel) and module.parameters_in_order:
+            module.backward_without_gradients()
 
     def _input_gradient(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)
@@ -215,6 +232,10 @@ class Pipeline:
         """Of what is for a virtual stage: each message of a batch has its own."""
         return ((stage // self.comm.size) * 2 + (kind == BACKWARD)) * self.micro_batches + k
 
+    def _tag_of_spec(self, stage):
+        """Of what a stage's input looks like: it goes with whichever micro-batch comes first."""
+        return 2 * len(self.chunks) * self.micro_batches + stage // self.comm.size
+
     def _send(self, kind, stage, k, array):
         """Post an array to a virtual stage."""
         array, dst = module_of(array).ascontiguousarray(array), stage % self.comm.size
@@ -226,7 +247,7 @@ class Pipeline:
             self.told.add(stage)
             text = f"{array.dtype.str} {' '.join(map(str, array.shape[1:]))}".encode()
             spec = np.frombuffer(text.ljust(SPEC_BYTES), np.uint8).copy()
-            self.sends.append(self.comm.isend(spec, dst, self._tag(kind, stage, k)))
+            self.sends.append(self.comm.isend(spec, dst, self._tag_of_spec(stage)))
         self.sends.append(self.comm.isend(array, dst, self._tag(kind, stage, k)))
 
     def _receive(self, kind, stage, chunk, k, samples, like=None):
@@ -237,7 +258,7 @@ class Pipeline:
         if like is None:
             if chunk not in self.specs:
                 spec = np.empty(SPEC_BYTES, np.uint8)
-                self.comm.recv(spec, src, self._tag(kind, stage, k))
+                self.comm.recv(spec, src, self._tag_of_spec(stage))
                 dtype, *shape = spec.tobytes().decode().split()
                 self.specs[chunk] = np.dtype(dtype), tuple(map(int, shape))
             dtype, shape = self.specs[chunk]

@@ -16,6 +16,7 @@ A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's l
     W   the gradients of its weights, which nobody waits for
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from ..autodiff import input_first
@@ -106,8 +107,9 @@ def zb_h1(ranks, micro_batches):
     """ZB-H1: 1F1B whose rank r leaves r weight gradients for later. What others wait for comes earlier, and W fills the
     end, where 1F1B waits. With times T_F, T_I, T_W the ranks wait for
 
-        (p-1)·(T_F + T_I - T_W)  each, of 1F1B's (p-1)·(T_F + T_I + T_W)        where T_W ≤ T_I and m ≥ p
-        (p-1)·(T_F + max(0, T_I - T_W)) + max(0, p-m)·min(T_I, T_W)             at any times, any m
+        (p-1)·(T_F + T_I - T_W)  each, of 1F1B's (p-1)·(T_F + T_I + T_W)        where T_W ≤ T_I ≤ T_F and m ≥ p
+        (p-1)·(T_F + max(0, T_I - T_W)) + max(0, p-m)·min(T_I, T_W)             where T_I ≤ T_F, any m
+        (p-1)·max(T_I, T_F + max(0, T_I - T_W))                                 at any times, where m ≥ p
 
     A rank holds min(m, p-r) micro-batches as in 1F1B, and what min(m, r+1) weight gradients need: of no more than
     min(m, p) micro-batches together. Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
@@ -268,6 +270,12 @@ def _show(args):
         print(f"Micro-batches whose W is still to come: {', '.join(map(str, played.waiting))}; together with those "
               f"above at most {', '.join(map(str, played.held))} at once.")
     if args.out:
-        args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
+        try:
+            if not Path(args.out).suffix:
+                raise ValueError(f"--out {args.out} needs an ending, as in schedule.png")
+            args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
+        except (ValueError, OSError) as error:
+            print(f"minitorch-dist pipeline: {error}")
+            return 2
         print(f"drawn: {args.out}")
     return 0

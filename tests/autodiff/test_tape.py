@@ -43,6 +43,21 @@ def test_gradients_of_two_leaves_share_no_memory():
     assert not np.shares_memory(p.grad.numpy(), ct)
 
 
+def test_a_contribution_that_is_none_makes_no_gradient_ones_own():
+    """The last op to speak has nothing for w; what had come before is the caller's own array."""
+    @mt.custom_vjp
+    def scaled(x, w):
+        return x * w
+    scaled.defvjp(lambda x, w: (x * w, w), lambda w, ct: (ct * w, None))
+    a, v, w = (mt.tensor(np.ones(3), requires_grad=True) for _ in range(3))
+    g = mt.tensor(np.ones(3))
+    for _ in range(2):
+        ((v + scaled(a, v)) + (w + scaled(a, w))).backward(g)
+    assert not any(np.shares_memory(x, y) for x, y in ((v.grad.data, w.grad.data), (w.grad.data, g.data)))
+    assert g.numpy().tolist() == [1] * 3 and v.grad.numpy().tolist() == w.grad.numpy().tolist() == [2] * 3
+
+
+
 def test_a_gradient_of_a_0d_leaf_can_be_accumulated():
     x = mt.tensor(3.0, requires_grad=True)
     (x * x).backward()

@@ -33,6 +33,7 @@ PROGRAMS = {
     "residual": (residual, normal(512, 256), normal(512, 256), normal(256), normal(256), normal(256)),
     "gelu": (mt.gelu, normal(64, 2048, dtype=np.float64)),
     "softmax": (mt.softmax, normal(256, 1024)),
+    "wide softmax": (mt.softmax, normal(4, 8192, dtype=np.float64)),
     "ragged softmax": (mt.softmax, normal(33, 1025)),
     "long softmax": (mt.softmax, normal(8, 16384)),
     "rms norm": (lambda x, w: mt.rms_norm(x, 4096, w), normal(16, 4096), normal(4096)),
@@ -62,4 +63,4 @@ for program, (function, *arrays) in PROGRAMS.items():
         code = compile_triton(gpu.record, types, list(types), {}, 90)
         binary = checked(gpu.record, types, code)
         print(json.dumps({"name": f"{program} {number}", "wide": len(WIDE.findall(code.asm["ptx"])),
-                          "local": show.usage(binary.cubin)["local"], "shared": binary.shared}), flush=True)
+                          "stack": show.usage(binary.cubin)["stack"], "shared": binary.shared}), flush=True)

@@ -131,6 +131,18 @@ def test_half_precision_is_left_to_the_engines_own_kernels():
     assert not made.breaks and abs(made(x).cpu().numpy()).max() > 1
 
 
+def test_a_graph_keeps_what_a_compiled_function_has_made():
+    """The array of positions is the variant's; the graph has its address."""
+    made = mt.compile(lambda x: x * np.arange(x.shape[0], like=x.data))
+    graph = mt.cuda_graph(lambda x: made(x) * 1.0)
+    x = mt.tensor(np.ones(5), device="cuda")
+    for _ in range(3):
+        graph(x)
+    constant, (case,) = made.variants[0].elsewhere[0][0], graph._cases.values()
+    assert any(array is constant for array in case.graphs[0].recorder.held)
+    np.testing.assert_array_equal(graph(x).cpu().numpy(), np.arange(5.0))
+
+
 def test_nothing_travels_and_nothing_waits():
     x = mt.tensor(np.ones((4, 6), np.float32), device="cuda", requires_grad=True)
     made = mt.compile(lambda x: mt.softmax(x * 2.0) @ x.T)

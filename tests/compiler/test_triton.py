@@ -164,7 +164,7 @@ def test_each_is_compiled_for_a_gpu(compiled):
     the parameters."""
     assert len(compiled) >= 12
     for name, facts in compiled.items():
-        assert facts["local"] == 0, f"{name} spills"
+        assert facts["stack"] == 0, f"{name} keeps registers in memory"
         assert facts["wide"] > 0 or "ragged" in name or "numbers" in name, f"{name}: {facts}"
 
 

@@ -4,21 +4,22 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import NAMES, Step, gpipe, interleaved, one_forward_one_backward, zb_h1
 
 from . import plain
-from .cases import digest, parameters
+from .cases import digest
 
 WIDTHS, SEED, STEPS = (plain.FEATURES, 9, 11, 7, plain.CLASSES), 3, 12
 
 
-def model(dtype):
+def model(dtype, norms=False):
     mt.manual_seed(5)
     layers = []
     for inside, out in zip(WIDTHS, WIDTHS[1:], strict=False):
-        layers += [nn.Linear(inside, out, dtype=dtype), nn.Tanh(), nn.Dropout(0.2)]
+        norm = nn.BatchNorm(out, dtype=dtype) if norms else nn.Tanh()
+        layers += [nn.Linear(inside, out, dtype=dtype), norm, nn.Dropout(0.2)]
     return nn.Sequential(*layers[:-2])
 
 
@@ -26,25 +27,31 @@ def loss_of(output, labels):
     return nn.cross_entropy(output, labels, reduction="sum")
 
 
-def loader_for(dtype, batch, rank, size, exact):
+def loader_for(dtype, batch, rank, size, exact, drop_last=False):
     x, labels = plain.dataset()
-    return data.Loader(x.astype(dtype), labels, batch, seed=2, rank=rank, size=size, micro_shards=8 if exact else 1)
+    return data.Loader(x.astype(dtype), labels, batch, seed=2, rank=rank, size=size, micro_shards=8 if exact else 1,
+                       drop_last=drop_last)
 
 
-def whole(dtype, batch, exact):
+def state(module):
+    """{name: parameter or buffer}, copied."""
+    return {name: np.array(value) for name, value in module.state_dict().items()}
+
+
+def whole(dtype, batch, exact, norms=False):
     """(losses, parameters, digest) of one process, by train_step."""
     world = comm.world()
-    replica = DistributedDataParallel(model(dtype), world, exact=exact)
+    replica = DistributedDataParallel(model(dtype, norms), world, exact=exact)
     optimizer = optim.Adam(replica.parameters(), lr=0.01)
-    loader, losses = loader_for(dtype, batch, 0, 1, exact), []
+    loader, losses = loader_for(dtype, batch, 0, 1, exact, norms), []
     for step, one in zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False):
         losses.append(training.train_step(replica, optimizer, one, lambda m, s: loss_of(m(s.inputs), s.labels), world,
                                           seed=SEED, step=step)[0])
-    return losses, parameters(replica), digest(replica)
+    return losses, state(replica), digest(replica)
 
 
-def whole_twice():
-    return {"f8": whole("f8", 13, False), "f4": whole("f4", 16, True)}
+def wholes():
+    return {"f8": whole("f8", 13, False), "f4": whole("f4", 16, True), "norms": whole("f8", 16, True, norms=True)}
 
 
 def schedule_for(name, ranks, micro_batches, chunks):
@@ -52,25 +59,66 @@ def schedule_for(name, ranks, micro_batches, chunks):
         if chunks == 1 else interleaved(ranks, micro_batches, chunks)
 
 
-def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True):
-    """(losses, this rank's parameters, micro-batches (live, waiting for W), coords) of a mesh with `pp` ranks along the
-    pipeline."""
+def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True, norms=False):
+    """(losses, this rank's parameters and buffers, micro-batches (live, waiting for W), coords) of a mesh with `pp`
+    ranks along the pipeline."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
-    stages = cut_sequential(model(dtype), pp * chunks)[mesh.coords["pp"]::pp]
+    stages = cut_sequential(model(dtype, norms), pp * chunks)[mesh.coords["pp"]::pp]
     if wrapped:
         stages = [DistributedDataParallel(stage, mesh["dp"], exact=exact,
                                           micro_shards=8 if exact else 8) for stage in stages]
     params = [p for stage in stages for p in stage.parameters()]
     optimizer = optim.Adam(params, lr=0.01) if params else None
     pipeline = Pipeline(stages, mesh["pp"], schedule_for(name, pp, micro_batches, chunks))
-    loader, losses = loader_for(dtype, batch, mesh.coords["dp"], mesh["dp"].size, exact), []
+    loader, losses = loader_for(dtype, batch, mesh.coords["dp"], mesh["dp"].size, exact, norms), []
     for step, one in zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False):
         for stage in stages:
             stage.zero_grad()
         losses.append(pipeline.run(one, loss_of, seed=SEED, step=step, over=mesh["dp"]))
         optimizer.step()
-    return losses, {name: value for stage in stages for name, value in parameters(stage).items()}, \
+    return losses, {name: value for stage in stages for name, value in state(stage).items()}, \
         (pipeline.live, pipeline.waiting), mesh.coords
+
+
+class Sometimes(nn.Module):
+    """Uses its weight in its first calls only."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(np.ones(plain.FEATURES)), calls
+
+    def forward(self, x):
+        self.calls -= 1
+        return x * self.weight if self.calls >= 0 else mt.tensor(x)
+
+
+def sometimes(name, calls):
+    """This rank's gradients of a pipeline of two, beside data parallelism, whose first stage uses its parameter for the
+    first `calls` micro-batches of four; and which stage it is."""
+    mesh = comm.DeviceMesh(dp=-1, pp=2)
+    mt.manual_seed(1)
+    stage = [nn.Sequential(Sometimes(calls)), nn.Sequential(nn.Linear(plain.FEATURES, plain.CLASSES, dtype=np.float64))]
+    stage = DistributedDataParallel(stage[mesh.coords["pp"]], mesh["dp"])
+    batch = next(iter(loader_for(np.float64, 16, mesh.coords["dp"], mesh["dp"].size, False).epoch(0)))
+    Pipeline([stage], mesh["pp"], schedule_for(name, 2, 4, 1)).run(batch, loss_of, seed=1, step=0, over=mesh["dp"])
+    return mesh.coords["pp"], [None if p.grad is None else p.grad.numpy().copy() for p in stage.parameters()]
+
+
+def other_order():
+    """The largest difference of a gradient from the one of the whole, where the second rank takes micro-batches in
+    another order than the first one sends them."""
+    world = comm.world()
+    mt.manual_seed(5)
+    whole = model(np.float64)
+    batch = next(iter(loader_for(np.float64, 8, 0, 1, False).epoch(0)))
+    rows = [[Step("F", 0), Step("F", 1), Step("B", 1), Step("B", 0)],
+            [Step("F", 1), Step("B", 1), Step("F", 0), Step("B", 0)]]
+    stage = cut_sequential(model(np.float64), 2)[world.rank]
+    Pipeline([stage], world, rows).run(batch, loss_of, seed=1, step=0)
+    Pipeline([whole], world.split(world.rank), [[Step("F", 0), Step("B", 0), Step("F", 1), Step("B", 1)]]).run(
+        batch, loss_of, seed=1, step=0)
+    wanted = dict(whole.named_parameters())
+    return max(abs(p.grad.numpy() - wanted[name].grad.numpy()).max() for name, p in stage.named_parameters())
 
 
 def bare_ends():
@@ -181,6 +229,8 @@ def errors():
             found[name] = type(error).__name__, str(error)
     stages = cut_sequential(model(np.float64), 2)
     mine = stages[world.rank:world.rank + 1]
+    sharded = fully_shard(cut_sequential(model(np.float64), 2)[world.rank], world.split(world.rank))
+    attempt("sharded", lambda: Pipeline([sharded], world, gpipe(2, 4)))
     attempt("ranks", lambda: Pipeline(mine, world, gpipe(3, 4)))
     attempt("chunks", lambda: Pipeline(mine, world, interleaved(2, 4, 2)))
     attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0), Step("B", 0)], [Step("B", 0), Step("F", 0)]]))

@@ -15,8 +15,9 @@ CASES = "tests.parallel.pipeline_cases:"
 
 @pytest.fixture(scope="module")
 def one_process():
-    """{dtype: (losses, parameters, digest)} of the whole model: float64 as it comes, float32 in exact mode."""
-    return crews.call(CASES + "whole_twice", 1, env=threads(1))[0]
+    """{kind: (losses, parameters and buffers, digest)} of the whole model: float64 as it comes, float32 in exact mode,
+    and float64 with BatchNorm in exact mode."""
+    return crews.call(CASES + "wholes", 1, env=threads(1))[0]
 
 
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
@@ -50,6 +51,34 @@ def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
         assert got_losses == losses
         for key, value in got.items():
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name, n", [("gpipe", 2), ("1f1b", 4), ("zb-h1", 4)])
+def test_batch_norms_statistics_too(one_process, name, n):
+    """In float64, which shows the order of their sums: micro-shards run forward before others run backward."""
+    losses, wanted, _ = one_process["norms"]
+    arguments = name, 2, 16 // n, 1, "f8", 16, True, True, True
+    for got_losses, got, *_ in crews.call(CASES + "train", n, args=arguments):
+        assert got_losses == losses and any("running" in key for key in got)
+        for key, value in got.items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_a_first_stage_that_uses_its_parameters_at_times(name, calls):
+    """The ranks that hold the same have the same gradients, though the last micro-batch brings none."""
+    found = crews.call(CASES + "sometimes", 4, args=(name, calls))
+    for stage in (0, 1):
+        first, second = (grads for pp, grads in found if pp == stage)
+        for a, b in zip(first, second, strict=True):
+            assert (a is None) == (b is None) == (stage == 0 and calls == 0)
+            if a is not None:
+                np.testing.assert_array_equal(a, b)
+
+
+def test_ranks_may_take_micro_batches_in_orders_of_their_own():
+    assert max(crews.call(CASES + "other_order", 2)) < 1e-12
 
 
 @pytest.mark.parametrize("n, wrapped", [(2, False), (4, True)])
@@ -109,6 +138,7 @@ def test_errors_say_what_to_do():
         "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
         "W before I": ("ValueError", "rank 0 before W0"),
         "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
+        "sharded": ("TypeError", "plain modules or DistributedDataParallel; got FullySharded"),
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
         "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
