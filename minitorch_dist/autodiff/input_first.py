@@ -17,7 +17,7 @@ Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
 """
 
 from . import reverse
-from .primitive import Primitive, state
+from .primitive import Primitive, lower, state
 from .reverse import (
     check_backward,
     check_cotangent,
@@ -45,6 +45,10 @@ class InputFirst:
     """The backward pass from `output` (a Tensor), of which x's cotangent comes first. x: a leaf, or None."""
 
     def __init__(self, output, x):
+        if output.node is None:
+            raise RuntimeError("InputFirst: no gradient reaches the output")
+        if x is not None and not x.is_leaf:
+            raise RuntimeError(f"InputFirst: x is the result of {x.node.primitive.name!r}; it must be a leaf")
         self.root, self.x = output.node, None if x is None else x.node
         self.left = count_uses([(self.root, None)])         # of each node: how many uses haven't passed it anything yet
         self.order = in_order(self.root, self.left)
@@ -55,6 +59,7 @@ class InputFirst:
         """x's cotangent, an array, from the output's; None where none reaches it. No other leaf hears of this."""
         if self.kept is not None:
             raise RuntimeError("InputFirst: input() a second time; what it needs is freed after the first")
+        cotangent = lower(cotangent)
         check_cotangent(cotangent, self.root.shape, self.root.dtype)
         self.kept, self.partial, found = {}, {self.root: cotangent}, {}
         with one_pass(INPUT):

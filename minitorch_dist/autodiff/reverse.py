@@ -36,8 +36,6 @@ has arrived. Passing it on earlier would pass on a part of the sum.
 residual, multiplying by it the LinearOp's transpose.
 """
 
-from contextlib import contextmanager, nullcontext
-
 from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import keep, now, open_ledgers, span
 from .ops.elementwise import astype
@@ -72,23 +70,35 @@ def backward_from(output, gradient, retain, create):
         if gradient.base is not None:   # perhaps some leaf's grad_view, which this pass writes into
             gradient = gradient.copy()
 
-    with one_pass("backward"), mode(off=-1) if create else nullcontext():   # create_graph records, under no_grad too
-        run([(output.node, gradient)], retain, create)
+    with one_pass("backward"):
+        if create:      # records, under no_grad too
+            with mode(off=-1):
+                run([(output.node, gradient)], retain, create)
+        else:
+            run([(output.node, gradient)], retain, create)
 
 
-@contextmanager
-def one_pass(name):
+class one_pass:
     """What is inside is a backward pass to hooks, which may ask for something at its end, and to timelines."""
-    outer, state.callbacks = state.callbacks, []
-    try:
-        begin = now() if open_ledgers else None
-        yield
-        if begin is not None:
-            span("compute", name, begin)
-        for callback in state.callbacks:
-            callback()
-    finally:
-        state.callbacks = outer
+
+    __slots__ = ("name", "outer", "begin")
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.outer, state.callbacks = state.callbacks, []
+        self.begin = now() if open_ledgers else None
+
+    def __exit__(self, kind, *error):
+        try:
+            if kind is None:
+                if self.begin is not None:
+                    span("compute", self.name, self.begin)
+                for callback in state.callbacks:
+                    callback()
+        finally:
+            state.callbacks = self.outer
 
 
 def at_end_of_backward(callback):
@@ -221,7 +231,7 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
     if create:
         tensor._grad = ct if tensor.grad is None else tensor.grad + ct
     else:
-        accumulate(tensor, ct, owned)
+        accumulate(leaf, tensor, ct, owned)
     if state.counting:
         keep(tensor.grad.data, "gradient")
     for hook in leaf.hooks or ():
@@ -237,9 +247,9 @@ def destination(parent):
     return True
 
 
-def accumulate(tensor, ct, owned):
+def accumulate(leaf, tensor, ct, owned):
     """tensor.grad += ct, in place; the first one goes into the leaf's grad_view where it has one."""
-    grad, view = tensor.grad, tensor.node.grad_view
+    grad, view = tensor.grad, leaf.grad_view        # (tensor.node is None where it was frozen since)
     if grad is not None:
         target = grad.data
         xp.add(target, ct, out=target)

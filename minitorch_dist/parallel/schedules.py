@@ -142,7 +142,7 @@ def _check(ranks, micro_batches):
 
 def chunks_of(schedule):
     """How many chunks each rank has."""
-    return 1 + max(step.chunk for row in schedule for step in row)
+    return 1 + max((step.chunk for row in schedule for step in row), default=0)
 
 
 def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
@@ -155,6 +155,8 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
     """
     ranks, chunks = len(schedule), chunks_of(schedule)
     weight = backward / 2 if weight is None else weight
+    if not 0 <= weight <= backward:
+        raise ValueError(f"play: W's time {weight} must lie between 0 and that of backward, {backward}")
     took = {FORWARD: forward, BACKWARD: backward, INPUT: backward - weight, WEIGHT: weight}
     last = ranks * chunks - 1
     _check_complete(schedule, chunks)
@@ -199,6 +201,8 @@ def _needs(step, stage, last):
 
 def _check_complete(schedule, chunks):
     micro_batches = {step.micro_batch for step in schedule[0]}
+    if not micro_batches or micro_batches != set(range(len(micro_batches))):
+        raise ValueError(f"a schedule's micro-batches are 0, 1, …; this one has {sorted(micro_batches) or 'none'}")
     if odd := sorted({step.kind for row in schedule for step in row} - set(KINDS)):
         raise ValueError(f"a schedule's steps are of kinds {', '.join(KINDS)}; this one has {', '.join(map(str, odd))}")
     for rank, row in enumerate(schedule):

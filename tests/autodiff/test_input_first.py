@@ -259,6 +259,10 @@ def test_what_goes_wrong_is_said():
     model, x, _, ct = made("linear")
     optimizer = optim.SGD(list(model.parameters()), lr=0.1)
     halves = InputFirst(model(x), x)
+    with pytest.raises(RuntimeError, match="x is the result of 'mul'"):
+        InputFirst(model(2.0 * x), 2.0 * x)
+    with pytest.raises(RuntimeError, match="no gradient reaches the output"):
+        InputFirst(mt.tensor(1.0), x)
     with pytest.raises(RuntimeError, match="call input"):
         halves.weights()
     with pytest.raises(ValueError, match=r"shape \(6, 5\).*shape \(6, 4\)"):

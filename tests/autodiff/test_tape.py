@@ -58,6 +58,14 @@ def test_a_contribution_that_is_none_makes_no_gradient_ones_own():
 
 
 
+def test_a_leaf_that_is_frozen_before_backward_gets_its_gradient_still():
+    p = leaf(3)
+    y = (p * 2.0).sum()
+    p.requires_grad_(False)
+    y.backward()
+    assert p.grad.numpy().tolist() == [2.0] * 3
+
+
 def test_a_gradient_of_a_0d_leaf_can_be_accumulated():
     x = mt.tensor(3.0, requires_grad=True)
     (x * x).backward()

@@ -102,6 +102,8 @@ def test_links_take_time():
     ([[Step("F", 0), Step("W", 0), Step("B", 0)]], "rank 0 .* B0, I0"),
     ([[Step("F", 0), Step("I", 0), Step("W", 0), Step("W", 0)]], "rank 0 .* W0"),
     ([[Step("F", 0), Step("I", 0), Step("B", 0), Step("W", 0)]], "rank 0 .* B0"),
+    ([[Step("F", 0), Step("F", 2), Step("B", 2), Step("B", 0)]], r"are 0, 1, …; this one has \[0, 2\]"),
+    ([[]], "this one has none"), ([[Step("F", -1), Step("B", -1)]], r"this one has \[-1\]"),
     ([[Step("F", 0), Step("X", 0)]], "kinds F, B, I, W; this one has X"),
     ([[Step("F", 0), Step("I", 0), Step("F", 1), Step("B", 1), Step("W", 0)]], None)], ids=str)
 def test_schedules_of_one_s_own(schedule, words):
