@@ -20,8 +20,7 @@ import pytest
 ROOT = Path(__file__).parent
 # What the other runs, in this order, and what this one begins with: checks with limits of a second run beside tests of
 # one process.
-ASIDE = ("kernels/", "compiler/", "nn/", "optim/", "parallel/", "device/", "checkpoints/", "test_resume.py",
-         "test_train.py", "test_gpt.py::test_it_learns_to_add")
+ASIDE = ("kernels/", "compiler/", "nn/", "optim/", "parallel/", "device/", "checkpoints/")
 FIRST = "exercises/"
 AT_LEAST = 1000       # tests aside, and others: below that a second process gains nothing
 NICE = 5              # of the scale from 0 to 19: a quarter or a third of the time of a process of usual priority
