@@ -62,5 +62,8 @@ for program, (function, *arrays) in PROGRAMS.items():
         types |= {name: f"*{TYPES[np.dtype(dtype).name]}" for name, _, dtype in gpu.writer.parameters}
         code = compile_triton(gpu.record, types, list(types), {}, 90)
         binary = checked(gpu.record, types, code)
-        print(json.dumps({"name": f"{program} {number}", "wide": len(WIDE.findall(code.asm["ptx"])),
-                          "stack": show.usage(binary.cubin)["stack"], "shared": binary.shared}), flush=True)
+        ptx = code.asm["ptx"]
+        print(json.dumps({"name": f"{program} {number}", "wide": len(WIDE.findall(ptx)),
+                          "quotients": sorted(set(re.findall(r"\b(?:div|sqrt)\.(rn|full|approx|rz)", ptx))),
+                          "contracted": ptx.count("fma."), "stack": show.usage(binary.cubin)["stack"],
+                          "shared": binary.shared}), flush=True)

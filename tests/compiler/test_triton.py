@@ -168,6 +168,14 @@ def test_each_is_compiled_for_a_gpu(compiled):
         assert facts["wide"] > 0 or "ragged" in name or "numbers" in name, f"{name}: {facts}"
 
 
+def test_quotients_and_roots_are_rounded_and_nothing_is_contracted(compiled):
+    """What the interpreter can't show, for NumPy rounds anyway. (CUDA's exp and tanh are made of contracted sums.)"""
+    for name, facts in compiled.items():
+        assert set(facts["quotients"]) <= {"rn"}, name
+    for name in ("rms norm 0", "rms norm 1"):
+        assert compiled[name]["quotients"] == ["rn"] and compiled[name]["contracted"] == 0
+
+
 def test_nothing_is_said_while_it_is_interpreted():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
