@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..parallel.encodings import from_bits, to_bits
 from .prune import grouped, ungrouped
 
 
@@ -49,7 +50,7 @@ class Packed:
         if self.kind == "bitmask":
             return np.unpackbits(self.places, count=prod(self.shape)).astype(bool).reshape(self.shape)
         n, m = map(int, self.kind.split(":"))
-        places = _from_bits(self.places, self.values.size, _bits(m)).reshape(-1, n)
+        places = from_bits(self.places, self.values.size, _bits(m)).reshape(-1, n)
         keep = np.zeros((len(places), m), bool)
         np.put_along_axis(keep, places, True, axis=1)
         moved = (self.shape[0], *self.shape[2:], self.shape[1] // m, m)
@@ -90,21 +91,12 @@ def pack(array, mask=None, n_of_m=None):
     if array.ndim < 2 or array.shape[1] % m or (grouped(mask, m).sum(-1) != n).any():
         raise ValueError(f"pack: the mask of shape {mask.shape} doesn't keep {n} of every {m} along axis 1")
     keep = grouped(mask, m)
-    return Packed(f"{n}:{m}", array.shape, grouped(array, m)[keep], _to_bits(np.nonzero(keep)[-1], _bits(m)))
+    return Packed(f"{n}:{m}", array.shape, grouped(array, m)[keep], to_bits(np.nonzero(keep)[-1], _bits(m)))
 
 
 def _bits(m):
     """Bits that a place among m takes."""
     return (m - 1).bit_length()
-
-
-def _to_bits(numbers, bits):
-    return np.packbits((numbers[:, None] >> np.arange(bits)) & 1 == 1)
-
-
-def _from_bits(packed, count, bits):
-    ones = np.unpackbits(packed, count=count * bits).reshape(count, bits)
-    return (ones.astype(np.int64) << np.arange(bits)).sum(axis=1)
 
 
 def pack_all(state, masks, n_of_m=None):
