@@ -35,14 +35,16 @@ class Embedding(Module):
         return ", ".join(map(str, self.weight.shape))
 
 
-def rotary(x, base=10_000.0):
-    """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle time · base^(-2j/size):
-    products of queries and keys then depend on their distance only. Source: Su et al. 2021, "RoFormer"."""
+def rotary(x, base=10_000.0, positions=None):
+    """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle position ·
+    base^(-2j/size): products of queries and keys then depend on their distance only. positions: integers (time,),
+    default 0, 1, 2, … Source: Su et al. 2021, "RoFormer"."""
     *_, time, size = x.shape
     if size % 2:
         raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
     here = lower(x)
-    angles = xp.arange(time, like=here)[:, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
+    positions = xp.arange(time, like=here) if positions is None else to_device_of(positions, here)
+    angles = positions[:, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
     cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
     left, right = x[..., :size // 2], x[..., size // 2:]
     return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
@@ -55,8 +57,12 @@ class MultiHeadAttention(Module):
     kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
     causal      no position sees a later one
     rotary      turn queries and keys by their positions
+    context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
+                are: positions(time) and, called (q, k, v, causal), attention; see parallel/context_parallel.py
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
     """
+
+    context = None
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02):
         super().__init__()
@@ -76,10 +82,16 @@ class MultiHeadAttention(Module):
         h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
         # Split first: then their gradients, put together, lie in memory as those of self.qkv.
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
-        return (rotary(q), rotary(k), v) if self.rotary else (q, k, v)
+        if not self.rotary:
+            return q, k, v
+        positions = None if self.context is None else self.context.positions(q.shape[2])
+        return rotary(q, positions=positions), rotary(k, positions=positions), v
 
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
+        if self.context is not None:
+            raise ValueError(f"weights: this rank has the keys of a part of the sequence only ({self.context}): load "
+                             "the state_dict into a model that is not divided")
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
@@ -88,7 +100,11 @@ class MultiHeadAttention(Module):
 
     def forward(self, x):
         q, k, v = self._queries_keys_values(x)
-        y = ops.transpose(ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal), (0, 2, 1, 3))
+        if self.context is None:
+            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            y = self.context(q, k, v, self.causal)
+        y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
 
     def extra_repr(self):
@@ -157,8 +173,11 @@ class GPT(Module):
     tied        the output layer is the embedding's weight
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
+    context     None, or whose part of the sequences the tokens are; see MultiHeadAttention
     Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Source: Radford et al. 2019, "GPT-2".
     """
+
+    context = None
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
                  norm="layer", tied=True, dtype=xp.float32, moe=None):
@@ -181,12 +200,13 @@ class GPT(Module):
                 last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
     def forward(self, tokens):
-        time = tokens.shape[1]
+        part = tokens.shape[1]
+        time = part if self.context is None else self.context.comm.size * part
         if time > self.length:
             raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
         x = self.embed(tokens)
         if self.positions == "learned":
-            x = x + self.position(slice(time))
+            x = x + self.position(slice(time) if self.context is None else self.context.positions(part))
         x = self.blocks(self.dropout(x))
         x, aux = x if isinstance(x, tuple) else (x, None)
         x = self.norm(x)
@@ -196,6 +216,9 @@ class GPT(Module):
     def generate(self, tokens, count, temperature=1.0, stream=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
         temperature 0 takes the likeliest; `stream` is a np.random.Generator (default: the library's)."""
+        if self.context is not None:
+            raise ValueError(f"generate: each rank has a part of the sequences ({self.context}), and a new token would "
+                             "move them: load the state_dict into a GPT that is not divided")
         tokens = lower(tokens)
         tokens = to_device_of(xp.asarray(tokens) if isinstance(tokens, list) else tokens, self.embed.weight.data)
         stream = stream or backend.next_stream()

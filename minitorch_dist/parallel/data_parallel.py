@@ -65,9 +65,9 @@ class DistributedDataParallel(Module):
         if exact:
             check_shape(micro_shards, self.comm.size)
         self.apart = held_apart(module, self.comm)
-        if exact and self.apart:
-            raise ValueError("DistributedDataParallel: exact mode can't be had of divided experts, whose gradients are "
-                             "sums over ranks inside a product: leave one of the two out")
+        if exact and divided(module):
+            raise ValueError("DistributedDataParallel: exact mode can't be had of divided experts or sequences, whose "
+                             "gradients are sums over ranks inside a product: leave one of the two out")
         check_same_model(module, self.comm, apart=self.apart, bucket_cap_mb=bucket_cap_mb,
                          first_bucket_mb=first_bucket_mb, broadcast_buffers=broadcast_buffers, exact=exact,
                          micro_shards=micro_shards)
@@ -329,18 +329,27 @@ def held_apart(module, comm):
     is divided over some of comm's ranks, as the samples are: of modules that say `divided_over`. ValueError unless comm
     has all these ranks. Collective where there are any."""
     apart, made = {}, {}
-    for path, m in module.named_modules():
-        over = getattr(m, "divided_over", None)
-        if over is None or over.size == 1:
-            continue
-        if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
-            raise ValueError(f"DistributedDataParallel: {path or 'the module'} is divided over the ranks of "
-                             f"{over.name!r}, which have samples of their own, and {comm.name!r} lacks {strangers} of "
-                             f"them: wrap it for all ranks that have samples, as with mesh['dp', {over.name!r}]")
-        if over not in made:
+    for path, m in divided(module):
+        over, own = m.divided_over, [p for p in m._parameters.values() if p is not None]
+        check_samples("DistributedDataParallel", path, over, comm)
+        if own and over not in made:
             made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
-        apart |= {id(p): (made[over], over) for p in m._parameters.values() if p is not None}
+        apart |= {id(p): (made[over], over) for p in own}
     return apart
+
+
+def divided(module):
+    """[(path, module)] of those that say they are `divided_over` ranks which have samples, or parts of them, of their
+    own: experts (moe.py), and what shares sequences (context_parallel.py), which has no parameters."""
+    return [(path, m) for path, m in module.named_modules() if hasattr(m, "divided_over") and m.divided_over.size > 1]
+
+
+def check_samples(wrapper, path, over, comm):
+    """ValueError unless comm has all ranks that a module is divided over."""
+    if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
+        raise ValueError(f"{wrapper}: {path or 'the module'} is divided over the ranks of {over.name!r}, which have "
+                         f"samples of their own, and {comm.name!r} lacks {strangers} of them: wrap it for all ranks "
+                         f"that have samples, as with mesh['dp', {over.name!r}]")
 
 
 def check_unwrapped(module):

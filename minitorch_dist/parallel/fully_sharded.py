@@ -37,7 +37,7 @@ from ..backend import xp
 from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
 from .batch_norm import MicroShardStatistics, other_buffers, synchronise
-from .data_parallel import check_unwrapped
+from .data_parallel import check_samples, check_unwrapped, divided
 from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
@@ -105,6 +105,7 @@ class FullySharded(Module):
         self.stage, self.exact, self.reshard = stage, exact, reshard_after_forward
         if exact:
             check_shape(micro_shards, self.comm.size)
+        self._sum_parts_of_sequences(module)
         groups = group(module, default_units(module) if units is None else units)
         check_same_model(module, self.comm, "fully_shard", stage=stage, units=[name for _, name, _ in groups],
                          reshard_after_forward=reshard_after_forward, broadcast_buffers=broadcast_buffers, exact=exact,
@@ -125,6 +126,16 @@ class FullySharded(Module):
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
             synchronise(module, self.comm)
+
+    def _sum_parts_of_sequences(self, module):
+        """Take on the gradients of a model whose ranks have parts of sequences (context_parallel.py)."""
+        for path, m in divided(module):
+            if not m._parameters:
+                if self.exact:
+                    raise ValueError("fully_shard: exact mode can't be had of divided sequences, whose gradients are "
+                                     "sums over ranks inside a product: leave one of the two out")
+                check_samples("fully_shard", path, m.divided_over, self.comm)
+                m.summed = True
 
     def _make_units(self, groups):
         self.units = [Unit(name, named, self.comm, self.stage) for _, name, named in groups]

@@ -227,6 +227,9 @@ def check_plan(modules, chosen):
     ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, and of parts
     inside of parts; TypeError where a module that looks at several positions at once is called "sequence".
     """
+    if context := [path for path, m in modules.items() if getattr(m, "context", None) is not None]:
+        raise ValueError("parallelize_module: sequence_parallel divides the sequences, and so does what "
+                         f"context_parallel has made of {context[0] or 'the model'}: take one of the two")
     for path, way in chosen.items():
         below = [p for p in modules if p == path or p.startswith(f"{path}.")]
         if way == WAY and (mixing := [p for p in below if isinstance(modules[p], MIXING)]):

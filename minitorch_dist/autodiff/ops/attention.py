@@ -35,29 +35,34 @@ def _definition(q, k, v, mask, causal, scale):
     return reshape(matmul(reshape(p, (*share, *p.shape[2:])), v), (batch, heads, times, v.shape[-1]))
 
 
-def _grouped(x, groups):
+def grouped(x, groups):
     """The heads that share keys and values as more rows of one matrix."""
     return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
 
 
-def _forward(q, k, v, mask, causal, scale):
-    groups, mask = k.shape[1], allowed(q, k, mask, causal)
-    p = backend.matmul(_grouped(q, groups), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
+def masked_scores(q, k, mask, scale):
+    """q kᵀ · scale of arrays, -inf where the mask is False: (batch, heads, time, sources)."""
+    p = backend.matmul(grouped(q, k.shape[1]), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
     p *= scale
     if mask is not None:
         xp.copyto(p, -xp.inf, where=xp.logical_not(mask))
+    return p
+
+
+def _forward(q, k, v, mask, causal, scale):
+    p = masked_scores(q, k, allowed(q, k, mask, causal), scale)
     # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
     if p.size:      # a row of no source at all has no maximum, and needs none
         p -= xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
     xp.exp(p, out=p)
     p /= xp.maximum(p.sum(axis=-1, keepdims=True), 1)
-    return backend.matmul(_grouped(p, groups), v).reshape(*q.shape[:3], v.shape[-1]), p
+    return backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]), p
 
 
 def _pullback(ct, wanted, q, k, v, scale, aux):
     # A masked place has p = 0, so that its score gets no cotangent: the mask itself isn't needed.
     groups = k.shape[1]
-    g, p = _grouped(ct, groups), _grouped(aux, groups)
+    g, p = grouped(ct, groups), grouped(aux, groups)
     gq = gk = None
     if wanted[0] or wanted[1]:
         scores = backend.matmul(g, v.swapaxes(2, 3))
@@ -65,7 +70,7 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
         scores *= p
         scores *= scale
         gq = backend.matmul(scores, k).reshape(q.shape) if wanted[0] else None
-        gk = backend.matmul(scores.swapaxes(2, 3), _grouped(q, groups)) if wanted[1] else None
+        gk = backend.matmul(scores.swapaxes(2, 3), grouped(q, groups)) if wanted[1] else None
     return gq, gk, backend.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 

@@ -1,0 +1,234 @@
+"""Context parallelism: the ranks of a group hold parts of each sequence, for sequences that are too long for one.
+
+    tokens (batch, T) ── cut_sequence ── (batch, T/N) ── embedding ── norm ─┬─ attention ─┬─ MLP ── … ── loss
+                                                            this rank's     └─ the others' keys
+
+Everything in a transformer but attention works on each position by itself: with all parameters on each rank, a rank
+does 1/N of the work and keeps 1/N of the activations. Attention asks the others, in one of two ways:
+
+    "ring"         keys and values go round, queries stay (ring_attention.py). Any number of ranks; while one product is
+                   made the next keys are on their way, and no scores are kept
+    "all_to_all"   for a while each rank has whole sequences of heads/N heads instead of a part of all heads: at most as
+                   many ranks as key and value heads, and attention itself is what it was
+
+                   elements sent per rank, forward                                    backward
+    "ring"         (N - 1) · 2 · batch · T/N · kv_dim                                 twice as many
+    "all_to_all"   (N - 1)/N · 2 · batch · T/N · (dim + kv_dim)                       as many
+
+Each rank has tokens of its own, so gradients are summed over these ranks as over those that divide the samples:
+
+    mesh = comm.DeviceMesh(dp=-1, cp=4)
+    gpt = context_parallel(nn.GPT(vocabulary, length), mesh["cp"])              # alike on all ranks
+    model = DistributedDataParallel(gpt, mesh["dp", "cp"])                      # or fully_shard
+    for batch in data.Loader(…, rank=mesh.coords["dp"], size=mesh["dp"].size).epoch(0):
+        part = cut_sequence(batch, mesh["cp"])                                  # batch.count stays the samples'
+        training.train_step(model, optimizer, part, loss_sum, mesh["dp", "cp"], seed=0, step=step, units=T)
+
+Sources: see ring_attention.py; Jacobs et al. 2023, "DeepSpeed Ulysses" (all_to_all).
+"""
+
+from dataclasses import is_dataclass, replace
+
+from .. import backend
+from ..autodiff import ops
+from ..autodiff.ops.shape import inverse
+from ..autodiff.primitive import lower
+from ..autodiff.tensor import Tensor
+from ..backend import to_device_of
+from ..nn.layers import Dropout
+from ..nn.models import ImageTransformer
+from ..nn.module import Module
+from ..nn.moe import MoE
+from ..nn.norm import BatchNorm
+from ..nn.transformer import MultiHeadAttention
+from .collectives import all_gather, all_to_all
+from .ring_attention import TIME, check_parts, chunks, positions, ring_attention
+
+# What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
+MIXING = (BatchNorm, ImageTransformer, MoE)
+
+
+# ---------------------------------------------------------------- parts of sequences
+
+def cut_sequence(batch, comm, layout="zigzag", axis=1):
+    """This rank's positions, in their order, of sequences that are the same on all ranks of comm.
+
+    batch   an array or Tensor (batch, time, …), or a Batch or Shard of a Loader, whose inputs and labels are cut then
+    layout  as context_parallel was told
+    axis    of time
+    ValueError where the ranks can't have equal parts.
+    """
+    if is_dataclass(batch):
+        parts = {name: cut_sequence(getattr(batch, name), comm, layout, axis) for name in ("inputs", "labels")}
+        if hasattr(batch, "shards"):
+            parts["shards"] = [cut_sequence(shard, comm, layout, axis) for shard in batch.shards]
+        return replace(batch, **parts)
+    if len(batch.shape) <= axis:
+        raise ValueError(f"cut_sequence: shape {tuple(batch.shape)} has no axis {axis}; sequences are (batch, time, …)")
+    time, unit = batch.shape[axis], len(chunks(0, comm.size, layout)) * comm.size
+    if time % unit:
+        shorter = f", or cut them to {time - time % unit}" if time > unit else ""
+        raise ValueError(f"cut_sequence: {comm.size} ranks can't share {time} positions in layout={layout!r}, which "
+                         f"needs a multiple of {unit}: pad the sequences to {time + unit - time % unit}{shorter}")
+    here = to_device_of(positions(time // comm.size, comm.rank, comm.size, layout), lower(batch))
+    return batch[(slice(None),) * axis + (here,)]
+
+
+def join_sequence(x, comm, layout="zigzag", axis=1):
+    """All ranks' parts as whole sequences, in the order of positions, on every rank: what undoes cut_sequence.
+    Collective; differentiable: the loss is then the sum over the ranks."""
+    return _in_order(all_gather(x, comm, axis), comm.size, layout, axis)
+
+
+def _in_order(x, ranks, layout, axis, back=False):
+    """All ranks' parts, one after the other along `axis`, in the order of positions; back: the other way."""
+    order = [chunk for rank in range(ranks) for chunk in chunks(rank, ranks, layout)]
+    if order == sorted(order):
+        return x
+    pieces = ops.split(x, len(order), axis)
+    return ops.concatenate([pieces[i] for i in (order if back else inverse(order))], axis)
+
+
+# ---------------------------------------------------------------- attention by heads
+
+def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None):
+    """ring_attention's arguments and result, by four all-to-alls: of query, key, value, and of the result.
+
+    ValueError unless the ranks can share heads and kv_heads equally. Backward keeps what attention of whole sequences
+    keeps, of heads/N heads. Collective.
+    """
+    check_parts("ulysses_attention", query, key, value)
+    check_heads("ulysses_attention", query.shape[1], key.shape[1], comm)
+    q, k, v = (_part_of_heads(x, comm, layout) for x in (query, key, value))
+    return _part_of_time(ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), comm, layout)
+
+
+def check_heads(name, heads, kv_heads, comm):
+    """ValueError unless each rank can have as many heads."""
+    if heads % comm.size or kv_heads % comm.size:
+        raise ValueError(f"{name}: {comm.size} ranks must divide the {heads} heads and the {kv_heads} kv_heads; a ring "
+                         "doesn't ask for that")
+
+
+def _part_of_heads(x, comm, layout):
+    """(batch, heads, time/N, size) -> (batch, heads/N, time, size)."""
+    batch, heads, time, size = x.shape
+    n = comm.size
+    x = ops.transpose(ops.reshape(x, (batch, n, heads // n, time, size)), (1, 0, 2, 3, 4))
+    x = ops.transpose(all_to_all(x, comm), (1, 2, 0, 3, 4))
+    return _in_order(ops.reshape(x, (batch, heads // n, n * time, size)), n, layout, TIME)
+
+
+def _part_of_time(x, comm, layout):
+    """(batch, heads/N, time, size) -> (batch, heads, time/N, size)."""
+    batch, heads, time, size = x.shape
+    n = comm.size
+    x = _in_order(x, n, layout, TIME, back=True)
+    x = ops.transpose(ops.reshape(x, (batch, heads, n, time // n, size)), (2, 0, 1, 3, 4))
+    x = ops.transpose(all_to_all(x, comm), (1, 0, 2, 3, 4))
+    return ops.reshape(x, (batch, n * heads, time // n, size))
+
+
+HOW = {"ring": ring_attention, "all_to_all": ulysses_attention}
+
+
+# ---------------------------------------------------------------- whole models
+
+class Context(Module):
+    """What a model of this rank's part of the sequences is told: which positions these are, and how to attend.
+
+    divided_over    the Communicator whose ranks share the sequences: DistributedDataParallel and fully_shard ask for it
+    summed          whether somebody sums the gradients over them: these two set it, and whoever does it otherwise has
+                    to
+
+    It has no parameters. Called (q, k, v, causal), it is attention of this rank's queries to all ranks' keys.
+    """
+
+    def __init__(self, comm, how="ring", layout="zigzag"):
+        super().__init__()
+        if how not in HOW:
+            raise ValueError(f"context_parallel: how={how!r} must be one of {', '.join(map(repr, HOW))}")
+        chunks(comm.rank, comm.size, layout)
+        self.comm, self.how, self.layout = comm, how, layout
+        self.divided_over, self.summed = comm, False
+
+    def positions(self, time):
+        """int64 (time,): where this rank's positions stand in the sequence."""
+        return positions(time, self.comm.rank, self.comm.size, self.layout)
+
+    def forward(self, q, k, v, causal):
+        y = HOW[self.how](q, k, v, self.comm, causal, self.layout)
+        if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
+            raise RuntimeError(f"context_parallel: the ranks of {self.comm.name!r} have tokens of their own, and "
+                               "nobody sums the gradients: wrap the whole model in DistributedDataParallel(model, "
+                               "comm), or fully_shard it, over all ranks that have tokens, as mesh['dp', 'cp']; where "
+                               "that is done otherwise, set summed = True of its Context")
+        return y
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a model whose sequences are divided over ranks can't be copied or pickled: build one that "
+                        "isn't, and load the state_dict of this one")
+
+    def extra_repr(self):
+        return f"{self.how!r}, {self.layout!r}, rank {self.comm.rank} of {self.comm.size}"
+
+
+class ContextParallelDropout(Dropout):
+    """Dropout of this rank's positions, by their part of the whole sequences' mask. x (batch, time/N, …)."""
+
+    def __init__(self, whole, context):
+        super().__init__(whole.p)
+        self.training = whole.training
+        object.__setattr__(self, "context", context)        # which stands in the tree of modules elsewhere
+
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        batch, time, *rest = x.shape
+        draws = backend.random_rows((batch, self.context.comm.size * time, *rest))
+        stays = draws[:, self.context.positions(time)] >= self.p
+        return ops.dropout(x, self.p, mask=to_device_of(stays, lower(x)))
+
+
+def context_parallel(model, comm, how="ring", layout="zigzag"):
+    """Let a model work on this rank's part of each sequence, (batch, time/N, …), in place; returns it.
+
+    model   the same on all ranks of comm: a GPT, TransformerBlocks, or a Module with MultiHeadAttention in it which
+            otherwise works on each position by itself. A GPT knows its positions then; a module with a table of its
+            own, in whose class `context = None` stands, finds a Context there, and asks it for positions(time)
+    how     "ring" or "all_to_all"
+    layout  "zigzag" balances a causal ring; cut_sequence must be told the same
+
+    Names and state_dicts stay as they are: load one into a model that isn't divided in order to generate. Divide a
+    model before an optimizer or DistributedDataParallel is made. It goes with parallelize_module of the same model over
+    other ranks, before or after, and with pipelines; not with its sequence_parallel, nor exact mode, nor mixtures of
+    experts: ValueError.
+    """
+    context = Context(comm, how, layout)
+    modules = dict(model.named_modules())
+    attentions = [m for m in modules.values() if isinstance(m, MultiHeadAttention)]
+    if not attentions:
+        raise ValueError(f"context_parallel: the {type(model).__name__} has no MultiHeadAttention, whose keys would be "
+                         "shared: cut the samples instead")
+    for path, m in modules.items():
+        _check(path or "the model", m, context)
+    for m in modules.values():
+        if hasattr(type(m), "context"):
+            m.context = context
+        for name, child in list(m._modules.items()):
+            if isinstance(child, Dropout):
+                m.add_module(name, ContextParallelDropout(child, context))
+    return model
+
+
+def _check(path, module, context):
+    if isinstance(module, MIXING):
+        raise ValueError(f"context_parallel: {path}, of class {type(module).__name__}, looks at several positions at "
+                         "once, or counts them, and would take this rank's for all")
+    if isinstance(module, Context):
+        raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
+    if getattr(module, "sequence_parallel", False):
+        raise ValueError(f"context_parallel: {path} is cut with sequence_parallel={module.sequence_parallel!r}, which "
+                         "divides the sequences, too: take one of the two")
+    if context.how == "all_to_all" and isinstance(module, MultiHeadAttention):
+        check_heads(f"context_parallel: {path}", module.heads, module.kv_heads, context.comm)

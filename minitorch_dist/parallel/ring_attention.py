@@ -1,0 +1,233 @@
+"""Ring attention: each rank keeps its part of the queries, and everybody's keys and values come by.
+
+    step       0              1              2              3
+    rank 0     q₀ · k₀ v₀     q₀ · k₃ v₃     q₀ · k₂ v₂     q₀ · k₁ v₁        while rank r works with what it has,
+    rank 1     q₁ · k₁ v₁     q₁ · k₀ v₀     q₁ · k₃ v₃     q₁ · k₂ v₂        that is on its way to rank r + 1
+    rank 2     q₂ · k₂ v₂     q₂ · k₁ v₁     q₂ · k₀ v₀     q₂ · k₃ v₃
+    rank 3     q₃ · k₃ v₃     q₃ · k₂ v₂     q₃ · k₁ v₁     q₃ · k₀ v₀
+
+Softmax over a row in pieces: a piece gives o, softmax within it times v, and L, the logarithm of its sum of
+exponentials. Two pieces together have L = log(exp L₁ + exp L₂) and o = o₁ exp(L₁ - L) + o₂ exp(L₂ - L). For backward
+stay q, k, v, o and L of the own part, 1/N of everything: p = exp(score - L) is made again, piece by piece, in a second
+round. The gradients of k and v travel behind them, one rank adding to them after the other, and are home at its end.
+
+Causal, half of the products are empty, and are left out. Which half, depends on who has what:
+
+    position     0  1  2  3  4  5  6  7
+    contiguous   0  0  1  1  2  2  3  3      rank r has r + 1 products of T/N: the last rank N times what the first has
+    zigzag       0  1  2  3  3  2  1  0      of 2N chunks rank r has r and 2N - 1 - r: 2N + 1 products each of T/2N
+
+What a rank sends: N - 1 times its keys and values forward, as much again and their gradients backward.
+
+Sources: Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers"; Milakov & Gimelshein 2018 (softmax in
+pieces); Brandon et al. 2023, "Striped attention" (the balance); Dubey et al. 2024, "The Llama 3 herd of models" (2N
+chunks).
+"""
+
+import math
+
+import numpy as np
+
+from .. import backend, kernels, ledger
+from ..autodiff.ops.attention import allowed, grouped, masked_scores, scaled_dot_product_attention
+from ..autodiff.primitive import Primitive, bind, lower
+from ..backend import module_of, to_device_of, xp
+from .collectives import all_gather
+
+TIME = 2        # the axis of (batch, heads, time, size)
+LAYOUTS = {     # (rank, ranks) -> its chunks of the sequence, in their order; all chunks are equally long
+    "contiguous": lambda rank, ranks: (rank,),
+    "zigzag": lambda rank, ranks: (rank, 2 * ranks - 1 - rank),
+}
+LN2 = math.log(2)
+
+
+# ---------------------------------------------------------------- who has which positions
+
+def chunks(rank, ranks, layout):
+    """The numbers of a rank's chunks; ValueError for an unknown layout."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"context parallel: layout={layout!r} must be one of {', '.join(map(repr, LAYOUTS))}")
+    return LAYOUTS[layout](rank, ranks)
+
+
+def positions(time, rank, ranks, layout):
+    """int64 (time,): where in the sequence the positions of a rank that has so many stand. ValueError unless its chunks
+    are equally long."""
+    own = chunks(rank, ranks, layout)
+    if time % len(own):
+        raise ValueError(f"context parallel: {time} positions on each of {ranks} ranks are no {len(own)} equal chunks; "
+                         f"layout={layout!r} needs sequences of a multiple of {len(own) * ranks} positions")
+    size = time // len(own)
+    return np.concatenate([np.arange(size) + chunk * size for chunk in own])
+
+
+def products(time, rank, source, ranks, causal, layout):
+    """[(queries, keys, diagonal)]: what a rank multiplies of its `time` queries with as many keys of the rank `source`,
+    two slices each. diagonal: query t of the slice sees keys 0 … t of the other; else it sees them all."""
+    if not causal:
+        return [(slice(time), slice(time), False)]
+    own, theirs = chunks(rank, ranks, layout), chunks(source, ranks, layout)
+    size = time // len(own)
+    return [(slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size), a == b)
+            for i, a in enumerate(own) for j, b in enumerate(theirs) if b <= a]
+
+
+# ---------------------------------------------------------------- one product, on arrays
+
+def _attend(q, k, v, diagonal, scale):
+    """(o, L) of a piece: (batch, heads, queries, out), (batch, heads, queries)."""
+    if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
+        o, (_, logs) = kernel.forward(q, k, v, None, diagonal, scale)
+        return o, logs.reshape(q.shape[:3]) * LN2
+    p = masked_scores(q, k, allowed(q, k, None, diagonal), scale)
+    greatest = p.max(axis=-1, keepdims=True)
+    p -= greatest
+    xp.exp(p, out=p)
+    total = p.sum(axis=-1, keepdims=True)
+    o = backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]) / total
+    return o, (greatest + xp.log(total))[..., 0]
+
+
+def _attend_pullback(ct, q, k, v, o, logs, diagonal, scale):
+    """What a piece adds to the cotangents of q, k and v; o and L are those of all pieces together."""
+    if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
+        kept = kernels.Kept((o, module_of(q).ascontiguousarray(logs / LN2).reshape(-1, q.shape[TIME])))
+        return kernel.pullback(ct, (True,) * 3, q, k, v, diagonal, scale, kept)
+    groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, diagonal), scale)
+    p -= logs[..., None]
+    xp.exp(p, out=p)
+    g = backend.matmul(grouped(ct, groups), v.swapaxes(2, 3)).reshape(p.shape)
+    g -= (ct * o).sum(axis=-1, keepdims=True)
+    g *= p
+    g *= scale
+    p, g = grouped(p, groups), grouped(g, groups)
+    return (backend.matmul(g, k).reshape(q.shape), backend.matmul(g.swapaxes(2, 3), grouped(q, groups)),
+            backend.matmul(p.swapaxes(2, 3), grouped(ct, groups)))
+
+
+def _merge(o, logs, o_more, logs_more):
+    """Put one more piece to (o, L), in place."""
+    greatest = xp.maximum(logs, logs_more)
+    weight, weight_more = xp.exp(logs - greatest), xp.exp(logs_more - greatest)
+    total = weight + weight_more
+    o *= (weight / total)[..., None]
+    o += o_more * (weight_more / total)[..., None]
+    logs[...] = greatest + xp.log(total)
+
+
+# ---------------------------------------------------------------- the ring
+
+def _pass_on(x, comm):
+    """Post x to the next rank; a function that waits for what the rank before has posted, and returns it."""
+    arriving = module_of(x).empty_like(x)
+    works = (comm.irecv(arriving, (comm.rank - 1) % comm.size), comm.isend(x, (comm.rank + 1) % comm.size))
+
+    def wait():
+        for work in works:
+            work.wait()
+        return arriving
+    return wait
+
+
+def _one_array(k, v):
+    """Keys and values side by side, to be sent at once."""
+    return xp.concatenate([k.reshape(-1), v.reshape(-1)])
+
+
+def _two_arrays(both, k, v):
+    """Views of the two in it, of k's and v's shapes."""
+    return both[:k.size].reshape(k.shape), both[k.size:].reshape(v.shape)
+
+
+def _round(k, v, comm):
+    """Yield (rank, its keys, its values), one's own first; the next are on their way meanwhile."""
+    both = _one_array(k, v)
+    for step in range(comm.size):
+        wait = _pass_on(both, comm) if step + 1 < comm.size else None
+        yield (comm.rank - step) % comm.size, *_two_arrays(both, k, v)
+        if wait is not None:
+            both = wait()
+
+
+def _blocks(time, comm, source, causal, layout):
+    """`products`, each noted in the ledger."""
+    for block in products(time, comm.rank, source, comm.size, causal, layout):
+        ledger.launch("attention_block")
+        with ledger.spanning("compute", "attention block", f"keys of rank {source}"):
+            yield block
+
+
+def _forward(q, k, v, comm, causal, scale, layout):
+    make = module_of(q)
+    kind = xp.result_type(q.dtype, xp.float32)      # sums of float16 are in float32
+    o, logs = make.zeros((*q.shape[:3], v.shape[3]), kind), make.full(q.shape[:3], -xp.inf, kind)
+    for source, k_there, v_there in _round(k, v, comm):
+        for rows, columns, diagonal in _blocks(q.shape[TIME], comm, source, causal, layout):
+            piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], diagonal, scale)
+            _merge(o[:, :, rows], logs[:, :, rows], *piece)
+    return o.astype(q.dtype, copy=False), logs
+
+
+def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
+    # Whatever is wanted here: the other ranks wait for all of it.
+    gq, home, wait = module_of(q).zeros_like(q), None, None
+    for source, k_there, v_there in _round(k, v, comm):
+        both = module_of(k).zeros(k.size + v.size, k.dtype)
+        gk, gv = _two_arrays(both, k, v)
+        for rows, columns, diagonal in _blocks(q.shape[TIME], comm, source, causal, layout):
+            parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns],
+                                     ans[:, :, rows], aux[:, :, rows], diagonal, scale)
+            for total, at, part in zip((gq, gk, gv), (rows, columns, columns), parts, strict=True):
+                total[:, :, at] += part
+        if home is None:
+            home = both
+            continue
+        if wait is not None:
+            both += wait()      # what the ranks before have added
+        wait = _pass_on(both, comm)
+    if wait is not None:
+        home += wait()
+    return tuple(g if w else None for g, w in zip((gq, *_two_arrays(home, k, v)), wanted, strict=True))
+
+
+def _definition(q, k, v, comm, causal, scale, layout):
+    mask = None
+    if causal:
+        here, everywhere = (np.concatenate([positions(q.shape[TIME], rank, comm.size, layout) for rank in ranks])
+                            for ranks in ([comm.rank], range(comm.size)))
+        mask = to_device_of(everywhere <= here[:, None], lower(q))
+    return scaled_dot_product_attention(q, all_gather(k, comm, TIME), all_gather(v, comm, TIME), mask, scale=scale)
+
+
+_ring_attention = Primitive("ring_attention", _forward, "q k v", "comm causal scale layout", aux=True,
+                            definition=_definition, pullback=_pullback)
+
+
+def check_parts(name, q, k, v):
+    """ValueError unless these are queries, keys and values of the same positions."""
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4 or k.shape[:3] != v.shape[:3] \
+            or (q.shape[0], q.shape[2], q.shape[3]) != (k.shape[0], k.shape[2], k.shape[3]) \
+            or not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{name}: query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)} must be "
+                         "(batch, heads, time, size), (batch, kv_heads, time, size) and (batch, kv_heads, time, out) "
+                         "of this rank's positions, kv_heads a divisor of heads")
+
+
+def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None):
+    """scaled_dot_product_attention of sequences of which each rank of comm has an equal part. Collective.
+
+    query   (batch, heads, time/N, size), of this rank's positions; the same shape on all ranks
+    key     (batch, kv_heads, time/N, size); kv_heads divides heads, and only so many are sent
+    value   (batch, kv_heads, time/N, out) -> (batch, heads, time/N, out)
+    causal  a position looks at itself and those before it in the whole sequence
+    layout  "zigzag" or "contiguous": which positions a rank has, see `positions`
+    scale   default 1 / sqrt(size)
+
+    There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
+    rank's scores at once. Of halves on a GPU, sums over pieces are in float32, those of travelling gradients in halves.
+    """
+    check_parts("ring_attention", query, key, value)
+    positions(query.shape[TIME], comm.rank, comm.size, layout)
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout))

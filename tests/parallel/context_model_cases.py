@@ -1,0 +1,272 @@
+"""What the ranks do in the tests of models of parts. What must hold is checked by the parent process."""
+
+import copy
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import context_parallel as cp
+from minitorch_dist.parallel import full_state_dict as full_of_shards
+from minitorch_dist.parallel import ring_attention as ring
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipeline import full_state_dict as full_of_stages
+from minitorch_dist.parallel.schedules import zb_h1
+from tests.parallel.context_cases import values
+from tests.parallel.sequence_cases import instead
+
+VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 4, 0.5
+SETTINGS = {        # GPT's arguments
+    "learned": {"dropout": 0.2, "kv_heads": 4},
+    "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
+}
+
+
+def gpt(setting):
+    mt.manual_seed(5)
+    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dtype=np.float64, **SETTINGS[setting])
+
+
+def sequences():
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (17, LENGTH + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_sum(model, shard):
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def batches(mesh, layout="zigzag"):
+    """Parts of (step, global batch), STEPS of them; the last of an epoch is smaller."""
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
+    every = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+    for step, batch in zip(range(STEPS), every, strict=False):
+        yield step, batch if mesh["cp"].size == 1 else cp.cut_sequence(batch, mesh["cp"], layout)
+
+
+def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True):
+    """(losses, whole parameters) after STEPS steps of AdamW with dropout and clipping; sizes: {axis: ranks}."""
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "tp": 1} | sizes)
+    model, ranks = gpt(setting), mesh["dp", "cp"]
+    ways = [lambda: mesh["tp"].size > 1 and tp.parallelize_module(model, mesh["tp"], tp.plan_of(model)),
+            lambda: mesh["cp"].size > 1 and cp.context_parallel(model, mesh["cp"], how, layout)]
+    for cut in ways if tensor_first else ways[::-1]:
+        cut()
+    replica = fully_shard(model, ranks, stage) if stage else DistributedDataParallel(
+        model, ranks, bucket_cap_mb=0.004, first_bucket_mb=0.002)
+    optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
+    losses = [training.train_step(replica, optimizer, batch, loss_sum, ranks, seed=3, step=step, units=LENGTH,
+                                  clip=CLIP)[0] for step, batch in batches(mesh, layout)]
+    return losses, ranks.broadcast_object(full_of_shards(replica)) if stage else tp.full_state_dict(model)
+
+
+def train_whole():
+    """{setting: what training a whole model gives}."""
+    return {setting: train(setting, {}) for setting in SETTINGS} | {"stages": train_stages(1)}
+
+
+def stages(count):
+    """A language model as a Sequential, cut into so many."""
+    mt.manual_seed(6)
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 8, np.float64), *(
+        nn.TransformerBlock(8, 2, causal=True, rotary=True, dropout=0.1, dtype=np.float64) for _ in range(2)),
+        nn.Linear(8, VOCABULARY, dtype=np.float64))
+    return model, cut_sequential(model, count, [1] * 4)
+
+
+def train_stages(size):
+    """(losses, whole parameters) of a pipeline of two stages whose `size` replicas share the sequences; size 1: of one
+    process."""
+    mesh = comm.DeviceMesh(dp=1, cp=size, pp=2 if size > 1 else 1)
+    whole, parts = stages(mesh["pp"].size)
+    if size > 1:
+        cp.context_parallel(whole, mesh["cp"])
+    replica = DistributedDataParallel(parts[mesh.coords["pp"]], mesh["cp"])
+    optimizer = optim.AdamW(replica.parameters(), lr=0.01)
+    pipeline, losses = Pipeline([replica], mesh["pp"], zb_h1(mesh["pp"].size, 3)), []
+    for step, batch in batches(mesh):
+        replica.zero_grad()
+        losses.append(pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=3,
+                                   step=step, units=LENGTH, over=mesh["cp"]))
+        optimizer.step()
+    return losses, full_of_stages([replica], mesh["pp"])
+
+
+def kept(how):
+    """Bytes of activations that a GPT keeps for backward, of the same sequences on any number of ranks."""
+    axis = comm.DeviceMesh(cp=-1)["cp"]
+    model = cp.context_parallel(gpt("learned"), axis, how)
+    model.context.summed = True
+    part = cp.cut_sequence(sequences()[0][:3], axis)
+    with ledger.record(memory=True) as book:
+        y = model(part)
+        live = book.live["activation"]
+    del y
+    return live
+
+
+# ---------------------------------------------------------------- wrong on purpose
+
+def _draw_of_part(self, x):
+    return nn.Dropout.forward(self, x)
+
+
+def _rows_from_0(self, time):
+    return np.arange(time)
+
+
+PASS_ON, PRODUCTS, MERGE, PULL = ring._pass_on, ring.products, ring._merge, ring._attend_pullback
+
+
+def _first_only(o, logs, o_more, logs_more):
+    """The last piece takes the place of those before it."""
+    o[...], logs[...] = o_more, logs_more
+
+
+def _unweighted(o, logs, o_more, logs_more):
+    o += o_more
+    logs[...] = np.logaddexp(logs, logs_more)
+
+
+def _own_cotangent(ct, q, k, v, o, logs, *rest):
+    """The sums over a row of a piece, instead of all pieces."""
+    piece, logs_of_piece = ring._attend(q, k, v, *rest)
+    return PULL(ct, q, k, v, piece, logs_of_piece, *rest)
+
+
+def _not_arrived(x, comm):
+    """What one has is what comes."""
+    PASS_ON(x, comm)()
+    return lambda: x
+
+
+def _no_diagonal(*args):
+    return [(rows, columns, False) for rows, columns, _ in PRODUCTS(*args)]
+
+
+WRONG = {       # name: (where, attribute, what stands there instead)
+    "each rank draws a mask of its part": (cp.ContextParallelDropout, "forward", _draw_of_part),
+    "positions begin at 0 on every rank": (cp.Context, "positions", _rows_from_0),
+    "the last piece alone": (ring, "_merge", _first_only), "pieces added": (ring, "_merge", _unweighted),
+    "softmax of a piece in backward": (ring, "_attend_pullback", _own_cotangent),
+    "nothing goes round": (ring, "_pass_on", _not_arrived), "the diagonal is whole": (ring, "products", _no_diagonal),
+}
+
+
+def train_wrong():
+    """{what is wrong: parameters} on two ranks."""
+    found = {}
+    for name, change in WRONG.items():
+        with instead(*change):
+            found[name] = train("learned", {"cp": 2})[1]
+    return found
+
+
+# ---------------------------------------------------------------- use
+
+def composed():
+    """What other parts of the library make of it: {name: whether it is right}."""
+    mesh, found = comm.DeviceMesh(dp=1, cp=-1), {}
+    tokens, u = sequences()[0][:3], values((3, LENGTH, VOCABULARY), 4)
+    axis = mesh["cp"]
+    part, ct = cp.cut_sequence(tokens, axis), cp.cut_sequence(u, axis)
+    whole = gpt("learned").eval()
+    logits = whole(tokens)
+    logits.backward(mt.tensor(u))
+
+    def right(run):
+        model = cp.context_parallel(gpt("learned").eval(), axis)
+        replica = DistributedDataParallel(model, axis)
+        y = run(replica, model)
+        y.backward(mt.tensor(ct))
+        return np.allclose(cp.join_sequence(y.numpy(), axis), logits.numpy(), rtol=0, atol=1e-12) and all(
+            np.allclose(a.grad.numpy(), b.grad.numpy(), rtol=0, atol=1e-11)
+            for a, b in zip(model.parameters(), whole.parameters(), strict=True))
+
+    def checkpointed(replica, model):
+        model.blocks.forward = mt.checkpoint(type(model.blocks).forward.__get__(model.blocks))
+        return replica(part)
+
+    def compiled(replica, model):
+        return mt.compile(replica)(part)
+    nothing = mt.tensor(np.zeros((0, 2, 4, 3)), requires_grad=True)
+    y = cp.ring_attention(nothing, nothing, nothing, axis, True)
+    y.backward(mt.tensor(np.zeros(y.shape)))
+    found["no samples"] = y.shape == nothing.grad.shape == (0, 2, 4, 3)
+    found["plain"] = right(lambda replica, model: replica(part))
+    found["checkpointed"] = right(checkpointed)
+    found["compiled"] = right(compiled)
+    model = cp.context_parallel(gpt("learned"), axis)
+    found["names"] = list(model.state_dict()) == list(whole.state_dict())
+    found["it says so"] = f"rank {axis.rank} of {axis.size}" in str(model)
+    other = gpt("learned")
+    other.load_state_dict(model.state_dict())
+    found["state"] = all((p.numpy() == q.numpy()).all()
+                         for p, q in zip(other.parameters(), model.parameters(), strict=True))
+    return found
+
+
+def parts():
+    """What cut_sequence gives of 0 … 15 in each layout, and whether join_sequence undoes it, gradients too."""
+    world, found = comm.world(), {}
+    x = values((2, 16, 3), 5)
+    for layout in ring.LAYOUTS:
+        part = mt.tensor(cp.cut_sequence(x, world, layout), requires_grad=True)
+        y = cp.join_sequence(part, world, layout)
+        y.backward(mt.tensor(x))        # of each rank's copy
+        same = (y.numpy() == x).all() and np.allclose(part.grad.numpy(), world.size * part.numpy())
+        found[layout] = cp.cut_sequence(np.arange(16)[None], world, layout)[0].tolist(), bool(same)
+    return found
+
+
+def errors():
+    """{what is wrong: (type, message)}."""
+    world, found = comm.world(), {}
+
+    def attempt(name, action):
+        try:
+            action()
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+
+    def q(*shape):
+        return np.zeros(shape)
+
+    def cut(model, **options):
+        return cp.context_parallel(model, world, **options)
+    tokens = np.zeros((2, 6), int)
+    attempt("length", lambda: cp.cut_sequence(tokens, world))
+    attempt("short", lambda: cp.cut_sequence(tokens[:, :1], world, "contiguous"))
+    attempt("axis", lambda: cp.cut_sequence(tokens[0], world))
+    attempt("layout", lambda: cut(gpt("learned"), layout="striped"))
+    attempt("how", lambda: cut(gpt("learned"), how="gather"))
+    attempt("odd part", lambda: cp.ring_attention(q(1, 2, 3, 4), q(1, 2, 3, 4), q(1, 2, 3, 4), world, True))
+    attempt("shapes", lambda: cp.ring_attention(q(1, 2, 4, 4), q(1, 2, 6, 4), q(1, 2, 6, 4), world))
+    attempt("heads", lambda: cp.ulysses_attention(q(1, 3, 4, 4), q(1, 3, 4, 4), q(1, 3, 4, 4), world))
+    attempt("kv heads", lambda: cp.ulysses_attention(q(1, 4, 4, 4), q(1, 1, 4, 4), q(1, 1, 4, 4), world))
+    attempt("heads of a model", lambda: cut(nn.TransformerBlock(6, 3), how="all_to_all"))
+    attempt("no attention", lambda: cut(nn.Sequential(nn.Linear(3, 4))))
+    attempt("mixture", lambda: cut(nn.GPT(VOCABULARY, LENGTH, moe={"experts": 2})))
+    attempt("image", lambda: cut(nn.ImageTransformer()))
+    attempt("twice", lambda: cut(cut(gpt("learned"))))
+    model = gpt("learned")
+    attempt("sequence parallel", lambda: cut(tp.parallelize_module(model, world, tp.plan_of(model), True)))
+    attempt("sequence parallel later", lambda: tp.parallelize_module(cut(gpt("learned")), world, tp.plan_of(model),
+                                                                     True))
+    model = cut(gpt("learned"))
+    attempt("generate", lambda: model.generate(tokens, 1))
+    attempt("weights", lambda: model.blocks[0].attention.weights(q(2, 4, 16)))
+    attempt("longer", lambda: model(np.zeros((1, LENGTH), int)))
+    attempt("copied", lambda: copy.deepcopy(model))
+    attempt("not summed", lambda: model(tokens[:, :4]))
+    alone = world.split(world.rank, name="alone")
+    attempt("not all ranks", lambda: DistributedDataParallel(model, alone))
+    attempt("not all ranks, sharded", lambda: fully_shard(cut(gpt("learned")), alone))
+    attempt("exact", lambda: DistributedDataParallel(cut(gpt("learned")), world, exact=True))
+    attempt("exact, sharded", lambda: fully_shard(cut(gpt("learned")), world, exact=True))
+    model.eval()
+    found["evaluated"] = model(tokens[:, :4]).shape
+    return found
