@@ -329,16 +329,17 @@ def attach(primitive, parents, raw, params, out, aux, level):
         return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
     everything = (out, *raw, *params, aux) if primitive.aux else (out, *raw, *params)
     saved = tuple([v if k else None for v, k in zip(everything, primitive.keeps(wanted), strict=True)])
-    if state.pack is not None:
+    special = state.special
+    if special and state.pack is not None:
         saved = Packed(saved, *state.pack)
     shape, dtype = (None, None) if primitive.multi else (out.shape, out.dtype)
     node = Node(primitive, parents, saved, shape, dtype)
-    if state.counting:
+    if special and state.counting:
         for p, r in zip(parents, raw, strict=True):
             if isinstance(p, Leaf):
                 keep(lower(r), "parameter")
         count_kept(saved)
-    if state.anomaly:
+    if special and state.anomaly:
         node.where = check_forward(primitive, raw, out)
     return outputs(node, out, level) if primitive.multi else wrap(out, node, level)
 
@@ -357,15 +358,24 @@ def count_kept(values):
 
 
 class Packed:
-    """A node's saved values under saved_tensors_hooks: arrays of one axis or more went through pack()."""
+    """A node's saved values under saved_tensors_hooks: arrays of one axis or more went through pack(), those in a tuple
+    (what a fused op keeps) too."""
 
     def __init__(self, saved, pack, unpack):
         self.unpack = unpack
-        self.parts = [(True, pack(v)) if is_array(v) and v.ndim else (False, v) for v in saved]
+        self.parts = [self._packed(v, pack) for v in saved]     # (True, packed), (False, as it is) or (tuple, parts)
+
+    def _packed(self, value, pack):
+        if value.__class__ is tuple and any(map(is_array, value)):
+            return tuple, [self._packed(v, pack) for v in value]
+        return (True, pack(value)) if is_array(value) and value.ndim else (False, value)
 
     def open(self, node):
         """The saved values again."""
-        return tuple(self.unpack(v) if packed else v for packed, v in self.parts)
+        return self._opened(self.parts)
+
+    def _opened(self, parts):
+        return tuple([self._opened(v) if how is tuple else self.unpack(v) if how else v for how, v in parts])
 
 
 class Freed:

@@ -30,11 +30,11 @@ import shutil
 from pathlib import Path
 
 from .index import INDEX, CheckpointError, Index
-from .loading import load
+from .loading import StoredValues, load
 from .saving import of_group, save
 from .together import index_of, together
 
-__all__ = ["CheckpointError", "Checkpoints", "Index", "load", "save"]
+__all__ = ["CheckpointError", "Checkpoints", "Index", "StoredValues", "load", "save"]
 
 
 class Checkpoints:

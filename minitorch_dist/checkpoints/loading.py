@@ -1,6 +1,7 @@
 """Reading a checkpoint into a model that may be cut in another way."""
 
 import zlib
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ..autodiff.writes import wrote
 from ..backend import to_device_of
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
-from .index import CheckpointError, key
+from .index import CheckpointError, Index, key
 from .layout import named_arrays, optimizer_names, piece_of, state_of
 from .together import gathered, index_of, together
 
@@ -144,6 +145,25 @@ class Reader:
         if name not in self.files:
             self.files[name] = safe_open(self.path / name, "numpy")
         return self.files[name]
+
+
+class StoredValues(Mapping):
+    """{name: array} of the parameters and buffers of the model that the checkpoint at `path` is of, each read when it
+    is asked for, whole, however the model was cut. CheckpointError where there is none, or a file can't be read."""
+
+    def __init__(self, path):
+        self.reader = Reader(Path(path), Index.read(path))
+        self.shapes = {name[len("model."):]: array["shape"] for name, array in self.reader.index.arrays.items()
+                       if name.startswith("model.")}
+
+    def __getitem__(self, name):
+        return self.reader.read(f"model.{name}", [(0, extent) for extent in self.shapes[name]])
+
+    def __iter__(self):
+        return iter(self.shapes)
+
+    def __len__(self):
+        return len(self.shapes)
 
 
 def shifted(box, origin):

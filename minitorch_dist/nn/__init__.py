@@ -1,6 +1,7 @@
 """Layers, losses, models and initial values."""
 
 from . import init
+from .absent import without_values
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from .loss import cross_entropy, mse_loss
@@ -15,5 +16,5 @@ __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "ImageTransformer",
     "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "MultiHeadAttention", "Parameter", "RMSNorm",
     "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Summary", "Tanh", "TransformerBlock", "cross_entropy",
-    "init", "lenet", "mlp", "mse_loss", "summary",
+    "init", "lenet", "mlp", "mse_loss", "summary", "without_values",
 ]

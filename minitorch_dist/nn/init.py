@@ -8,6 +8,7 @@ Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
 import math
 
 from ..backend import next_stream, to, xp
+from .absent import building
 
 
 def fans(shape):
@@ -18,14 +19,21 @@ def fans(shape):
     return shape[1] * field, shape[0] * field
 
 
+def drawn(shape, dtype, device, draw):
+    """What draw(stream) gives; inside without_values something of the shape, without memory."""
+    if building.without_values:
+        return xp.broadcast_to(xp.zeros((), dtype), shape)
+    return to(draw(next_stream()).astype(dtype), device)
+
+
 def uniform(shape, bound, dtype=xp.float32, device="cpu"):
     """U(-bound, bound)."""
-    return to(next_stream().uniform(-bound, bound, shape).astype(dtype), device)
+    return drawn(shape, dtype, device, lambda stream: stream.uniform(-bound, bound, shape))
 
 
 def normal(shape, std, dtype=xp.float32, device="cpu"):
     """N(0, std²)."""
-    return to((next_stream().standard_normal(shape) * std).astype(dtype), device)
+    return drawn(shape, dtype, device, lambda stream: stream.standard_normal(shape) * std)
 
 
 def he_normal(shape, dtype=xp.float32, device="cpu"):

@@ -4,13 +4,17 @@ from .. import backend
 from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
+from .absent import Unmade, building
 
 
 def Parameter(values, requires_grad=True):
-    """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters.
+    """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters. Inside
+    without_values it has their shape and dtype alone.
 
     (In torch this is a class. Here any leaf that requires grad can be a parameter.)
     """
+    if building.without_values:
+        return Tensor(Unmade(values.shape, values.dtype)).requires_grad_(requires_grad)
     return tensor(values, requires_grad=requires_grad)
 
 

@@ -36,6 +36,8 @@ class Optimizer:
     """
 
     state_names = ()
+    step_supports_amp_scaling = False       # whether step takes grad_scale and found_inf (GradScaler)
+    home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
     def __init__(self, params, defaults):
         self.groups = [{**defaults, **group, "params": _tensors(group["params"])} for group in _groups(params)]
@@ -54,7 +56,8 @@ class Optimizer:
         """Make empty state where the parameters live now."""
         group_of = {id(p): group for group in self.groups for p in group["params"]}
         self.flats = flat_buffers([p for group in self.groups for p in group["params"]])
-        self.state = [self.empty_state(flat) for flat in self.flats]
+        self.state = [self.empty_state(flat) if self.home is None else self.home.move(self.empty_state(flat))
+                      for flat in self.flats]
         self.slots = [[Slot(s, group_of[id(s.tensor)]) for s in flat.segments if id(s.tensor) in group_of]
                       for flat in self.flats]
 
@@ -67,6 +70,19 @@ class Optimizer:
         saved = self.state_dict()
         self._settle()
         self.load_state_dict(saved)
+
+    def settle_in(self, home):
+        """Let the state live with `home` from now on: home.move(state) gives a FlatBuffer's state arrays there, on the
+        host; home.update(tiled, p, g, state, group, step) makes one run's update, by `self.tiled` on the host."""
+        before, self.home = self.home, home
+        try:
+            if any(self.state_dict(copy=False)["steps"]):
+                self._follow()
+            else:
+                self._settle()
+        except BaseException:
+            self.home = before
+            raise
 
     @property
     def lr(self):
@@ -87,7 +103,7 @@ class Optimizer:
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
             self._follow()
         for flat, state in zip(self.flats, self.state, strict=True):
-            if ledger.open_ledgers:
+            if ledger.open_ledgers and self.home is None:
                 for array in state.values():
                     ledger.keep(array, "optimizer")
             flat.collect(fill_missing=False)
@@ -98,15 +114,23 @@ class Optimizer:
     def apply(self):
         """Update all parameters; their gradients lie in the flat buffers. Here: in tiles, by `update`."""
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
-            host = isinstance(flat.params, xp.ndarray)
             for start, stop, group, steps in runs(slots):
-                for tile in range(start, stop, TILE if host else stop - start):
-                    end = min(tile + TILE, stop) if host else stop
-                    self.update(flat.params[tile:end], flat.grads[tile:end],
-                                {name: array[tile:end] for name, array in state.items()}, group, steps)
-                wrote(flat.params[start:stop], f"{type(self).__name__}.step")
-                if host:        # on a GPU that was a dozen of CuPy's own kernels, which nobody counts
-                    ledger.launch(type(self).__name__.lower())
+                run = slice(start, stop)
+                arrays = flat.params[run], flat.grads[run], {name: array[run] for name, array in state.items()}
+                if self.home is None:
+                    self.tiled(*arrays, group, steps)
+                else:
+                    self.home.update(self.tiled, *arrays, group, steps)
+                wrote(flat.params[run], f"{type(self).__name__}.step")
+                if self.home is not None or isinstance(flat.params, xp.ndarray):
+                    ledger.launch(type(self).__name__.lower())      # a dozen of CuPy's own kernels nobody counts
+
+    def tiled(self, p, g, state, group, step):
+        """`update`, on the host tile by tile."""
+        tile = TILE if isinstance(p, xp.ndarray) else p.size
+        for start in range(0, p.size, tile):
+            part = slice(start, start + tile)
+            self.update(p[part], g[part], {name: array[part] for name, array in state.items()}, group, step)
 
     def update(self, p, g, state, group, step):
         """Update one tile in place: p, g and the state arrays are 1-d and of equal length; step counts from 1.

@@ -17,36 +17,25 @@ from ..autodiff.writes import log, tick, wrote
 from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
 from ..flat import BLOCK, FlatBuffer, layout, round_up
 from ..ledger import event, keep, labelled, open_ledgers
+from ..nn.absent import Absent, AbsentParameterError
 from ..nn.module import Sequential
 from .exact import BinaryCounter
 
 
-class ShardedParameterError(RuntimeError, AttributeError):
-    """Somebody reads a parameter whose values aren't here."""
+class ShardedParameterError(AbsentParameterError):
+    """Somebody reads a parameter whose values are cut over the ranks."""
 
 
-class Elsewhere:
-    """What stands in a parameter's place while its values lie cut over the ranks: their shape, and nothing to read."""
+class Elsewhere(Absent):
+    """What stands in a parameter's place while its values lie cut over the ranks."""
+
+    error = ShardedParameterError
 
     def __init__(self, name, shape, dtype, device):
-        self.name, self.shape, self.dtype, self.ndim, self.stands_on = name, shape, dtype, len(shape), device
-        self.size = xp.prod(shape, dtype=int).item()
-        self.nbytes = self.size * dtype.itemsize
-
-        self.message = (
+        super().__init__(shape, dtype, device, (
             f"{name} is cut over the ranks, and its values are here during forward only (in stage 3, that of its "
             "unit). Call the fully_shard model, not the module inside; this rank's part is in its named_parameters(), "
-            "whole values are in full_state_dict(model), or inside `with model.gathered():`")
-
-    def refuse(self, *_, **__):
-        """No operation can be done."""
-        raise ShardedParameterError(self.message)
-
-    __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __setitem__ = __len__ = __iter__ = refuse
-    __copy__ = __deepcopy__ = __reduce_ex__ = refuse
-
-    def __getattr__(self, name):
-        self.refuse()
+            "whole values are in full_state_dict(model), or inside `with model.gathered():`"))
 
 
 @dataclass(frozen=True)
@@ -345,16 +334,17 @@ def default_units(module):
     return [unit for child in module._modules.values() for unit in default_units(child)]
 
 
-def group(module, units):
+def group(module, units, frozen=False):
     """[(module or None, name, [(name, tensor)])]: the parameters that want a gradient, each in the innermost unit that
-    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype each."""
+    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype each. frozen: those
+    too that want none."""
     chosen, around = {id(m) for m in units}, {}
 
     def walk(m, outside):
         if id(m) in chosen and id(m) not in outside:
             outside = (*outside, id(m))
         for p in m._parameters.values():
-            if p is not None and p.requires_grad:
+            if p is not None and (p.requires_grad or frozen):
                 before = around.get(id(p), outside)
                 common = [a for a, b in zip(before, outside, strict=False) if a == b]
                 around[id(p)] = tuple(common)
@@ -368,7 +358,7 @@ def group(module, units):
         raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
     groups = {}
     for name, p in module.named_parameters():
-        if p.requires_grad:
+        if p.requires_grad or frozen:
             place = around[id(p)][-1] if around[id(p)] else None
             groups.setdefault((place, p.dtype), []).append((name, p))
     inside = {(place if place is not None else 0): sum(key[0] == place for key in groups) for place, _ in groups}

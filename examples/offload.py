@@ -1,0 +1,162 @@
+"""What waits for its turn goes to disk: activations, the optimizer's state, parameters. Memory and seconds, both ways.
+
+    python examples/offload.py
+    python examples/offload.py --layers 12 --dim 384 --batch 32 --folder /scratch
+    python examples/offload.py --device cuda --to cpu       # from a GPU to the host's memory
+
+A small GPT makes the same steps four times, with its activations, its optimizer's state, both, or neither on disk; the
+parameters afterwards have the same bits. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of
+1024² runs forward with its parameters in memory, and streamed from disk; memory there is what Python has allocated, of
+every kind (on a GPU: the ledger's parameters).
+"""
+
+import hashlib
+import sys
+import tempfile
+import time
+import tracemalloc
+from contextlib import nullcontext
+from statistics import median
+
+import minitorch_dist as mt
+from minitorch_dist import backend, ledger, nn, optim, program
+from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
+from minitorch_dist.parallel.streaming import stream_from_disk
+
+KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
+VOCABULARY, WARM_UP = 65, 2
+WAYS = {"plain": (), "activations": ("activations",), "optimizer": ("optimizer",),
+        "both": ("activations", "optimizer")}       # what is offloaded
+
+
+def parse(argv):
+    """The command line."""
+    p = program.ArgumentParser(prog="offload.py", description=__doc__)
+    p.add_argument("--layers", type=int, default=4, help="blocks of the GPT")
+    p.add_argument("--dim", type=int, default=192, help="its width, a multiple of 4")
+    p.add_argument("--length", type=int, default=128, help="tokens of a sequence")
+    p.add_argument("--batch", type=int, default=4, help="sequences of a step")
+    p.add_argument("--steps", type=int, default=5, help=f"timed ones, after {WARM_UP}; the table shows the median")
+    p.add_argument("--stack", type=int, default=24, help="layers of the stack that is streamed")
+    p.add_argument("--width", type=int, default=1024, help="of its layers")
+    p.add_argument("--prefetch", type=int, default=1, help="so many arrays, or units, are read ahead")
+    p.add_argument("--folder", help="where the disk is (default: the system's folder for temporary files)")
+    p.add_argument("--to", choices=["disk", "cpu"], default="disk", help="where a step's things go; cpu: from a GPU")
+    p.add_argument("--device", default="cpu", help="cpu, or cuda")
+    args = p.parse_args(argv)
+    p.check_ranges(args, {program.AT_LEAST_1: ("layers", "dim", "length", "batch", "steps", "stack", "width"),
+                          program.AT_LEAST_0: ("prefetch",)})
+    if args.to == "cpu" and args.device == "cpu":
+        p.error("--to cpu: from the host's memory things can only go to disk; it is meant for --device cuda")
+    return args
+
+
+class Run:
+    """A GPT's training, of which `away` is offloaded: the seconds of each step, {kind: bytes at most}."""
+
+    def __init__(self, args, away, to):
+        mt.manual_seed(0)
+        self.args, self.away, self.to, self.seconds = args, away, to, []
+        self.model = nn.GPT(VOCABULARY, args.length, layers=args.layers, heads=4, dim=args.dim).to(args.device)
+        self.optimizer = optim.AdamW(self.model.parameters(), 1e-3)
+        if "optimizer" in away:
+            offload_optimizer(self.optimizer, to)
+
+    def step(self, number):
+        """One step; the last before those that are timed is counted, which takes time."""
+        args = self.args
+        tokens = backend.stream("tokens", number).integers(0, VOCABULARY, (args.batch, args.length + 1))
+        tokens = backend.to(tokens, args.device)
+        with ledger.record(memory=True) if number == WARM_UP - 1 else nullcontext() as book:
+            begin = time.perf_counter()
+            with offload_activations(self.model, self.to, prefetch=args.prefetch) if "activations" in self.away \
+                    else nullcontext():
+                logits = self.model(tokens[:, :-1])
+                loss = nn.cross_entropy(logits.reshape((-1, VOCABULARY)), tokens[:, 1:].reshape(-1))
+                del logits      # else the program has it
+            loss.backward()
+            self.optimizer.step()
+            loss.item()
+            self.seconds.append(time.perf_counter() - begin)
+        if book:
+            self.peak = book.peak
+        self.optimizer.zero_grad()
+
+    def digest(self):
+        """Of the parameters."""
+        return hashlib.sha256(b"".join(a.tobytes() for a in self.model.state_dict().values())).hexdigest()
+
+
+def training_table(args, folder):
+    """Lines of text: every way beside the plain one. They take turns, step by step, so that what slows the machine down
+    slows down all."""
+    runs = {way: Run(args, away, "cpu" if args.to == "cpu" else folder) for way, away in WAYS.items()}
+    for number in range(WARM_UP + args.steps):
+        for run in runs.values():
+            run.step(number)
+    rows = [f"{way:14}" + "".join(f"{run.peak[kind] / 1e6:12.2f}" for kind in KINDS)
+            + f"{1e3 * median(run.seconds[WARM_UP:]):10.0f}" for way, run in runs.items()]
+    return [f"{'offloaded':14}" + "".join(f"{kind:>12}" for kind in KINDS) + "   ms/step", *rows,
+            verdict("parameters", {run.digest() for run in runs.values()})]
+
+
+def verdict(what, digests):
+    """Whether all ways have come to the same."""
+    return f"the same {what} to the last bit" if len(digests) == 1 else f"{len(digests)} DIFFERENT {what}"
+
+
+def forward(args, model):
+    """(seconds, MiB at most, hash of the output) of a forward of the stack."""
+    x = mt.tensor(backend.stream("x").standard_normal((16, args.width)).astype("f4"), device=args.device)
+    seconds = []
+    with mt.no_grad():
+        for _ in range(3):
+            begin = time.perf_counter()
+            y = model(x).cpu().numpy()
+            seconds.append(time.perf_counter() - begin)
+        _, before = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        with ledger.record(memory=True) as book:
+            for p in model.parameters():
+                ledger.keep(p.data, "parameter")
+            model(x)
+        peak = book.peak["parameter"] if args.device != "cpu" else tracemalloc.get_traced_memory()[1]
+    return median(seconds), peak / 2 ** 20, hashlib.sha256(y.tobytes()).hexdigest()
+
+
+def streaming_table(args, folder):
+    """Lines of text: the stack in memory, and streamed."""
+    size = 4 * args.stack * args.width * (args.width + 1)
+    lines = [f"{args.stack} layers of {args.width}²: {size / 2 ** 20:.1f} MiB of parameters",
+             f"{'parameters':24}{'MiB at most':>12}{'ms/forward':>12}"]
+    digests = set()
+    for prefetch in (None, *sorted({0, args.prefetch})):
+        mt.manual_seed(0)
+        tracemalloc.start()
+        model = nn.Sequential(*(nn.Linear(args.width, args.width) for _ in range(args.stack))).to(args.device)
+        if prefetch is not None:
+            stream_from_disk(model, folder, prefetch)
+        seconds, mebibytes, digest = forward(args, model)
+        tracemalloc.stop()
+        digests.add(digest)
+        name = "in memory" if prefetch is None else f"streamed, {prefetch} ahead"
+        lines.append(f"{name:24}{mebibytes:12.1f}{1e3 * seconds:12.1f}")
+    return [*lines, verdict("outputs", digests)]
+
+
+def main(argv=None):
+    """The program; returns the exit status."""
+    args = parse(argv)
+    with program.usage_errors("offload.py"), tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        args.device = backend.use(args.device)
+        mt.manual_seed(0)
+        with nn.without_values():
+            gpt = nn.GPT(VOCABULARY, args.length, layers=args.layers, heads=4, dim=args.dim)
+        print(f"a GPT of {sum(p.size for p in gpt.parameters()):,} parameters in float32, AdamW, {args.batch} "
+              f"sequences of {args.length} tokens; MB in memory at most")
+        print("\n".join([*training_table(args, folder), "", *streaming_table(args, folder)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
