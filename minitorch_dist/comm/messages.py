@@ -1,7 +1,16 @@
-"""Messages from one rank to another: send and receive, now or posted."""
+"""Messages from one rank to another: send and receive, now or posted, and from whoever comes first."""
+
+import time
+
+import numpy as np
 
 from . import check
-from .state import Call
+from .shared import give_way
+from .state import Call, state
+
+ENVELOPE, PART = 0, 1       # tags of messages in parts
+EAGER_LOOKS = 500            # for a message from anybody, before the rank lets others have the core for LOOK_EVERY
+LOOK_EVERY = 1e-4           # seconds
 
 
 class Messages:
@@ -22,6 +31,62 @@ class Messages:
     def irecv(self, x, src, tag=0):
         """Post a receive; a Work."""
         return self._recv("irecv", x, src, tag, True)
+
+    def isend_parts(self, parts, dst):
+        """Post a message of several arrays of bytes (uint8, 1-d, of any lengths), the first of which should be short;
+        a list of Works. Rank dst takes it by recv_any.
+
+            tag 0   envelope: [number of parts, their lengths (int64) | the first part]
+            tag 1   the second part, the third …            untouched and uncopied until its Work has been waited for
+
+        The ledger counts the first under "envelope", the others under "send". A communicator that is used so sends no
+        other messages with these tags: take one of its own (split).
+        """
+        check.rank("isend_parts", "dst", dst, self.size, own=self.rank)
+        for i, part in enumerate(parts):
+            check.array("isend_parts", f"parts[{i}]", part)
+        sizes = np.array([len(parts), *(part.nbytes for part in parts)], np.int64)
+        envelope = np.concatenate([sizes.view(np.uint8), parts[0]])
+        return [self._isend_counted("envelope", envelope, dst, ENVELOPE),
+                *(self._isend_counted("send", part, dst, PART) for part in parts[1:])]
+
+    def recv_any(self, timeout=None):
+        """(the sender's rank, its parts) of the message in parts that came first; None where none has come within
+        `timeout` seconds (0: look once; None: no limit). Waiting, this rank waits for all the others: one that leaves
+        the program, or dies, ends the job (comm/guard.py)."""
+        found = self._engine.probe(ENVELOPE)
+        if found is None and timeout != 0:
+            found = self._wait_for_any(timeout)
+        if found is None:
+            return None
+        src, nbytes = found
+        envelope = np.empty(nbytes, np.uint8)
+        self._recv_unchecked("recv", envelope, src, ENVELOPE, False)
+        count = int(envelope[:8].view(np.int64)[0])
+        sizes = envelope[8:8 * (count + 1)].view(np.int64)
+        parts = [envelope[8 * (count + 1):], *(np.empty(size, np.uint8) for size in sizes[1:].tolist())]
+        for part in parts[1:]:
+            self._recv_unchecked("recv", part, src, PART, False)
+        return src, parts
+
+    def _wait_for_any(self, timeout):
+        limit = None if timeout is None else time.monotonic() + timeout
+        looks = 0
+        state.enter(Call(self, "recv_any", None, None))
+        try:
+            while (found := self._engine.probe(ENVELOPE)) is None and (limit is None or time.monotonic() < limit):
+                looks += 1
+                give_way() if looks < EAGER_LOOKS else time.sleep(LOOK_EVERY)
+            return found
+        finally:
+            state.leave()
+
+    def _isend_counted(self, op, x, dst, tag):
+        """A posted send that the ledger counts as `op`."""
+        call = Call(self, "isend", x, dst)
+        self._begin(call)
+        self._count_bytes(op, x.nbytes, x.nbytes if dst in self._elsewhere else 0)
+        return self._do(call, (x,), True, lambda: self._engine.send(x, dst, tag, True))
 
     def _send(self, call, x, dst, tag, async_op):
         check.array(call, "x", x)

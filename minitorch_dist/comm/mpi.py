@@ -239,6 +239,14 @@ class MpiEngine:
             raise in_our_words(error) from None
         check_size()
 
+    def probe(self, tag):
+        """(rank, number of bytes) of a message with this tag that waits here, the first that came; None: there is none.
+        recv from that rank takes this one, if nobody else receives meanwhile."""
+        status = self.MPI.Status()
+        if not self.comm.Iprobe(self.MPI.ANY_SOURCE, tag, status):
+            return None
+        return status.Get_source(), status.Get_count(self.MPI.BYTE)
+
     # ------------------------------------------------------------ the job
 
     def split(self, color, key):

@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW against their papers' formulas in plain NumPy float64 (and torch, where it is installed)."""
+"""SGD, Adam(W) and Adagrad against their papers' formulas in plain NumPy float64 (and torch, where it is installed)."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,18 @@ SETTINGS = {    # name -> (kind, settings)
     "adam decay": ("adam", {"lr": 2e-3, "weight_decay": 0.1}),
     "adam betas": ("adam", {"lr": 5e-4, "betas": (0.8, 0.95), "eps": 1e-3}),
     "adamw": ("adamw", {}),
+    "adagrad": ("adagrad", {}),
+    "adagrad decays": ("adagrad", {"lr": 0.05, "lr_decay": 0.02, "weight_decay": 0.1, "eps": 1e-3,
+                                   "initial_accumulator_value": 0.3}),
     "adamw decay": ("adamw", {"lr": 2e-3, "weight_decay": 0.3, "betas": (0.85, 0.99), "eps": 1e-6}),
 }
 DEFAULTS = {    # torch's
     "sgd": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+    "adagrad": {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
 }
-CLASSES = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
+CLASSES = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "adagrad": optim.Adagrad}
 
 
 class Reference:
@@ -37,7 +41,7 @@ class Reference:
 
     def __init__(self, kind, **settings):
         self.kind, self.s = kind, {**DEFAULTS[kind], **settings}
-        self.t, self.m, self.v = 0, 0.0, 0.0
+        self.t, self.m, self.v = 0, 0.0, self.s.get("initial_accumulator_value", 0.0)
 
     def step(self, p, g):
         s = self.s
@@ -46,6 +50,10 @@ class Reference:
             g = g + s["weight_decay"] * p
             self.m = s["momentum"] * self.m + g
             return p - s["lr"] * (g + s["momentum"] * self.m if s["nesterov"] else self.m)
+        if self.kind == "adagrad":
+            g = g + s["weight_decay"] * p
+            self.v = self.v + g ** 2
+            return p - s["lr"] / (1 + (self.t - 1) * s["lr_decay"]) * g / (np.sqrt(self.v) + s["eps"])
         if self.kind == "adamw":
             p = p - s["lr"] * s["weight_decay"] * p
         else:
@@ -111,7 +119,7 @@ def test_a_hundred_steps_are_torchs(name):
     torch = pytest.importorskip("torch")
     kind, settings = SETTINGS[name]
     theirs = [torch.nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in start()]
-    reference = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](theirs, **settings)
+    reference = getattr(torch.optim, CLASSES[kind].__name__)(theirs, **settings)
     params = leaves(start(), np.float32)
     optimizer = CLASSES[kind](params, **settings)
     for step in range(STEPS):
@@ -258,6 +266,7 @@ def test_state_follows_parameters_that_move(kind):
     (lambda p: optim.Adam([p], lr=float("nan")), "lr is nan"),
     (lambda p: optim.Adam([p], betas=(0.9, 1.0)), "betas"),
     (lambda p: optim.AdamW([p], eps=-1e-8), "eps"),
+    (lambda p: optim.Adagrad([p], eps=0.0), "eps is 0.0; it must be more than 0"),
 ])
 def test_what_does_not_fit_raises(make, says):
     p, = leaves([np.ones(3)], np.float32)

@@ -1,0 +1,202 @@
+"""What the ranks do in the tests of remote calls."""
+
+import time
+
+import numpy as np
+
+from minitorch_dist import comm, ledger
+from minitorch_dist.parallel.rpc import Future, Rpc
+
+rpc = None      # the Rpc of the case under way, for functions that call on
+
+
+def begin():
+    global rpc
+    rpc = Rpc(comm.world())
+    return rpc
+
+
+# ---------------------------------------------------------------- what is called
+
+def here(*args, **kwargs):
+    """(the rank that runs this, what it got)"""
+    return comm.world().rank, args, kwargs
+
+
+def to_and_fro(depth, other):
+    """The ranks that were gone through, each waiting for the next."""
+    me = comm.world().rank
+    return [me, *(rpc.rpc_sync(other, to_and_fro, (depth - 1, me)) if depth else [])]
+
+
+def scaled(x, factor):
+    """A new array; x becomes 0, which nobody else shall see."""
+    result = x * factor
+    x[...] = 0
+    return result
+
+
+def refuse(what):
+    raise KeyError(what)
+
+
+class Odd(Exception):
+    """Can't be unpickled."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def raise_odd():
+    raise Odd(1, 2)
+
+
+def a_lambda():
+    return lambda: 1
+
+
+class Counter:
+    """An object to be kept."""
+
+    def __init__(self, start):
+        if start < 0:
+            raise ValueError(f"a counter can't start at {start}")
+        self.value, self.buffer = start, np.zeros(1 << 17)       # too large to leave at once
+
+    def add(self, n):
+        self.value += n
+        return self.value
+
+    def fill(self, value):
+        self.buffer[...] = value
+        return self.buffer      # as it is now, whatever comes
+
+    def later(self):
+        self.answer = Future()
+        return self.answer
+
+    def now(self, value):
+        self.answer.set_result(value)
+
+    def never(self):
+        self.answer.set_exception(LookupError("nothing came"))
+
+
+def add_there(ref, n):
+    """A call by way of a third rank."""
+    return ref.rpc_sync().add(n)
+
+
+# ---------------------------------------------------------------- cases
+
+def calls():
+    """{what: what came out}, of every rank; each calls the next one, all at once."""
+    world, seen = comm.world(), {}
+    after = (world.rank + 1) % world.size
+    with begin():
+        seen["next"] = rpc.rpc_sync(after, here, (1,), {"two": 2})
+        futures = [rpc.rpc_async(to, here, (to,)) for to in range(world.size)]
+        seen["all"] = [future.wait() for future in futures]
+        seen["nested"] = rpc.rpc_sync(after, to_and_fro, (5, world.rank))
+        x = np.arange(5000.0).reshape(50, 100) + world.rank
+        for name, array in (("C", x), ("F", np.asfortranarray(x)), ("strided", x[:, ::3]), ("small", x[:2, :3].copy()),
+                            ("empty", x[:0]), ("float32", x.astype("f4")), ("half of a large one", x[:25])):
+            result = rpc.rpc_sync(after, scaled, (array, 2.0))
+            seen[name] = (result == 2 * x.astype(array.dtype)[tuple(map(slice, array.shape))]
+                          if name != "strided" else result == 2 * array).all(), result.flags.writeable, \
+                array.size == 0 or array.max() > 0
+        large = np.full(1 << 19, world.rank + 1.0)      # 4 MiB: all ranks send before anybody receives
+        seen["large"] = rpc.rpc_sync(after, scaled, (large, 1.0)).sum()
+    return seen
+
+
+def objects():
+    """{what: what came out}, of rank 0; the object lives on the last rank, others call it by way of each other."""
+    world, seen = comm.world(), {}
+    last = world.size - 1
+    with begin():
+        if world.rank == 0:
+            counter = rpc.remote(last, Counter, (10,))
+            seen["owner"] = counter.owner, counter.is_owner()
+            seen["add"] = [counter.rpc_sync().add(n) for n in (1, 2)]
+            seen["by another"] = [rpc.rpc_sync(to, add_there, (counter, 100)) for to in range(world.size)]
+            seen["to_here"] = counter.to_here().value
+            first, second = counter.rpc_async().fill(1.0), counter.rpc_async().fill(2.0)
+            time.sleep(0.05)        # both have run, and neither answer has been taken
+            seen["snapshots"] = second.wait().mean(), first.wait().mean()
+            later = counter.rpc_async().later()
+            seen["not yet"] = later.is_completed()
+            counter.rpc_sync().now("then")
+            seen["later"] = later.wait()
+            never = counter.rpc_async().later()
+            counter.rpc_sync().never()
+            bad = rpc.remote(last, Counter, (-1,))
+            for name, act in {"never": never.wait, "bad": lambda: bad.rpc_sync().add(1),
+                              "not here": counter.local_value if last else lambda: rpc.object("nothing"),
+                              "pickled": lambda: world.broadcast_object(counter),
+                              "waits": Future().wait}.items():
+                try:
+                    act()
+                    seen[name] = "nothing"
+                except Exception as error:
+                    seen[name] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def errors():
+    """{what: (type, text, notes)}, of every rank calling the next one."""
+    world, seen = comm.world(), {}
+    after = (world.rank + 1) % world.size
+    begin()
+
+    def attempt(name, act):
+        try:
+            act()
+            seen[name] = "nothing", "", ""
+        except Exception as error:
+            seen[name] = type(error).__name__, str(error), "".join(getattr(error, "__notes__", []))
+    attempt("raises", lambda: rpc.rpc_sync(after, refuse, ("nothing of the kind",)))
+    attempt("odd", lambda: rpc.rpc_sync(after, raise_odd))
+    attempt("a lambda", lambda: rpc.rpc_sync(after, lambda: 1))
+    attempt("gives a lambda", lambda: rpc.rpc_sync(after, a_lambda))
+    attempt("no such rank", lambda: rpc.rpc_sync(world.size, here))
+    attempt("then", lambda: rpc.rpc_sync(after, here))
+    rpc.rpc_async(after, refuse, ("lost",))     # nobody waits for it
+    attempt("at the end", rpc.shutdown)
+    attempt("after the end", lambda: rpc.rpc_sync(after, here))
+    return seen
+
+
+def waits():
+    """On rank 0: what a wait with a limit says while rank 1 doesn't serve, and what comes when it does."""
+    world = comm.world()
+    with begin():
+        said = None
+        if world.rank == 0:
+            future = rpc.rpc_async(1, here)
+            try:
+                future.wait(timeout=0.05)
+            except TimeoutError as error:
+                said = str(error)
+        world.barrier()
+        if world.rank == 1:
+            served = 0
+            while not served:
+                served = rpc.serve()
+            result = served, rpc.serve()
+        world.barrier()
+        if world.rank == 0:
+            looks = 1
+            while not future.is_completed():    # a look may be what makes MPI fetch the answer
+                looks += 1
+            result = said, looks, future.wait()
+    return result
+
+
+def traffic():
+    """Bytes by operation of a call with arrays of 80,000 and 800 bytes that gives one of 80,000; this rank's calls."""
+    world = comm.world()
+    with ledger.record() as book, begin():
+        if world.rank == 0:
+            rpc.rpc_sync(1, np.add, (np.ones((100, 100)), np.ones(100)))
+    return {key: n for key, n in book.bytes_sent.items() if key[0] == "rpc"}
