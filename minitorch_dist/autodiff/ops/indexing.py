@@ -223,6 +223,7 @@ def embedding(input, weight):
 
 def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
     """TypeError unless raw `numbers` are integers, ValueError unless they lie in 0 … count-1 (see backend.refuse)."""
+    numbers = getattr(numbers, "here", numbers)     # of what is cut over ranks (parallel/sharding) each checks its part
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{name}: {what} of dtype {numbers.dtype}; they must be integers")
     if not on_host(numbers):

@@ -4,7 +4,7 @@ import math
 
 from ... import backend
 from ..dispatch import binary
-from ..primitive import LinearOp, Primitive, bind, place
+from ..primitive import LinearOp, Primitive, bind, place, state
 from .reduction import sum
 from .shape import reshape, swap_last
 
@@ -20,7 +20,8 @@ def matmul(x, y):
     vector on the left is a row, on the right a column, and the axis it lent is dropped again."""
     left, right = len(x.shape), len(y.shape)
     if left > 1 and right > 1:
-        if left > 2 and right == 2 and x.shape[-1] == y.shape[0]:   # one product of all rows instead of many small ones
+        # One product of all rows instead of many small ones; what is cut over ranks puts its own rows together.
+        if left > 2 and right == 2 and x.shape[-1] == y.shape[0] and not hasattr(x, "layout"):
             return reshape(_matmul(reshape(x, _rows(x.shape)), y), (*x.shape[:-1], y.shape[1]))
         return _matmul(x, y)
     if not left or not right:
@@ -77,7 +78,11 @@ def linear(x, weight, bias=None):
     Fused: the bias is added in place, and backward makes the three gradients
     together and none that nobody wants (a first layer's x).
     """
-    return matmul(x, swap_last(weight)) if bias is None else bind(_linear, (x, weight, bias))
+    if bias is not None:
+        return bind(_linear, (x, weight, bias))
+    if state.autocast is not None:      # the parameter itself is cast once; its transpose is a new array in each call
+        weight = state.autocast.lowered(weight)
+    return matmul(x, swap_last(weight))
 
 
 def dot(x, y):

@@ -1,0 +1,277 @@
+"""What the ranks do in the tests of annotations. What must hold is checked by the parent process."""
+
+import itertools
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, ledger
+from minitorch_dist.autodiff.primitive import lower
+from minitorch_dist.parallel import annotate as a
+from minitorch_dist.parallel.sharding import rules
+from tests.autodiff.samples import SAMPLES
+
+
+def values(shape, *key):
+    return np.random.default_rng(list(key)).standard_normal(shape)
+
+
+def apart(x, y):
+    """The greatest difference, relative to y's greatest value."""
+    assert x.shape == y.shape, (x.shape, y.shape)
+    return float(np.abs(x - y).max() / max(1.0, np.abs(y).max())) if x.size else 0.0
+
+
+def whole(x):
+    return x.full() if isinstance(x, a.Sharded) else x
+
+
+# ---------------------------------------------------------------- ops
+
+def op_table(uneven):
+    """({sample: the greatest difference of value and gradients from the dense run's}, how many layouts were tried, ops
+    that have no rule): each dimension of each argument cut over all ranks; uneven: of every second sample those that
+    they can't share equally."""
+    world, found, count = comm.world(), {}, 0
+    for sample in SAMPLES[::2] if uneven else SAMPLES:
+        leaves = [mt.tensor(x, requires_grad=True) for x in sample.args]
+        y = sample.function(*leaves)
+        u = values(y.shape, 1)
+        y.backward(mt.tensor(u))
+        cuts = [(i, dim) for i, x in enumerate(sample.args) for dim in range(np.ndim(x))
+                if x.shape[dim] >= world.size and (not uneven or x.shape[dim] % world.size)]
+        worst, count = found.get(sample.id, 0.0), count + len(cuts)
+        for i, dim in cuts:
+            twins = [mt.tensor(x, requires_grad=True) for x in sample.args]
+            try:
+                z = whole(sample.function(*(a.split(t, dim, world) if k == i else t for k, t in enumerate(twins))))
+                worst = max(worst, apart(z.numpy(), y.numpy()))
+                z.backward(mt.tensor(u))
+                worst = max([worst, *(apart(t.grad.numpy(), x.grad.numpy())
+                                      for t, x in zip(twins, leaves, strict=True))])
+            except Exception as error:
+                raise AssertionError(f"{sample.id}, dimension {dim} of argument {i} cut") from error
+        found[sample.id] = worst
+    of_ranks = {name for name, op in mt.OPS.items() if "collectives" in getattr(op.forward, "__module__", "")}
+    return found, count, sorted(mt.OPS.keys() - of_ranks - rules.RULES.keys())
+
+
+# What a random program is made of: (name, how many values it takes, f, whether shapes fit).
+STEPS = [
+    ("add", 2, lambda x, y: x + y, lambda s, t: _broadcasts(s, t)),
+    ("mul", 2, lambda x, y: x * y, lambda s, t: _broadcasts(s, t)),
+    ("matmul", 2, lambda x, y: x @ y * 0.3,
+     lambda s, t: len(s) > 1 and len(t) > 1 and s[-1] == t[-2] and s[:-2] == t[:-2]),
+    ("rows", 2, lambda x, y: x @ y * 0.3, lambda s, t: len(s) == 3 and len(t) == 2 and s[-1] == t[0]),
+    ("tanh", 1, mt.tanh, lambda s: True), ("scale", 1, lambda x: x * 0.7 - 0.1, lambda s: True),
+    ("gelu", 1, mt.gelu, lambda s: True), ("softmax", 1, mt.softmax, lambda s: len(s) > 0),
+    ("softmax 0", 1, lambda x: mt.softmax(x, 0), lambda s: len(s) > 0),
+    ("norm", 1, lambda x: mt.layer_norm(x, x.shape[-1], eps=0.1), lambda s: len(s) > 0 and s[-1] > 1),
+    ("transpose", 1, lambda x: mt.transpose(x), lambda s: len(s) > 1),
+    ("flat", 1, lambda x: mt.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), lambda s: len(s) > 1),
+    ("parted", 1, lambda x: mt.reshape(x, (2, x.shape[0] // 2, *x.shape[1:])), lambda s: len(s) == 2 and s[0] % 2 == 0),
+    ("sum 0", 1, lambda x: mt.sum(x, 0), lambda s: len(s) > 1), ("mean", 1, lambda x: x - mt.mean(x, -1, True),
+                                                                 lambda s: len(s) > 0),
+    ("max", 1, lambda x: mt.max(x, -1, keepdims=True) + x, lambda s: len(s) > 0),
+    ("half", 1, lambda x: x[..., :x.shape[-1] // 2], lambda s: len(s) > 0 and s[-1] > 3),
+    ("twice", 2, lambda x, y: mt.concatenate([x, y], -1), lambda s, t: len(s) > 0 and s == t and s[-1] < 10),
+    ("picked", 1, lambda x: x[np.array([1, 0, -1, 1])], lambda s: len(s) > 1 and s[0] > 1),
+    ("cumsum", 1, lambda x: mt.cumsum(x, 0) * 0.2, lambda s: len(s) > 0),
+]
+
+
+def _broadcasts(s, t):
+    try:
+        return np.prod(np.broadcast_shapes(s, t), dtype=int) <= 400
+    except ValueError:
+        return False
+
+
+def program(rng, shapes, length):
+    """A random program as data: [(step, the places of its values)]."""
+    shapes, lines = list(shapes), []
+    while len(lines) < length:
+        step = STEPS[rng.integers(len(STEPS))]
+        places = [int(rng.integers(len(shapes))) for _ in range(step[1])]
+        if step[3](*(shapes[i] for i in places)):
+            lines.append((step, places))
+            shapes.append(tuple(step[2](*(mt.tensor(np.zeros(shapes[i])) for i in places)).shape))
+    return lines
+
+
+def run(lines, inputs, again=lambda x: x):
+    """The sum of all that nobody used, each weighed; `again` may annotate each value once more."""
+    made, used = list(inputs), set()
+    for (_, _, f, _), places in lines:
+        made.append(again(f(*(made[i] for i in places))))
+        used.update(places)
+    left = [mt.sum(mt.sin(x)) * (i + 1.0) for i, x in enumerate(made) if i not in used]
+    total = left[0]
+    for x in left[1:]:
+        total = total + x
+    return total
+
+
+def random_layout(rng, shape, mesh):
+    """A legal dims_mapping."""
+    dims, axes = [-1] * len(shape), [axis for axis in mesh.axes if rng.random() < 0.7]
+    for axis in axes:
+        free = [i for i, extent in enumerate(shape) if dims[i] == -1 and extent >= mesh[axis].size]
+        if free:
+            dims[free[rng.integers(len(free))]] = axis
+    return dims
+
+
+def random_programs(first, count, axes):
+    """(the greatest difference from the dense run, what differed most, how many bytes were sent)."""
+    mesh, worst, sent = comm.DeviceMesh(**axes), (0.0, ""), 0
+    for seed in range(first, first + count):
+        rng = np.random.default_rng(seed)
+        shapes = [(6, 4), (4, 8), (8, 6), (2, 6, 4), (4,)]
+        lines = program(rng, shapes, 9)
+        arrays = [values(s, seed, i) for i, s in enumerate(shapes)]
+        leaves = [mt.tensor(x, requires_grad=True) for x in arrays]
+        dense = run(lines, leaves)
+        dense.backward()
+        twins = [mt.tensor(x, requires_grad=True) for x in arrays]
+
+        def again(x, rng=rng):
+            return a.mesh_split(x, mesh, random_layout(rng, x.shape, mesh)) if rng.random() < 0.2 else x
+        with ledger.record() as book:
+            total = run(lines, [a.mesh_split(t, mesh, random_layout(rng, t.shape, mesh)) if rng.random() < 0.8 else t
+                                for t in twins], again)
+            differences = [apart(np.asarray(whole(total).item()), np.asarray(dense.item()))]
+            total.backward()
+        sent += book.total_bytes_sent()
+        differences += [0.0 if x.grad is None else apart(t.grad.numpy(), x.grad.numpy())
+                        for t, x in zip(twins, leaves, strict=True)]
+        worst = max(worst, (max(differences), f"seed {seed}: {[(step[0], places) for step, places in lines]}"))
+    return (*worst, sent)
+
+
+def transforms():
+    """How far forward mode, reverse mode and a Hessian of a function that cuts its argument are from the dense ones."""
+    mesh = comm.DeviceMesh(tp=-1)
+    w = values((4, 6), 1)
+
+    def f(x, cut=True):
+        x, v = (a.split(x, 1, mesh["tp"]), a.mesh_split(w, mesh, [0, -1])) if cut else (x, w)
+        y = mt.softmax(mt.tanh(x @ v))
+        return whole(mt.sum(y * y * y))
+    x, t = values((3, 4), 2), values((3, 4), 3)
+
+    def dense(x):
+        return f(x, False)
+    return [apart(np.asarray(lower(of(f))), np.asarray(lower(of(dense)))) for of in (
+        lambda f: mt.grad(f)(x), lambda f: mt.jvp(f, (x,), (t,))[1], lambda f: mt.hvp(f, x, t))]
+
+
+def explained():
+    """What explain prints of a layer of a network, and that a value nobody looks at isn't noted."""
+    mesh = comm.DeviceMesh(tp=-1)
+    x, w, v = a.replicate(values((4, 6), 1), mesh), a.mesh_split(values((6, 8), 2), mesh, [-1, 0]), \
+        a.mesh_split(values((8, 6), 3), mesh, [0, -1])
+    w.requires_grad_()
+
+    def f(x):
+        z = mt.gelu(x @ w) @ v
+        loss = mt.sum(z * z)
+        loss.backward()
+        return loss
+    page = a.explain(f, x)
+    return str(page), len(page.notes), page.rest
+
+
+def unequal():
+    """How far tanh(x @ w + z), of x (7, 5), w (5, 8) and z (7, 8), each cut along each dimension or not, and its
+    gradients are from the dense ones."""
+    mesh, shapes, worst = comm.DeviceMesh(tp=-1), ((7, 5), (5, 8), (7, 8)), 0.0
+    made = {}
+    for cut in itertools.product((None, 0, 1), repeat=3):
+        leaves = [mt.tensor(values(s, i), requires_grad=True) for i, s in enumerate(shapes)]
+        x, w, z = (t if dim is None else a.split(t, dim, mesh["tp"]) for t, dim in zip(leaves, cut, strict=True))
+        y = whole(mt.tanh(x @ w + z))
+        y.backward(mt.tensor(values((7, 8), 4)))
+        made[cut] = [y.numpy(), *(t.grad.numpy() for t in leaves)]
+        worst = max([worst, *(apart(*pair) for pair in zip(made[cut], made[None, None, None], strict=True))])
+    return worst
+
+
+def looked_at():
+    """The gradient of x of a product that somebody looks at under no_grad while its sum is pending, and the dense one;
+    how many all-reduces three uses of the product cost."""
+    mesh, (x, w) = comm.DeviceMesh(tp=-1), (values((4, 6), 1), values((6, 5), 2))
+    leaf = mt.tensor(x, requires_grad=True)
+    z = a.split(leaf, 1, mesh["tp"]) @ a.mesh_split(w, mesh, [0, -1])
+    with mt.no_grad():
+        mt.tanh(z)
+        pending = str(z.layout)
+    with ledger.record() as book:
+        mt.sum(z * z + mt.exp(z)).backward()
+    y = x @ w
+    return apart(leaf.grad.numpy(), (2 * y + np.exp(y)) @ w.T), pending, book.calls["tp", "all_reduce"]
+
+
+def extrema():
+    """Of values without a gradient, along what is cut: what the ranks make of max, min, any and all, and NumPy."""
+    mesh, x = comm.DeviceMesh(tp=-1), values((5, 6), 4)
+    cut, found = a.split(x, 0, mesh["tp"]), []
+    for name, made, dense in (("max", cut, x), ("min", -cut, -x), ("any", cut > 1.5, x > 1.5),
+                              ("all", cut < 1.5, x < 1.5)):
+        for axis in (None, 0, 1):
+            with ledger.record() as book:
+                y = getattr(mt, name)(made, axis)
+            found.append((name, axis, y.numpy(), getattr(np, name)(dense, axis), book.total_bytes_sent()))
+    return found
+
+
+def masks():
+    """What dropout makes of ones that are cut, brought together, and of whole ones."""
+    mesh, ones = comm.DeviceMesh(tp=-1), np.ones((6, 10))
+    made = []
+    for x in (a.split(ones, 1, mesh["tp"]), mt.tensor(ones)):
+        with backend.random_scope(3, 1, 6, (0, 6)):
+            made.append(whole(mt.dropout(x, 0.4)).numpy().copy())
+    return made
+
+
+def moves(axes, step):
+    """How far values and gradients are from the whole one after going from each layout to each other (each `step`-th of
+    all pairs), which parts weren't those that NumPy cuts, and how many pairs there were."""
+    mesh, shape = comm.DeviceMesh(**axes), (6, 4, 8)
+    x, u = values(shape, 1), values(shape, 2)
+    choices = [a.WHOLE, a.SUM, *map(a.Shard, range(3)), a.Shard(2, (4, 4))]
+    layouts = [a.Layout(3, dict(zip(axes, placements, strict=True)))
+               for placements in itertools.product(choices, repeat=len(axes))
+               if len({p.dim for p in placements if isinstance(p, a.Shard)}) == sum(
+                   isinstance(p, a.Shard) for p in placements)]
+    ranks = {axis: (mesh.coords[axis], mesh[axis].size) for axis in mesh.axes}
+    pairs = [(old, new) for old, new in itertools.product(layouts, repeat=2)
+             if not set(new.pending) & old.shards.keys()][::step]
+    worst, wrong = 0.0, []
+    for old, new in pairs:
+        leaf = mt.tensor(x, requires_grad=True)
+        start = a.replicate(leaf, mesh).redistribute(a.Layout(3, old.shards))
+        if old.pending:     # a sum of as many equal parts as there are ranks
+            n = np.prod([mesh[axis].size for axis in old.pending])
+            start = a.Sharded(start.local / float(n), shape, old, start.comms)
+        moved = start.redistribute(new)
+        if not new.pending and not np.allclose(moved.local.numpy(), cut_by_hand(x, new, ranks), rtol=1e-14):
+            wrong.append(f"{old} -> {new}")
+        y = moved.full()
+        y.backward(mt.tensor(u))
+        worst = max(worst, apart(y.numpy(), x))
+        if not old.pending:
+            worst = max(worst, apart(leaf.grad.numpy(), u))
+    return worst, wrong, len(pairs)
+
+
+def cut_by_hand(x, layout, ranks):
+    """A rank's part of x."""
+    for axis, p in layout.shards.items():
+        rank, n = ranks[axis]
+        pieces = np.split(x, np.cumsum(p.sections)[:-1], p.dim) if p.sections else [x]
+        bounds = [(len(np.moveaxis(piece, p.dim, 0)) * np.array([rank, rank + 1]) // n) for piece in pieces]
+        x = np.concatenate([np.take(piece, range(lo, hi), p.dim)
+                            for piece, (lo, hi) in zip(pieces, bounds, strict=True)], p.dim)
+    return x

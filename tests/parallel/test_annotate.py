@@ -1,0 +1,183 @@
+"""Any legal annotation gives the dense result, forward and backward, and sends what the papers say.
+
+As in test_collectives.py only the ranks import minitorch_dist.parallel.annotate.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist.testing import ranks
+from tests.crews import crews
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sharding.py"
+CASES, MODEL_CASES = "tests.parallel.annotate_cases:", "tests.parallel.annotate_model_cases:"
+
+
+@pytest.mark.parametrize(("n", "uneven"), [(2, False), (3, True)])
+def test_every_op_gives_the_dense_result_however_it_is_cut(n, uneven):
+    for found, count, without in crews.call(CASES + "op_table", n, args=(uneven,)):
+        assert count > (70 if uneven else 450) and not [item for item in found.items() if not item[1] < 1e-11]
+        assert without == ["pick"]      # which only the tape makes
+
+
+@pytest.mark.parametrize(("n", "axes"), [(2, {"tp": 2}), (3, {"tp": 3}), (4, {"dp": 2, "tp": 2})])
+def test_random_programs_with_random_annotations_are_the_dense_ones(n, axes):
+    for worst, where, sent in crews.call(CASES + "random_programs", n, args=(100 * n, 24 // n, axes)):
+        assert worst < 1e-11, where
+        assert sent > 4_000
+
+
+@pytest.mark.parametrize(("n", "axes", "step"), [(2, {"tp": 2}, 1), (4, {"dp": 2, "tp": 2}, 11)])
+def test_from_layout_to_layout(n, axes, step):
+    for worst, wrong, count in crews.call(CASES + "moves", n, args=(axes, step)):
+        assert worst < 1e-15 and not wrong and count > 30
+
+
+def test_unequal_parts_where_a_collective_needs_equal_ones():
+    assert max(crews.call(CASES + "unequal", 3)) < 1e-13
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_transforms_of_a_function_that_cuts_its_argument(n):
+    for differences in crews.call(CASES + "transforms", n):
+        assert max(differences) < 1e-13
+
+
+@pytest.mark.parametrize(("n", "dp", "ways"), [(1, 1, "sequence|features"), (2, 1, ""), (4, 2, "batch,|,.batch|four")])
+def test_models_are_the_dense_ones_over_several_steps(n, dp, ways):
+    """AdamW, dropout, float64; ways: which annotations of MODELS, all or those that this matches."""
+    for found in crews.call(MODEL_CASES + "models", n, args=(dp, n // dp, ways)):
+        assert len(found) == {1: 2, 2: 11, 4: 5}[n] and not [item for item in found.items() if not item[1] < 1e-10]
+
+
+def test_whole_states_know_nothing_of_ranks():
+    for same, shape, kind in crews.call(MODEL_CASES + "states", 2):
+        assert same == [True, True] and shape == (6, 16) and kind == "Sharded"
+
+
+# ---------------------------------------------------------------- what is sent
+
+X, W, Y = 8 * 12 * 8, 12 * 16 * 8, 8 * 16 * 8       # bytes of x (8, 12), w (12, 16) and x @ w
+MATMUL = {      # (what cuts x, what cuts w), as dimensions: {collective: in units of (n - 1)/n bytes}, the result
+    (-1, -1): ({}, "(·, ·)"),
+    (-1, 1): ({"all_reduce": 2 * X}, "(·, tp)"),                        # column parallel: x's gradient is summed
+    (0, -1): ({"all_reduce": 2 * W}, "(tp, ·)"),                        # data parallel: w's gradient is
+    (1, 0): ({"all_reduce": 2 * Y}, "(·, ·)"),                          # row parallel: the result is
+    (-1, 0): ({"all_reduce": 2 * Y, "all_gather": X}, "(·, ·)"),        # x is cut for nothing, its gradient gathered
+    (1, -1): ({"all_reduce": 2 * Y, "all_gather": W}, "(·, ·)"),
+    (0, 1): ({"all_gather": X, "reduce_scatter": X}, "(·, tp)"),        # x is half as large as w: it travels
+    (1, 1): ({"all_gather": X, "reduce_scatter": X}, "(·, tp)"),
+}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_product_sends_what_its_closed_form_says_and_the_choice_expects(n):
+    for found in crews.call(MODEL_CASES + "matmul_bytes", n):
+        for cut, (units, layout) in MATMUL.items():
+            sent, expected, where = found[cut]
+            assert where == layout
+            assert sent == {op: pytest.approx(count * (n - 1) / n) for op, count in units.items()}, cut
+        # x (tp, ·) @ w (tp, ·): w is gathered, or x's rows become columns and the results are summed
+        assert sum(found[0, 0][0].values()) == pytest.approx(min(2 * W, 2 * X / n + 2 * Y) * (n - 1) / n)
+        for sent, expected, _ in found.values():
+            assert sum(sent.values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_block_sends_what_megatron_sequence_and_data_parallelism_send(n):
+    for found, x, weights, norms in crews.call(MODEL_CASES + "block_messages", n):
+        def ring(nbytes, calls, halves=2):
+            return calls, calls * halves * (n - 1) * nbytes // n
+        assert found["megatron"] == {"forward": {"all_reduce": ring(x, 2)}, "backward": {"all_reduce": ring(x, 2)}}
+        # Korthikanti et al. 2022: the same bytes as halves, and small sums for the weights of the norms
+        halves = {"all_gather": ring(x, 2, 1), "reduce_scatter": ring(x, 2, 1)}
+        assert found["sequence"] == {"forward": halves, "backward": halves | {"all_reduce": ring(norms / 4, 4)}}
+        assert found["data"] == {"forward": {}, "backward": {"all_reduce": (12, ring(weights, 1)[1])}}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_weights_cut_over_dp_are_zero_3(n):
+    """Each weight is gathered where it is used, its gradient comes back scattered; the optimizer works on an n-th."""
+    for sent, whole, held, layouts in crews.call(MODEL_CASES + "zero", n):
+        half = (n - 1) * whole // n
+        assert sent == {"all_gather": half, "reduce_scatter": half, "all_reduce": 2 * (n - 1) * 8 // n}
+        assert held == whole // n and layouts == ["(dp, ·)", "(dp, ·)"]
+
+
+def test_explain_prints_each_op_and_what_it_sends():
+    text, count, rest = crews.call(CASES + "explained", 2)[0]
+    assert count == 5 and rest == {}
+    assert [" ".join(line.split()) for line in text.splitlines()] == [
+        "matmul (·, ·) (·, tp) -> (·, tp)", "gelu (·, tp) -> (·, tp)", "matmul (·, tp) (tp, ·) -> (·, ·) + Σtp",
+        "mul (·, ·) + Σtp (·, ·) + Σtp -> (·, ·) all_reduce tp 192 bytes", "sum (·, ·) -> ()",
+        "backward, and what isn't Sharded: nothing sent"]
+
+
+def test_the_example_shows_ops_and_a_table():
+    lines = ranks.launch([EXAMPLE, "--explain", "data"], 2, limit=60).check().stdout[0].splitlines()
+    assert lines[0] == "data: the batch over dp; DeviceMesh(dp=2)" and lines[2].startswith("layer_norm ")
+    table = {name: (int(a), int(b), int(c)) for name, a, b, c, _ in (
+        line.replace(",", "").split() for line in lines[-5:])}
+    half = table["megatron"]
+    assert half[0] == half[1] == table["sequence"][0] and table["data"][:2] == (0, table["data"][2])
+    assert half[2] < 0.52 * table["data"][2]
+
+
+def test_errors_say_what_to_do():
+    expected = {
+        "dimension": ("ValueError", "dimension 2 is out of range for shape (4, 6)"),
+        "mapping": ("ValueError", "[0] for shape (4, 6): it must have one entry per dimension"),
+        "axis": ("ValueError", "2 in dims_mapping [2, -1] is no axis of the mesh: there are 0 (dp), 1 (tp), and -1"),
+        "name": ("ValueError", "'ep' in dims_mapping"), "twice": ("ValueError", "lets axis 'tp' cut two dimensions"),
+        "two axes": ("ValueError", "axes 'tp' and 'dp' are both to cut dimension 1 of shape (4, 6)"),
+        "too few": ("ValueError", "1 elements, fewer than the 2 ranks of axis 'tp'"),
+        "sections": ("ValueError", "sections (1, 3) of dimension 0 must add up to its 4 elements, and the 2 ranks"),
+        "sum": ("ValueError", "(tp, ·) can't become (·, ·) + Σtp"),
+        "same axis": ("ValueError", "add: two of its values lie on axes 'tp' of different meshes"),
+        "same ranks": ("ValueError", "matmul: two of its values lie on axes 'all' and 'tp' of different meshes"),
+        "no rule": ("NotImplementedError", "unheard: no sharding rule says how to run it on (tp, ·) of (4, 6)"),
+        "index": ("IndexError", "out of range for 4 rows"), "no part": ("ValueError", "there are 4 rows"),
+        "numbers": ("TypeError", "annotate the other operand, too, with replicate(x, mesh)"),
+        "assignment": ("TypeError", "x.at[index].set(value)"),
+        "shapes": ("ValueError", "matmul: shapes (4, 6), (4, 6) don't fit: 6 meets 4; they lie (tp, ·) of (4, 6)"),
+        "part as large as": ("ValueError", "add: shapes (4, 6), (2, 6) don't fit: 4 meets 2"),
+        "pattern": ("ValueError", "'7.weight' meets no parameter; there are 0.weight"),
+        "annotation": ("ValueError", "0.weight: dims_mapping ['tp'] for shape (14, 9)"),
+        "values": ("ValueError", "rank 1: weight: (tp, ·) of float32 [4, 4], values"),
+        "ranks differ": ("ValueError", "rank 0: 0.weight: (·, tp) of float64 [14, 9]"),
+        "late": ("RuntimeError", "annotate the model before making those"),
+        "disagree": ("MismatchError", "all_gather(float64[3, 4])"),
+    }
+    for found in crews.call(MODEL_CASES + "errors", 2):
+        assert set(found) == set(expected)
+        for name, (kind, words) in expected.items():
+            assert found[name] is not None, f"{name}: accepted"
+            assert found[name][0] == kind and words in found[name][1], found[name]
+
+
+def test_a_pending_sum_is_made_once_and_looking_at_it_costs_no_gradient():
+    for difference, pending, count in crews.call(CASES + "looked_at", 2):
+        assert difference < 1e-13 and pending == "(·, ·) + Σtp" and count == 1
+
+
+def test_extrema_of_parts_send_one_number_per_result():
+    for found in crews.call(CASES + "extrema", 2):
+        for name, axis, got, expected, sent in found:
+            np.testing.assert_array_equal(got, expected)
+            if name in ("max", "min"):      # (an axis' n-th of a byte is none)
+                assert sent == (0 if axis == 1 else expected.nbytes), (name, axis)
+
+
+def test_on_a_gpu_the_numbers_are_the_hosts():
+    """On the stand-in for CuPy, which refuses arrays of two devices: parts, masks, indices and labels are on one."""
+    for difference, places in crews.call(MODEL_CASES + "on_gpu", 2):
+        assert difference < 1e-10 and places == {"cuda:0"}
+
+
+def test_the_ranks_draw_the_same_mask():
+    """Of dropout's mask each rank has its part: the mean over many elements says that none was drawn twice."""
+    found = crews.call(CASES + "masks", 2)
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][0], found[0][1])
