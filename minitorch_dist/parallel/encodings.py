@@ -183,7 +183,8 @@ class Channel:
 
     def __init__(self, encoding, shapes, dtype, key):
         self.shapes = shapes
-        self.encodings = {name: encoding if len(shape) > 1 else Whole() for name, shape in shapes.items()}
+        self.encodings = {name: encoding if len(shape) > 1 and math.prod(shape) else Whole()
+                          for name, shape in shapes.items()}
         self.drawn = {name: e.draw(shapes[name], dtype, (*key, name)) for name, e in self.encodings.items()}
 
     def project(self, name, gradient):

@@ -17,8 +17,10 @@ Source: McMahan et al. 2017, "Communication-efficient learning of deep networks 
 optimizer at the server: Reddi et al. 2021, "Adaptive federated optimization".
 """
 
+import hashlib
+import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from ..data.loader import Shard
 from ..data.sampler import Sampler
 from ..nn import cross_entropy
 from ..optim import SGD
+from .data_parallel import check_unwrapped
 from .encodings import Channel, Whole, nbytes
 from .exact import BinaryCounter, check_shape
 from .same_model import broadcast, check_same_model
@@ -57,8 +60,8 @@ def split_by_dirichlet(labels, clients, alpha, seed=0):
     few classes and of unequal sizes, a large one even splits. A client may get no sample. Source: Hsu et al. 2019,
     "Measuring the effects of non-identical data distribution for federated visual classification"."""
     _check_clients(len(labels), clients)
-    if not alpha > 0:
-        raise ValueError(f"split_by_dirichlet: alpha is {alpha}; it must be above 0")
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"split_by_dirichlet: alpha is {alpha}; it must be above 0, and finite")
     random, parts = backend.stream("federated, dirichlet", seed), [[] for _ in range(clients)]
     for label in np.unique(labels):
         samples = random.permutation(np.flatnonzero(labels == label))
@@ -116,7 +119,7 @@ class FederatedAveraging:
 
     def __init__(self, model, inputs, labels, clients, *, lr, fraction=0.1, epochs=1, batch_size=10, encoding=None,
                  server=None, comm=None, loss_sum=None, seed=0):
-        clients = [np.asarray(client) for client in clients]
+        check_unwrapped(model)
         if len(inputs) != len(labels):
             raise ValueError(f"inputs and labels must be equally many, got {len(inputs)} and {len(labels)}")
         if not 0 < fraction <= 1 or epochs < 1 or (batch_size is not None and batch_size < 1):
@@ -125,11 +128,12 @@ class FederatedAveraging:
         if buffers := [name for name, _ in model.named_buffers()]:
             raise ValueError(f"{buffers[0]} is a buffer, which no client's update holds: take a model without "
                              "(LayerNorm instead of BatchNorm)")
-        self.clients = [client for client in clients if client.size]
-        if not self.clients:
+        self.clients = [_places(k, client, len(inputs)) for k, client in enumerate(clients)]
+        self.present = [k for k, client in enumerate(self.clients) if client.size]
+        if not self.present:
             raise ValueError("no client has a sample")
         self.model, self.inputs, self.labels = model, inputs, labels
-        self.drawn = max(1, round(fraction * len(self.clients)))
+        self.drawn = max(1, round(fraction * len(self.present)))
         self.epochs, self.batch_size, self.seed = epochs, batch_size, operator.index(seed)
         self.encoding = Whole() if encoding is None else encoding
         self.loss_sum = loss_sum or _cross_entropy
@@ -137,26 +141,40 @@ class FederatedAveraging:
         # The tree's leaves: clients of a round, and zeros up to a power of two that the ranks divide.
         self.leaves = max(1 << (self.drawn - 1).bit_length(), self.comm.size)
         check_shape(self.leaves, self.comm.size)
-        check_same_model(model, self.comm, "FederatedAveraging", clients=len(self.clients), lr=lr, epochs=epochs,
-                         batch_size=batch_size, fraction=fraction, encoding=self.encoding, seed=seed)
+        check_same_model(model, self.comm, "FederatedAveraging", lr=lr, epochs=epochs, batch_size=batch_size,
+                         fraction=fraction, seed=seed, encoding=_described(self.encoding),
+                         clients=_digest(self.clients), server=server and [_described(server), *(
+                             {k: v for k, v in group.items() if k != "params"} for group in server.groups)])
         for name, p in model.named_parameters():
             broadcast(self.comm, lower(p), name)
         self.server = server
-        self.local = SGD(model.parameters(), lr)
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.local = SGD(self.params.values(), lr)
         if len({p.dtype for p in self.params.values()}) > 1:
             raise ValueError(f"parameters of several dtypes, {sorted({str(p.dtype) for p in self.params.values()})}: "
                              "their updates are added up in one array; take one")
 
     def round(self):
-        """Train once more; returns the Round, the same on all ranks. Collective."""
-        number, self.rounds = self.rounds, self.rounds + 1
+        """Train once more; returns the Round, the same on all ranks. Collective. Where it raises, the model has the
+        server's values again, and the next round is this one."""
+        number = self.rounds
         chosen = np.sort(backend.stream("federated, clients", self.seed, number).choice(
-            len(self.clients), self.drawn, replace=False)).tolist()
+            self.present, self.drawn, replace=False)).tolist()
         samples = sum(self.clients[k].size for k in chosen)
         start = {name: np.array(p.data) for name, p in self.params.items()}
-        total = BinaryCounter()
-        each = self.leaves // self.comm.size
+        try:
+            sums = self._trained(number, chosen, samples, start)
+        finally:
+            self._set(start)
+            self.model.zero_grad()
+        self._update(start, sums)
+        self.rounds += 1
+        size = sum(p.data.nbytes for p in self.params.values())
+        return Round(number, tuple(chosen), samples, float(sums[-2]), size * len(chosen), int(sums[-1]))
+
+    def _trained(self, number, chosen, samples, start):
+        """All clients' `_leaf`s, added up."""
+        total, each = BinaryCounter(), self.leaves // self.comm.size
         for leaf in range(self.comm.rank * each, (self.comm.rank + 1) * each):
             # Neighbours in the tree are far apart in `chosen`: all ranks have about equally many, not zeros the last.
             place = _reversed(leaf, self.leaves)
@@ -164,9 +182,7 @@ class FederatedAveraging:
                       else self._zeros(start))
         sums = total.total()
         self.comm.all_reduce(sums, exact=True)
-        self._update(start, sums)
-        size = sum(p.data.nbytes for p in self.params.values())
-        return Round(number, tuple(chosen), samples, float(sums[-2]), size * len(chosen), int(sums[-1]))
+        return sums
 
     def _zeros(self, start):
         return np.zeros(sum(value.size for value in start.values()) + 2, np.float64)
@@ -209,7 +225,6 @@ class FederatedAveraging:
 
     def _update(self, start, sums):
         """The server's step, from its values and the mean of the updates."""
-        self._set(start)
         end = 0
         for name, p in self.params.items():
             update = sums[end:end + p.size].reshape(p.shape)
@@ -233,6 +248,24 @@ class FederatedAveraging:
 
 def _cross_entropy(model, shard):
     return cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def _places(k, client, count):
+    """A client's samples as an index array."""
+    places = np.asarray(client)
+    if places.size and (places.ndim != 1 or places.dtype.kind not in "iu" or places.min() < 0 or places.max() >= count):
+        raise ValueError(f"client {k} is {places.dtype} of shape {places.shape}, from {places.min()} to "
+                         f"{places.max()}; it must be places of its samples, 1-d integers from 0 to {count - 1}")
+    return places
+
+
+def _digest(arrays):
+    return hashlib.sha256(b"".join(f"{a.size}:".encode() + a.astype(np.int64).tobytes() for a in arrays)).hexdigest()
+
+
+def _described(thing):
+    """What has to be equal on all ranks: dataclasses say it themselves."""
+    return repr(thing) if is_dataclass(thing) else type(thing).__name__
 
 
 def _stream_of(*key):

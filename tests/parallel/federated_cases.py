@@ -64,8 +64,13 @@ def refused_on_three():
 
 def refused_where_ranks_disagree():
     inputs, labels = samples()
-    lr = 0.1 + comm.world().rank
-    try:
-        FederatedAveraging(nn.Linear(9, 4), inputs, labels, np.array_split(np.arange(150), 5), lr=lr)
-    except ValueError as error:
-        return str(error)
+    rank, model = comm.world().rank, nn.Linear(9, 4)
+    alike = {"lr": 0.1, "clients": np.array_split(np.arange(150), 5)}
+    said = []
+    for unlike in ({"lr": 0.1 + rank}, {"clients": np.array_split(np.arange(150)[::1 - 2 * rank], 5)},
+                   {"server": optim.SGD(model.parameters(), 0.01 * (1 + rank))}):
+        try:
+            FederatedAveraging(model, inputs, labels, **(alike | unlike))
+        except ValueError as error:
+            said.append(str(error))
+    return said

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import nn, optim
+from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch
 from minitorch_dist.parallel.federated import (
     FederatedAveraging,
@@ -189,8 +190,9 @@ def test_every_setting_has_bits_of_its_own():
 
 def test_ranks_that_cant_share_a_tree_or_disagree_are_told():
     assert all("power of two" in said for said in crews.call(CASES + "refused_on_three", 3))
-    for said in crews.call(CASES + "refused_where_ranks_disagree", 2):
-        assert "FederatedAveraging" in said and "lr=0.1" in said and "lr=1.1" in said
+    for lr, clients, server in crews.call(CASES + "refused_where_ranks_disagree", 2):
+        assert "FederatedAveraging" in lr and "lr=0.1" in lr and "lr=1.1" in lr
+        assert "clients=" in clients and "'lr': 0.01" in server and "'lr': 0.02" in server
 
 
 @pytest.mark.parametrize(("split", "sizes"), [
@@ -216,7 +218,9 @@ def test_few_classes_by_label_and_by_a_small_alpha():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"fraction": 0.0}, "fraction=0.0"), ({"epochs": 0}, "epochs=0"), ({"batch_size": 0}, "batch_size=0"),
-    ({"clients": [np.arange(0)]}, "no client"), ({"labels": np.zeros(3, int)}, "equally many"),
+    ({"clients": [np.arange(0)]}, "no client"), ({"clients": [np.arange(150) < 4]}, "client 0 is bool"),
+    ({"clients": [np.arange(5), np.arange(148, 151)]}, "client 1 is int64 .* from 0 to 149"),
+    ({"labels": np.zeros(3, int)}, "equally many"),
     ({"model": nn.Sequential(nn.Linear(9, 4), nn.BatchNorm(4))}, "is a buffer")])
 def test_what_doesnt_fit_is_refused(changes, words):
     inputs, labels = samples()
@@ -230,8 +234,47 @@ def test_what_doesnt_fit_is_refused(changes, words):
 def test_more_clients_than_samples_are_refused(call):
     with pytest.raises(ValueError, match="3 samples can't be split into 4"):
         call()
-    with pytest.raises(ValueError, match="alpha is 0"):
-        split_by_dirichlet(np.zeros(3, int), 2, 0)
+    for alpha in (0, np.inf):
+        with pytest.raises(ValueError, match=f"alpha is {alpha}"):
+            split_by_dirichlet(np.zeros(3, int), 2, alpha)
+
+
+def test_clients_keep_their_numbers_and_frozen_parameters_their_values(data):
+    x, y = data
+    model = nn.Sequential(nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 4)).to(np.float64)
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    before = model[0].weight.numpy().copy(), model[2].weight.numpy().copy()
+    clients = [np.arange(0), np.arange(20), np.arange(0), np.arange(20, 40)]
+    done = FederatedAveraging(model, x, y, clients, lr=0.1, fraction=1.0).round()
+    assert done.clients == (1, 3) and done.down == 2 * 8 * 24
+    assert (model[0].weight.numpy() == before[0]).all() and (model[2].weight.numpy() != before[1]).any()
+
+
+def test_a_round_that_raises_has_not_been(data):
+    x, y = data
+    calls = []
+
+    def loss_sum(model, shard):
+        calls.append(shard)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+    model, clean = model_of(), model_of()
+    clean.load_state_dict(model.state_dict())
+    settings = {"clients": split_evenly(150, 5), "lr": 0.1, "fraction": 1.0}
+    learning = FederatedAveraging(model, x, y, loss_sum=loss_sum, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        learning.round()
+    assert model.weight.grad is None
+    np.testing.assert_array_equal(model.weight.numpy(), clean.weight.numpy())
+    assert learning.round() == FederatedAveraging(clean, x, y, **settings).round()
+    np.testing.assert_array_equal(model.weight.numpy(), clean.weight.numpy())
+
+
+def test_a_wrapped_model_is_refused(data):
+    with pytest.raises(ValueError, match="DistributedDataParallel"):
+        FederatedAveraging(DistributedDataParallel(model_of()), *data, [np.arange(9)], lr=0.1)
 
 
 def test_the_example_prints_the_same_tables_on_one_rank_and_on_two():
