@@ -101,6 +101,7 @@ def parse(argv):
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
     p.add_argument("--sample", type=int, default=400, help="characters to write at the end, with --text")
     p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
+    p.add_argument("--amp", choices=["float16"], help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
@@ -154,14 +155,15 @@ def prepare(args, world):
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume)
-    run.restore(model, optimizer, schedule)
-    return task, loader, model, optimizer, schedule, run
+    scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
+    run.restore(model, optimizer, schedule, scaler)
+    return task, loader, model, optimizer, schedule, scaler, run
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, optimizer, schedule, run = prepare(args, world)
+        task, loader, model, optimizer, schedule, scaler, run = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -172,7 +174,8 @@ def train(args, world):
         for epoch, batch in batches:
             begin = time.perf_counter()
             loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
-                                             units=task.units, clip=args.clip, stop=interrupt.wanted)
+                                             units=task.units, clip=args.clip, stop=interrupt.wanted, amp=args.amp,
+                                             scaler=scaler)
             schedule.step()
             run.log(loss, epoch, batch.count, begin)
             progress.step(loss)
@@ -182,7 +185,7 @@ def train(args, world):
                 progress.say(f"step {run.step:,} of {args.steps:,}: loss {loss:.3f}, validation {curve[-1][1]:.3f} "
                              f"nats per character, {run.speed * task.units:,.0f} characters/s")
             if stop or run.due(args.save_every, args.steps):
-                run.save(model, optimizer, validation=curve)
+                run.save(model, optimizer, scaler, validation=curve)
             if last:
                 break
         if stop:

@@ -126,7 +126,7 @@ class Graphed:
         if state.pack is not None or state.counting:
             return copied(call([to(v, device_name("cuda")) for v in values]))
         key = (str(rebuild(range(len(given)))), tuple(map(described, given)), cupy.cuda.runtime.getDevice(), state.off,
-               state.again, kernels.enabled())
+               state.again, kernels.enabled(), state.autocast and state.autocast.dtype)
         case = self._cases.pop(key, None) or Case([cupy.empty(v.shape, v.dtype) for v in values])
         self._cases[key] = case
         if len(self._cases) > CASES:

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from . import backend, ledger, optim
+from .autodiff import autocast
 from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
@@ -26,7 +27,7 @@ from .parallel.exact import check_shape
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
-               accumulate=1, stop=False):
+               accumulate=1, stop=False, amp=None, scaler=None):
     """One optimizer step on a global batch.
 
     model      a DistributedDataParallel; the batch is moved to its device
@@ -36,6 +37,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
                reduced once, after the last
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
+    amp        the 16 bits of forward under autocast, "float16"; None: all in the model's own precision
+    scaler     a GradScaler: the step is left out where it finds inf or NaN
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
@@ -46,23 +49,31 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     if accumulate > 1 and model.exact:
         raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
                          "raise micro_shards instead")
-    for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
-        pieces, loss = cut(shard, accumulate), 0.0
-        for i, piece in enumerate(pieces):
-            with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
-                  backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
-                losses = loss_sum(model, piece.to(device))
-                (losses * scale).backward()
-            loss += losses.item()
-        total.add(xp.array([loss, float(stop)]))
-    if callable(clip):
-        clip(model)
-    elif clip is not None:
-        clip_whole(model, clip)
-    optimizer.step()
+    scaler = optim.GradScaler(enabled=False) if scaler is None else scaler
+    with autocast(amp) if amp else nullcontext(), quiet(scaler):
+        for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
+            pieces, loss = cut(shard, accumulate), 0.0
+            for i, piece in enumerate(pieces):
+                with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
+                      backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
+                    losses = loss_sum(model, piece.to(device))
+                    scaler.scale(losses * scale).backward()
+                loss += losses.item()
+            total.add(xp.array([loss, float(stop)]))
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        if not scaler.found_inf(optimizer):
+            clip(model) if callable(clip) else clip_whole(model, clip)
+    scaler.step(optimizer)
+    scaler.update()
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def quiet(scaler):
+    """A context in which NumPy doesn't warn of inf and NaN, if a scaler looks for them."""
+    return xp.errstate(over="ignore", invalid="ignore") if scaler.enabled else nullcontext()
 
 
 def is_cut(model):
@@ -148,10 +159,10 @@ class Run:
         except (OSError, ValueError, LookupError, TypeError):
             return False
 
-    def restore(self, model, optimizer, schedule):
-        """With resume, go to where the newest checkpoint was written: the model, its optimizer and the schedule as they
-        were, `step` and the like, and the history up to there. Collective. CheckpointError (a ValueError) on every rank
-        where it is damaged, or of a run of other settings."""
+    def restore(self, model, optimizer, schedule, scaler=None):
+        """With resume, go to where the newest checkpoint was written: the model, its optimizer, the schedule and the
+        scaler as they were, `step` and the like, and the history up to there. Collective. CheckpointError (a
+        ValueError) on every rank where it is damaged, or of a run of other settings."""
         if not self.resume:
             return
         facts = self.facts = self.checkpoints.facts()
@@ -168,6 +179,8 @@ class Run:
         self.resumed_at, self.sent_before = self.step, facts["sent"]
         if schedule is not None:
             schedule.go_to(self.step)
+        if scaler is not None:
+            scaler.load_state_dict(facts["scaler"])
         if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
             raise error
 
@@ -185,7 +198,7 @@ class Run:
             return error
         return None
 
-    def save(self, model, optimizer, **facts):
+    def save(self, model, optimizer, scaler=None, **facts):
         """Write a checkpoint of this step, unless it comes from one. Collective. facts: what else the program wants to
         find in `facts` when it goes on."""
         if self.step == self.resumed_at:
@@ -193,6 +206,7 @@ class Run:
         if self.history:        # which must have as many lines
             self.history.flush()
             os.fsync(self.history.fileno())
+        facts |= {"scaler": scaler.state_dict()} if scaler is not None else {}
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
                               settings=self.settings, sent=self.sent, **facts)
 

@@ -49,7 +49,7 @@ RANGES = {      # what depends on data or ranks is checked where it is used
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 # What a curve depends on: a run goes on from a checkpoint with the same settings only.
 SETTINGS = ("model", "hidden", "pieces", "dropout", "optimizer", "lr", "weight_decay", "schedule", "warmup", "clip",
-            "dtype", "seed", "exact", "micro_shards", "augment", "compile")
+            "dtype", "seed", "exact", "micro_shards", "augment", "compile", "amp")
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -78,6 +78,7 @@ def parse(argv):
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
+    p.add_argument("--amp", choices=["float16"], help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
@@ -103,6 +104,9 @@ def parse(argv):
                 "--micro-shards instead")
     if args.compile and args.device != "cpu":
         p.error(f"--compile --device {args.device}: mt.compile is for the CPU; for a GPU there is mt.cuda_graph")
+    if args.amp and (args.mine or args.dtype == "float64"):
+        p.error(f"--amp {args.amp}: autocast leaves float64 as it is, and --mine compares in float64: without "
+                f"{'--mine' if args.mine else '--dtype float64'}")
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
@@ -160,14 +164,16 @@ def prepare(args, world, plugged):
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
+    scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     settings = {name: getattr(args, name) for name in SETTINGS} | {
         "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
         "batch_size": batch_size, "steps": steps}
     # Last: what doesn't fit leaves the files of an earlier run alone.
     run = training.Run(args.out, world, settings, args.resume)
-    run.restore(model, optimizer, schedule)
+    run.restore(model, optimizer, schedule, scaler)
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
-                              epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule)
+                              epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
+                              scaler=scaler)
 
 
 def train(args, world, plugged=LIBRARY):
@@ -187,12 +193,13 @@ def train(args, world, plugged=LIBRARY):
                 begin = time.perf_counter()
                 loss, stop = training.train_step(
                     model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=args.seed, step=run.step,
-                    clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted)
+                    clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted,
+                    amp=args.amp, scaler=ready.scaler)
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
                 if not args.mine and (stop or run.due(args.save_every, steps)):
-                    run.save(model, optimizer)
+                    run.save(model, optimizer, ready.scaler)
                 if stop or run.step == steps:
                     break
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
@@ -209,8 +216,8 @@ def train(args, world, plugged=LIBRARY):
         optimizer=args.optimizer, lr=args.lr, weight_decay=args.weight_decay, schedule=args.schedule,
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
-        compile=args.compile, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs, interrupted=stop,
-        exit_status=status)
+        compile=args.compile, amp=args.amp, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs,
+        interrupted=stop, exit_status=status)
 
 
 def train_mine(args, world):

@@ -1,6 +1,7 @@
 """Differentiation: one op table, read forwards (dual numbers) and backwards (the tape)."""
 
 from . import methods, ops
+from .autocast import autocast, autocast_table
 from .check import GradientError, check_grads
 from .checkpointing import checkpoint
 from .create import arange, eye, full, ones, ones_like, rand, randn, zeros, zeros_like
@@ -17,8 +18,8 @@ from .writes import wrote
 
 __all__ = [
     "LINEAR", "OPS", "Dual", "GradientError", "LinearOp", "Primitive", "Tensor", "arange", "at_end_of_backward",
-    "check_grads", "checkpoint", "custom_jvp", "custom_vjp", "detect_anomaly", "enable_grad", "eye", "from_numpy",
-    "full", "grad", "hessian", "hvp", "is_grad_enabled", "jacfwd", "jacrev", "jvp", "linear_transpose", "linearize",
-    "methods", "no_grad", "ones", "ones_like", "ops", "rand", "randn", "saved_tensors_hooks", "stop_gradient",
-    "tensor", "value_and_grad", "vjp", "wrote", "zeros", "zeros_like",
+    "autocast", "autocast_table", "check_grads", "checkpoint", "custom_jvp", "custom_vjp", "detect_anomaly",
+    "enable_grad", "eye", "from_numpy", "full", "grad", "hessian", "hvp", "is_grad_enabled", "jacfwd", "jacrev", "jvp",
+    "linear_transpose", "linearize", "methods", "no_grad", "ones", "ones_like", "ops", "rand", "randn",
+    "saved_tensors_hooks", "stop_gradient", "tensor", "value_and_grad", "vjp", "wrote", "zeros", "zeros_like",
 ]

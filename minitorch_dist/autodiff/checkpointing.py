@@ -88,6 +88,7 @@ class Segment:
         self.name = f"checkpoint({getattr(f, '__name__', type(f).__name__)})"
         # Levels below this one record again only if they did the first time.
         self.random_before, self.level, self.depth, self.off = random_before, level, state.level, state.off
+        self.autocast = state.autocast
         self.layout = ("input",) * arrays
 
     def cotangents(self, node, saved, ct, wanted):
@@ -110,7 +111,7 @@ class Segment:
         try:
             # At least as deep as the first time, so that transforms inside get levels above its values' own.
             with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth),
-                      again=True), self.context():
+                      autocast=self.autocast and self.autocast.anew(), again=True), self.context():
                 values, _ = flatten(self.f(*args, **kwargs))
         finally:
             backend.random_restore(random_now)

@@ -90,6 +90,7 @@ class Call:
         self.name, self.custom, self.rebuild, self.rebuild_out = custom.__name__, custom, rebuild, rebuild_out
         self.outs = [(o.shape, o.dtype) for o in outs]
         self.level, self.depth, self.layout = level, state.level, ("residual",) * watched
+        self.autocast = state.autocast
 
     def cotangents(self, node, saved, ct, wanted):
         self.fresh = (False,) * len(node.parents)
@@ -101,7 +102,7 @@ class Call:
         again = self.level == 0 and any(c.__class__ in TRACED for c in parts)
         if again:   # to be differentiated again: what the derivative is made of must hang on the inputs
             check_rerun(node, args)
-            with mode(off=-1, level=max(state.level, self.depth)):
+            with mode(off=-1, level=max(state.level, self.depth), autocast=self.autocast and self.autocast.anew()):
                 _, extra = self.custom.forward(flatten(args)[0], self.rebuild)
         gs = self.custom.pull(extra, parts, self.rebuild_out, args, node.parents)
         if self.level == 0 and not again:

@@ -37,7 +37,7 @@ from .forward import Dual
 from .ops.elementwise import astype
 from .ops.reduction import broadcast_to
 from .ops.shape import Bundle
-from .primitive import LinearOp, Traced, lower
+from .primitive import LinearOp, Traced, lower, mode, state
 from .reverse import check_cotangent, check_stale, new_level, run
 from .tensor import Leaf
 from .tree import flatten
@@ -166,6 +166,9 @@ class LinearProgram:
 
     def __call__(self, *tangents):
         """The outputs for these tangents (nested like the inputs)."""
+        if state.autocast is not None:      # each line has its dtype
+            with mode(autocast=None):
+                return self(*tangents)
         values, _ = flatten(tangents)
         _check(values, self.inputs, "inputs", "tangents")
         known, equations = dict(zip(self.inputs, values, strict=True)), self.equations

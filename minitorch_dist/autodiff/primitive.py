@@ -26,7 +26,7 @@ import threading
 from contextlib import contextmanager
 
 from .. import kernels
-from ..backend import check_devices, device_of, recording, to, xp
+from ..backend import check_devices, device_of, in_float32, is_half, recording, to, xp
 
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
@@ -44,6 +44,7 @@ class State(threading.local):
     again_in   None, or a function to call where a checkpoint is made. It returns one that makes a context for the
                second run, and one that says of an array whether that context brings it, so that it needn't be kept
     capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
+    autocast   None, or the Region that chooses the precision in which each op runs (autocast.py)
     special    whether any of these needs the general path: what the fast paths look at
     callbacks  what to run when the backward pass now under way is through
     """
@@ -56,6 +57,7 @@ class State(threading.local):
     again = False
     again_in = None
     capture = None
+    autocast = None
     special = False
     callbacks = None
 
@@ -72,7 +74,7 @@ def mode(**changes):
         for name, value in values.items():
             setattr(state, name, value)
         state.special = (state.off >= 0 or state.pack is not None or state.anomaly or state.counting
-                         or state.capture is not None)
+                         or state.capture is not None or state.autocast is not None)
     put(changes)
     try:
         yield
@@ -168,6 +170,7 @@ class Primitive:
 
     A fused op has either rules or a pullback; without a definition it cannot be
     differentiated twice, and says so. An input of a fused op may be left out by giving None.
+    On the host, forward and pullback of a fused op get floats of 16 bits as float32, and their results are rounded.
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
@@ -211,8 +214,12 @@ class Primitive:
     def _bind_forward(self, forward):
         """A fused op's forward: a GPU kernel's, where kernels/ has one that wins on these arguments."""
         def forward_or_kernel(*args):
-            if args[0].__class__ is not xp.ndarray and (kernel := kernels.for_op(self.name, args)):
-                return kernel.forward(*args)
+            x = args[0]
+            if x.__class__ is not xp.ndarray:
+                if kernel := kernels.for_op(self.name, args):
+                    return kernel.forward(*args)
+            elif x.itemsize == 2 and is_half(x):
+                return in_float32(forward, *args)
             return forward(*args)
         return forward_or_kernel
 
@@ -231,6 +238,8 @@ class Primitive:
                     if kernel not in by_kernel:
                         by_kernel[kernel] = self.places(list(inspect.signature(kernel.pullback).parameters)[2:])
                     return kernel.pullback(ct, wanted, *[saved[i] for i in by_kernel[kernel]])
+            elif ct.itemsize == 2 and is_half(ct):
+                return in_float32(lambda ct, *values: pullback(ct, wanted, *values), ct, *[saved[i] for i in places])
             return pullback(ct, wanted, *[saved[i] for i in places])
         return pull
 
@@ -356,12 +365,15 @@ def lower(x):
 
 def bind(primitive, args, params=()):
     """Apply a primitive to values of any kind: the one dispatch."""
+    special = state.special
+    if special and state.autocast is not None:
+        return state.autocast.bind(primitive, args, params)
     level = -1
     for a in args:
         if a.__class__ in TRACED and a.level > level:
             level, top = a.level, a
     if level < 0:
-        if state.capture is not None:
+        if special and state.capture is not None:
             if definition := state.capture.definition(primitive, args):
                 return definition(*args, *params)
             out = state.capture.apply(primitive, args, params)

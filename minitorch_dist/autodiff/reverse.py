@@ -37,7 +37,7 @@ residual, multiplying by it the LinearOp's transpose.
 """
 
 from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
-from ..ledger import keep, now, open_ledgers, span
+from ..ledger import NOTHING, keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
 from .primitive import TRACED, Into, Primitive, lower, mode, state
@@ -79,15 +79,18 @@ def backward_from(output, gradient, retain, create):
 
 
 class one_pass:
-    """What is inside is a backward pass to hooks, which may ask for something at its end, and to timelines."""
+    """What is inside is a backward pass to hooks, which may ask for something at its end, and to timelines. Under
+    autocast too its ops run in the dtypes that forward has chosen."""
 
-    __slots__ = ("name", "outer", "begin")
+    __slots__ = ("name", "outer", "modes", "begin")
 
     def __init__(self, name):
         self.name = name
 
     def __enter__(self):
         self.outer, state.callbacks = state.callbacks, []
+        self.modes = NOTHING if state.autocast is None else mode(autocast=None)
+        self.modes.__enter__()
         self.begin = now() if open_ledgers else None
 
     def __exit__(self, kind, *error):
@@ -99,6 +102,7 @@ class one_pass:
                     callback()
         finally:
             state.callbacks = self.outer
+            self.modes.__exit__(None, None, None)
 
 
 def at_end_of_backward(callback):
@@ -131,6 +135,9 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
     into    {leaf: cotangent} to fill (functional transforms); None stores gradients on the leaves' tensors
     stops   nodes to treat as leaves
     """
+    if state.autocast is not None:      # a transform's
+        with mode(autocast=None):
+            return run(seeds, retain, create, into, stops)
     uses = count_uses(seeds, stops)
     partial = {}    # node -> the sum of the contributions that have arrived so far
     for node, ct in seeds:

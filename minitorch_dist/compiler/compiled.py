@@ -110,7 +110,7 @@ class Compiled:
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again,
-               kernels.enabled())
+               kernels.enabled(), state.autocast and state.autocast.dtype)
         if not CAPTURING.acquire(timeout=PATIENCE):     # a function that is being captured may wait for this thread
             return self.function(*args, **kwargs)
         try:

@@ -1,9 +1,12 @@
-"""Optimizers, schedules and clipping."""
+"""Optimizers, schedules, clipping and loss scaling."""
 
+from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
 from .optimizer import Optimizer
+from .scaler import GradScaler
 from .schedule import LambdaLR, constant, cosine
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "LambdaLR", "Optimizer", "clip_grad_norm_", "constant", "cosine"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "LambdaLR", "Optimizer", "clip_grad_norm_",
+           "constant", "cosine"]

@@ -23,6 +23,7 @@ class Adam(Optimizer):
 
     state_names = ("exp_avg", "exp_avg_sq")
     decoupled = False
+    step_supports_amp_scaling = True
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False):
         check_settings(lr=(lr, lr >= 0, "at least 0"), eps=(eps, eps >= 0, "at least 0"),
@@ -51,7 +52,7 @@ class Adam(Optimizer):
         super().step()
 
     def apply(self):
-        if all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
+        if self.home is None and all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
             return self.apply_fused()
         self.count_on_host()
         self.fused = None

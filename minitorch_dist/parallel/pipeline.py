@@ -127,20 +127,21 @@ class Pipeline:
                                      f"rank {rank} of this schedule B or W come in the order "
                                      f"{', '.join(map(str, order))}: sort these, or leave exact mode")
 
-    def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None):
+    def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None, scaler=None):
         """Forwards and backwards of a global batch; then all gradients are complete. Returns its mean loss, everywhere.
 
         batch      of a Loader whose rank and size are those of the other axis: a pipeline's ranks have the same rows
         loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
+        scaler     a GradScaler that scales the loss which backward begins from
         """
         shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
         if len(shards) != self.micro_batches:
             raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
                              f"comes in {len(shards)} micro-shards")
         self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
-        self.loss_sum, self.losses, self.scale = loss_sum, [], 1 / (batch.count * units)
+        self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
         for kind, k, chunk in self.steps:
@@ -188,6 +189,7 @@ class Pipeline:
             y = self.loss_sum(y, shard.labels)
             self.losses.append(y.item())
             y = y * self.scale
+            y = y if self.scaler is None else self.scaler.scale(y)
         elif y.shape[:1] != (len(shard.inputs),):
             raise ValueError(f"Pipeline: stage {stage} makes {list(y.shape)} of {len(shard.inputs)} samples; the first "
                              "axis must be the samples")

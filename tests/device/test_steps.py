@@ -56,6 +56,7 @@ OPTIMIZERS = {
     "sgd": lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda groups: optim.Adam(groups, lr=0.01),
     "adamw": lambda groups: optim.AdamW(groups, lr=0.01),
+    "adagrad": lambda groups: optim.Adagrad(groups, lr=0.01),
 }
 
 

@@ -15,7 +15,7 @@ extent of 1 that broadcasts is dropped (reshape).
 import math
 import string
 
-from ...backend import DEVICE_ARRAYS, check_devices, module_of, xp
+from ...backend import DEVICE_ARRAYS, check_devices, in_float32, is_half, module_of, xp
 from ..primitive import LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
@@ -29,6 +29,8 @@ SMALL = 10_000
 def _forward(xs, subscripts, work):
     if DEVICE_ARRAYS:       # CuPy's einsum would copy arrays of the host up
         check_devices("einsum", xs)
+    if xs[0].itemsize == 2 and is_half(xs[0]):
+        return in_float32(_forward, xs, subscripts, work)
     return xp.einsum(subscripts, *xs, optimize=work > SMALL and len(xs) > 1)
 
 

@@ -3,7 +3,7 @@
 import math
 import operator
 
-from ...backend import xp
+from ...backend import to_half, xp
 from ..dispatch import binary, unary
 from ..primitive import TRACED, LinearOp, Primitive, bind, lower
 
@@ -148,8 +148,13 @@ floor_divide = binary("floor_divide", xp.floor_divide, None, None, "floor(x / y)
 _where = Primitive("where", xp.where, "condition x y", broadcasts=True,
                    x=(select, "condition"),
                    y=(select, lambda condition: xp.logical_not(lower(condition))))
-_cast = Primitive("astype", lambda x, old, new: x.astype(new), params="old new",
-                  x=(cast, "old new"))
+
+
+def _converted(x, old, new):
+    return to_half(x) if new == xp.float16 else x.astype(new)
+
+
+_cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 
 
 def where(condition, x, y):
@@ -171,4 +176,6 @@ def astype(x, dtype):
 def constant(array, like):
     """A raw result of a non-differentiable op: as a tensor where what it was made of was traced."""
     from ..tensor import Tensor
+    if hasattr(array, "sharded"):       # of parallel/sharding
+        return array.sharded
     return Tensor(array) if like.__class__ in TRACED else array

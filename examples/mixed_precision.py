@@ -1,0 +1,132 @@
+"""Training in 16 bits: which gradients float16 flushes to zero, what loss scaling saves, and how much memory is left.
+
+    python examples/mixed_precision.py                  # the tables, and gradients.png
+    python examples/mixed_precision.py --data mnist --hidden 512,512 --epochs 2
+
+Trains an MLP on digits in float32; looks at the gradients of its first layer, one backward per scale; then trains it
+again in float16, with and without GradScaler. Source: Micikevicius et al. 2018, "Mixed precision training".
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import data, ledger, nn, optim, program, training
+from minitorch_dist.viz.models import _save
+
+RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
+SCALES = (0, 8, 16, 24, 32)         # powers of 2
+NORMAL, SMALLEST, LARGEST = -14, -24, 16        # 2^-14: float16's smallest normal number; it ends at 2^16
+
+
+def parse(argv):
+    """The command line."""
+    p = program.ArgumentParser(prog="mixed_precision.py", description=__doc__)
+    p.add_argument("--data", choices=["auto", "mnist", "digits"], default="digits",
+                   help="auto: MNIST where it can be had, else the digits that ship")
+    p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
+    p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 30)")
+    p.add_argument("--batch-size", type=int, default=64, help="samples per step")
+    p.add_argument("--hidden", default="256,128,64", help="widths of the hidden layers, comma-separated")
+    p.add_argument("--lr", type=float, default=0.05, help="learning rate of SGD")
+    p.add_argument("--seed", type=int, default=0, help="of initial values and order")
+    p.add_argument("--out", type=Path, default=Path("runs/mixed_precision"), help="folder for the picture")
+    args = p.parse_args(argv)
+    p.check_ranges(args, RANGES)
+    args.widths = p.widths(args.hidden)
+    return args
+
+
+def train(dataset, args, low, scaler):
+    """(model, steps left out, bytes that the first step kept for backward) after training; low: whether in float16."""
+    mt.manual_seed(args.seed)
+    model = nn.mlp(args.widths)
+    loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed)
+    optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    epochs = args.epochs or (30 if dataset.name == "digits" else dataset.default_epochs)
+    steps = epochs * len(loader)
+    schedule = optim.LambdaLR(optimizer, optim.cosine(steps, steps // 10))
+    left_out = kept = 0
+    for epoch in range(epochs):
+        for step, batch in enumerate(loader.epoch(epoch)):
+            shard, = batch.shards
+            optimizer.zero_grad()
+            with ledger.record(memory=(first := epoch == step == 0)) as book, training.quiet(scaler):
+                with mt.autocast("float16", enabled=low):
+                    loss = nn.cross_entropy(model(shard.inputs), shard.labels)
+                scaler.scale(loss).backward()
+            kept = book.peak["activation"] if first else kept
+            scaler.step(optimizer)
+            left_out += scaler.found_inf(optimizer)
+            scaler.update()
+            schedule.step()
+    return model, left_out, kept
+
+
+def accuracy(model, dataset):
+    """Percent of the test images that the model gets right."""
+    with mt.no_grad():
+        return 100.0 * float((model(dataset.test_images).numpy().argmax(axis=1) == dataset.test_labels).mean())
+
+
+def first_gradient(model, images, labels, power=None):
+    """The gradient of the first layer's weight, flat: in float32, or in float16 with the loss times 2^power."""
+    model.zero_grad()
+    with mt.autocast("float16", enabled=power is not None), np.errstate(all="ignore"):
+        loss = nn.cross_entropy(model(images), labels)
+        (loss * 2.0 ** (power or 0)).backward()
+    return next(model.parameters()).grad.numpy().ravel() / np.float32(2.0 ** (power or 0))
+
+
+def draw(gradients, lost, path):
+    """Exponents of gradients (float32, without zeros), as they are and times 2^16, beside float16's range."""
+    exponents = np.log2(np.abs(gradients))
+
+    def panels(figure):
+        for axes, power in zip(figure.subplots(2, 1, sharex=True, sharey=True), (0, 16), strict=True):
+            axes.axvspan(SMALLEST, NORMAL, color="#f4a259", alpha=0.25, lw=0, label="subnormal: fewer than 11 bits")
+            axes.axvspan(NORMAL, LARGEST, color="#5b8e7d", alpha=0.2, lw=0, label="float16")
+            axes.hist(exponents + power, bins=np.arange(-60, LARGEST + 1), color="#2d4654")
+            axes.set_title(f"{'times 2^16' if power else 'as they are'}: {lost[power]:.1f} % become 0", loc="left")
+            axes.set_ylabel("gradients")
+        axes.set_xlabel("log2 of a gradient of the first layer")
+        axes.legend(loc="upper left")
+    _save(panels, path, (8, 5.5))
+
+
+def main(argv=None):
+    """The program; returns the exit status."""
+    args = parse(argv)
+    with program.usage_errors("mixed_precision.py"):
+        dataset = data.load(args.data, args.data_dir)
+    print(f"{dataset.source}\n")
+    ways = {        # what it is -> (in float16, its scaler)
+        "float32": (False, optim.GradScaler(enabled=False)),
+        "float16, losses as they are": (True, optim.GradScaler(enabled=False)),
+        "float16, GradScaler": (True, optim.GradScaler()),
+    }
+    made = {what: train(dataset, args, *way) for what, way in ways.items()}
+
+    model, batch = made["float32"][0], (dataset.train_images[:args.batch_size], dataset.train_labels[:args.batch_size])
+    exact = first_gradient(model, *batch)
+    print(f"gradients of the first layer after training, {np.count_nonzero(exact):,} that aren't 0 in float32\n"
+          f"{'loss times':<28}{'flushed to 0':>14}{'inf or NaN':>12}")
+    lost = {}
+    for power in SCALES:
+        low = first_gradient(model, *batch, power)[exact != 0]
+        lost[power] = 100 * np.mean(low == 0)
+        print(f"{f'2^{power}':<28}{lost[power]:>12.1f} %{100 * np.mean(~np.isfinite(low)):>10.1f} %")
+    draw(exact[exact != 0], lost, args.out / "gradients.png")
+
+    print(f"\n{'':<28}{'accuracy':>14}{'left out':>12}{'activations':>16}{'cast weights':>16}")
+    for what, (model, left_out, kept) in made.items():
+        casts = 2 * sum(p.size for p in model.parameters()) * ways[what][0]
+        print(f"{what:<28}{accuracy(model, dataset):>12.2f} %{left_out:>12}{kept - casts:>10,} bytes{casts:>10,} bytes")
+    print(f"\nthe gradients' exponents: {args.out / 'gradients.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

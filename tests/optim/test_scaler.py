@@ -1,0 +1,325 @@
+"""GradScaler against the rules of torch's in plain Python, and against runs without it."""
+
+import json
+import math
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import ledger, nn, optim
+from tests.device.fake_cupy import installed, transfers
+
+rng = np.random.default_rng(4)
+OPTIMIZERS = {
+    "sgd": lambda params: optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: optim.Adam(params, lr=0.01),
+    "adamw": lambda params: optim.AdamW(params, lr=0.01, amsgrad=True),
+}
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+def leaf(*values, dtype=np.float32, device="cpu"):
+    return mt.tensor(np.array(values, dtype), requires_grad=True, device=device)
+
+
+def set_grad(p, *values):
+    p.grad = mt.tensor(np.array(values, p.dtype), device=p.device)
+
+
+# ---------------------------------------------------------------- the factor
+
+def of_torch(infs, scale, growth, backoff, interval):
+    """The factors after each step, by the rules in the documentation of torch.amp.GradScaler."""
+    clean, found = 0, []
+    for inf in infs:
+        clean = 0 if inf else clean + 1
+        if inf:
+            scale *= backoff
+        elif clean == interval:
+            clean = 0
+            scale = scale * growth if scale * growth < 2.0 ** 128 else scale       # float32 ends there
+        found.append(scale)
+    return found
+
+
+@pytest.mark.parametrize("settings", [(2.0 ** 16, 2.0, 0.5, 3), (8.0, 4.0, 0.25, 1), (2.0 ** 127, 2.0, 0.5, 1)],
+                         ids=str)
+def test_the_factor_grows_and_shrinks_as_torchs(settings):
+    p, infs = leaf(1.0), rng.random(40) < 0.2
+    scaler, optimizer = optim.GradScaler(*settings), optim.SGD([p], lr=0.0)
+    found = []
+    for inf in infs:
+        set_grad(p, rng.choice([np.inf, -np.inf, np.nan]) if inf else 1.0)
+        scaler.step(optimizer)
+        assert scaler.found_inf(optimizer) == inf
+        scaler.update()
+        found.append(scaler.get_scale())
+    assert infs.any() and found == of_torch(infs, *settings)
+
+
+def test_the_defaults_are_torchs():
+    scaler = optim.GradScaler()
+    assert scaler.state_dict() == {"scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5,
+                                   "growth_interval": 2000, "_growth_tracker": 0}
+    for wrong in ({"init_scale": 0.0}, {"init_scale": math.inf}, {"growth_factor": 1.0}, {"backoff_factor": 1.0},
+                  {"growth_interval": 0}):
+        (name, value), = wrong.items()
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            optim.GradScaler(**wrong)
+
+
+def test_losses_come_in_all_kinds():
+    scaler = optim.GradScaler(4.0)
+    low, exact = mt.tensor(np.float16([60_000])), mt.tensor([0.1, 0.2], dtype=np.float64)
+    scaled = scaler.scale([low, (exact, mt.tensor(3.0))])
+    assert [type(part) for part in (scaled, scaled[1])] == [list, tuple]
+    assert scaled[0].dtype == np.float32 and scaled[0].item() == 240_000
+    np.testing.assert_array_equal(scaled[1][0].numpy(), 4 * exact.numpy())
+    assert scaled[1][0].dtype == np.float64 and scaled[1][1].item() == 12
+    scaler.update(0.5)
+    assert scaler.get_scale() == 0.5 and scaler.scale(mt.tensor(3.0)).item() == 1.5
+
+
+# ---------------------------------------------------------------- runs
+
+def run(optimizer, scaler, steps=6, clip=None, dtype=np.float32, spoil=()):
+    """(parameters, numbers of updates) of a small model, trained; at the steps `spoil` a gradient is inf."""
+    mt.manual_seed(1)
+    model = nn.Sequential(nn.Linear(7, 9, dtype=dtype), nn.Tanh(), nn.Linear(9, 4, dtype=dtype))
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    data = np.random.default_rng(3)
+    for step in range(steps):
+        x, labels = data.standard_normal((5, 7)).astype(dtype), data.integers(0, 4, 5)
+        opt.zero_grad()
+        scaler.scale(nn.cross_entropy(model(x), labels)).backward()
+        if step in spoil:
+            model[0].bias.grad.data[3] = np.nan
+        if clip:
+            scaler.unscale_(opt)
+            if not scaler.found_inf(opt):
+                assert optim.clip_grad_norm_(model.parameters(), clip) > clip
+        before = [p.numpy().copy() for p in model.parameters()]
+        scaler.step(opt)
+        scaler.update()
+        same = [np.array_equal(a, p.numpy()) for a, p in zip(before, model.parameters(), strict=True)]
+        assert all(same) if step in spoil else not any(same)
+    return [p.numpy().copy() for p in model.parameters()], opt.state_dict()
+
+
+@each_optimizer
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_factor_that_is_a_power_of_2_changes_no_bit(optimizer, clip, dtype):
+    with_it = run(optimizer, optim.GradScaler(growth_interval=2), clip=clip, dtype=dtype)
+    without = run(optimizer, optim.GradScaler(enabled=False), clip=clip, dtype=dtype)
+    for a, b in zip(with_it[0], without[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(with_it[1]["state"], without[1]["state"], strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@each_optimizer
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_step_that_is_left_out_leaves_nothing_behind(optimizer, clip):
+    """Neither parameters nor moments change, and it isn't counted, by which Adam would correct its bias."""
+    spoilt = run(optimizer, optim.GradScaler(), steps=3, spoil=(1,), clip=clip)
+    assert spoilt[1]["steps"] == [2] * 4
+    for arrays in spoilt[1]["state"]:
+        assert all(np.isfinite(a).all() for a in arrays.values())
+
+
+def test_optimizers_are_judged_one_by_one_and_the_factor_by_all():
+    p, q = leaf(1.0, 2.0), leaf(3.0)
+    first, second, scaler = optim.SGD([p], lr=1.0), optim.SGD([q], lr=1.0), optim.GradScaler(4.0)
+    set_grad(p, 4.0, 8.0)
+    set_grad(q, np.inf)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    assert p.tolist() == [0.0, 0.0] and q.tolist() == [3.0] and scaler.get_scale() == 2.0
+
+
+def test_in_one_flat_buffer_each_optimizer_has_its_own():
+    """DistributedDataParallel's buckets know nothing of optimizers."""
+    p, q = leaf(1.0), leaf(3.0)
+    mt.optim.optimizer.flat_buffers([p, q])
+    first, second, scaler = optim.SGD([p], lr=1.0), optim.SGD([q], lr=1.0), optim.GradScaler(4.0)
+    set_grad(p, 4.0)
+    set_grad(q, np.inf)
+    scaler.unscale_(first)
+    assert p.grad.tolist() == [1.0] and not scaler.found_inf(first)
+    scaler.unscale_(second)
+    assert p.grad.tolist() == [1.0] and scaler.found_inf(second)
+
+
+def test_a_parameter_without_a_gradient_rests():
+    p, q = leaf(1.0), leaf(3.0)
+    adam, scaler = optim.Adam([p, q]), optim.GradScaler()
+    set_grad(p, 1.0)
+    scaler.step(adam)
+    scaler.update()
+    assert adam.state_dict()["steps"] == [1, 0] and q.tolist() == [3.0]
+
+
+def test_gradients_of_16_bits_are_divided_inside_of_adam():
+    """2⁻²⁰ times the factor fits into float16; divided there it would be flushed to zero (or to a subnormal)."""
+    p = leaf(1.0, 1.0, dtype=np.float16)
+    adam, scaler = optim.Adam([p], lr=2.0 ** -4, betas=(0.0, 0.0), eps=2.0 ** -30), optim.GradScaler(2.0 ** 12)
+    set_grad(p, 2.0 ** -18, -2.0 ** -14)
+    with pytest.raises(ValueError, match="gradients of float16 can't be divided in place"):
+        scaler.unscale_(adam)
+    scaler.step(adam)       # g / (|g| + eps) with g = 2⁻³⁰ and -2⁻²⁶
+    np.testing.assert_allclose(p.numpy(), [1 - 2.0 ** -5, 1 + 2.0 ** -4 * 16 / 17], rtol=2.0 ** -11)
+
+
+def test_calls_in_the_wrong_order():
+    p = leaf(1.0)
+    optimizer, scaler = optim.SGD([p], lr=1.0), optim.GradScaler()
+    with pytest.raises(RuntimeError, match="nobody has looked"):
+        scaler.update()
+    set_grad(p, 1.0)
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    for call in (scaler.step, scaler.unscale_):
+        with pytest.raises(RuntimeError, match=rf"{call.__name__}\(\) after step\(\)"):
+            call(optimizer)
+    scaler.update()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="enabled"):
+        scaler.load_state_dict(optim.GradScaler(enabled=False).state_dict())
+
+
+def test_disabled_it_does_nothing():
+    p, scaler = leaf(1.0), optim.GradScaler(enabled=False)
+    optimizer, loss = optim.SGD([p], lr=1.0), mt.tensor(2.0)
+    set_grad(p, 0.5)
+    assert scaler.scale(loss) is loss and scaler.get_scale() == 1.0 and scaler.state_dict() == {}
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert p.tolist() == [0.5] and not scaler.found_inf(optimizer)
+
+
+def test_a_saved_state_goes_on():
+    def factors(scaler, infs):
+        p = leaf(1.0)
+        optimizer, found = optim.SGD([p], lr=0.0), []
+        for inf in infs:
+            set_grad(p, np.inf if inf else 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            found.append(scaler.get_scale())
+        return found
+    infs = rng.random(30) < 0.15
+    whole = factors(optim.GradScaler(1024.0, growth_interval=4), infs)
+    first, second = optim.GradScaler(1024.0, growth_interval=4), optim.GradScaler()
+    begun = factors(first, infs[:13])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert begun + factors(second, infs[13:]) == whole and len(set(whole)) > 2
+
+
+def test_a_late_backward_is_refused():
+    """What update has changed since is what backward would multiply by."""
+    p, scaler = leaf(1.0), optim.GradScaler()
+    loss = scaler.scale(p * p)
+    scaler.update(2.0)
+    with pytest.raises(RuntimeError, match=r"GradScaler.update has overwritten"):
+        loss.backward(mt.ones(1))
+
+
+# ---------------------------------------------------------------- on a GPU: nobody waits
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_gpu_is_not_waited_for(optimizer):
+    with installed():
+        p, found = leaf(1.0, 2.0, device="cuda"), []
+        opt, scaler = optim.Adam([p], lr=0.5, betas=(0.0, 0.0), eps=1.0), optim.GradScaler(4.0, growth_interval=1)
+        x = mt.tensor([3.0, -1.0], device="cuda")
+        for inf in (1.0, np.inf, 1.0):
+            opt.zero_grad()
+            y = mt.tensor([inf, 1.0], device="cuda")
+            transfers.clear()
+            scaler.scale((p * x * y).sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+            assert not transfers["implicit"] and transfers["up"] <= 2 * (not found)     # at first factor and count
+            found.append((p.tolist(), scaler.get_scale()))
+        # Without memory a step is lr · g/(|g| + eps), g = 3 and -1.
+        once, twice = [1 - 0.375, 2 + 0.25], [1 - 0.75, 2 + 0.5]
+        assert found == [(once, 8.0), (once, 4.0), (twice, 8.0)] and opt.state_dict()["steps"] == [2]
+
+
+def test_the_kernel_is_handed_factor_and_decision_where_they_are():
+    class Told(optim.Adam):
+        def apply(self):
+            told.append(self.scaling)
+    with installed():
+        p, told = leaf(1.0, 2.0, device="cuda"), []
+        opt, scaler = Told([p]), optim.GradScaler(4.0)
+        set_grad(p, 4.0, np.nan)
+        transfers.clear()
+        scaler.step(opt)
+        scaler.update()
+        assert not transfers["down"] + transfers["implicit"]
+        assert [x.tolist() for x in told[0]] == [2.0, [1.0]]        # (halved since)
+        set_grad(p, 4.0, 8.0)
+        scaler.unscale_(opt)
+        scaler.step(opt)
+        assert told[1][0] is None and told[1][1].tolist() == [0.0] and p.grad.tolist() == [2.0, 4.0]
+
+
+def test_sgd_on_a_gpu_asks_for_the_decision_alone():
+    with installed():
+        p = leaf(1.0, 2.0, device="cuda")
+        opt, scaler = optim.SGD([p], lr=1.0), optim.GradScaler(4.0)
+        set_grad(p, 4.0, np.nan)
+        transfers.clear()
+        scaler.step(opt)
+        scaler.update()
+        assert transfers["down"] == 1 and p.tolist() == [1.0, 2.0] and scaler.get_scale() == 2.0
+
+
+# ---------------------------------------------------------------- 2 + 2 + 12 bytes
+
+def test_bytes_per_parameter_in_mixed_precision():
+    """ZeRO's count: parameter and gradient of 2 bytes, a float32 master and two moments; in float32 4 + 4 + 8."""
+    n = 64 * 64
+    held = {}
+    for dtype in (np.float16, np.float32):
+        p = mt.tensor(np.ones((64, 64), dtype), requires_grad=True)
+        adam, scaler = optim.Adam([p], lr=1e-3), optim.GradScaler(2.0 ** 8)
+        with ledger.record(memory=True) as book:
+            scaler.scale(mt.sum(mt.mul(p, p).astype(np.float32))).backward()
+            scaler.step(adam)
+            scaler.update()
+        held[dtype] = [book.live[kind] // n for kind in ("parameter", "gradient", "optimizer")]
+        assert np.all(p.numpy() < 1)
+    assert held == {np.float16: [2, 2, 12], np.float32: [4, 4, 8]}
+
+
+def test_the_example(tmp_path, capsys):
+    """Shares that fall as the factor grows, half the bytes of activations, a picture. (After so little training no
+    gradient is small enough to be lost: so one is looked at that is made smaller.)"""
+    program = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "mixed_precision.py"))
+    assert program["main"](["--epochs", "2", "--hidden", "64,32", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    lost, spoilt = ([float(x) for x in column] for column in zip(
+        *re.findall(r"^2\^\d+ +([\d.]+) % +([\d.]+) %$", said, re.M), strict=True))
+    assert lost == sorted(lost, reverse=True) and len(lost) == 5
+    assert spoilt[:2] == [0, 0] and spoilt[4] > 99
+    wide, low, scaled = (int(x.replace(",", "")) for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
+    assert 0.5 * wide <= low <= scaled < 0.52 * wide
+    assert (tmp_path / "gradients.png").stat().st_size > 10_000
+    mt.manual_seed(1)
+    batch = nn.mlp((16,)), rng.standard_normal((8, 784)).astype(np.float32), np.arange(8)
+    small, exact = program["first_gradient"](*batch, -20), program["first_gradient"](*batch)
+    share = np.mean(small[exact != 0] == 0)
+    expected = np.mean(abs(exact[exact != 0]) < 2.0 ** (20 - 25))      # but for what is lost on the way
+    assert 0.1 < expected < share < 1.5 * expected

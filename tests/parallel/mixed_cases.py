@@ -1,0 +1,224 @@
+"""What the ranks do in the tests of mixed precision. What must hold is checked by the parent process."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel import moe as ep
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
+
+from . import plain
+
+VOCABULARY, LENGTH, BATCH, SEED = 13, 6, 16, 3
+
+
+def mlp(dtype=np.float32):
+    mt.manual_seed(5)
+    return nn.Sequential(nn.Linear(plain.FEATURES, 90, dtype=dtype), nn.Tanh(), nn.Linear(90, 101, dtype=dtype),
+                         nn.ReLU(), nn.Dropout(0.2), nn.Linear(101, 70, dtype=dtype), nn.ReLU(),
+                         nn.Linear(70, plain.CLASSES, dtype=dtype))
+
+
+def gpt(moe=None):
+    mt.manual_seed(6)
+    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, moe=moe)
+
+
+def images(world, exact=False):
+    x, labels = plain.dataset()
+    return data.Loader(x.astype(np.float32), labels, BATCH, seed=2, rank=world.rank, size=world.size, drop_last=True,
+                       micro_shards=8 if exact else 1)
+
+
+def text(world):
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (64, LENGTH + 1))
+    return data.Loader(tokens[:, :-1], tokens[:, 1:], BATCH, seed=2, rank=world.rank, size=world.size)
+
+
+def loss_sum(model, shard):
+    y = model(shard.inputs)
+    y, aux = y if isinstance(y, tuple) else (y, 0.0)
+    return nn.cross_entropy(y, shard.labels, reduction="sum") + shard.labels.size * aux
+
+
+def batches(loader, steps):
+    every = (batch for epoch in range(steps) for batch in loader.epoch(epoch))
+    return zip(range(steps), every, strict=False)
+
+
+def copies(model):
+    return [p.numpy().copy() for p in model.parameters()]
+
+
+# ---------------------------------------------------------------- curves
+
+WAYS = {"ddp": DistributedDataParallel} | {
+    f"stage {stage}": partial(fully_shard, stage=stage) for stage in (1, 2, 3)}
+
+
+STEPS = 5
+MIXED = (("float16", True, None), ("float16", True, 0.5))       # amp, whether there is a scaler, clip
+SETTINGS = (*MIXED, (None, True, 0.5), (None, False, 0.5))
+
+
+def exact_curve(way, amp, scaled, clip=None):
+    """(losses, whole parameters, factors) in exact mode, of a factor that is too large at first."""
+    world = comm.world()
+    model = WAYS[way](mlp(), world, exact=True)
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    scaler = optim.GradScaler(2.0 ** 22 if amp else 2.0 ** 16, growth_interval=3) if scaled else None
+    losses, factors = [], []
+    for step, batch in batches(images(world, exact=True), STEPS):
+        losses.append(training.train_step(model, optimizer, batch, loss_sum, world, seed=SEED, step=step, amp=amp,
+                                          scaler=scaler, clip=clip)[0])
+        factors.append(scaler.get_scale() if scaled else None)
+    whole = full_state_dict(model) if way != "ddp" else model.state_dict()
+    return losses, {name: np.array(value) for name, value in whole.items()}, factors
+
+
+def exact_curves(ways, settings):
+    """{(way, amp, scaled, clip): exact_curve}"""
+    return {(way, *setting): exact_curve(way, *setting) for way in ways for setting in settings}
+
+
+def pipelined(name, pp):
+    """(losses, whole parameters, factors) of a pipeline in exact mode and mixed precision."""
+    mesh = comm.DeviceMesh(dp=-1, pp=pp)
+    schedule = {"1f1b": one_forward_one_backward, "zb-h1": zb_h1}[name](pp, 8 // mesh["dp"].size)
+    stage = DistributedDataParallel(cut_sequential(mlp(), pp)[mesh.coords["pp"]], mesh["dp"], exact=True)
+    optimizer = optim.AdamW(stage.parameters(), lr=0.01)
+    scaler = optim.GradScaler(2.0 ** 22, growth_interval=3, comm=comm.world())
+    pipeline, losses, factors = Pipeline([stage], mesh["pp"], schedule), [], []
+    for step, batch in batches(images(mesh["dp"], exact=True), STEPS):
+        optimizer.zero_grad()
+        with mt.autocast("float16"), training.quiet(scaler):
+            losses.append(pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=SEED,
+                                       step=step, over=mesh["dp"], scaler=scaler))
+        scaler.step(optimizer)
+        scaler.update()
+        factors.append(scaler.get_scale())
+    parts = comm.world().all_gather_object({name: np.array(value) for name, value in stage.state_dict().items()})
+    return losses, {name: value for part in parts for name, value in part.items()}, factors
+
+
+EXPERTS = {"experts": 4, "group": "sequence", "capacity_factor": 2.0}
+
+
+def cut_gradients(kind):
+    """{name: whole gradient} of one batch of a GPT in mixed precision, cut over the ranks: "whole", "tensor",
+    "sequence", "experts", "whole experts"."""
+    world = comm.world()
+    model = gpt(EXPERTS if "experts" in kind else None)
+    over = world.split(world.rank) if kind in ("tensor", "sequence") or world.size == 1 else world
+    if kind in ("tensor", "sequence"):
+        tp.parallelize_module(model, world, tp.plan_of(model), kind == "sequence")
+    elif kind == "experts":
+        tp.parallelize_module(model, world, ep.plan_of(model))
+    replica = DistributedDataParallel(model, over)
+    batch = next(iter(text(over).epoch(0)))
+    with ledger.record() as book, mt.autocast("float16"):
+        for shard in batch.shards:
+            (loss_sum(replica, shard) * (1024 / (batch.count * LENGTH))).backward()
+    for p in model.parameters():       # the way in which whole values are collected takes gradients as well
+        p.data[...] = p.grad.data / 1024
+    return tp.full_state_dict(model), dict(book.calls), dict(book.bytes_sent)
+
+
+# ---------------------------------------------------------------- inf on one rank
+
+def spoil(model, name):
+    """NaN in the last element of a gradient that this rank has of the parameter; whether it has one."""
+    grads = [p.grad.data for path, p in model.named_parameters() if name in path and p.grad is not None and p.size]
+    for g in grads[:1]:
+        g.reshape(-1)[-1:] = np.nan if g.flags.c_contiguous else 0
+    return bool(grads)
+
+
+CUTS = {        # name -> which parameter has NaN, on the last rank alone
+    "ddp": None, "stage 1": "2.weight", "stage 2": "2.weight", "stage 3": "2.weight", "tensor": "attention.qkv.weight",
+    "pipeline": "weight", "experts": "experts.up",
+}
+
+
+def one_rank_has_nan(cut, told=True):
+    """[(whether this rank's parameters changed, factor)] of three steps of SGD and Adam; in the second one the last
+    rank alone has NaN. told: tensor parallelism and pipelines give the scaler their ranks."""
+    world, found = comm.world(), []
+    for make in (lambda params: optim.SGD(params, lr=0.1), lambda params: optim.Adam(params, lr=0.01)):
+        ranks, pipeline = world, None
+        if cut in WAYS:
+            model, loader = WAYS[cut](mlp(), world), images(world)
+        elif cut == "pipeline":
+            stage = cut_sequential(mlp(), world.size)[world.rank]
+            ranks = world.split(world.rank)
+            model, loader = DistributedDataParallel(stage, ranks), images(ranks)
+            pipeline = Pipeline([model], world, one_forward_one_backward(world.size, 4))
+        else:
+            model = gpt(EXPERTS if cut == "experts" else None)
+            tp.parallelize_module(model, world, (ep if cut == "experts" else tp).plan_of(model))
+            ranks = world if cut == "experts" else world.split(world.rank)
+            model, loader = DistributedDataParallel(model, ranks), text(ranks)
+        optimizer = make(model.parameters())
+        scaler = optim.GradScaler(256.0, comm=world if told and cut in ("tensor", "pipeline") else None)
+        seen = []
+        for step, batch in batches(loader, 3):
+            optimizer.zero_grad()
+            here = step == 1 and world.rank == world.size - 1
+            with mt.autocast("float16"):
+                if pipeline:
+                    pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=SEED,
+                                 step=step, scaler=scaler)
+                else:
+                    for shard in batch.shards:
+                        with mt.backend.random_scope(SEED, step, batch.count, shard.rows, 8), \
+                                training.quiet(scaler) if here else nullcontext():
+                            loss = loss_sum(model, shard) * ((np.inf if here and cut == "ddp" else 1) / batch.count)
+                            scaler.scale(loss).backward()
+            if here and CUTS[cut]:
+                assert spoil(model, CUTS[cut])
+            before = copies(model)
+            scaler.step(optimizer)
+            scaler.update()
+            changed = {not np.array_equal(a, b) for a, b in zip(before, copies(model), strict=True) if a.size}
+            seen.append((any(changed), scaler.get_scale()))
+        found.append(seen)
+    return found
+
+
+# ---------------------------------------------------------------- memory
+
+def gathered():
+    """{enabled: the most bytes of gathered values at a time}, in stage 3."""
+    world, peaks = comm.world(), {}
+    for enabled in (False, True):
+        mt.manual_seed(1)
+        model = fully_shard(nn.Sequential(*(nn.Linear(96, 96) for _ in range(6))), world)
+        x = np.random.default_rng(1).standard_normal((4, 96)).astype(np.float32)
+        with ledger.record(memory=True) as book, mt.autocast("float16", enabled):
+            mt.sum(model(x)).backward()
+        peaks[enabled] = book.peak["buffer"]
+    return peaks
+
+
+# ---------------------------------------------------------------- collectives
+
+def columns():
+    """(x's gradient, the whole model's) of two layers cut by columns: the second one's copy_to is given 16 bits."""
+    world, found = comm.world(), []
+    for cut in (True, False):
+        mt.manual_seed(1)
+        layers = [nn.Linear(6, 8), nn.Linear(8, 4)]
+        if cut:
+            layers = [tp.ColumnParallelLinear(layer, world, gather_output=True) for layer in layers]
+        x = mt.tensor(np.random.default_rng(2).standard_normal((3, 6)).astype(np.float32), requires_grad=True)
+        with mt.autocast("float16"):
+            y = layers[1](mt.tanh(layers[0](x)))
+            mt.sum(y * np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)).backward()
+        found.append(x.grad.numpy().copy())
+    return found
