@@ -237,7 +237,7 @@ def test_the_ledger_counts_gpu_memory():
 
 def test_the_demo_on_a_gpu(tmp_path):
     """The program itself, all ways of it: the parameters' digest is that of the host."""
-    program = runpy.run_path(str(Path(backend.__file__).parents[1] / "mnist_demo" / "train.py"))
+    program = runpy.run_path(str(Path(backend.__file__).parents[2] / "mnist_demo" / "train.py"))
     for more in (["--model", "mlp", "--hidden", "9", "--dropout", "0.2"], ["--model", "cnn", "--clip", "0.5"]):
         summaries = []
         for device in ("cpu", "cuda"):
@@ -251,7 +251,7 @@ def test_the_demo_on_a_gpu(tmp_path):
 
 
 def test_the_demo_says_which_device_there_isn_t(tmp_path, capsys):
-    program = runpy.run_path(str(Path(backend.__file__).parents[1] / "mnist_demo" / "train.py"))
+    program = runpy.run_path(str(Path(backend.__file__).parents[2] / "mnist_demo" / "train.py"))
     with pytest.raises(SystemExit, match="2"):
         program["main"](["--data", "digits", "--device", "cuda:7", "--out", str(tmp_path)])
     assert "device cuda:7: " in capsys.readouterr().err

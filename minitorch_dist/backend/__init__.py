@@ -1,0 +1,69 @@
+"""Arrays, their devices, and the seeded random streams.
+
+`xp` is NumPy. Its ufuncs and functions carry themselves to CuPy when an
+argument is a CuPy array (NEP 13 and NEP 18), so an op is written once. Only a
+function that makes an array out of nothing must ask `module_of(x)` where.
+
+A device is named by a string: "cpu", "cuda:0", "cuda:1", …; "cuda" is the GPU
+that is current (the first, unless `use` says otherwise). CuPy runs an op on the
+current GPU, wherever its arrays are, so a process works on one GPU at a time:
+`use("cuda:1")`, or `with on("cuda:1"):` for a while. CuPy is imported by the
+first who names a GPU.
+"""
+
+import numpy as xp
+
+from .devices import (
+    ARRAY_TYPES,
+    DEVICE_ARRAYS,
+    Placeholder,
+    byte_range,
+    check_devices,
+    device_name,
+    device_of,
+    finish,
+    is_array,
+    keep_freed_memory,
+    load_cupy,
+    memory_info,
+    module_of,
+    module_on,
+    names_device,
+    on,
+    on_host,
+    put_off,
+    refuse,
+    settle,
+    to,
+    to_device_of,
+    use,
+    zeros,
+    zeros_like,
+)
+from .graphs import Recording, assign, recording, refuse_in_graph
+from .products import in_float32, is_half, matmul, to_half
+from .streams import (
+    Draw,
+    RandomState,
+    Scope,
+    generator,
+    manual_seed,
+    next_stream,
+    random_draws,
+    random_restore,
+    random_rows,
+    random_scope,
+    random_snapshot,
+    random_state,
+    stream,
+    stream_key,
+)
+
+__all__ = [
+    "ARRAY_TYPES", "DEVICE_ARRAYS", "Draw", "Placeholder", "RandomState", "Recording", "Scope", "assign",
+    "byte_range", "check_devices", "device_name", "device_of", "finish", "generator", "in_float32", "is_array",
+    "is_half", "keep_freed_memory", "load_cupy", "manual_seed", "matmul", "memory_info", "module_of", "module_on",
+    "names_device", "next_stream", "on", "on_host", "put_off", "random_draws", "random_restore", "random_rows",
+    "random_scope", "random_snapshot", "random_state", "recording", "refuse", "refuse_in_graph", "settle", "stream",
+    "stream_key", "to", "to_device_of", "to_half", "use", "xp", "zeros", "zeros_like",
+]
