@@ -41,6 +41,7 @@ def in_words(error):
 AT_LEAST_1 = "at least 1", lambda value: value >= 1
 AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
 MORE_THAN_0 = "more than 0", lambda value: value > 0
+SHARE = "a share, above 0 and at most 1", lambda value: 0 < value <= 1
 PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
 
 

@@ -193,6 +193,16 @@ class CompiledModule(Module):
     def forward(self, *args, **kwargs):
         return self.compiled(*args, **kwargs)
 
+    # The module says itself what its parameters are: fully_shard's are this rank's pieces.
+    def named_parameters(self):
+        return self._modules[""].named_parameters()
+
+    def state_dict(self):
+        return self._modules[""].state_dict()
+
+    def load_state_dict(self, state):
+        return self._modules[""].load_state_dict(state)
+
     def __setattr__(self, name, value):
         if name == "training" or "compiled" not in vars(self):
             super().__setattr__(name, value)

@@ -34,7 +34,7 @@ from ..nn import cross_entropy
 from ..optim import SGD
 from .data_parallel import check_unwrapped
 from .encodings import Channel, Whole, nbytes
-from .exact import BinaryCounter, check_shape
+from .exact import BinaryCounter
 from .same_model import broadcast, check_same_model
 
 # ---------------------------------------------------------------- who has which samples
@@ -140,7 +140,9 @@ class FederatedAveraging:
         self.comm, self.rounds = world() if comm is None else comm, 0
         # The tree's leaves: clients of a round, and zeros up to a power of two that the ranks divide.
         self.leaves = max(1 << (self.drawn - 1).bit_length(), self.comm.size)
-        check_shape(self.leaves, self.comm.size)
+        if self.comm.size & (self.comm.size - 1):
+            raise ValueError(f"FederatedAveraging: the clients' updates are added along a balanced binary tree, so the "
+                             f"number of ranks must be a power of two, not {self.comm.size}")
         check_same_model(model, self.comm, "FederatedAveraging", lr=lr, epochs=epochs, batch_size=batch_size,
                          fraction=fraction, seed=seed, encoding=_described(self.encoding),
                          clients=_digest(self.clients), server=server and [_described(server), *(
