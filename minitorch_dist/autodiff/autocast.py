@@ -53,8 +53,9 @@ def autocast(dtype="float16", enabled=True):
     enabled  False: inside, ops take what comes again
 
     float32 parameters stay as they are, and get float32 gradients; each is cast once, and again when it has been
-    written (an optimizer's step). float64 is never cast. Call backward() inside or outside: it runs in forward's
-    precision. A loss is float32, which GradScaler needs. ValueError for a dtype that isn't one of these.
+    written (an optimizer's step). float64 is never cast, nor is what it meets in a product. Call backward() inside or
+    outside: it runs in forward's precision. A loss is float32, which GradScaler needs. ValueError for a dtype that
+    isn't one of these.
     """
     if (name := getattr(dtype, "__name__", None) or str(dtype)) not in DTYPES:
         raise ValueError(f"autocast: dtype {name!r}; use {' or '.join(map(repr, DTYPES))}")
@@ -96,7 +97,7 @@ class Region:
         state.autocast = None       # the op is what it is made of: no further choices
         try:
             kind = CLASS_OF.get(primitive.name, AS_GIVEN)
-            if kind is LOWER:
+            if kind is LOWER and not any(getattr(a, "dtype", None) == xp.float64 for a in args):
                 args = [self.lowered(a) for a in args]
             elif kind is FLOAT32:
                 args = [astype(a, xp.float32) if getattr(a, "dtype", None) in SHORT else a for a in args]

@@ -6,7 +6,7 @@ from .linear import Input, LinVar
 from .primitive import TRACED, lower, mode, state
 from .reverse import check_cotangent, new_level, ready_made, run
 from .tensor import Node, Tensor, count_kept, outputs, user_line, wrap
-from .tree import flatten
+from .tree import flatten, refuse_sharded
 from .writes import log
 
 
@@ -20,6 +20,8 @@ def _constant(x):
     eager = False
     while x.__class__ in TRACED:
         eager, x = x.__class__ is Tensor, x.lowered()
+    if hasattr(x, "sharded"):       # of parallel/sharding
+        return x.sharded.settle().detach()
     return Tensor(x) if eager else x
 
 
@@ -43,6 +45,7 @@ class Custom:
 
     def __call__(self, *args):
         values, rebuild = flatten(args)
+        refuse_sharded(values, f"an argument of {self.__name__!r}, whose derivative is given by hand,")
         level, kind = top_level(values)
         if kind is None:
             return self.f(*args)

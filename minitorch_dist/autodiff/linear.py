@@ -261,14 +261,14 @@ def linearize(f, *primals):
 
     The function runs once; the program may then be called, and transposed, many times.
     """
-    from .transforms import _array
+    from .transforms import _array, _outputs
     values, rebuild = flatten(primals)
     values = [_array(v, f"input {i}") for i, v in enumerate(values)]
     with new_level() as level, new_level() as tangent_level:
         leaves = [Input(v) for v in values]
         duals = [Dual(v, LinVar(leaf, tangent_level), level) for v, leaf in zip(values, leaves, strict=True)]
         out = f(*rebuild(duals))
-    outs, rebuild_out = flatten(out)
+    outs, rebuild_out = _outputs(out)
     live = [y.__class__ is Dual and y.level == level for y in outs]
     nodes = [y.tangent.node if alive and y.tangent.__class__ is LinVar else None
              for y, alive in zip(outs, live, strict=True)]

@@ -238,6 +238,10 @@ class Primitive:
                     if kernel not in by_kernel:
                         by_kernel[kernel] = self.places(list(inspect.signature(kernel.pullback).parameters)[2:])
                     return kernel.pullback(ct, wanted, *[saved[i] for i in by_kernel[kernel]])
+                if self.multi and is_half(saved[1]):
+                    bundle = type(ct)
+                    return in_float32(lambda parts, *values: pullback(bundle(parts), wanted, *values), ct.parts,
+                                      *[saved[i] for i in places])
             elif ct.itemsize == 2 and is_half(ct):
                 return in_float32(lambda ct, *values: pullback(ct, wanted, *values), ct, *[saved[i] for i in places])
             return pullback(ct, wanted, *[saved[i] for i in places])

@@ -32,16 +32,17 @@ class Leaf:
 
     It holds its tensor weakly, so that tensor → leaf is no cycle. `grad_view`,
     where set, is the array that the gradient must live in (a slice of a flat
-    buffer), and `flat` the buffer that it is a slice of.
+    buffer), and `flat` the buffer that it is a slice of. `over`: where it is this
+    rank's share of a parameter, the Communicator of the ranks with the others.
     """
 
-    __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "__weakref__")
+    __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "over", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
         self.shape, self.dtype = shape, dtype
         self.tensor = weakref.ref(tensor) if tensor is not None else None
-        self.hooks = self.grad_view = self.flat = None
+        self.hooks = self.grad_view = self.flat = self.over = None
 
 
 class Tensor(Traced):
@@ -225,8 +226,9 @@ class Tensor(Traced):
         if not self.is_leaf:
             raise RuntimeError("only leaf tensors can be deep-copied: use detach() first")
         twin = Tensor(self.data.copy())
-        if self.node is not None:
-            twin.requires_grad_()
+        if self.leaf is not None:
+            twin.requires_grad_().leaf.over = self.leaf.over
+            twin.requires_grad_(self.requires_grad)
         if self.grad is not None:
             twin.grad = Tensor(self.grad.data.copy())
         memo[id(self)] = twin

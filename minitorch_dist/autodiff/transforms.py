@@ -9,17 +9,25 @@ from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
 from .tensor import Leaf, Lifted
-from .tree import flatten
+from .tree import flatten, refuse_sharded
 
 
 def _array(value, what):
     """A differentiable input as a floating array or traced value; Python floats become float64 arrays."""
     if value.__class__ not in TRACED and not hasattr(value, "dtype"):
         value = xp.asarray(value)
+    refuse_sharded([value], what)
     if value.dtype.kind != "f":
         raise TypeError(f"{what} has dtype {value.dtype}: only floating arrays can be differentiated; "
                         "cast it, or leave it out with argnums")
     return value
+
+
+def _outputs(out):
+    """flatten(what the function has returned)."""
+    outs, rebuild = flatten(out)
+    refuse_sharded(outs, "what the function has returned")
+    return outs, rebuild
 
 
 def _zeros(value):
@@ -43,7 +51,7 @@ def vjp(f, *primals):
     with new_level() as level:
         leaves = [Leaf(v.shape, v.dtype) for v in values]
         out = f(*rebuild([Lifted(v, leaf, level) for v, leaf in zip(values, leaves, strict=True)]))
-    outs, rebuild_out = flatten(out)
+    outs, rebuild_out = _outputs(out)
     nodes = [y.node if _at_level(y, Lifted, level) else None for y in outs]
     outs = [y.data if _at_level(y, Lifted, level) else y for y in outs]
 
@@ -80,7 +88,7 @@ def jvp(f, primals, tangents):
             check_devices("jvp's primal and tangent", (lower(v), lower(t)))
     with new_level() as level:
         out = f(*rebuild([Dual(v, t, level) for v, t in zip(values, directions, strict=True)]))
-    outs, rebuild_out = flatten(out)
+    outs, rebuild_out = _outputs(out)
     return (rebuild_out([y.primal if _at_level(y, Dual, level) else y for y in outs]),
             rebuild_out([y.tangent if _at_level(y, Dual, level) else _zeros(y) for y in outs]))
 

@@ -39,3 +39,11 @@ def flatten(tree, order=sorted):
         return make(values)
 
     return [leaf for leaves, _ in parts for leaf in leaves], rebuild
+
+
+def refuse_sharded(values, what):
+    """TypeError where one of the values lies on several ranks (parallel/sharding): inside a transform it would pass for
+    a constant. what: they are, for the message."""
+    if found := [v for v in values if hasattr(v, "comms")]:
+        raise TypeError(f"{what} is {found[0]!r}, of which a rank has a part: annotate arrays inside the function, and "
+                        "take and return whole values, x.full()")

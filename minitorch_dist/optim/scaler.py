@@ -27,6 +27,10 @@ from ..backend import device_of, to, to_device_of, xp, zeros
 from ..flat import flat_buffers
 from .optimizer import check_settings
 
+# What float32 can hold, and 1 divided by it too.
+LEAST, MOST = 2.0 ** -126, 2.0 ** 127
+POSITIVE = "from 2^-126 to 2^127"
+
 
 @dataclass
 class Stage:
@@ -59,10 +63,11 @@ class GradScaler:
 
     def __init__(self, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True,
                  comm=None):
-        check_settings(init_scale=(init_scale, 0 < init_scale < xp.inf, "positive"),
+        check_settings(init_scale=(init_scale, LEAST <= init_scale <= MOST, POSITIVE),
                        growth_factor=(growth_factor, growth_factor > 1, "above 1"),
                        backoff_factor=(backoff_factor, 0 < backoff_factor < 1, "in (0, 1)"),
-                       growth_interval=(growth_interval, growth_interval >= 1, "at least 1"))
+                       growth_interval=(growth_interval, growth_interval >= 1 and growth_interval % 1 == 0,
+                                        "a whole number, at least 1"))
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.enabled, self.comm = enabled, comm
         self._scale, self._clean = (xp.full((), x, xp.float32) for x in (init_scale, 0))    # steps in a row
@@ -129,9 +134,12 @@ class GradScaler:
             clean = xp.where(bad, 0, self._clean + 1)
             with xp.errstate(over="ignore"):
                 grown = self._scale * self.growth_factor
-            grows = (clean == self.growth_interval) & xp.isfinite(grown)
-            self._clean[...] = xp.where(clean == self.growth_interval, 0, clean)
-            new_scale = xp.where(bad, self._scale * self.backoff_factor, xp.where(grows, grown, self._scale))
+            grows = (clean >= self.growth_interval) & xp.isfinite(grown)
+            self._clean[...] = xp.where(clean >= self.growth_interval, 0, clean)
+            shrunk = xp.maximum(self._scale * self.backoff_factor, LEAST)
+            new_scale = xp.where(bad, shrunk, xp.where(grows, grown, self._scale))
+        else:
+            check_settings(new_scale=(new_scale, LEAST <= new_scale <= MOST, POSITIVE))
         self._scale[...] = new_scale
         wrote(self._scale, "GradScaler.update")
         self._stages.clear()
@@ -152,9 +160,10 @@ class GradScaler:
             return
         if not saved:
             raise RuntimeError("the saved state is empty: it comes from a GradScaler that wasn't enabled")
-        self._scale[...], self._clean[...] = saved["scale"], saved["_growth_tracker"]
-        self.growth_factor, self.backoff_factor = saved["growth_factor"], saved["backoff_factor"]
-        self.growth_interval = saved["growth_interval"]
+        scale, clean, growth_factor, backoff_factor, growth_interval = (saved[name] for name in (
+            "scale", "_growth_tracker", "growth_factor", "backoff_factor", "growth_interval"))
+        self._scale[...], self._clean[...] = scale, clean
+        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
 
     def _stage(self, optimizer, call):
         stage = self._stages.setdefault(id(optimizer), Stage(optimizer))
@@ -173,16 +182,16 @@ class GradScaler:
         mine = {id(p) for p in params}
         self._move(flats[0].grads)
         found = zeros(1, xp.float32, device_of(self._scale))
+        if short := [flat.dtype for flat in flats if divide and flat.dtype.itemsize == 2]:
+            raise ValueError(f"unscale_: gradients of {short[0]} can't be divided in place, which would flush them to "
+                             "zero: let step() hand the factor to Adam")
         for flat in flats:
             flat.collect(fill_missing=False)
-            if divide and flat.dtype.itemsize == 2:
-                raise ValueError(f"unscale_: gradients of {flat.dtype} can't be divided in place, which would flush "
-                                 "them to zero: let step() hand the factor to Adam")
             for start, stop in stretches(flat, mine):
                 grads = flat.grads[start:stop]
                 found += xp.logical_not(xp.isfinite(grads).all())
                 if divide:
-                    grads *= (1 / self._scale).astype(grads.dtype)
+                    grads *= 1 / self._scale.astype(grads.dtype)
                     wrote(grads, "GradScaler.unscale_")
         for comm in [self.comm] if self.comm is not None else sharing(flats):
             comm.all_reduce(found, op="max")

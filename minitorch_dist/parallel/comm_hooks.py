@@ -58,15 +58,19 @@ class PowerSGD:
         Q = Σ_w M_wᵀ P        all-reduced, m·r numbers; also where the next step begins
         Σ_w M_w ≈ P Qᵀ        on all ranks, and  M_w - P Pᵀ M_w  is kept for the next step (error feedback)
 
-    rank: r. Vectors, and matrices that would not become smaller, are summed as they are. Source: Vogels et al. 2019,
+    rank    r. Vectors, and matrices that would not become smaller, are summed as they are
+    scaler  the GradScaler that scales the loss, where there is one: what is kept must follow when its factor changes
+
+    A step whose gradient is inf or NaN on some rank leaves what is kept as it was. Source: Vogels et al. 2019,
     "PowerSGD: practical low-rank gradient compression for distributed optimization".
     """
 
-    def __init__(self, rank=1, seed=0):
+    def __init__(self, rank=1, seed=0, scaler=None):
         if rank < 1:
             raise ValueError(f"PowerSGD: rank={rank} must be at least 1")
-        self.rank, self.seed = rank, seed
-        # By parameter: the next step's Q, what the last step left out here, and how many Qs were drawn.
+        self.rank, self.seed, self.scaler = rank, seed, scaler
+        # By parameter: the next step's Q, what the last step left out here (divided by the scaler's factor), and how
+        # many Qs were drawn.
         self.q, self.left_out, self.steps = {}, {}, {}
 
     def __call__(self, comm, bucket):
@@ -78,7 +82,8 @@ class PowerSGD:
                 rest.append(slice(end, s.start))
                 end = s.stop
         rest.append(slice(end, bucket.grads.size))
-        matrices = [self._with_left_out(bucket.grads, s, shape) for s, shape in thin]
+        factor = 1.0 if self.scaler is None else self.scaler.get_scale()
+        matrices = [self._with_left_out(bucket.grads, s, shape, factor) for s, shape in thin]
         ps = [m @ self._q(s, m) for (s, _), m in zip(thin, matrices, strict=True)]
         plain = [bucket.grads[part] for part in rest]
         posted = [*_all_reduce_together(comm, plain), *_all_reduce_together(comm, ps)]
@@ -97,8 +102,9 @@ class PowerSGD:
             used = {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users > 0}
             for (s, _), m, p, q, sent in zip(thin, matrices, ps, qs, own, strict=True):
                 if id(s.tensor) in used:        # otherwise nobody gets this gradient, or not all have sent theirs
-                    self.left_out[id(s.tensor)] = m - sent
-                    self.q[id(s.tensor)] = self._alive(s, q)
+                    finite, before = xp.isfinite(q).all(), self.left_out.get(id(s.tensor), 0.0)     # alike on all ranks
+                    self.left_out[id(s.tensor)] = xp.where(finite, (m - sent) * (1 / factor), before).astype(m.dtype)
+                    self.q[id(s.tensor)] = xp.where(finite, self._alive(s, q), self.q[id(s.tensor)])
                     bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
         return finish
 
@@ -113,10 +119,10 @@ class PowerSGD:
         draw = np.random.default_rng([self.seed, s.start, like.shape[0], step])
         return to(draw.standard_normal((like.shape[0], self.rank)).astype(like.dtype), device_of(like))
 
-    def _with_left_out(self, grads, s, shape):
+    def _with_left_out(self, grads, s, shape, factor):
         matrix = grads[s.start:s.stop].reshape(shape)
         left_out = self.left_out.get(id(s.tensor))
-        return matrix.copy() if left_out is None else matrix + left_out
+        return matrix.copy() if left_out is None else matrix + left_out * factor
 
     def _q(self, s, m):
         if id(s.tensor) not in self.q:

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from ..autodiff.input_first import InputFirst
-from ..autodiff.primitive import lower
+from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
 from ..backend import device_of, module_of, random_scope, to, xp
 from ..data.loader import cut
@@ -112,6 +112,7 @@ class Pipeline:
         self.last = comm.size * len(chunks) - 1
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
+        self.precision = None       # autocast's, in which they have been told
         self.live = self.waiting = 0
 
     def _check_order(self, schedule):
@@ -142,6 +143,9 @@ class Pipeline:
                              f"comes in {len(shards)} micro-shards")
         self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
         self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
+        precision = state.autocast and state.autocast.dtype
+        if precision != self.precision:
+            self.specs, self.told, self.precision = {}, set(), precision
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
         for kind, k, chunk in self.steps:

@@ -135,6 +135,13 @@ def test_float64_has_the_bits_that_it_has_without():
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_product_with_float64_has_all_of_its_bits():
+    w, x = randn(3, 4, dtype=np.float32), randn(4, 2, dtype=np.float64)
+    with mt.autocast("float16"):
+        found = mt.matmul(mt.tensor(w), mt.tensor(x))
+    np.testing.assert_array_equal(found.numpy(), w @ x)
+
+
 def test_the_table_prints():
     lines = {line[:8].strip(): line[8:].split() for line in mt.autocast_table().splitlines()}
     assert list(lines) == list(CLASSES) and "linear" in lines["16 bits"] and "softmax" in lines["float32"]
@@ -214,7 +221,10 @@ def test_models_have_the_gradients_of_float32_but_for_rounding(name):
     (lambda x, y, z: mt.einsum("ij,jk,kl->il", x, y, z), ((20, 30), (30, 20), (20, 4))),
     (mt.conv2d, (IMAGE, KERNEL, (4,))),
     (mt.scaled_dot_product_attention, (HEADS, HEADS, HEADS)), (lambda x: mt.layer_norm(256 * x, 60), ((3, 60),)),
-    (lambda x: mt.sum(x, 0), ((500, 3),)), (mt.softmax, ((3, 500),))])
+    (lambda x: mt.sum(x, 0), ((500, 3),)), (mt.softmax, ((3, 500),)), (lambda x: mt.cumsum(x, 0), ((3, 5),)),
+    (lambda x: mt.mean(400 * x, 1), ((3, 500),)), (lambda x: mt.var(x, 0), ((500, 3),)),
+    (lambda x: x[np.arange(600) % 3], ((3, 2),)),
+    (lambda x, w, b: mt.batch_norm(x, w, b)[0], ((600, 3), (3,), (3,)))])
 def test_16_bits_on_the_host_are_computed_in_float32_and_rounded_once(function, shapes):
     if function is np.matmul:
         function = mt.backend.matmul
@@ -230,6 +240,14 @@ def test_16_bits_on_the_host_are_computed_in_float32_and_rounded_once(function, 
         function(*wide).backward(mt.tensor(ct.astype(np.float64)))
         for a, b in zip(tensors, wide, strict=True):
             assert a.grad.dtype == np.float16 and distance(a.grad.numpy(), b.grad.numpy()) < EPS
+
+
+def test_more_than_float16_can_count():
+    ones = mt.tensor(np.ones((5000, 1), np.float16), requires_grad=True)
+    assert mt.cumsum(ones, 0)[-1, 0].item() == 5000 and mt.mean(mt.tensor(np.full(70_000, 3, np.float16))).item() == 3
+    row = mt.tensor(np.ones((1, 1), np.float16), requires_grad=True)
+    row[np.zeros(5000, int)].backward(mt.tensor(np.ones((5000, 1), np.float16)))
+    assert row.grad.item() == 5000
 
 
 def test_a_product_goes_where_it_is_wanted():

@@ -177,6 +177,58 @@ def test_gradients_of_16_bits_are_divided_inside_of_adam():
     np.testing.assert_allclose(p.numpy(), [1 - 2.0 ** -5, 1 + 2.0 ** -4 * 16 / 17], rtol=2.0 ** -11)
 
 
+def test_a_refusal_divides_nothing():
+    a, b = leaf(1.0), leaf(1.0, dtype=np.float16)
+    adam, scaler = optim.Adam([a, b]), optim.GradScaler(1024.0)
+    set_grad(a, 1024.0)
+    set_grad(b, 1024.0)
+    with pytest.raises(ValueError, match="gradients of float16"):
+        scaler.unscale_(adam)
+    scaler.step(adam)
+    np.testing.assert_allclose([state["exp_avg"].item() for state in adam.state_dict()["state"]], 0.1, rtol=1e-6)
+
+
+def test_the_factor_never_leaves_what_float32_can_divide_by():
+    p, scaler = leaf(1.0, 2.0), optim.GradScaler(2.0 ** -120)
+    optimizer = optim.SGD([p], lr=1.0)
+
+    def step(value):
+        set_grad(p, value, value)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.found_inf(optimizer) or p.tolist() != [1.0, 2.0]
+    for _ in range(20):
+        step(np.nan)
+    assert scaler.get_scale() == 2.0 ** -126 and p.tolist() == [1.0, 2.0]
+    assert step(2.0 ** -126) and p.tolist() == [0.0, 1.0]
+
+
+def test_a_factor_that_is_no_power_of_2_divides_in_the_gradients_precision():
+    p, scaler = leaf(1.0, dtype=np.float64), optim.GradScaler(1000.0)
+    optimizer = optim.SGD([p], lr=1.0)
+    scaler.scale(mt.sum(p * p)).backward()
+    scaler.unscale_(optimizer)
+    assert p.grad.item() == pytest.approx(2.0, rel=1e-15)
+
+
+@pytest.mark.parametrize("settings", [{"init_scale": 0.0}, {"init_scale": 1e39}, {"init_scale": 1e-50},
+                                      {"growth_interval": 2.5}])
+def test_settings_that_mean_nothing(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        optim.GradScaler(**settings)
+
+
+def test_a_factor_set_by_hand_is_looked_at_and_a_damaged_state_changes_nothing():
+    scaler = optim.GradScaler()
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="new_scale"):
+            scaler.update(wrong)
+    with pytest.raises(KeyError):
+        scaler.load_state_dict({"scale": 4.0})
+    assert scaler.get_scale() == 2.0 ** 16
+
+
 def test_calls_in_the_wrong_order():
     p = leaf(1.0)
     optimizer, scaler = optim.SGD([p], lr=1.0), optim.GradScaler()

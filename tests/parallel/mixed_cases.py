@@ -10,6 +10,7 @@ from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import moe as ep
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.comm_hooks import PowerSGD
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
 
@@ -105,6 +106,44 @@ def pipelined(name, pp):
         factors.append(scaler.get_scale())
     parts = comm.world().all_gather_object({name: np.array(value) for name, value in stage.state_dict().items()})
     return losses, {name: value for part in parts for name, value in part.items()}, factors
+
+
+def pipelined_in_both_precisions():
+    """Losses of one Pipeline in float32, in mixed precision, in float32 again."""
+    world, found = comm.world(), []
+    stage = DistributedDataParallel(cut_sequential(mlp().eval(), 2)[world.rank], world.split(world.rank))
+    pipeline = Pipeline([stage.eval()], world, one_forward_one_backward(2, 4))
+    inputs, labels = plain.dataset()
+    (_, batch), = batches(data.Loader(inputs[:BATCH].astype(np.float32), labels[:BATCH], BATCH), 1)
+    for amp in (False, True, False):
+        stage.zero_grad()
+        with mt.autocast("float16", enabled=amp):
+            found.append(pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=SEED,
+                                      step=0))
+    return found
+
+
+def thin(scale, growth_interval, bad=()):
+    """(losses, steps that were left out, parameters) of PowerSGD with a factor of `scale` (None: without a scaler); in steps `bad` a sample of
+    rank 1 is NaN."""
+    world, losses, left_out = comm.world(), [], []
+    scaler = optim.GradScaler(scale or 1.0, growth_interval=growth_interval, enabled=scale is not None)
+    model = DistributedDataParallel(mlp().eval(), world)
+    model.register_comm_hook(PowerSGD(rank=2, scaler=scaler))
+    optimizer = optim.SGD(model.parameters(), lr=0.05)
+    for step, batch in batches(images(world), 10):
+        inputs = batch.inputs.copy()
+        if step in bad and world.rank == 1:
+            inputs[0, 0] = np.nan
+        optimizer.zero_grad()
+        with training.quiet(scaler):
+            loss = nn.cross_entropy(model(inputs), batch.labels, reduction="sum") / batch.count
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        left_out += [step] * scaler.found_inf(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses, left_out, copies(model)
 
 
 EXPERTS = {"experts": 4, "group": "sequence", "capacity_factor": 2.0}

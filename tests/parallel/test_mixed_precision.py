@@ -62,6 +62,18 @@ def test_a_pipeline_has_the_bits_of_one_process_in_mixed_precision(alone, name, 
         assert_same(found, alone["ddp", "float16", True, None])
 
 
+def test_a_pipeline_changes_its_precision_between_runs():
+    for first, mixed, last in crews.call(CASES + "pipelined_in_both_precisions", 2):
+        assert first == last != mixed == pytest.approx(first, rel=0.01)
+
+
+def test_powersgd_s_memory_follows_the_factor_and_outlives_a_step_with_nan():
+    plain, bits, after = (crews.call(CASES + "thin", 2, args)[0]
+                          for args in ((None, 1), (2.0 ** 10, 1), (2.0 ** 10, 1000, (3,))))
+    assert bits[0] == plain[0] and all(np.array_equal(a, b) for a, b in zip(bits[2], plain[2], strict=True))
+    assert after[1] == [3] and after[0][:3] == plain[0][:3] and all(np.isfinite(a).all() for a in after[2])
+
+
 # ---------------------------------------------------------------- inf on one rank
 
 @pytest.mark.parametrize("cut", cases.CUTS)

@@ -160,7 +160,8 @@ _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
     condition = lower(condition)
-    return bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, x, y))
+    out = bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, x, y))
+    return out if out.__class__ in TRACED else constant(out, None)
 
 
 def astype(x, dtype):

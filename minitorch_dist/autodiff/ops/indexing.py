@@ -3,7 +3,19 @@
 import math
 
 from ... import kernels
-from ...backend import DEVICE_ARRAYS, check_devices, is_array, module_of, on_host, refuse, to_device_of, xp, zeros_like
+from ...backend import (
+    DEVICE_ARRAYS,
+    check_devices,
+    in_float32,
+    is_array,
+    is_half,
+    module_of,
+    on_host,
+    refuse,
+    to_device_of,
+    xp,
+    zeros_like,
+)
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype, constant, where
@@ -29,8 +41,11 @@ def _scatter(x, index, shape):
         # CuPy's add.at is atomic: its bits differ from run to run.
         rows, count = lines[0] if len(lines) == 1 else flat_index(lines, shape), math.prod(shape[:len(lines)])
         return kernels.load("segment_sums").segment_sums(_spread(x, rows, lines, shape), rows, count).reshape(shape)
+    basic = is_basic(index)
+    if not basic and x.itemsize == 2 and is_half(x):
+        return in_float32(_scatter, x, index, shape)
     out = zeros_like(x, shape)
-    if is_basic(index):
+    if basic:
         out[index] = x
     elif not on_host(x):
         if x.dtype.kind != "f" and x.dtype.itemsize < 4:        # CuPy's add.at knows no integers of fewer bits
@@ -223,13 +238,17 @@ def embedding(input, weight):
 
 def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
     """TypeError unless raw `numbers` are integers, ValueError unless they lie in 0 … count-1 (see backend.refuse)."""
-    numbers = getattr(numbers, "here", numbers)     # of what is cut over ranks (parallel/sharding) each checks its part
+    given, numbers = numbers, getattr(numbers, "here", numbers)     # of what is cut (parallel/sharding) a part
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{name}: {what} of dtype {numbers.dtype}; they must be integers")
     if not on_host(numbers):
         refuse(outside(numbers, 0, count), ValueError(
             f"{name}: some of the {what} are out of range: there are {count} {kinds}, 0 to {count - 1}"))
-    elif numbers.size and not (0 <= numbers.min() and numbers.max() < count):
+        return
+    bad = bool(numbers.size and not (0 <= numbers.min() and numbers.max() < count))
+    if numbers is not given and (bad := given.anywhere(bad)):
+        numbers = given.whole()
+    if bad:
         raise ValueError(f"{name}: {what} from {numbers.min()} to {numbers.max()}, but there are {count} {kinds}: "
                          f"0 to {count - 1}")
 

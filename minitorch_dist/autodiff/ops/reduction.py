@@ -1,11 +1,13 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import is_half, xp
+from ...backend import in_float32, is_half, to_half, xp
 from ..dispatch import with_params
-from ..primitive import LinearOp, Primitive, bind, lower
-from .elementwise import sqrt
+from ..primitive import LinearOp, Primitive, bind, lower, state
+from .elementwise import astype, sqrt
 from .indexing import getitem
 from .shape import concatenate, inverse, reshape, transpose
+
+HALF = xp.dtype("float16")
 
 # ---------------------------------------------------------------- linear maps
 
@@ -57,7 +59,7 @@ def _tie_weights(ans, x, axes):
 
 def _add_up(x, shape, axes, keepdims):
     if x.itemsize == 2 and is_half(x):      # rounded once, as in backend.in_float32, but without a wide copy
-        return x.sum(axis=axes, keepdims=keepdims, dtype=xp.float32).astype(x.dtype)
+        return to_half(x.sum(axis=axes, keepdims=keepdims, dtype=xp.float32))
     return x.sum(axis=axes, keepdims=keepdims)
 
 
@@ -82,6 +84,8 @@ _all = Primitive("all", lambda x, axes, keepdims: x.all(axis=axes, keepdims=keep
 
 
 def _cumsum_forward(x, axis, backwards):
+    if x.itemsize == 2 and is_half(x):
+        return in_float32(_cumsum_forward, x, axis, backwards)
     if not backwards:
         return x.cumsum(axis, x.dtype)
     return xp.flip(xp.flip(x, axis).cumsum(axis, x.dtype), axis)
@@ -163,11 +167,15 @@ def count(shape, axes):
 
 def mean(x, axis=None, keepdims=False):
     """The mean over `axis`."""
+    if x.dtype == HALF and state.autocast is None:     # its sum, and how many they are, may be beyond float16's range
+        return astype(mean(astype(x, xp.float32), axis, keepdims), xp.float16)
     return sum(x, axis, keepdims) / count(x.shape, normal_axes(axis, len(x.shape)))
 
 
 def var(x, axis=None, keepdims=False, correction=0):
     """The variance over `axis`: mean squared distance from the mean, divided by count - correction (NumPy: 0)."""
+    if x.dtype == HALF and state.autocast is None:
+        return astype(var(astype(x, xp.float32), axis, keepdims, correction), xp.float16)
     centred = x - mean(x, axis, keepdims=True)
     return sum(centred * centred, axis, keepdims) / (count(x.shape, normal_axes(axis, len(x.shape))) - correction)
 
