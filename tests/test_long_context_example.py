@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from minitorch_dist.testing import ranks
+from tests.crews import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "long_context.py"
 
 
+def run(*flags):
+    """[(exit status, stdout, stderr)] of the program on two ranks."""
+    return crews.call("tests.parallel.context_model_cases:program", 2, args=(str(PROGRAM), *flags), limit=60)
+
+
 def test_it_counts_and_trains():
-    said = ranks.launch([PROGRAM, "--lengths", "32,64", "--steps", "3", "--how", "all_to_all"], 2, limit=60).check()
-    lines = said.stdout[0].splitlines()
+    found = run("--lengths", "32,64", "--steps", "3", "--how", "all_to_all")
+    assert [(status, err) for status, _, err in found] == [(0, "")] * 2 and not found[1][1], found
+    lines = found[0][1].splitlines()
     rows = [list(map(float, re.findall(r"\d+\.?\d*", line))) for line in lines[2:4]]
     for length, (t, whole, ring, *ring_sent, heads, sent, paper) in zip((32, 64), rows, strict=True):
         assert t == length and heads == pytest.approx(whole / 2, abs=0.01) and 0 < ring < heads
@@ -26,7 +32,7 @@ def test_it_counts_and_trains():
 
 
 def test_what_does_not_fit_is_said_once():
-    found = ranks.launch([PROGRAM, "--lengths", "30"], 2, limit=30)
-    said = [line for text in found.stderr for line in text.splitlines() if line.startswith("long_context.py: ")]
+    found = run("--lengths", "30")
+    said = [line for *_, err in found for line in err.splitlines() if line.startswith("long_context.py: ")]
     words = "2 ranks can't share 30 positions in layout='zigzag', which needs a multiple of 4: pad the sequences to 32"
-    assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
+    assert [status for status, *_ in found] == [2, 2] and len(said) == 1 and words in said[0], found

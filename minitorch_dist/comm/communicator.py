@@ -95,7 +95,7 @@ class Communicator(Messages, Objects, OnDevices):
             return zeros(shape, dtype, device)
         x = None
         if self._window is not None and self._algorithm in ("auto", "shared") and np.prod(shape, dtype=np.int64):
-            self._agree("empty", np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
+            self.agree("empty", np.dtype(dtype), tuple(np.atleast_1d(shape).tolist()))
             x = self._window.empty(shape, dtype)
         return aligned_zeros(shape, dtype) if x is None else x
 
@@ -247,18 +247,19 @@ class Communicator(Messages, Objects, OnDevices):
         self._count("scatter", x.nbytes if self.rank == src else 0, out.nbytes if self.rank == src else 0)
         return self._run(call, key, (out, x), async_op, lambda: self._engine_of(out).scatter(out, x, src, async_op))
 
-    def all_to_all(self, out, x, send_counts=None, recv_counts=None, async_op=False):
+    def all_to_all(self, out, x, send_counts=None, recv_counts=None, async_op=False, what=None):
         """Rank i's j-th part of x becomes rank j's i-th part of out.
 
         The parts are `send_counts` rows of x and `recv_counts` rows of out (along the first axis, one number per
-        rank); without counts they are equal.
+        rank); without counts they are equal. what: a name for what x is, which must be the same on all ranks.
         """
         check.array("all_to_all", "out", out, written=True)
         check.array("all_to_all", "x", x)
         equal = send_counts is None and recv_counts is None
         send_counts, recv_counts = check.exchange(out, x, send_counts, recv_counts, self.size)
         call = Call(self, "all_to_all", x, None)
-        key = "all_to_all", x.dtype, x.shape if equal else ("rows", *x.shape[1:]), None if equal else "counts"
+        detail = ", ".join(filter(None, (None if equal else "counts", what)))
+        key = "all_to_all", x.dtype, x.shape if equal else ("rows", *x.shape[1:]), detail
         self._begin(call)
         self._count("all_to_all", x.nbytes, x.nbytes * send_counts[self.rank] // max(len(x), 1))
         return self._run(call, key, (x, out), async_op,
@@ -284,6 +285,17 @@ class Communicator(Messages, Objects, OnDevices):
         else:
             self._do(call, (None,), False, lambda: self._window.meet(self._window.post(key)))
 
+    def agree(self, op, dtype=None, shape=None, detail=None):
+        """Return when all ranks have come here, having compared what they mean by it: MismatchError on all of them if
+        they don't say the same. For calls that aren't one operation on an array, but messages, which nobody compares.
+        op, detail: words; dtype, shape: of the array, if there is one. The ledger and the hooks don't hear of it."""
+        if self._check is not None:
+            state.enter(Call(self, op, None, None))
+            try:
+                self._check.meet(self._check.post((op, dtype, shape, detail)))
+            finally:
+                state.leave()
+
     # ------------------------------------------------------------ groups
 
     def split(self, color, key=None, name=None):
@@ -294,12 +306,17 @@ class Communicator(Messages, Objects, OnDevices):
         """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise ValueError(f"split: color={color!r} must be an integer ≥ 0, or None to join no group")
-        self._agree("split")
+        self.agree("split")
         engine = self._engine.split(color, self.rank if key is None else key)
         if engine is None:
             return None
         return Communicator(engine, f"{self.name}/{color}" if name is None else name, self.hooks,
                             self._algorithm)
+
+    def free(self):
+        """Give back what MPI keeps for it, of which it has some 2,000; afterwards nothing can be sent. Collective."""
+        self.agree("free")
+        self._engine.free()
 
     # ------------------------------------------------------------ the parts of every call
 
@@ -332,15 +349,6 @@ class Communicator(Messages, Objects, OnDevices):
         for hook in self.hooks:
             if hasattr(hook, "sent"):
                 hook.sent(op, nbytes)
-
-    def _agree(self, op, dtype=None, shape=None):
-        """Make sure that all ranks are in the same call, of those that aren't operations on an array."""
-        if self._check is not None:
-            state.enter(Call(self, op, None, None))
-            try:
-                self._check.meet(self._check.post((op, dtype, shape, None)))
-            finally:
-                state.leave()
 
     def _run(self, call, key, buffers, async_op, start=None, work=None):
         """Check and run, or post, a collective: this rank's `work()` in the window if given, else `start()`."""

@@ -35,17 +35,18 @@ from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..backend import to_device_of
-from ..nn.layers import Dropout
+from ..nn.conv import Conv1d, Conv2d, MaxPool2d
+from ..nn.layers import Dropout, Flatten
 from ..nn.models import ImageTransformer
 from ..nn.module import Module
 from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from ..nn.transformer import MultiHeadAttention
 from .collectives import all_gather, all_to_all
-from .ring_attention import TIME, check_parts, chunks, positions, ring_attention
+from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
-MIXING = (BatchNorm, ImageTransformer, MoE)
+MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MoE)
 
 
 # ---------------------------------------------------------------- parts of sequences
@@ -63,7 +64,8 @@ def cut_sequence(batch, comm, layout="zigzag", axis=1):
         if hasattr(batch, "shards"):
             parts["shards"] = [cut_sequence(shard, comm, layout, axis) for shard in batch.shards]
         return replace(batch, **parts)
-    if len(batch.shape) <= axis:
+    n = len(batch.shape)
+    if not -n <= axis < n:
         raise ValueError(f"cut_sequence: shape {tuple(batch.shape)} has no axis {axis}; sequences are (batch, time, …)")
     time, unit = batch.shape[axis], len(chunks(0, comm.size, layout)) * comm.size
     if time % unit:
@@ -71,7 +73,7 @@ def cut_sequence(batch, comm, layout="zigzag", axis=1):
         raise ValueError(f"cut_sequence: {comm.size} ranks can't share {time} positions in layout={layout!r}, which "
                          f"needs a multiple of {unit}: pad the sequences to {time + unit - time % unit}{shorter}")
     here = to_device_of(positions(time // comm.size, comm.rank, comm.size, layout), lower(batch))
-    return batch[(slice(None),) * axis + (here,)]
+    return batch[(slice(None),) * (axis % n) + (here,)]
 
 
 def join_sequence(x, comm, layout="zigzag", axis=1):
@@ -99,8 +101,11 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
     """
     check_parts("ulysses_attention", query, key, value)
     check_heads("ulysses_attention", query.shape[1], key.shape[1], comm)
-    q, k, v = (_part_of_heads(x, comm, layout) for x in (query, key, value))
-    return _part_of_time(ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale), comm, layout)
+    positions(query.shape[TIME], comm.rank, comm.size, layout)
+    what = settings(causal, scale, layout)
+    q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
+    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return _part_of_time(y, comm, layout, what)
 
 
 def check_heads(name, heads, kv_heads, comm):
@@ -110,22 +115,22 @@ def check_heads(name, heads, kv_heads, comm):
                          "doesn't ask for that")
 
 
-def _part_of_heads(x, comm, layout):
+def _part_of_heads(x, comm, layout, what):
     """(batch, heads, time/N, size) -> (batch, heads/N, time, size)."""
     batch, heads, time, size = x.shape
     n = comm.size
     x = ops.transpose(ops.reshape(x, (batch, n, heads // n, time, size)), (1, 0, 2, 3, 4))
-    x = ops.transpose(all_to_all(x, comm), (1, 2, 0, 3, 4))
+    x = ops.transpose(all_to_all(x, comm, what=what), (1, 2, 0, 3, 4))
     return _in_order(ops.reshape(x, (batch, heads // n, n * time, size)), n, layout, TIME)
 
 
-def _part_of_time(x, comm, layout):
+def _part_of_time(x, comm, layout, what):
     """(batch, heads/N, time, size) -> (batch, heads, time/N, size)."""
     batch, heads, time, size = x.shape
     n = comm.size
     x = _in_order(x, n, layout, TIME, back=True)
     x = ops.transpose(ops.reshape(x, (batch, heads, n, time // n, size)), (2, 0, 1, 3, 4))
-    x = ops.transpose(all_to_all(x, comm), (1, 0, 2, 3, 4))
+    x = ops.transpose(all_to_all(x, comm, what=what), (1, 0, 2, 3, 4))
     return ops.reshape(x, (batch, n * heads, time // n, size))
 
 
@@ -139,7 +144,8 @@ class Context(Module):
 
     divided_over    the Communicator whose ranks share the sequences: DistributedDataParallel and fully_shard ask for it
     summed          whether somebody sums the gradients over them: these two set it, and whoever does it otherwise has
-                    to
+                    to. They sum those of the modules that they were given: give them the whole model, or a whole stage.
+                    Only a model in training asks: in evaluation a gradient is this rank's part of it
 
     It has no parameters. Called (q, k, v, causal), it is attention of this rank's queries to all ranks' keys.
     """
@@ -176,11 +182,6 @@ class Context(Module):
 class ContextParallelDropout(Dropout):
     """Dropout of this rank's positions, by their part of the whole sequences' mask. x (batch, time/N, …)."""
 
-    def __init__(self, whole, context):
-        super().__init__(whole.p)
-        self.training = whole.training
-        object.__setattr__(self, "context", context)        # which stands in the tree of modules elsewhere
-
     def forward(self, x):
         if not self.training or self.p == 0:
             return x
@@ -193,7 +194,7 @@ class ContextParallelDropout(Dropout):
 def context_parallel(model, comm, how="ring", layout="zigzag"):
     """Let a model work on this rank's part of each sequence, (batch, time/N, …), in place; returns it.
 
-    model   the same on all ranks of comm: a GPT, TransformerBlocks, or a Module with MultiHeadAttention in it which
+    model   the same on all ranks of comm: a whole GPT, TransformerBlocks, or a Module of MultiHeadAttention that
             otherwise works on each position by itself. A GPT knows its positions then; a module with a table of its
             own, in whose class `context = None` stands, finds a Context there, and asks it for positions(time)
     how     "ring" or "all_to_all"
@@ -205,6 +206,7 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
     experts: ValueError.
     """
     context = Context(comm, how, layout)
+    context.training = model.training
     modules = dict(model.named_modules())
     attentions = [m for m in modules.values() if isinstance(m, MultiHeadAttention)]
     if not attentions:
@@ -212,12 +214,17 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
                          "shared: cut the samples instead")
     for path, m in modules.items():
         _check(path or "the model", m, context)
+    for path, m in modules.items():
+        if isinstance(m, Dropout) and type(m) is not Dropout:
+            raise ValueError(f"context_parallel: {path}, of class {type(m).__name__}, is a Dropout of its own making, "
+                             "and would draw for this rank's positions as for all: take nn.Dropout, or make it a "
+                             "Module, if it works on each position by itself")
     for m in modules.values():
-        if hasattr(type(m), "context"):
+        if type(m) is Dropout:      # it stays the same object, with its place, mode and hooks
+            m.__class__ = ContextParallelDropout
+            object.__setattr__(m, "context", context)       # which stands in the tree of modules elsewhere
+        elif hasattr(type(m), "context"):
             m.context = context
-        for name, child in list(m._modules.items()):
-            if isinstance(child, Dropout):
-                m.add_module(name, ContextParallelDropout(child, context))
     return model
 
 

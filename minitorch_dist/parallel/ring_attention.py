@@ -30,6 +30,7 @@ import numpy as np
 
 from .. import backend, kernels, ledger
 from ..autodiff.ops.attention import allowed, grouped, masked_scores, scaled_dot_product_attention
+from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
 from ..backend import module_of, to_device_of, xp
 from .collectives import all_gather
@@ -37,7 +38,7 @@ from .collectives import all_gather
 TIME = 2        # the axis of (batch, heads, time, size)
 LAYOUTS = {     # (rank, ranks) -> its chunks of the sequence, in their order; all chunks are equally long
     "contiguous": lambda rank, ranks: (rank,),
-    "zigzag": lambda rank, ranks: (rank, 2 * ranks - 1 - rank),
+    "zigzag": lambda rank, ranks: (rank, 2 * ranks - 1 - rank) if ranks > 1 else (0,),
 }
 LN2 = math.log(2)
 
@@ -81,10 +82,11 @@ def _attend(q, k, v, diagonal, scale):
         o, (_, logs) = kernel.forward(q, k, v, None, diagonal, scale)
         return o, logs.reshape(q.shape[:3]) * LN2
     p = masked_scores(q, k, allowed(q, k, None, diagonal), scale)
-    greatest = p.max(axis=-1, keepdims=True)
+    # A row whose scores all overflow: its piece becomes 0, not NaN, and weighs nothing beside the others.
+    greatest = xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
     p -= greatest
     xp.exp(p, out=p)
-    total = p.sum(axis=-1, keepdims=True)
+    total = xp.maximum(p.sum(axis=-1, keepdims=True), 1)
     o = backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]) / total
     return o, (greatest + xp.log(total))[..., 0]
 
@@ -150,15 +152,26 @@ def _round(k, v, comm):
             both = wait()
 
 
+def _agree(name, q, k, v, comm, causal, scale, layout):
+    """MismatchError on all ranks unless all are here, with such parts and settings: a round is messages."""
+    comm.agree(name, q.dtype, q.shape, f"key {k.shape}, value {v.shape}, {settings(causal, scale, layout)}")
+
+
+def settings(causal, scale, layout):
+    """What must be the same on all ranks, in words."""
+    return f"causal={bool(causal)}, scale={scale}, {layout}"
+
+
 def _blocks(time, comm, source, causal, layout):
-    """`products`, each noted in the ledger."""
-    for block in products(time, comm.rank, source, comm.size, causal, layout):
+    """`products`, each noted in the ledger; none of no positions."""
+    for block in products(time, comm.rank, source, comm.size, causal, layout) if time else ():
         ledger.launch("attention_block")
         with ledger.spanning("compute", "attention block", f"keys of rank {source}"):
             yield block
 
 
 def _forward(q, k, v, comm, causal, scale, layout):
+    _agree("ring_attention", q, k, v, comm, causal, scale, layout)
     make = module_of(q)
     kind = xp.result_type(q.dtype, xp.float32)      # sums of float16 are in float32
     o, logs = make.zeros((*q.shape[:3], v.shape[3]), kind), make.full(q.shape[:3], -xp.inf, kind)
@@ -170,6 +183,7 @@ def _forward(q, k, v, comm, causal, scale, layout):
 
 
 def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
+    _agree("ring_attention, backward", q, k, v, comm, causal, scale, layout)
     # Whatever is wanted here: the other ranks wait for all of it.
     gq, home, wait = module_of(q).zeros_like(q), None, None
     for source, k_there, v_there in _round(k, v, comm):
@@ -225,9 +239,13 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     scale   default 1 / sqrt(size)
 
     There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
-    rank's scores at once. Of halves on a GPU, sums over pieces are in float32, those of travelling gradients in halves.
+    rank's scores at once. Of halves on a GPU, sums over pieces are in float32, those of travelling gradients in halves;
+    on the host halves are computed, and travel, in float32. MismatchError on all ranks unless they agree about shapes,
+    dtypes or settings; in forward mode and second derivatives settings aren't compared.
     """
     check_parts("ring_attention", query, key, value)
     positions(query.shape[TIME], comm.rank, comm.size, layout)
+    kind = xp.result_type(query.dtype, key.dtype, value.dtype)
+    query, key, value = (astype(x, kind) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout))

@@ -137,7 +137,7 @@ def rooted_bytes():
 
 def _calls(c, odd):
     """{name: what is called on communicator c}; the odd rank calls something else."""
-    x, y, whole = np.zeros(8, "f4"), np.zeros(9, "f4"), np.zeros(8 * c.size, "f4")
+    x, y, six, whole = np.zeros(8, "f4"), np.zeros(9, "f4"), np.zeros(6, "f4"), np.zeros(8 * c.size, "f4")
     pick = (lambda usual, other: other()) if odd else (lambda usual, other: usual())
     return {
         "shape": lambda: pick(lambda: c.all_reduce(x), lambda: c.all_reduce(y)),
@@ -150,6 +150,9 @@ def _calls(c, odd):
         "gather": lambda: pick(lambda: c.all_gather(whole, x), lambda: c.gather(whole, x)),
         "barrier": lambda: pick(lambda: c.reduce_scatter(x, whole), c.barrier),
         "empty": lambda: pick(lambda: c.empty(3, "f4"), lambda: c.empty(4, "f4")),
+        "messages": lambda: c.agree("ring", x.dtype, (8 + odd,), "zigzag"),
+        "said in words": lambda: c.agree("ring", x.dtype, x.shape, "contiguous" if odd else "zigzag"),
+        "named": lambda: c.all_to_all(six.copy(), six, what="contiguous" if odd else "zigzag"),
         "split": lambda: pick(lambda: c.split(0), lambda: c.all_reduce(x)),
         "posted": lambda: pick(lambda: c.all_reduce(x, async_op=True), lambda: c.all_reduce(y, async_op=True)).wait(),
         "posted against not": lambda: pick(lambda: c.all_reduce(x, async_op=True).wait(), lambda: c.all_reduce(y)),

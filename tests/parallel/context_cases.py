@@ -1,7 +1,10 @@
 """What the ranks do in the tests of attention in parts. What must hold is checked by the parent process."""
 
 import contextlib
+import importlib
 import importlib.util
+import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -19,6 +22,17 @@ HOW = cp.HOW
 
 def values(shape, *key):
     return np.random.default_rng(list(key)).standard_normal(shape)
+
+
+def among(n, target, args):
+    """What `module:function` gives on the first n of these ranks, as if there were no others; None on the others."""
+    module, name = target.split(":")
+    world = comm.world()
+    part = world.split(0 if world.rank < n else None, name="world")
+    if part is None:
+        return None
+    with instead(comm, "world", lambda: part):
+        return getattr(importlib.import_module(module), name)(*args)
 
 
 # ---------------------------------------------------------------- attention
@@ -43,13 +57,48 @@ def attention(how, causal, layout, heads, kv_heads, time, times=1.0):
     return whole, kept
 
 
+def disagreements():
+    """{(way, what the two ranks disagree about): what the MismatchError says}, each on a communicator of its own."""
+    world, found = comm.world(), {}
+    rank = world.rank
+
+    def attempt(how, name, action):
+        part = world.split(0, name="part")
+        try:
+            action(part)
+            found[how, name] = None
+        except comm.MismatchError as error:
+            found[how, name] = str(error)
+
+    def attend(part, how, batch=1, time=4, kv_heads=2, causal=True, layout="zigzag", scale=None):
+        parts = [mt.tensor(np.ones((batch, heads, time, 3)), requires_grad=True) for heads in (2, kv_heads, kv_heads)]
+        return HOW[how](*parts, part, causal, layout, scale)
+
+    def backward_or_again(part):
+        y = attend(part, "ring")
+        if rank == 0:
+            y.backward(mt.tensor(np.ones(y.shape)))
+        else:
+            attend(part, "ring")
+    for how in HOW:
+        changes = {"causal": {"causal": bool(rank)}, "layout": {"layout": ("zigzag", "contiguous")[rank]},
+                   "shape": {"batch": 2 - rank, "time": 4 + 4 * rank}, "scale": {"scale": 1.0 + rank}}
+        for name, change in changes.items():
+            attempt(how, name, lambda part, how=how, change=change: attend(part, how, **change))
+    attempt("ring", "groups", lambda part: attend(part, "ring", kv_heads=2 - rank))
+    attempt("ring", "way", lambda part: attend(part, list(HOW)[rank]))
+    attempt("ring", "pass", backward_or_again)
+    return found
+
+
 def derivatives():
     """Names of what check_grads_across has accepted, in reverse and in forward mode, of q, k and v together; to second
     order what has a pullback of its own."""
     world, passed = comm.world(), []
     for how, causal, layout, kv_heads, order in (("ring", True, "zigzag", 1, 2), ("ring", False, "contiguous", 1, 1),
                                                  ("all_to_all", True, "zigzag", 2, 1)):
-        shapes = [(1, 2, 2, 2), (1, kv_heads, 2, 2), (1, kv_heads, 2, 1)]
+        time = len(ring.chunks(0, world.size, layout))
+        shapes = [(1, 2, time, 1), (1, kv_heads, time, 1), (1, kv_heads, time, 3 - kv_heads)]
         ends = np.cumsum([0, *(np.prod(shape) for shape in shapes)])
 
         def f(z, how=how, causal=causal, layout=layout, shapes=shapes, ends=ends):
@@ -58,6 +107,13 @@ def derivatives():
         check_grads_across(f, values(ends[-1], 2, world.rank), world, order=order)
         passed.append((how, causal, layout))
     return passed
+
+
+@contextlib.contextmanager
+def stand_in(entered):
+    """That of a GPU, which leaves no warning's filter to the next call."""
+    with warnings.catch_warnings(), entered():
+        yield
 
 
 def dtypes():
@@ -69,20 +125,38 @@ def dtypes():
         for kind in (np.float64, dtype):
             *parts, u = [cp.cut_sequence(x, world, axis=2).astype(kind) for x in inputs(4, 2, 4 * world.size,
                                                                                        dtype=dtype)]
-            with installed() if device == "cuda" else contextlib.nullcontext():
+            with stand_in(installed if device == "cuda" else contextlib.nullcontext):
                 leaves = [mt.tensor(x, requires_grad=True, device=device) for x in parts]
                 y = cp.ring_attention(*leaves, world, True)
                 y.backward(mt.tensor(u, device=device))
                 runs.append([x.cpu().numpy() for x in (y.detach(), *(leaf.grad for leaf in leaves))])
         found[dtype, device] = {x.dtype.name for x in runs[1]}, max(
             abs(a - b).max() for a, b in zip(*runs, strict=True))
+    found["mixed"] = mixed()
     return found
+
+
+def overflowing():
+    """What a row gives whose scores all overflow in one rank's keys, and nowhere else."""
+    world = comm.world()
+    q, k, v = (np.full((1, 1, 1, 2), x, np.float32) for x in (1e20, (1e-20, -1e20)[world.rank], world.rank + 0.5))
+    return HOW["ring"](q, k, v, world, False, "contiguous")
+
+
+def mixed():
+    """Whether queries in float32 and keys in float64 give what scaled_dot_product_attention gives of them: float64."""
+    world, found = comm.world(), []
+    q, k, v, _ = inputs(2, 1, 4 * world.size)
+    for attend in (mt.scaled_dot_product_attention, lambda *parts: cp.join_sequence(
+            HOW["ring"](*(cp.cut_sequence(x, world, axis=2) for x in parts), world), world, axis=2)):
+        found.append(attend(q.astype("f4"), k, v))
+    return found[0].dtype == found[1].dtype == np.float64 and abs(found[0] - found[1]).max() < 1e-12
 
 
 def by_devices():
     """(results on the host, on the stand-in for a GPU), of both ways, in float64, where CuPy's own kernels serve."""
     host = on("cpu")
-    with installed():
+    with stand_in(installed):
         return host, on("cuda")
 
 
@@ -106,13 +180,8 @@ def by_kernels():
     from tests.kernels.harness import on_stand_in
     one = np.float32, ("ring",), 1      # they are slow
     host = on("cpu", *one)
-    with on_stand_in(), ledger.record() as book:
+    with stand_in(on_stand_in), ledger.record() as book, mock.patch.dict(ring.LAYOUTS, zigzag=lambda *_: (0, 1)):
         return host, on("cuda", *one), dict(book.launches)
-
-
-def devices():
-    """All of these, in one process."""
-    return {"dtypes": dtypes(), "devices": by_devices(), "kernels": by_kernels()}
 
 
 # ---------------------------------------------------------------- counts

@@ -1,6 +1,10 @@
 """What the ranks do in the tests of models of parts. What must hold is checked by the parent process."""
 
 import copy
+import io
+import runpy
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 
@@ -17,7 +21,7 @@ from minitorch_dist.parallel.schedules import zb_h1
 from tests.parallel.context_cases import values
 from tests.parallel.sequence_cases import instead
 
-VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 4, 0.5
+VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 3, 0.5
 SETTINGS = {        # GPT's arguments
     "learned": {"dropout": 0.2, "kv_heads": 4},
     "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
@@ -30,7 +34,7 @@ def gpt(setting):
 
 
 def sequences():
-    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (17, LENGTH + 1))
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (12, LENGTH + 1))
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -38,16 +42,16 @@ def loss_sum(model, shard):
     return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
 
 
-def batches(mesh, layout="zigzag"):
-    """Parts of (step, global batch), STEPS of them; the last of an epoch is smaller."""
+def batches(mesh, layout="zigzag", steps=STEPS):
+    """Parts of (step, global batch), so many of them; the last of an epoch is smaller."""
     loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
-    every = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
-    for step, batch in zip(range(STEPS), every, strict=False):
+    every = (batch for epoch in range(steps) for batch in loader.epoch(epoch))
+    for step, batch in zip(range(steps), every, strict=False):
         yield step, batch if mesh["cp"].size == 1 else cp.cut_sequence(batch, mesh["cp"], layout)
 
 
-def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True):
-    """(losses, whole parameters) after STEPS steps of AdamW with dropout and clipping; sizes: {axis: ranks}."""
+def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True, steps=STEPS):
+    """(losses, whole parameters) after so many steps of AdamW with dropout and clipping; sizes: {axis: ranks}."""
     mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "tp": 1} | sizes)
     model, ranks = gpt(setting), mesh["dp", "cp"]
     ways = [lambda: mesh["tp"].size > 1 and tp.parallelize_module(model, mesh["tp"], tp.plan_of(model)),
@@ -58,13 +62,14 @@ def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=Tru
         model, ranks, bucket_cap_mb=0.004, first_bucket_mb=0.002)
     optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
     losses = [training.train_step(replica, optimizer, batch, loss_sum, ranks, seed=3, step=step, units=LENGTH,
-                                  clip=CLIP)[0] for step, batch in batches(mesh, layout)]
+                                  clip=CLIP)[0] for step, batch in batches(mesh, layout, steps)]
     return losses, ranks.broadcast_object(full_of_shards(replica)) if stage else tp.full_state_dict(model)
 
 
 def train_whole():
     """{setting: what training a whole model gives}."""
-    return {setting: train(setting, {}) for setting in SETTINGS} | {"stages": train_stages(1)}
+    return {setting: train(setting, {}) for setting in SETTINGS} | {
+        "stages": train_stages(1), "one step": train("learned", {}, steps=1)}
 
 
 def stages(count):
@@ -156,11 +161,11 @@ WRONG = {       # name: (where, attribute, what stands there instead)
 
 
 def train_wrong():
-    """{what is wrong: parameters} on two ranks."""
+    """{what is wrong: parameters} on two ranks, after one step."""
     found = {}
     for name, change in WRONG.items():
         with instead(*change):
-            found[name] = train("learned", {"cp": 2})[1]
+            found[name] = train("learned", {"cp": 2}, steps=1)[1]
     return found
 
 
@@ -195,10 +200,25 @@ def composed():
     y = cp.ring_attention(nothing, nothing, nothing, axis, True)
     y.backward(mt.tensor(np.zeros(y.shape)))
     found["no samples"] = y.shape == nothing.grad.shape == (0, 2, 4, 3)
+    nothing = mt.tensor(np.zeros((1, 2, 0, 3)), requires_grad=True)
+    y = cp.ring_attention(nothing, nothing, nothing, axis, True)
+    y.backward(mt.tensor(np.zeros(y.shape)))
+    found["no positions"] = y.shape == nothing.grad.shape == (1, 2, 0, 3)
+    found["axes from the end"] = np.array_equal(cp.cut_sequence(tokens, axis, axis=-1), part)
+    evaluated = cp.context_parallel(gpt("learned").eval(), axis)        # nobody sums, and nobody has to
+    found["evaluated"] = np.allclose(cp.join_sequence(evaluated(part).numpy(), axis), logits.numpy(), rtol=0,
+                                     atol=1e-12)
     found["plain"] = right(lambda replica, model: replica(part))
     found["checkpointed"] = right(checkpointed)
     found["compiled"] = right(compiled)
-    model = cp.context_parallel(gpt("learned"), axis)
+    model, called = gpt("learned"), []
+    forget = model.dropout.register_forward_hook(lambda *args: called.append(args))
+    cp.context_parallel(model, axis)
+    with mt.no_grad():
+        model(part)
+        forget()
+        model(part)
+    found["hooks"] = len(called) == 1
     found["names"] = list(model.state_dict()) == list(whole.state_dict())
     found["it says so"] = f"rank {axis.rank} of {axis.size}" in str(model)
     other = gpt("learned")
@@ -221,6 +241,24 @@ def parts():
     return found
 
 
+def program(path, *flags):
+    """(exit status, stdout, stderr) of a program, run here as if it had been started."""
+    out, err = io.StringIO(), io.StringIO()
+    with instead(sys, "argv", [path, *flags]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            return end.code, out.getvalue(), err.getvalue()
+    return None
+
+
+class Noisy(nn.Dropout):
+    """A Dropout of somebody's own."""
+
+    def forward(self, x):
+        return 2.0 * x if self.training else x
+
+
 def errors():
     """{what is wrong: (type, message)}."""
     world, found = comm.world(), {}
@@ -241,15 +279,20 @@ def errors():
     attempt("length", lambda: cp.cut_sequence(tokens, world))
     attempt("short", lambda: cp.cut_sequence(tokens[:, :1], world, "contiguous"))
     attempt("axis", lambda: cp.cut_sequence(tokens[0], world))
+    attempt("axis before the first", lambda: cp.cut_sequence(tokens[0], world, axis=-2))
     attempt("layout", lambda: cut(gpt("learned"), layout="striped"))
     attempt("how", lambda: cut(gpt("learned"), how="gather"))
     attempt("odd part", lambda: cp.ring_attention(q(1, 2, 3, 4), q(1, 2, 3, 4), q(1, 2, 3, 4), world, True))
+    attempt("odd part by heads", lambda: cp.ulysses_attention(*[q(1, 2, 3, 4)] * 3, world))
     attempt("shapes", lambda: cp.ring_attention(q(1, 2, 4, 4), q(1, 2, 6, 4), q(1, 2, 6, 4), world))
     attempt("heads", lambda: cp.ulysses_attention(q(1, 3, 4, 4), q(1, 3, 4, 4), q(1, 3, 4, 4), world))
     attempt("kv heads", lambda: cp.ulysses_attention(q(1, 4, 4, 4), q(1, 1, 4, 4), q(1, 1, 4, 4), world))
     attempt("heads of a model", lambda: cut(nn.TransformerBlock(6, 3), how="all_to_all"))
     attempt("no attention", lambda: cut(nn.Sequential(nn.Linear(3, 4))))
     attempt("mixture", lambda: cut(nn.GPT(VOCABULARY, LENGTH, moe={"experts": 2})))
+    for name, layer in {"convolution": nn.Conv1d(6, 6, 3, padding=1), "pooling": nn.AvgPool2d(2),
+                        "flattened": nn.Flatten(), "own dropout": Noisy(0.5)}.items():
+        attempt(name, lambda layer=layer: cut(nn.Sequential(nn.MultiHeadAttention(6, 2), layer)))
     attempt("image", lambda: cut(nn.ImageTransformer()))
     attempt("twice", lambda: cut(cut(gpt("learned"))))
     model = gpt("learned")

@@ -6,11 +6,16 @@ As in test_collectives.py only the ranks import what enters ops into the table.
 import numpy as np
 import pytest
 
-from minitorch_dist.testing import ranks
 from tests.crews import crews
 
 CASES, MODELS = "tests.parallel.context_cases:", "tests.parallel.context_model_cases:"
 BATCH, SIZE = 3, 5
+
+
+def call(target, n, args=()):
+    """What crews.call gives, by the first n of one crew of four ranks: starting others would take longer than all that
+    they do."""
+    return crews.call(CASES + "among", 4, args=(n, target, args))[:n]
 
 
 def values(shape, *key):
@@ -45,9 +50,9 @@ def by_hand(heads, kv_heads, time, causal, times=1.0):
 def test_attention_in_parts_is_attention(how, layout, heads, kv_heads, ns, causal):
     """Values and all gradients, random cotangents, heads of 5 and 7 numbers, and what is kept for backward."""
     for n in ns:
-        time = 6 * n
+        time = 6 * n if n > 1 else 5        # alone, any number
         wanted = by_hand(heads, kv_heads, time, causal)
-        for got, kept in crews.call(CASES + "attention", n, args=(how, causal, layout, heads, kv_heads, time)):
+        for got, kept in call(CASES + "attention", n, args=(how, causal, layout, heads, kv_heads, time)):
             for g, w in zip(got, wanted, strict=True):
                 np.testing.assert_allclose(g, w, rtol=0, atol=1e-12)
             if how == "ring":       # beside q, k and v: o, and L, of this rank's positions
@@ -57,45 +62,64 @@ def test_attention_in_parts_is_attention(how, layout, heads, kv_heads, ns, causa
 def test_scores_may_be_large():
     """Those behind the mask as well: exp of them, less what a row adds up to, would be inf."""
     wanted = by_hand(2, 1, 12, True, 1000.0)
-    for got, _ in crews.call(CASES + "attention", 2, args=("ring", True, "zigzag", 2, 1, 12, 1000.0)):
+    for got, _ in call(CASES + "attention", 2, args=("ring", True, "zigzag", 2, 1, 12, 1000.0)):
         for g, w in zip(got, wanted, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-9)
 
 
+def test_scores_that_overflow_weigh_nothing():
+    for y in call(CASES + "overflowing", 2):
+        assert (y == 0.5).all()
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
-    for passed in crews.call(CASES + "derivatives", n):
+    for passed in call(CASES + "derivatives", n):
         assert len(passed) == 3
 
 
-@pytest.fixture(scope="module")
-def on_devices():
-    """What each of two ranks finds on the stand-in for a GPU."""
-    return ranks.call(CASES + "devices", 2, env={"TRITON_INTERPRET": "1"})
+def test_ranks_that_disagree_are_told():
+    """At once and on every rank, though a ring is messages; and before one of them is sent."""
+    words = {"causal": ("causal=False", "causal=True"), "layout": ("zigzag", "contiguous"),
+             "shape": ("float64[2, 2, 4, 3]", "float64[1, 2, 8, 3]"), "scale": ("scale=1.0", "scale=2.0")}
+    expected = {(how, name): said for how in ("ring", "all_to_all") for name, said in words.items()}
+    expected["all_to_all", "shape"] = "float64[2, 2, 1, 4, 3]", "float64[2, 1, 1, 8, 3]"
+    expected |= {("ring", "groups"): ("key (1, 2, 4, 3)", "key (1, 1, 4, 3)"),
+                 ("ring", "way"): ("ring_attention(", "all_to_all("),
+                 ("ring", "pass"): ("ring_attention, backward(", "ring_attention(")}
+    first, second = call(CASES + "disagreements", 2)
+    assert first == second and set(first) == set(expected)
+    for name, said in expected.items():
+        assert first[name] is not None, f"{name}: not noticed"
+        for rank, line in enumerate(first[name].splitlines()[2:4]):
+            assert line.split()[0] == str(rank) and said[rank] in line, first[name]
 
 
-def test_the_dtype_stays(on_devices):
-    for found in on_devices:
-        assert len(found["dtypes"]) == 3
-        for (dtype, _), (names, error) in found["dtypes"].items():
+def test_the_dtype_stays():
+    for found in call(CASES + "dtypes", 2):
+        assert found.pop("mixed")
+        assert len(found) == 3
+        for (dtype, _), (names, error) in found.items():
             assert names == {dtype} and error < {"float32": 5e-6, "float16": 2e-2}[dtype]
 
 
-def test_on_a_gpu_it_is_what_it_is_on_the_host(on_devices):
-    for host, gpu in (found["devices"] for found in on_devices):
+def test_on_a_gpu_it_is_what_it_is_on_the_host():
+    for host, gpu in call(CASES + "by_devices", 2):
         assert len(host) == len(gpu) == 8
         for a, b in zip(host, gpu, strict=True):
             np.testing.assert_allclose(b, a, rtol=0, atol=1e-12)
 
 
-def test_blocks_are_made_by_flash_attention_where_there_is_a_gpu(on_devices):
-    if on_devices[0]["kernels"] is None:
+def test_blocks_are_made_by_flash_attention_where_there_is_a_gpu():
+    """On one rank, which has two chunks, and so three blocks to put together."""
+    found, = crews.call(CASES + "by_kernels", 1, env={"TRITON_INTERPRET": "1"})
+    if found is None:
         pytest.skip("Triton is not installed")
-    for host, gpu, launches in (found["kernels"] for found in on_devices):
-        for a, b in zip(host, gpu, strict=True):
-            np.testing.assert_allclose(b, a, rtol=0, atol=5e-6)
-        assert launches == {"attention_block": 2 * 5, "flash_attention": 5, "flash_attention_queries": 5,
-                            "flash_attention_sources": 5}
+    host, gpu, launches = found
+    for a, b in zip(host, gpu, strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=5e-6)
+    assert launches == {"attention_block": 2 * 3, "flash_attention": 3, "flash_attention_queries": 3,
+                        "flash_attention_sources": 3}
 
 
 # ---------------------------------------------------------------- counts
@@ -105,7 +129,7 @@ def test_a_ring_sends_keys_and_values_to_all_others(n):
     """(N - 1) · 2 · batch · T/N · kv_dim forward; as much again, and their gradients, backward."""
     for kv_heads in (6, 2):
         once = (n - 1) * 2 * BATCH * 8 * kv_heads * SIZE * 8
-        for found in crews.call(CASES + "counted", n, args=("ring", kv_heads)):
+        for found in call(CASES + "counted", n, args=("ring", kv_heads)):
             for (ops, _), times in ((found["forward"], 1), (found["backward"], 2)):
                 assert ops.pop("send", (0, 0)) == (times * (n - 1), times * once)
                 assert all(nbytes == 0 for _, nbytes in ops.values())
@@ -116,7 +140,7 @@ def test_ulysses_sends_four_all_to_alls(n):
     """4 · batch · T/N · dim · (N - 1)/N each way; two of the four are smaller with fewer key and value heads."""
     for kv_heads in (6, n):
         sent = BATCH * 8 * SIZE * 8 * 2 * (6 + kv_heads) * (n - 1) // n
-        for found in crews.call(CASES + "counted", n, args=("all_to_all", kv_heads)):
+        for found in call(CASES + "counted", n, args=("all_to_all", kv_heads)):
             assert found == {"forward": ({"all_to_all": (4, sent)}, 0), "backward": ({"all_to_all": (4, sent)}, 0)}
 
 
@@ -126,7 +150,7 @@ def test_zigzag_shares_the_products_equally(n):
     expected = {("zigzag", True): [2 * n + 1] * n, ("contiguous", True): [rank + 1 for rank in range(n)],
                 ("zigzag", False): [n] * n}
     for (layout, causal), blocks in expected.items():
-        found = crews.call(CASES + "counted", n, args=("ring", 6, layout, causal))
+        found = call(CASES + "counted", n, args=("ring", 6, layout, causal))
         assert [one["forward"][1] for one in found] == [one["backward"][1] for one in found] == blocks
 
 
@@ -134,7 +158,7 @@ def test_zigzag_shares_the_products_equally(n):
 def test_messages_travel_while_blocks_are_made(block, hop):
     """On 3 ranks: N blocks if a block takes longer than a hop, else N - 1 hops and a block. Backward the gradients
     travel, too, as far, and the last of them have nothing to hide behind."""
-    for forward, backward, covered in crews.call(CASES + "timed", 3, args=(block, hop)):
+    for forward, backward, covered in call(CASES + "timed", 3, args=(block, hop)):
         assert covered and forward == pytest.approx(3 * block if block > hop else 2 * hop + block)
         assert backward == pytest.approx(3 * block + hop if block > hop else 4 * hop)
 
@@ -142,9 +166,9 @@ def test_messages_travel_while_blocks_are_made(block, hop):
 def test_what_a_model_keeps_is_divided():
     """With all_to_all exactly; with a ring, whose rank alone keeps no scores either, exactly too."""
     for how in ("ring", "all_to_all"):
-        whole, = crews.call(MODELS + "kept", 1, args=(how,))
+        whole, = call(MODELS + "kept", 1, args=(how,))
         for n in (2, 4):
-            assert crews.call(MODELS + "kept", n, args=(how,)) == [whole // n] * n
+            assert call(MODELS + "kept", n, args=(how,)) == [whole // n] * n
 
 
 # ---------------------------------------------------------------- models
@@ -152,7 +176,7 @@ def test_what_a_model_keeps_is_divided():
 @pytest.fixture(scope="module")
 def one_process():
     """{setting: what training a whole model in one process gives}."""
-    return crews.call(MODELS + "train_whole", 1)[0]
+    return call(MODELS + "train_whole", 1)[0]
 
 
 def furthest(got, wanted):
@@ -169,7 +193,7 @@ def furthest(got, wanted):
 def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
     """AdamW, dropout, clipping, float64, unequal batches along dp: within 1e-10 of one process, on every rank."""
     losses, wanted = one_process[setting]
-    for got_losses, got in crews.call(MODELS + "train", n, args=(setting, sizes, *_positional(more))):
+    for got_losses, got in call(MODELS + "train", n, args=(setting, sizes, *_positional(more))):
         np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
         assert furthest(got, wanted) < 1e-10
 
@@ -181,26 +205,26 @@ def _positional(more):
 
 def test_stages_of_a_pipeline_share_sequences_too(one_process):
     losses, wanted = one_process["stages"]
-    for got_losses, got in crews.call(MODELS + "train_stages", 4, args=(2,)):
+    for got_losses, got in call(MODELS + "train_stages", 4, args=(2,)):
         np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
         assert furthest(got, wanted) < 1e-10
 
 
 def test_the_curve_shows_what_is_wrong(one_process):
-    found = crews.call(MODELS + "train_wrong", 2)[0]
+    found = call(MODELS + "train_wrong", 2)[0]
     assert len(found) == 7
     for name, got in found.items():
-        assert furthest(got, one_process["learned"][1]) > 1e-3, name
+        assert furthest(got, one_process["one step"][1]) > 1e-3, name
 
 
 def test_it_goes_with_the_rest_of_the_library():
-    for found in crews.call(MODELS + "composed", 2):
-        assert len(found) == 7 and all(found.values()), found
+    for found in call(MODELS + "composed", 2):
+        assert len(found) == 11 and all(found.values()), found
 
 
 def test_who_has_which_positions():
     pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
-    for rank, found in enumerate(crews.call(MODELS + "parts", 4)):
+    for rank, found in enumerate(call(MODELS + "parts", 4)):
         assert found == {"contiguous": ([4 * rank + i for i in range(4)], True), "zigzag": (pieces[rank], True)}
 
 
@@ -209,16 +233,22 @@ def test_errors_say_what_to_do():
         "length": ("ValueError", "2 ranks can't share 6 positions in layout='zigzag', which needs a multiple of 4: pad "
                                  "the sequences to 8, or cut them to 4"),
         "short": ("ValueError", "a multiple of 2: pad the sequences to 2"), "axis": ("ValueError", "shape (6,) has no"),
+        "axis before the first": ("ValueError", "shape (6,) has no axis -2"),
         "layout": ("ValueError", "layout='striped' must be one of 'contiguous', 'zigzag'"),
         "how": ("ValueError", "how='gather' must be one of 'ring', 'all_to_all'"),
         "odd part": ("ValueError", "3 positions on each of 2 ranks are no 2 equal chunks; layout='zigzag' needs "
                                    "sequences of a multiple of 4"),
+        "odd part by heads": ("ValueError", "3 positions on each of 2 ranks are no 2 equal chunks"),
         "shapes": ("ValueError", "query (1, 2, 4, 4), key (1, 2, 6, 4)"),
         "heads": ("ValueError", "ulysses_attention: 2 ranks must divide the 3 heads and the 3 kv_heads"),
         "kv heads": ("ValueError", "the 4 heads and the 1 kv_heads; a ring doesn't ask for that"),
         "heads of a model": ("ValueError", "attention: 2 ranks must divide the 3 heads"),
         "no attention": ("ValueError", "the Sequential has no MultiHeadAttention"),
         "mixture": ("ValueError", "blocks.0.mlp, of class MoE, looks at several positions"),
+        "convolution": ("ValueError", "1, of class Conv1d, looks at several positions"),
+        "pooling": ("ValueError", "1, of class AvgPool2d, looks at several positions"),
+        "flattened": ("ValueError", "1, of class Flatten, looks at several positions"),
+        "own dropout": ("ValueError", "1, of class Noisy, is a Dropout of its own making"),
         "image": ("ValueError", "the model, of class ImageTransformer"),
         "twice": ("ValueError", "divided already, 'ring', 'zigzag'"),
         "sequence parallel": ("ValueError", "sequence_parallel=True, which divides the sequences, too"),
@@ -232,7 +262,7 @@ def test_errors_say_what_to_do():
         "exact": ("ValueError", "exact mode can't be had of divided experts or sequences"),
         "exact, sharded": ("ValueError", "exact mode can't be had of divided sequences"),
     }
-    for found in crews.call(MODELS + "errors", 2):
+    for found in call(MODELS + "errors", 2):
         assert found.pop("evaluated") == (2, 4, 13) and set(found) == set(expected)
         for name, (kind, words) in expected.items():
             assert found[name] is not None, f"{name}: accepted"
