@@ -180,6 +180,9 @@ class Run:
         if schedule is not None:
             schedule.go_to(self.step)
         if scaler is not None:
+            if "scaler" not in facts:
+                raise CheckpointError(f"{self.checkpoints.folder}: step {self.step:,} was saved without a GradScaler: "
+                                      "go on without one")
             scaler.load_state_dict(facts["scaler"])
         if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
             raise error

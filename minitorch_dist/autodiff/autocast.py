@@ -52,10 +52,10 @@ def autocast(dtype="float16", enabled=True):
     dtype    the 16 bits: "float16"
     enabled  False: inside, ops take what comes again
 
-    float32 parameters stay as they are, and get float32 gradients; each is cast once, and again when it has been
-    written (an optimizer's step). float64 is never cast, nor is what it meets in a product. Call backward() inside or
-    outside: it runs in forward's precision. A loss is float32, which GradScaler needs. ValueError for a dtype that
-    isn't one of these.
+    float32 parameters stay as they are, and get float32 gradients; each is cast once, and again after a backward, and
+    when it has been written (an optimizer's step; a write by hand that no backward precedes wants mt.wrote). float64 is
+    never cast, nor is what it meets in a product. Call backward() inside or outside: it runs in forward's precision. A
+    loss is float32, which GradScaler needs. ValueError for a dtype that isn't one of these.
     """
     if (name := getattr(dtype, "__name__", None) or str(dtype)) not in DTYPES:
         raise ValueError(f"autocast: dtype {name!r}; use {' or '.join(map(repr, DTYPES))}")

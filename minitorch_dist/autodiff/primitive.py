@@ -166,6 +166,7 @@ class Primitive:
     pullback    fused ops: (ct, wanted, …named values) -> one cotangent per input, None where
                 `wanted` is False. Where it is an Into, the cotangent may be written into that
                 array and returned as it, which saves a copy
+    own_sums    fused ops: it computes floats of 16 bits in float32 itself; all others are given them as float32
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
     A fused op has either rules or a pullback; without a definition it cannot be
@@ -174,11 +175,11 @@ class Primitive:
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
-                 "definition", "pullback", "layout", "broadcasts", "differentiable", "kept")
+                 "definition", "pullback", "own_sums", "layout", "broadcasts", "differentiable", "kept")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
-                 definition=None, pullback=None, listed=True, **rules):
-        self.name, self.inputs = name, tuple(inputs.split())
+                 definition=None, pullback=None, own_sums=False, listed=True, **rules):
+        self.name, self.inputs, self.own_sums = name, tuple(inputs.split()), own_sums
         self.forward = self._bind_forward(forward) if pullback else forward
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
         self.definition = definition
@@ -218,7 +219,7 @@ class Primitive:
             if x.__class__ is not xp.ndarray:
                 if kernel := kernels.for_op(self.name, args):
                     return kernel.forward(*args)
-            elif x.itemsize == 2 and is_half(x):
+            elif x.itemsize == 2 and is_half(x) and not self.own_sums:
                 return in_float32(forward, *args)
             return forward(*args)
         return forward_or_kernel
@@ -242,7 +243,7 @@ class Primitive:
                     bundle = type(ct)
                     return in_float32(lambda parts, *values: pullback(bundle(parts), wanted, *values), ct.parts,
                                       *[saved[i] for i in places])
-            elif ct.itemsize == 2 and is_half(ct):
+            elif ct.itemsize == 2 and is_half(ct) and not self.own_sums:
                 return in_float32(lambda ct, *values: pullback(ct, wanted, *values), ct, *[saved[i] for i in places])
             return pullback(ct, wanted, *[saved[i] for i in places])
         return pull

@@ -89,7 +89,10 @@ class one_pass:
 
     def __enter__(self):
         self.outer, state.callbacks = state.callbacks, []
-        self.modes = NOTHING if state.autocast is None else mode(autocast=None)
+        self.modes = NOTHING
+        if state.autocast is not None:
+            state.autocast.casts.clear()    # gradients are there for writing parameters, perhaps without a word
+            self.modes = mode(autocast=None)
         self.modes.__enter__()
         self.begin = now() if open_ledgers else None
 

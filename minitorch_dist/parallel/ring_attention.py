@@ -76,11 +76,17 @@ def products(time, rank, source, ranks, causal, layout):
 
 # ---------------------------------------------------------------- one product, on arrays
 
+def _wide(*arrays):
+    """Floats of 16 bits in float32: scores in 16 bits are too coarse for exp."""
+    return [a.astype(xp.result_type(a.dtype, xp.float32), copy=False) for a in arrays]
+
+
 def _attend(q, k, v, diagonal, scale):
     """(o, L) of a piece: (batch, heads, queries, out), (batch, heads, queries)."""
     if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
         o, (_, logs) = kernel.forward(q, k, v, None, diagonal, scale)
         return o, logs.reshape(q.shape[:3]) * LN2
+    q, k, v = _wide(q, k, v)
     p = masked_scores(q, k, allowed(q, k, None, diagonal), scale)
     # A row whose scores all overflow: its piece becomes 0, not NaN, and weighs nothing beside the others.
     greatest = xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
@@ -96,6 +102,7 @@ def _attend_pullback(ct, q, k, v, o, logs, diagonal, scale):
     if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
         kept = kernels.Kept((o, module_of(q).ascontiguousarray(logs / LN2).reshape(-1, q.shape[TIME])))
         return kernel.pullback(ct, (True,) * 3, q, k, v, diagonal, scale, kept)
+    ct, q, k, v, o = _wide(ct, q, k, v, o)
     groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, diagonal), scale)
     p -= logs[..., None]
     xp.exp(p, out=p)
@@ -185,7 +192,7 @@ def _forward(q, k, v, comm, causal, scale, layout):
 def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
     _agree("ring_attention, backward", q, k, v, comm, causal, scale, layout)
     # Whatever is wanted here: the other ranks wait for all of it.
-    gq, home, wait = module_of(q).zeros_like(q), None, None
+    gq, home, wait = module_of(q).zeros(q.shape, xp.result_type(q.dtype, xp.float32)), None, None
     for source, k_there, v_there in _round(k, v, comm):
         both = module_of(k).zeros(k.size + v.size, k.dtype)
         gk, gv = _two_arrays(both, k, v)
@@ -202,6 +209,7 @@ def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
         wait = _pass_on(both, comm)
     if wait is not None:
         home += wait()
+    gq = gq.astype(q.dtype, copy=False)
     return tuple(g if w else None for g, w in zip((gq, *_two_arrays(home, k, v)), wanted, strict=True))
 
 
@@ -215,7 +223,7 @@ def _definition(q, k, v, comm, causal, scale, layout):
 
 
 _ring_attention = Primitive("ring_attention", _forward, "q k v", "comm causal scale layout", aux=True,
-                            definition=_definition, pullback=_pullback)
+                            definition=_definition, pullback=_pullback, own_sums=True)
 
 
 def check_parts(name, q, k, v):
@@ -239,9 +247,9 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     scale   default 1 / sqrt(size)
 
     There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
-    rank's scores at once. Of halves on a GPU, sums over pieces are in float32, those of travelling gradients in halves;
-    on the host halves are computed, and travel, in float32. MismatchError on all ranks unless they agree about shapes,
-    dtypes or settings; in forward mode and second derivatives settings aren't compared.
+    rank's scores at once. Of halves, sums over pieces are in float32, those of travelling gradients in halves.
+    MismatchError on all ranks unless they agree about shapes, dtypes and settings; in forward mode and second
+    derivatives settings aren't compared.
     """
     check_parts("ring_attention", query, key, value)
     positions(query.shape[TIME], comm.rank, comm.size, layout)

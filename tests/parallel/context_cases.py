@@ -136,6 +136,22 @@ def dtypes():
     return found
 
 
+def halves():
+    """Of large scores: (greatest relative error of result and gradients in float16 beside float64, bytes sent forward,
+    elements of keys and values that travel)."""
+    world, runs = comm.world(), []
+    *parts, u = [cp.cut_sequence(x, world, axis=2).astype(np.float16) for x in inputs(4, 2, 8 * world.size)]
+    parts[:2] = [x * np.float16(4) for x in parts[:2]]
+    for kind in (np.float64, np.float16):
+        leaves = [mt.tensor(x.astype(kind), requires_grad=True) for x in parts]
+        with ledger.record() as book:
+            y = cp.ring_attention(*leaves, world, True)
+        y.backward(mt.tensor(u.astype(kind)))
+        runs.append([x.numpy().astype(np.float64) for x in (y.detach(), *(leaf.grad for leaf in leaves))])
+    errors = [np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in zip(*runs, strict=True)]
+    return max(errors), book.bytes_sent[world.name, "send"], (parts[1].size + parts[2].size) * (world.size - 1)
+
+
 def overflowing():
     """What a row gives whose scores all overflow in one rank's keys, and nowhere else."""
     world = comm.world()

@@ -124,8 +124,8 @@ def pipelined_in_both_precisions():
 
 
 def thin(scale, growth_interval, bad=()):
-    """(losses, steps that were left out, parameters) of PowerSGD with a factor of `scale` (None: without a scaler); in steps `bad` a sample of
-    rank 1 is NaN."""
+    """(losses, steps that were left out, parameters) of PowerSGD with a factor of `scale` (None: without a scaler); in
+    steps `bad` a sample of rank 1 is NaN."""
     world, losses, left_out = comm.world(), [], []
     scaler = optim.GradScaler(scale or 1.0, growth_interval=growth_interval, enabled=scale is not None)
     model = DistributedDataParallel(mlp().eval(), world)

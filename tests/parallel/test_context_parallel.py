@@ -103,6 +103,11 @@ def test_the_dtype_stays():
             assert names == {dtype} and error < {"float32": 5e-6, "float16": 2e-2}[dtype]
 
 
+def test_halves_travel_as_halves_and_are_computed_in_float32():
+    for error, sent, elements in call(CASES + "halves", 2):
+        assert error < 5e-3 and sent == 2 * elements
+
+
 def test_on_a_gpu_it_is_what_it_is_on_the_host():
     for host, gpu in call(CASES + "by_devices", 2):
         assert len(host) == len(gpu) == 8
