@@ -87,7 +87,7 @@ def check_file(path, facts):
     crc, count = 0, 0
     try:
         with open(path, "rb") as file:
-            while block := file.read(1 << 24):
+            while block := file.read(1 << 18):
                 crc, count = zlib.crc32(block, crc), count + len(block)
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
@@ -112,10 +112,10 @@ def read_all(path, index, arrays):
 
 
 class Reader:
-    """Reads boxes of a checkpoint's arrays out of its files."""
+    """Reads boxes of a checkpoint's arrays out of its files. verify: checks each file when it is first needed."""
 
-    def __init__(self, path, index):
-        self.path, self.index, self.files = path, index, {}
+    def __init__(self, path, index, verify=False):
+        self.path, self.index, self.verify, self.files = path, index, verify, {}
 
     def read(self, name, box):
         """The elements of a box, of its shape. Where boxes count axes here and elements there, all of the array is
@@ -143,21 +143,29 @@ class Reader:
     def _file(self, name):
         from safetensors import safe_open
         if name not in self.files:
+            if self.verify:
+                check_file(self.path / name, self.index.files[name])
             self.files[name] = safe_open(self.path / name, "numpy")
         return self.files[name]
 
 
 class StoredValues(Mapping):
     """{name: array} of the parameters and buffers of the model that the checkpoint at `path` is of, each read when it
-    is asked for, whole, however the model was cut. CheckpointError where there is none, or a file can't be read."""
+    is asked for, whole, however the model was cut. CheckpointError where there is none, or a file is damaged.
 
-    def __init__(self, path):
-        self.reader = Reader(Path(path), Index.read(path))
+    verify  False: believe the files without reading all of them for their checksums
+    """
+
+    def __init__(self, path, verify=True):
+        self.reader = Reader(Path(path), Index.read(path), verify)
         self.shapes = {name[len("model."):]: array["shape"] for name, array in self.reader.index.arrays.items()
                        if name.startswith("model.")}
 
     def __getitem__(self, name):
         return self.reader.read(f"model.{name}", [(0, extent) for extent in self.shapes[name]])
+
+    def __contains__(self, name):
+        return name in self.shapes      # Mapping's own would read it
 
     def __iter__(self):
         return iter(self.shapes)

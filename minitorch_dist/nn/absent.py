@@ -9,7 +9,7 @@
 import threading
 from contextlib import contextmanager
 
-from ..backend import xp
+from ..backend import device_name, xp
 
 
 class AbsentParameterError(RuntimeError, AttributeError):
@@ -34,6 +34,10 @@ class Absent:
         """No operation can be done."""
         raise self.error(self.message)
 
+    def to(self, device):
+        """Itself, on the device where it stands."""
+        return self if device_name(device) == self.stands_on else self.refuse()
+
     __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __setitem__ = __len__ = __iter__ = refuse
     __copy__ = __deepcopy__ = __reduce_ex__ = refuse
 
@@ -44,12 +48,20 @@ class Absent:
 class Unmade(Absent):
     """Values that nobody has made. What a constructor does to them afterwards (x *= 0.5) is left out too."""
 
-    def __init__(self, shape, dtype):
-        super().__init__(shape, dtype, "cpu", f"this parameter of shape {tuple(shape)} was made without_values(), and "
+    def __init__(self, shape, dtype, device="cpu"):
+        super().__init__(shape, dtype, device, f"this parameter of shape {tuple(shape)} was made without_values(), and "
                          "nobody has given it any: stream_from_disk can, from a checkpoint")
 
     def __imul__(self, other):
         return self
+
+    def to(self, device):
+        """As many that shall stand on a device."""
+        return Unmade(self.shape, self.dtype, device_name(device))
+
+    def astype(self, dtype, copy=True):
+        """As many of another dtype."""
+        return Unmade(self.shape, dtype, self.stands_on)
 
 
 class Building(threading.local):
@@ -64,7 +76,8 @@ building = Building()
 @contextmanager
 def without_values():
     """Modules built inside have parameters with shapes and dtypes and no values: no memory, no random numbers. Buffers
-    are made as ever. Who reads such a parameter gets an AbsentParameterError."""
+    are made as ever. model.to(device or dtype) says where and what the values shall be. Who reads such a parameter gets
+    an AbsentParameterError."""
     before, building.without_values = building.without_values, True
     try:
         yield

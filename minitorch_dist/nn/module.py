@@ -4,7 +4,7 @@ from .. import backend
 from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
-from .absent import Unmade, building
+from .absent import Absent, Unmade, building
 
 
 def Parameter(values, requires_grad=True):
@@ -14,6 +14,7 @@ def Parameter(values, requires_grad=True):
     (In torch this is a class. Here any leaf that requires grad can be a parameter.)
     """
     if building.without_values:
+        values = values if hasattr(values, "dtype") else tensor(values)
         return Tensor(Unmade(values.shape, values.dtype)).requires_grad_(requires_grad)
     return tensor(values, requires_grad=requires_grad)
 
@@ -95,13 +96,14 @@ class Module:
         place; None leaves them. Returns a function that removes the hook."""
         return self._add_hook(0, hook)
 
-    def register_forward_hook(self, hook):
+    def register_forward_hook(self, hook, always_call=False):
         """Call hook(module, inputs, output) after each forward. What it returns takes the output's place; None leaves
-        it. Returns a function that removes the hook."""
-        return self._add_hook(1, hook)
+        it. always_call: after a forward or another hook that raises too, with None for the output. Returns a function
+        that removes the hook."""
+        return self._add_hook(1, hook, always_call)
 
-    def _add_hook(self, which, hook):
-        entry = (hook,)     # of its own: the same function may be registered twice
+    def _add_hook(self, which, hook, always_call=False):
+        entry = (hook, always_call)     # of its own: the same function may be registered twice
 
         def put(change):
             hooks = list(self._hooks or ((), ()))
@@ -112,14 +114,21 @@ class Module:
 
     def _forward_with_hooks(self, inputs, options):
         before, after = self._hooks
-        for hook, in before:
-            changed = hook(self, inputs)
-            if changed is not None:
-                inputs = changed if isinstance(changed, tuple) else (changed,)
-        output = self.forward(*inputs, **options)
-        for hook, in after:
-            changed = hook(self, inputs, output)
-            output = output if changed is None else changed
+        after = iter(after)     # of which those remain that haven't been called
+        try:
+            for hook, _ in before:
+                changed = hook(self, inputs)
+                if changed is not None:
+                    inputs = changed if isinstance(changed, tuple) else (changed,)
+            output = self.forward(*inputs, **options)
+            for hook, _ in after:
+                changed = hook(self, inputs, output)
+                output = output if changed is None else changed
+        except BaseException:
+            for hook, always_call in after:
+                if always_call:
+                    hook(self, inputs, None)
+            raise
         return output
 
     # ------------------------------------------------------------ the tree
@@ -167,6 +176,9 @@ class Module:
         Raises KeyError for missing or unknown names, ValueError for another shape or dtype.
         """
         targets, values = self.fitting(state)
+        for target in targets.values():
+            if isinstance(target, Absent):
+                target.refuse()
         with no_grad():
             for name, target in targets.items():
                 target[...] = backend.to_device_of(values[name], target)
@@ -198,10 +210,12 @@ class Module:
         """
         def moved(array):
             if backend.names_device(target):
-                return backend.to(array, target)
+                return array.to(target) if isinstance(array, Absent) else backend.to(array, target)
             return array.astype(target, copy=False) if array.dtype.kind == "f" else array
 
         for name, p in self.named_parameters():
+            if isinstance(p.data, Absent):
+                moved(p.data)       # one that can't be refuses before any other is
             if p.leaf is not None and p.leaf.flat is not None and moved(p.data) is not p.data:
                 raise RuntimeError(f"{type(self).__name__}.to({target!r}): {name} lives in the flat buffer of an "
                                    "optimizer or of DistributedDataParallel already: call .to() before making those")

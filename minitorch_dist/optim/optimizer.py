@@ -37,6 +37,7 @@ class Optimizer:
 
     state_names = ()
     step_supports_amp_scaling = False       # whether step takes grad_scale and found_inf (GradScaler)
+    loaded = False      # whether its state has come by load_state_dict
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
     def __init__(self, params, defaults):
@@ -76,7 +77,7 @@ class Optimizer:
         host; home.update(tiled, p, g, state, group, step) makes one run's update, by `self.tiled` on the host."""
         before, self.home = self.home, home
         try:
-            if any(self.state_dict(copy=False)["steps"]):
+            if self.loaded or any(self.state_dict(copy=False)["steps"]):
                 self._follow()
             else:
                 self._settle()
@@ -182,6 +183,7 @@ class Optimizer:
             slot.steps = steps
             for name in state:
                 state[name][slot.segment.start:slot.segment.stop] = to_device_of(arrays[name].ravel(), state[name])
+        self.loaded = True
 
 
 def runs(slots):

@@ -52,9 +52,11 @@ PIECE = 1 << 20     # elements of a GPU's parameters that the host updates at a 
 def offload_activations(module, to="cpu", min_bytes=1 << 16, prefetch=1):
     """Arrays that ops recorded inside keep for backward lie elsewhere until backward asks for them.
 
-    module     whose parameters and buffers live anyway, and stay where they are (wrapped or not)
+    module     whose parameters and buffers live anyway, and stay where they are (wrapped or not), as long as that is
+               where they were when the block began: an optimizer that is made inside moves them
     to         "cpu": arrays on a GPU go to pinned memory of the host, and those of the host stay; or a folder: all go
-               into a file without a name there, whose room is free again when the tape is, or the process
+               into a file without a name there, with room for the tapes that live at once; it goes with the last of
+               them after the block, or with the process
     min_bytes  smaller ones stay
     prefetch   so many arrays before the one that backward has asked for are read meanwhile
 
@@ -112,7 +114,8 @@ class Activations:
         self.resident = {byte_range(owner_of(array)) for array in arrays if is_array(array)}
         self.known = weakref.WeakValueDictionary()      # (id of an array, first, last + 1 byte of it) -> Stretch
         self.numbered = weakref.WeakValueDictionary()   # the same by their numbers
-        self.numbers, self.made = [], 0                 # in order
+        self.numbers, self.made = [], 0                 # in order, with some that have been let go of since
+        self.gone = deque()                             # these
         self.copying = deque()      # (event, pinned memory): not to be given back before the copy is done
         self.reader = ThreadPoolExecutor(1, "offload")
 
@@ -136,6 +139,8 @@ class Activations:
 
     def put(self, owner, first, last):
         """Copy bytes [first, last) of an array's memory to where they shall wait."""
+        while self.gone:
+            del self.numbers[bisect_left(self.numbers, self.gone.popleft())]
         stretch, data = Stretch(owner, self.made, last - first), memory_of(owner)[first:last]
         if on_host(owner):
             stretch.offset = self.spill.put(data)
@@ -160,8 +165,8 @@ class Activations:
             self.copying.popleft()
 
     def freed(self, number, offset, nbytes):
-        """The tape has let go of a stretch."""
-        del self.numbers[bisect_left(self.numbers, number)]
+        """The tape has let go of a stretch. The garbage collector may say so between any two lines."""
+        self.gone.append(number)
         if offset is not None:
             self.spill.release(offset, nbytes)
 
@@ -177,7 +182,8 @@ class Activations:
             self.begin(stretch)
             at = bisect_left(self.numbers, stretch.number)
             for number in self.numbers[max(at - self.prefetch, 0):at][::-1]:
-                self.begin(self.numbered[number])
+                if (ahead := self.numbered.get(number)) is not None:
+                    self.begin(ahead)
             memory = self.arrived(stretch)
         return kept.of(memory)
 

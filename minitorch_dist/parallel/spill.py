@@ -8,7 +8,11 @@ import errno
 import mmap
 import os
 import shutil
+import sys
 import tempfile
+import weakref
+from bisect import bisect_left
+from collections import deque
 from pathlib import Path
 
 from ..backend import xp
@@ -48,32 +52,44 @@ class Spill:
     """
 
     def __init__(self, folder):
-        self.folder, self.file = folder, nameless_file(folder)
-        self.end, self.gaps = 0, {}         # gaps: {size: [offset]}: a training step's sizes come again
+        self.folder = folder
+        with nameless_file(folder) as file:
+            self.file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.file)
+        self.gaps = [(0, sys.maxsize)]      # [(first, last + 1 byte)] in order, no two side by side
+        self.released = deque()             # the same, still to be joined
 
     def put(self, data):
         """Write a 1-d uint8 array of the host; returns its offset. OSError where the disk is full: the stretch is not
         there then, all others are."""
-        gaps = self.gaps.get(data.nbytes)
-        offset, at, view = gaps[-1] if gaps else self.end, 0, memoryview(data)
+        while self.released:
+            self.join(*self.released.popleft())
+        i = next(i for i, (first, last) in enumerate(self.gaps) if last - first >= data.nbytes)
+        (offset, last), at, view = self.gaps[i], 0, memoryview(data)
         try:
             while at < len(view):
-                at += os.pwrite(self.file.fileno(), view[at:], offset + at)
+                at += os.pwrite(self.file, view[at:], offset + at)
         except OSError as error:
             raise refused(error, self.folder, data.nbytes) from None
-        if gaps:
-            gaps.pop()
-        else:
-            self.end += data.nbytes
+        self.gaps[i:i + 1] = [(offset + at, last)] if offset + at < last else []
         return offset
 
     def get(self, offset, memory):
         """Fill a 1-d uint8 array from an offset on. Another thread may do so."""
-        read_into(self.file.fileno(), offset, memory, f"the offload file in {self.folder}")
+        read_into(self.file, offset, memory, f"the offload file in {self.folder}")
 
     def release(self, offset, nbytes):
-        """What lies there is needed no more."""
-        self.gaps.setdefault(nbytes, []).append(offset)
+        """What lies there is needed no more. At any time: the garbage collector may call it in the midst of put."""
+        self.released.append((offset, offset + nbytes))
+
+    def join(self, first, last):
+        """Make a gap, one with those on both sides."""
+        i = bisect_left(self.gaps, (first, last))
+        if self.gaps[i][0] == last:
+            last = self.gaps.pop(i)[1]
+        if i and self.gaps[i - 1][1] == first:
+            i, first = i - 1, self.gaps.pop(i - 1)[0]
+        self.gaps.insert(i, (first, last))
 
 
 def mapped(folder, values):

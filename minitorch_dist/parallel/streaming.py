@@ -16,6 +16,8 @@ Source: Aminabadi et al. 2022, "DeepSpeed Inference" (ZeRO-Inference).
 
 import json
 import os
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from .. import ledger
 from ..autodiff.modes import is_grad_enabled
 from ..autodiff.primitive import lower
 from ..autodiff.writes import log, wrote
-from ..backend import module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
+from ..backend import is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
 from ..comm.device import pinned, up
 from ..flat import round_up
 from ..nn.absent import Absent, Unmade
@@ -37,7 +39,8 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
     """Let the module's parameters lie in `folder`, and come for forward only. Returns the module, changed in place.
 
     folder    one file of safetensors per unit, written here over what has its name: blocks.0.safetensors, …; and
-              rest.safetensors with buffers, and with parameters of no unit, all of which stay in memory
+              "the rest.safetensors" with buffers, and with parameters of no unit, all of which stay in memory. The
+              files stay open, a descriptor per unit: what is written over them later isn't this model's
     prefetch  so many units are read, by a thread, while one runs. The order is that of the forward before, at first the
               module's own; another one costs time and is right all the same
     units     modules whose parameters come and go together, as fully_shard's (default: those in the outermost
@@ -45,12 +48,14 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
     values    {name: array} of all parameters and buffers, asked for one unit at a time (default: the module's own). Of
               a module built without_values, None stands for the files that an earlier call has written
     comm      a Communicator whose ranks all call the model alike: each reads 1/N of the files, in a folder that all
-              see. Rank 0 writes them. Collective, then and in forward
+              see. Rank 0 writes them. Collective, then and in forward, where a rank that can't read is the only one
+              to say so
 
-    Outputs are those of the whole model to the last bit. Parameters stop wanting gradients: forward runs under
-    no_grad() only, and raises RuntimeError elsewhere, since backward would keep all units. Who reads a parameter at
-    another time gets an AbsentParameterError. On all ranks, and with nothing changed: OSError where the folder can't be
-    written or read, ValueError where files or values don't fit the module.
+    Outputs are those of the whole model to the last bit, where its parameters are C-ordered, as they are here: products
+    of others may be added up in another order. Parameters stop wanting gradients: forward runs under no_grad() only,
+    and raises RuntimeError elsewhere, since backward would keep all units; and while another thread's runs. Who reads a
+    parameter at another time gets an AbsentParameterError. On all ranks, and with nothing changed: OSError where the
+    folder can't be written or read, ValueError where files or values don't fit the module.
     """
     if prefetch < 0:
         raise ValueError(f"stream_from_disk: prefetch={prefetch} must be at least 0")
@@ -60,24 +65,25 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
         raise ValueError(f"stream_from_disk: {', '.join(owned[:4])} belongs to an optimizer, DistributedDataParallel, "
                          "fully_shard or a stream already: take a model of its own")
     if units is None:
-        units = default_units(module) or [m for m in module._modules.values() if any(m.parameters())]
+        units = default_units(module, frozen=True) or [
+            m for m in module._modules.values() if any(True for _ in m.parameters())]
     groups = group(module, units, frozen=True)
     streamed = [found for found in groups if found[0] is not None]
     if not streamed:
         raise ValueError("stream_from_disk: the model has no children with parameters: pass the modules that shall "
                          "come and go as units=")
     rest = [pair for m, _, named in groups if m is None for pair in named] + list(module.named_buffers())
-    files = [(path_of(folder, name), named) for _, name, named in streamed] + [(path_of(folder, "rest"), rest)]
+    files = [(path_of(folder, name), named) for _, name, named in streamed] + [(path_of(folder, "the rest"), rest)]
     made = values is not None or not any(isinstance(p.data, Unmade) for p in module.parameters())
     together(comm, lambda: made and (comm is None or comm.rank == 0) and write_files(files, values))
     found, resident = together(comm, lambda: (
         [(m, StreamedUnit(name, path_of(folder, name), named, comm)) for m, name, named in streamed],
-        read_rest(path_of(folder, "rest"), rest)))
+        read_rest(path_of(folder, "the rest"), rest)))
     for p in module.parameters():
         p.requires_grad_(False)
     for value, array in resident:
         if isinstance(lower(value), Unmade):
-            value.data = array
+            value.data = to(array, value.device)
         else:
             lower(value)[...] = to_device_of(array, lower(value))
             wrote(lower(value), "stream_from_disk")
@@ -107,20 +113,29 @@ def path_of(folder, name):
 
 
 def write_files(files, values):
-    """[(path, [(name, tensor or array)])]: a file of these names each, under its path when it is whole."""
+    """[(path, [(name, tensor or array)])]: a file of these names each, under its path when all are whole."""
+    partials = [(path.with_name(f".{path.name}.partial"), path) for path, _ in files]
+    try:
+        for (partial, _), (_, named) in zip(partials, files, strict=True):
+            write_file(partial, {name: xp.asarray(to(fitting(name, lower(value), values), "cpu"), order="C")
+                                 for name, value in named})
+        for partial, path in partials:
+            os.replace(partial, path)
+    finally:
+        for partial, _ in partials:
+            if partial.parent.is_dir():
+                partial.unlink(missing_ok=True)
+
+
+def write_file(path, arrays):
+    """{name: array}, as a file of safetensors. OSError where that can't be."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
-    for path, named in files:
-        partial = path.with_name(f".{path.name}.partial")
-        arrays = {name: xp.asarray(to(fitting(name, lower(value), values), "cpu"), order="C") for name, value in named}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(arrays, partial)
-            os.replace(partial, path)
-        except (OSError, SafetensorError) as error:     # the latter of a full disk
-            if path.parent.is_dir():
-                partial.unlink(missing_ok=True)
-            raise refused(error, path.parent, sum(a.nbytes for a in arrays.values())) from None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, path)
+    except (OSError, SafetensorError) as error:     # the latter of a full disk
+        raise refused(error, path.parent, sum(a.nbytes for a in arrays.values())) from None
 
 
 def fitting(name, own, values):
@@ -130,37 +145,47 @@ def fitting(name, own, values):
     if name not in values:
         raise ValueError(f"stream_from_disk: values has no {name!r}")
     array = lower(values[name])
+    array = array if is_array(array) else xp.asarray(array)
     if array.shape != own.shape or array.dtype != own.dtype:
         raise ValueError(f"stream_from_disk: {name} has shape {own.shape} and dtype {own.dtype}, the value has shape "
                          f"{array.shape} and dtype {array.dtype}")
     return array
 
 
-def places_of(path, named):
-    """([(first, last + 1 byte in the file) of each]). OSError without the file, ValueError where it has others."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        end = file.seek(0, os.SEEK_END)
-    header.pop("__metadata__", None)
-    wanted = {name: (list(lower(value).shape), lower(value).nbytes) for name, value in named}
-    there = {name: (entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0])
-             for name, entry in header.items()}
+def places_of(file, path, named):
+    """[(first, last + 1 byte in the file, a descriptor) of each]. ValueError where it has others."""
+    length = int.from_bytes(os.pread(file, 8, 0), "little")
+    end = os.fstat(file).st_size
+    if 8 + length > end:
+        raise ValueError(f"{path} has {end:,} bytes only: it was cut off, or is no file of safetensors")
+    header = json.loads(os.pread(file, length, 8))
+    wanted = {name: (named_dtype(lower(value).dtype), list(lower(value).shape), lower(value).nbytes)
+              for name, value in named}
+    try:
+        there = {name: (entry["dtype"], entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0])
+                 for name, entry in header.items() if name != "__metadata__"}
+    except (AttributeError, LookupError, TypeError):
+        raise ValueError(f"{path} is no file of safetensors") from None
     if there != wanted:
         odd = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
-        raise ValueError(f"{path} is of another model: its {odd[0]} has (shape, bytes) {there.get(odd[0])}, this one's "
-                         f"{wanted.get(odd[0])}")
+        raise ValueError(f"{path} is of another model: its {odd[0]} has (dtype, shape, bytes) {there.get(odd[0])}, "
+                         f"this one's {wanted.get(odd[0])}")
     places = [tuple(8 + length + at for at in header[name]["data_offsets"]) for name, _ in named]
-    if max((stop for _, stop in places), default=0) > end:
-        raise ValueError(f"{path} has {end:,} bytes only: it was cut off")
+    if any(start < 8 + length or stop > end for start, stop in places):
+        raise ValueError(f"{path} has {end:,} bytes only: it was cut off, or is no file of safetensors")
     return places
+
+
+def named_dtype(dtype):
+    """As safetensors writes it: F32, I64, U8, BOOL."""
+    return "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
 
 
 def read_rest(path, named):
     """[(tensor or array, its array from the file)]."""
-    places, found = places_of(path, named), []
+    found = []
     with open(path, "rb") as file:
-        for (_, value), (start, _) in zip(named, places, strict=True):
+        for (_, value), (start, _) in zip(named, places_of(file.fileno(), path, named), strict=True):
             found.append((value, xp.empty(lower(value).shape, lower(value).dtype)))
             read_into(file.fileno(), start, found[-1][1].reshape(-1).view(xp.uint8), str(path))
     return found
@@ -181,13 +206,14 @@ class StreamedUnit:
     """Parameters that are read, used and forgotten together.
 
     memory  the file's arrays as they stand there, 1-d uint8, from the time on when they are being read
-    users   how many modules that are running want them
     """
 
     def __init__(self, name, path, named, comm):
         self.name, self.path, self.comm = name, path, comm
         self.tensors, self.device = [t for _, t in named], named[0][1].device
-        places = places_of(path, named)
+        self.file = os.open(path, os.O_RDONLY)      # and stays open: what lies there later under its name is another
+        weakref.finalize(self, os.close, self.file)
+        places = places_of(self.file, path, named)
         self.begin = min(start for start, _ in places)
         self.places = [(start - self.begin, stop - self.begin) for start, stop in places]
         self.nbytes = max(stop for _, stop in self.places)
@@ -195,7 +221,7 @@ class StreamedUnit:
         ranks, rank = (comm.size, comm.rank) if comm else (1, 0)
         share = round_up(-(-self.nbytes // ranks), ALIGN)
         self.size, self.mine = ranks * share, slice(rank * share, (rank + 1) * share)
-        self.memory, self.reading, self.users = None, None, 0
+        self.memory = self.reading = None
 
     def post(self, reader):
         """Begin to read, unless that has begun."""
@@ -210,11 +236,7 @@ class StreamedUnit:
 
     def read(self, memory, start):
         """This rank's share, which for the last ones may end with the file, or begin behind it."""
-        file = os.open(self.path, os.O_RDONLY)
-        try:
-            read_into(file, self.begin + start, memory[:max(self.nbytes - start, 0)], str(self.path))
-        finally:
-            os.close(file)
+        read_into(self.file, self.begin + start, memory[:max(self.nbytes - start, 0)], str(self.path))
 
     def open(self, reader):
         """Give the module its parameters."""
@@ -255,11 +277,15 @@ class StreamedUnit:
 
 
 class Stream:
-    """The units of a model, as its modules run. It lives in the model's hooks."""
+    """The units of a model, as its modules run. It lives in the model's hooks.
+
+    running  [(thread, the units that are wanted)] of each module that runs, the outermost first
+    """
 
     def __init__(self, model, units, prefetch):
         self.prefetch, self.reader = prefetch, ThreadPoolExecutor(1, "stream")
         self.order, self.entered = [unit for _, unit in units], []
+        self.running, self.lock = [], threading.Lock()
         for unit in self.order:
             unit.close()
         of_module = {}
@@ -268,13 +294,12 @@ class Stream:
         model.register_forward_pre_hook(lambda m, inputs: self.begin())
         for m, units in of_module.values():
             m.register_forward_pre_hook(lambda m, inputs, units=units: self.enter(units))
-            m.register_forward_hook(lambda m, inputs, output, units=units: self.leave(units))
+            m.register_forward_hook(lambda m, inputs, output, units=units: self.leave(units), always_call=True)
+        model.register_forward_hook(lambda m, inputs, output: self.leave(()), always_call=True)
 
     def begin(self):
-        """A forward of the whole model begins: close what one that raised has left open."""
-        for unit in self.order:
-            unit.users = 0
-            unit.close()
+        """The whole model begins to run, perhaps inside of itself."""
+        self.take_turn(())
         self.order = self.entered + [unit for unit in self.order if unit not in self.entered]
         self.entered = []
 
@@ -285,18 +310,31 @@ class Stream:
             raise RuntimeError(f"{units[0].name} lies on disk, and can't be trained from there: backward would keep "
                                "all units in memory. Call the model under no_grad(); to train, take fully_shard and "
                                "offload_optimizer")
-        for unit in units:
-            if not unit.users:
-                ahead = self.following(units[-1])
-                for other in self.order:
-                    if not other.users and other not in (*units, *ahead):
-                        other.drop()
-                for coming in (*units, *ahead):
-                    coming.post(self.reader)
+        self.take_turn(units)
+        closed = [unit for unit in units if unit.tensors[0].data is unit.absent[0]]
+        if closed:
+            coming = *units, *self.following(units[-1])
+            for unit in self.order:
+                if unit not in coming and not self.wanted(unit):
+                    unit.drop()
+            for unit in coming:
+                unit.post(self.reader)
+            for unit in closed:
                 unit.open(self.reader)
-            unit.users += 1
-            if unit not in self.entered:
-                self.entered.append(unit)
+        self.entered += [unit for unit in units if unit not in self.entered]
+
+    def take_turn(self, units):
+        """Note who runs. RuntimeError while another thread does: its parameters are the same."""
+        me = threading.get_ident()
+        with self.lock:
+            if self.running and self.running[0][0] != me:
+                raise RuntimeError("stream_from_disk: the model runs in another thread at this moment, and its "
+                                   "parameters come and go with that: let one thread run it at a time")
+            self.running.append((me, units))
+
+    def wanted(self, unit):
+        """Whether a module that runs wants it."""
+        return any(unit in units for _, units in self.running)
 
     def following(self, unit):
         """The units that are expected after this one."""
@@ -304,8 +342,9 @@ class Stream:
         return self.order[at:at + self.prefetch]
 
     def leave(self, units):
-        """A module has run."""
-        for unit in units:
-            unit.users -= 1
-            if not unit.users:
-                unit.close()
+        """A module has run, or raised, perhaps before it could enter."""
+        if self.running and self.running[-1] == (threading.get_ident(), units):
+            self.running.pop()
+            for unit in units:
+                if not self.wanted(unit):
+                    unit.close()

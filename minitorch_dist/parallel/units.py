@@ -327,11 +327,12 @@ class Unit:
 
 # ---------------------------------------------------------------- which parameters belong together
 
-def default_units(module):
-    """The modules that become units of their own: those in the outermost Sequentials of more than one."""
+def default_units(module, frozen=False):
+    """The modules that become units of their own: those in the outermost Sequentials of more than one, if they have
+    parameters that want a gradient. frozen: or any."""
     if isinstance(module, Sequential) and len(module) > 1:
-        return [m for m in module if any(p.requires_grad for p in m.parameters())]
-    return [unit for child in module._modules.values() for unit in default_units(child)]
+        return [m for m in module if any(p.requires_grad or frozen for p in m.parameters())]
+    return [unit for child in module._modules.values() for unit in default_units(child, frozen)]
 
 
 def group(module, units, frozen=False):

@@ -311,6 +311,53 @@ def test_room_is_freed_and_used_again(tmp_path):
     assert held_files(tmp_path) == []
 
 
+def test_tapes_of_all_sizes_share_the_room(tmp_path):
+    """The file is as large as what lives at once, though each step's arrays have another size, and the step before
+    is still there; and all of it comes back."""
+    rng, file = np.random.default_rng(3), spill.Spill(tmp_path)
+    before, needed = [], 0
+    for size in range(100, 300):
+        now = [(file.put(data), data) for data in (rng.integers(0, 255, size * k, "u1") for k in (1, 3, 2))]
+        needed = max(needed, sum(data.nbytes for _, data in before + now))
+        rng.shuffle(before)
+        for offset, data in before:
+            back = np.empty_like(data)
+            file.get(offset, back)
+            assert np.array_equal(back, data)
+            file.release(offset, data.nbytes)
+        before = now
+    assert os.stat(file.file).st_size < 1.5 * needed
+    for offset, data in before:
+        file.release(offset, data.nbytes)
+    assert file.put(np.ones(5000, "u1")) == 0 and file.gaps == [(5000, sys.maxsize)]
+
+
+def test_a_collection_may_come_at_any_time(tmp_path, monkeypatch):
+    """It frees other stretches while one is being written, or is read ahead."""
+    file, write = spill.Spill(tmp_path), os.pwrite
+    places = [file.put(np.zeros(100, "u1")) for _ in range(4)]
+    file.release(places.pop(2), 100)
+
+    def collected(*arguments):
+        if places:
+            file.release(places.pop(0), 100)
+        return write(*arguments)
+    monkeypatch.setattr(os, "pwrite", collected)
+    alive = [file.put(np.ones(100, "u1")) for _ in range(3)]
+    assert len({*alive}) == 3 and not places
+    store = offload.Activations(nn.Sequential(), spill.Spill(tmp_path), 1, 3)
+    *kept, last = [store.pack(np.full(100, i, "f8")) for i in range(5)]
+    begin = store.begin
+    store.begin = lambda stretch: (begin(stretch), kept.clear())
+    assert store.unpack(last)[0] == 4
+    assert store.unpack(store.pack(np.ones(100)))[0] == 1 and len(store.numbers) == 2
+
+
+def test_no_file_is_left_to_the_garbage_collector(tmp_path, recwarn):
+    spill.Spill(tmp_path)
+    assert not list(recwarn) and held_files(tmp_path) == []
+
+
 KILLED = """
 import os, sys, numpy as np, minitorch_dist as mt
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
@@ -364,7 +411,7 @@ def test_a_full_disk_is_said_by_the_op_and_nothing_is_lost(tmp_path):
 def test_a_file_that_was_cut_off_is_said(tmp_path):
     store = offload.Activations(nn.Sequential(), spill.Spill(tmp_path), 1, 1)
     kept = store.pack(np.ones((10, 10)))
-    store.spill.file.truncate(500)
+    os.truncate(store.spill.file, 500)
     with pytest.raises(OSError, match="ends 300 bytes too early"):
         store.unpack(kept)
 

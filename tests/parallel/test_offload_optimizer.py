@@ -126,6 +126,16 @@ def test_with_pieces_of_fully_shard_and_checkpoints(tmp_path, n):
         assert found["counted"][0] > 0 == found["counted"][1]
 
 
+def test_what_was_loaded_before_the_first_step_is_taken_along(tmp_path):
+    """Such as masters with more digits than the parameters."""
+    optimizer = optim.Adam([nn.Parameter(np.ones(2, "f2"))])
+    saved = optimizer.state_dict()
+    saved["state"][0]["master"][:] = [1.0003, 2.0007]
+    optimizer.load_state_dict(saved)
+    found = offload_optimizer(optimizer, tmp_path).state_dict()
+    assert found["state"][0]["master"].tolist() == np.array([1.0003, 2.0007], "f4").tolist()
+
+
 # ---------------------------------------------------------------- beside a GPU
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -111,6 +112,9 @@ def test_a_unit_inside_of_itself(tmp_path):
     model = nn.Sequential(Recursive(), Recursive())
     stream_from_disk(model, tmp_path)
     assert outputs(model) == outputs(nn.Sequential(Recursive(), Recursive())) and all_absent(model)
+    model = Recursive()
+    stream_from_disk(model, tmp_path, units=[model])
+    assert outputs(model) == outputs(Recursive()) and all_absent(model)
 
 
 def test_the_order_may_change(tmp_path):
@@ -306,15 +310,15 @@ def test_files_that_do_not_fit(tmp_path):
         stream_from_disk(wider, tmp_path)
     path = tmp_path / "2.safetensors"
     stream_from_disk(fitting, tmp_path, 0)
-    size = path.stat().st_size
-    os.truncate(path, size - 10)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 10)
     with pytest.raises(OSError, match="2.safetensors ends 10 bytes too early"):
         outputs(fitting)
     with nn.without_values():
         another = net()
     with pytest.raises(ValueError, match="bytes only: it was cut off"):
         stream_from_disk(another, tmp_path)
-    stream_from_disk(net(), tmp_path)
+    path.write_bytes(whole)
     assert outputs(fitting) == outputs(net())       # and goes on when the file is there again
 
 
@@ -323,7 +327,26 @@ def test_a_forward_that_raises_leaves_nothing_open(tmp_path):
     stream_from_disk(model, tmp_path)
     wanted = outputs(model)
     remove = model.blocks[1].mlp.register_forward_pre_hook(lambda m, inputs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        outputs(model)
+    for use in (lambda: outputs(model), lambda: model.blocks[1](mt.tensor(np.ones((1, 3, 20), "f4")))):
+        with pytest.raises(ZeroDivisionError), mt.no_grad():
+            use()
+        assert all_absent(model, ("norm.", "embed.", "position."))
     remove()
-    assert outputs(model) == wanted and all_absent(model, ("norm.", "embed.", "position."))
+    with ThreadPoolExecutor(1) as other:        # nor to the thread that raised
+        assert other.submit(outputs, model).result() == wanted
+    assert all_absent(model, ("norm.", "embed.", "position."))
+
+
+def test_one_thread_at_a_time(tmp_path):
+    """Another is refused while one runs, harms nothing, and has its turn later."""
+    model, refused = stream_from_disk(net(), tmp_path), []
+
+    def meanwhile(m, inputs):
+        remove()
+        with ThreadPoolExecutor(1) as other:
+            refused.extend(other.submit(run, x).exception() for run in (outputs, model[2], model[3]) for x in [model])
+    remove = model[2].register_forward_pre_hook(meanwhile)
+    assert outputs(model) == outputs(net())
+    assert [type(error) for error in refused] == [RuntimeError] * 3 and "another thread" in str(refused[0])
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(outputs, model).result() == outputs(net()) and all_absent(model)
