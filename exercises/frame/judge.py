@@ -292,6 +292,7 @@ def difference(label, got, expected):
         return f"{name} is {show(got)}; expected {show(expected)}"
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(got.astype(complex) - expected.astype(complex))
+    distance = np.where((got == expected) | (got != got) & (expected != expected), 0.0, distance)     # inf is inf
     index = np.unravel_index(np.argmax(np.where(np.isnan(distance), np.inf, distance)), got.shape)
     at = f"[{', '.join(map(str, index))}]" if got.ndim else ""
     kinds = got.dtype.kind + expected.dtype.kind       # of a float and an integer both are shown as floats

@@ -38,6 +38,7 @@ def test_what_is_said_where_a_list_was_expected(z, text):
     (np.int64(3), np.float64(2.5), "the result is 3; expected 2.5"),
     (7, 12345678, "the result is 7; expected 12345678"),
     (1.5, {"a": 1, "b": 2}, "the result is 1.5; expected a dict of 'a', 'b'"),
+    (np.array([np.inf, np.nan, 2.0]), np.array([np.inf, np.nan, 3.0]), "the result[2] is 2; expected 3"),
     (1.5, dict.fromkeys("abcdefg"), "the result is 1.5; expected a dict of 7")], ids=str)
 def test_a_difference_in_words(got, expected, text):
     assert judge.difference("result", got, expected) == text

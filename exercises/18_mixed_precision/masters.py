@@ -1,0 +1,78 @@
+"""18.3: Adam with master weights, in float64; and what it does with a known mistake in it."""
+
+import numpy as np
+
+
+def draw(rng, shapes, scales, size, values=1.0, **settings):
+    """A case: a step per scale. Gradients come times the scale, in float16; `size` is theirs before."""
+    drift = [rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape) for shape in shapes]
+    grads = [[(scale * size * (d + 0.5 * rng.standard_normal(d.shape))).astype(np.float16) for d in drift]
+             for scale in scales]
+    return {"values": [(values * rng.standard_normal(shape)).astype(np.float32) for shape in shapes], "grads": grads,
+            "scales": scales, "settings": {"betas": [0.8, 0.96], **settings}}
+
+
+def cases(rng):
+    return [draw(rng, [(4, 3), (5,)], [1024.0] * 24, size=1e-4, values=3.0, lr=1e-4, eps=1e-8),
+            draw(rng, [(6,), (2, 1, 3)], [65536.0] * 8, size=2e-6, lr=0.03, eps=1e-6),
+            draw(rng, [(3, 5)], [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 256.0, 512.0], size=1e-2, lr=0.02, eps=1e-3),
+            draw(rng, [(7,), (2, 3), (1,)], [512.0] * 6, size=3e-6, lr=0.02, eps=1e-6)]
+
+
+# ---------------------------------------------------------------- mistakes
+
+def float64(x):
+    return np.asarray(x, np.float64)
+
+
+def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, moment=lambda x, square: x,
+         square=lambda g, scale: g * g, after=lambda m, v, scale: (m, v), clock=lambda t: t, corrected=True):
+    """What is asked for, after every step; the keywords are the mistakes.
+
+    start       an initial value -> what is kept of it
+    divided     (a gradient, the scale) -> g; square: (g, the scale) -> g²
+    moment      (a mean, whether it is of squares) -> what is kept of it; after: (m̂, v̂, the scale) -> those used
+    clock       of t; corrected: whether means are divided by 1 - βᵗ
+    """
+    settings = case["settings"]
+    (beta1, beta2), lr, least = settings["betas"], settings["lr"], settings["eps"]
+    masters = [start(value) for value in case["values"]]
+    means = [[np.zeros(m.shape), np.zeros(m.shape)] for m in masters]
+    found = {"masters": [], "apart": [0] * len(case["grads"])}
+    with np.errstate(all="ignore"):
+        for t, (grads, scale) in enumerate(zip(case["grads"], case["scales"], strict=True), 1):
+            for i, (of_both, grad) in enumerate(zip(means, grads, strict=True)):
+                g = float64(divided(grad, scale))
+                of_both[:] = [moment(beta * mean + (1 - beta) * new, new_is_square) for beta, mean, new, new_is_square
+                              in zip((beta1, beta2), of_both, (g, square(g, scale)), (False, True), strict=True)]
+                m, v = of_both
+                if corrected:
+                    m, v = m / (1 - beta1 ** clock(t)), v / (1 - beta2 ** clock(t))
+                m, v = after(m, v, scale)
+                masters[i] = masters[i] - lr * m / (np.sqrt(v) + least)
+            found["masters"].append([m.copy() for m in masters])
+    return found
+
+
+def half(x):
+    """Rounded to float16."""
+    with np.errstate(over="ignore"):
+        return float64(np.asarray(x).astype(np.float16))
+
+
+def only_16(case, got):
+    """Whether all masters could as well be float16."""
+    return all(np.array_equal(half(m), m) for step in got["masters"] for m in step)
+
+
+def moments_in_16(case, got):
+    """Whether m, v or both seem to be float16. What is nearly 0 there hangs on the last bit: nearer to what they would
+    give than to the truth is near enough."""
+    right, mine = (np.concatenate([np.ravel(m) for step in steps["masters"] for m in step])
+                   for steps in (adam(case), got))
+    for which in ((False, True), (True,), (False,)):
+        theirs = adam(case, moment=lambda x, square, which=which: half(x) if square in which else x)["masters"]
+        theirs = np.concatenate([np.ravel(m) for step in theirs for m in step])
+        if np.abs(mine - theirs).max() <= 0.3 * np.abs(theirs - right).max():
+            return True
+    return False
