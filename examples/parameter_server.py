@@ -84,7 +84,7 @@ def network(args):
 def optimizer(args, parameters):
     """What --optimizer and --lr say."""
     kind, lr = OPTIMIZERS[args.optimizer]
-    return kind(parameters, lr=args.lr or lr)
+    return kind(parameters, lr=lr if args.lr is None else args.lr)
 
 
 def backward(model, batch):

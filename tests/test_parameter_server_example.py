@@ -1,10 +1,12 @@
 """examples/parameter_server.py: sync is DDP, a slow worker holds back whom it should, and all learn."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+import minitorch_dist as mt
 from minitorch_dist.testing import ranks
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "parameter_server.py"
@@ -32,3 +34,9 @@ def test_what_does_not_fit_is_said_once():
     found = ranks.launch([PROGRAM, "--servers", 2], 1, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("parameter_server.py: ")]
     assert found.returncode == 2 and len(said) == 1 and "servers=2 of 1 ranks" in said[0], found.report()
+
+
+def test_a_learning_rate_of_0_is_one():
+    program = runpy.run_path(PROGRAM)
+    p = mt.tensor([1.0], requires_grad=True)
+    assert [program["optimizer"](program["parse"](argv), [p]).lr for argv in (["--lr", "0"], [])] == [0.0, 0.05]

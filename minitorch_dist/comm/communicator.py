@@ -314,7 +314,8 @@ class Communicator(Messages, Objects, OnDevices):
                             self._algorithm)
 
     def free(self):
-        """Give back what MPI keeps for it, of which it has some 2,000; afterwards nothing can be sent. Collective."""
+        """Give back what MPI keeps for it, of which it has some 2,000; afterwards nothing can be sent. Collective.
+        (On several nodes the parts of its window, three more, stay.)"""
         self.agree("free")
         self._engine.free()
 

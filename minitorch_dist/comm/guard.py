@@ -75,6 +75,7 @@ class Guard:
         self.rank, self.size, self.join = rank, size, join
         self.engine, self.lines, self.mine, self.wakeup = None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
+        self.next_look, self.seen_missing = 0.0, {}     # rank -> when a call that doesn't wait has first missed it
         self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
 
     def begin(self):
@@ -113,7 +114,7 @@ class Guard:
             self.mine = self.lines[self.rank]
             self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
         self.meet_everybody(engine)
-        self.engine = engine
+        self.engine, state.look = engine, self.look
         remove_segment_names()
         threading.excepthook = self.on_thread_exception
         with contextlib.suppress(Exception):   # a stderr without a file
@@ -299,13 +300,22 @@ class Guard:
                 found[rank] = "has died without a word: killed by a signal?"
         return found
 
+    def look(self, call):
+        """RuntimeError where a call that doesn't wait, but will come again, looks for ranks that won't come."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_EVERY
+        missing = self.missing(call)
+        if any(now - self.seen_missing.setdefault(rank, now) > GRACE for rank in missing):
+            raise RuntimeError(f"this rank looks in {call} for " + told(missing))
+
     def describe(self, call, missing=None):
         """Where this rank is, and for whom it waits."""
         if call is None:
             frame = sys._current_frames().get(threading.main_thread().ident)
             return f"is in no call of a communicator. It is here:\n{stack(frame)}"
-        whom = "" if not missing else " for " + ", and for ".join(f"rank {rank}, which {what}" for rank, what in
-                                                                  missing.items())
+        whom = f" for {told(missing)}" if missing else ""
         return f"waits in {call}{whom}. It waits here:\n{stack(sys._current_frames().get(state.thread))}"
 
     def others_stalled(self):
@@ -324,6 +334,11 @@ class Guard:
         self.say_and_hear(message)
         left = [rank for rank, line in self.lines.items() if line[GONE]]
         self.end_job(1, f"these ranks have left the program: {left}" if left else "")
+
+
+def told(missing):
+    """Who is missing, in words."""
+    return ", and for ".join(f"rank {rank}, which {what}" for rank, what in missing.items())
 
 
 def _process_table():

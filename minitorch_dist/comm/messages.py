@@ -53,11 +53,12 @@ class Messages:
     def recv_any(self, timeout=None):
         """(the sender's rank, its parts) of the message in parts that came first; None where none has come within
         `timeout` seconds (0: look once; None: no limit). Waiting, this rank waits for all the others: one that leaves
-        the program, or dies, ends the job (comm/guard.py)."""
+        the program, or dies, ends the job (comm/guard.py); who looks again and again gets a RuntimeError of it."""
         found = self._engine.probe(ENVELOPE)
         if found is None and timeout != 0:
             found = self._wait_for_any(timeout)
         if found is None:
+            state.look(Call(self, "recv_any", None, None))
             return None
         src, nbytes = found
         envelope = np.empty(nbytes, np.uint8)

@@ -254,6 +254,10 @@ class MpiEngine:
         comm = self.comm.Split(self.MPI.UNDEFINED if color is None else color, key)
         return None if color is None else MpiEngine(self.MPI, comm, self._node_of)
 
+    def free(self):
+        """Collective."""
+        self.comm.Free()
+
     def of_node(self):
         """The engine of the ranks on this rank's node. Collective."""
         if self.on_one_node:

@@ -42,6 +42,7 @@ from ..flat import ALIGN, layout
 from . import batch_norm
 from .parameter_shard import Request, Shard
 from .rpc import Rpc
+from .rref import portable
 from .same_model import broadcast, check_same_model
 
 MODES = ("sync", "async")
@@ -72,9 +73,12 @@ class ParameterServer:
     ValueError on all ranks for settings that don't fit, at a worker for a gradient that isn't finite. Once a step a
     worker pushes and pulls the parameters, each padded to 16 elements; the ledger counts that under "send" of the axis
     "rpc", and what goes with it under "envelope": some 400 bytes per request, and 200 per answer.
+    One block at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError.
     After the block, on all ranks: `history`, the servers' lists of Push; `orders`; `version`, the number of updates of
     server 0's block; and the model has the final values.
     """
+
+    entered = False     # whether this process is in a block
 
     def __init__(self, module, optimizer, comm=None, servers=1, mode="sync", max_staleness=None, n_fetch=1, n_push=1,
                  local_lr=0.0, clock=None, orders=None):
@@ -91,17 +95,25 @@ class ParameterServer:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._lay_out(named, module)
         self.rpc = Rpc(self.comm)
+        failed = None
         if self.is_server:
             lo, hi = self.blocks[self.servers.index(self.comm.rank)]
             order = None if orders is None else orders[self.comm.rank]
-            self.shard = Shard(pieces(named, self.segments, lo, hi, self.values), (lo, hi), optimizer, self.workers,
-                               mode, max_staleness, clock is not None, order)
-            self.rpc.register(SHARD, self.shard)
+            kept = pieces(named, self.segments, lo, hi, self.values)
+            try:
+                self.shard = Shard(kept, (lo, hi), optimizer, self.workers, mode, max_staleness, clock is not None,
+                                   order)
+                self.rpc.register(SHARD, self.shard)
+            except Exception as error:      # of `optimizer`, which runs here alone
+                failed = portable(error)
+        # Nobody goes on before all have come here: a call may not come before what it is for.
+        if failures := [error for error in self.comm.all_gather_object(failed) if error is not None]:
+            self.rpc.shutdown()
+            raise failures[0]
         self.shards = [self.rpc.rref(rank, SHARD) for rank in self.servers]
         self.steps, self.versions = 0, [0] * len(self.servers)
         self.accrued = np.zeros_like(self.values)
         self.unused = set(range(len(named)))        # since the last push
-        self.comm.barrier()                         # a call may not come before what it is for
 
     def _lay_out(self, named, module):
         """The parameters as one array, whose values are rank 0's, and the servers' blocks of it."""
@@ -176,13 +188,19 @@ class ParameterServer:
                 wrote(p, "ParameterServer.step")
 
     def _ask(self, push=False, pull=False, leaves=False):
-        """One request to each server, all of them sent before the first answer is waited for."""
+        """One request to each server, all of them sent before the first answer is waited for. Where servers fail, the
+        others have taken their part all the same: the first error is raised, and what was pushed is gone."""
         now, unused, answers = self.clock() if self.clock else 0.0, frozenset(self.unused), []
+        failed = None
         for shard, (lo, hi), version in zip(self.shards, self.blocks, self.versions, strict=True):
             answers.append(shard.rpc_async().ask(Request(
                 self.comm.rank, now, version, self.accrued[lo:hi] if push else None, unused, pull, leaves)))
         for i, ((lo, hi), answer) in enumerate(zip(self.blocks, answers, strict=True)):
-            version, then, values = answer.wait()
+            try:
+                version, then, values = answer.wait()
+            except Exception as error:
+                failed = failed or error
+                continue
             if pull:
                 self.versions[i], self.values[lo:hi] = version, values
             if self.clock:
@@ -192,6 +210,8 @@ class ParameterServer:
             self.unused = set(range(len(self.segments)))
         if pull:
             self._show_values()
+        if failed is not None:
+            raise failed
 
     def _show_values(self):
         for s in self.segments:
@@ -207,14 +227,25 @@ class ParameterServer:
     # ------------------------------------------------------------ the end
 
     def __enter__(self):
+        if ParameterServer.entered and self.comm.size > 1:
+            raise RuntimeError("ParameterServer: a block in another one's block would wait for ever, for servers serve "
+                               "one at a time: make one ParameterServer of a module that has both models")
+        ParameterServer.entered = True
         return self
 
-    def __exit__(self, kind, *error):
-        if kind is not None:        # a rank that fails ends the job
+    def __exit__(self, kind, error, trace):
+        ParameterServer.entered = False
+        if kind is not None:
+            self.rpc.abandon(error)
             return
-        if self.is_worker:
-            self._ask(leaves=True)
-        self.rpc.shutdown()
+        failed = None               # to be raised when all ranks have the final values
+        for leave in (self._leave, self.rpc.shutdown):
+            try:
+                leave()
+            except Exception as caught:
+                if self.rpc.broken is not None:     # another rank doesn't come
+                    raise
+                failed = failed or caught
         kept = [(self.shard.version, self.shard.history, self.shard.order)] if self.is_server else None
         kept = [self.comm.broadcast_object(kept, src)[0] for src in self.servers]
         self.versions, self.history, self.orders = (list(values) for values in zip(*kept, strict=True))
@@ -223,6 +254,12 @@ class ParameterServer:
                 self.values[lo:hi] = self.shard.values()
             self.comm.broadcast(self.values[lo:hi], src)
         self._show_values()
+        if failed is not None:
+            raise failed
+
+    def _leave(self):
+        if self.is_worker:
+            self._ask(leaves=True)
 
     def staleness(self):
         """{staleness: number of pushes} over all servers, after the block."""

@@ -15,8 +15,10 @@ for ever), in shutdown(), and in serve(), which a rank that computes for long ma
     rank 1   rpc_sync(0, g) . . . serves f . . . g's result
 
 So calls run in the order in which they come, one inside another where a call waits itself, and MPI, whose threads would
-take turns anyway, is called by one thread. The names are those of torch.distributed.rpc; but there is no global agent
-(an Rpc is one), and objects that an RRef names live until shutdown().
+take turns anyway, is called by one thread. The price: a call that waits goes on only when those that were begun
+meanwhile have ended. One that waits for what a call below it gives waits for ever; and where 50 run one inside another
+the next is refused, a RuntimeError at its caller. The names are those of torch.distributed.rpc; but there is no global
+agent (an Rpc is one), and objects that an RRef names live until shutdown().
 """
 
 import io
@@ -24,124 +26,18 @@ import itertools
 import pickle
 import time
 import traceback
+from contextlib import contextmanager
 
 import numpy as np
 
 from .. import comm as communication
+from ..autodiff.primitive import state
+from ..backend.streams import random_state
 from ..comm import check
+from .rref import Future, Pickler, RRef, Unpickler, portable
 
 APART = 4096        # bytes from which on an array travels as it is, beside the pickled rest
-
-
-class Future:
-    """What a call will give. `wait()` returns it, or raises what the call has raised.
-
-    A function that is called from elsewhere may return a Future, too: the answer is sent when somebody there has called
-    its set_result or set_exception (torch's async_execution).
-    """
-
-    def __init__(self, rpc=None, owner=None):
-        self._rpc, self._owner, self._then = rpc, owner, []
-        self._done = self._looked_at = False
-        self._value = self._error = None
-
-    def is_completed(self):
-        """Whether the answer is there. Never waits; serves the calls that have come."""
-        if not self._done and self._rpc is not None:
-            self._rpc.serve()
-        return self._done
-
-    def wait(self, timeout=None):
-        """The value; serves calls of others until it is there. TimeoutError after `timeout` seconds (None: no limit).
-        """
-        if not self._done and self._rpc is None:
-            raise RuntimeError("this Future is of no call: who has made it calls set_result, or set_exception")
-        if not self._done and not self._rpc.serve_until(lambda: self._done, timeout):
-            raise TimeoutError(f"rank {self._owner} hasn't answered within {timeout} s: it computes, or waits for "
-                               "another rank; it answers when it waits for an answer itself, in serve() and shutdown()")
-        self._looked_at = True
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def set_result(self, value):
-        """The call is done, and this is what it gives."""
-        self._finish(value, None)
-
-    def set_exception(self, error):
-        """The call is done, and raises this."""
-        self._finish(None, error)
-
-    def add_done_callback(self, function):
-        """function(future) when it is done; at once if it is."""
-        if self._done:
-            function(self)
-        else:
-            self._then.append(function)
-
-    def _finish(self, value, error):
-        if self._done:
-            raise RuntimeError("a Future is set twice")
-        self._done, self._value, self._error = True, value, error
-        then, self._then = self._then, ()
-        for function in then:
-            function(self)
-
-
-class RRef:
-    """The name of an object that rank `owner` keeps. It can be an argument or a result of calls: the name travels."""
-
-    def __init__(self, rpc, owner, key, made=None):
-        self._rpc, self.owner, self.key, self._made = rpc, owner, key, made
-
-    def __repr__(self):
-        return f"RRef({self.key!r} of rank {self.owner})"
-
-    def __reduce__(self):
-        raise TypeError(f"{self!r} can only be pickled by the Rpc that it belongs to: pass it as an argument of a call")
-
-    def is_owner(self):
-        """Whether the object is here."""
-        return self.owner == self._rpc.rank
-
-    def local_value(self):
-        """The object itself, on its owner."""
-        if not self.is_owner():
-            raise RuntimeError(f"{self!r}: local_value() on rank {self._rpc.rank}, which isn't its owner; to_here() "
-                               "copies it, rpc_sync() calls its methods there")
-        return self._rpc.object(self.key)
-
-    def to_here(self):
-        """A copy of the object."""
-        return self._rpc.rpc_sync(self.owner, itself, (self,))
-
-    def rpc_sync(self):
-        """ref.rpc_sync().method(*args, **kwargs): what the object's method gives there."""
-        return Methods(self, self._rpc.rpc_sync)
-
-    def rpc_async(self):
-        """ref.rpc_async().method(*args, **kwargs): a Future of it."""
-        return Methods(self, self._rpc.rpc_async)
-
-
-class Methods:
-    """The methods of the object that an RRef names."""
-
-    def __init__(self, ref, call):
-        self._ref, self._call = ref, call
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: self._call(self._ref.owner, method, (self._ref, name, args, kwargs))
-
-
-def itself(ref):
-    """What the owner does for to_here()."""
-    return ref.local_value()
-
-
-def method(ref, name, args, kwargs):
-    """What the owner does for a call of a method."""
-    return getattr(ref.local_value(), name)(*args, **kwargs)
+DEEPEST = 50        # calls that a rank runs one inside another: each takes 7 of Python's 1,000 frames, and its own
 
 
 class Rpc:
@@ -151,12 +47,13 @@ class Rpc:
     (or of the program itself), not lambdas. Arguments and results are copies, on a call to the own rank as well.
     Contiguous NumPy arrays from 4 KiB on travel as buffers, unpickled and uncopied: those of rpc_async's arguments
     may not be written until it has been waited for. (Arrays on GPUs pickle themselves, through the host.) What a
-    function raises is raised at the caller, with the other rank's traceback in a note.
+    function raises is raised at the caller, with the other rank's traceback in a note. A call runs outside of the modes
+    and scopes that its rank happens to wait in (no_grad, autocast, random_scope …).
 
     Messages go by a communicator of its own, `comm`, under whose name the ledger counts: "send" the buffers, "envelope"
     all else. An Rpc serves its own calls only, not those of another one. A rank that leaves the program without
     shutdown(), or dies, ends the job: those that wait for an answer or a call say so (comm/guard.py). A process alone
-    calls itself.
+    calls itself. An error that leaves a `with` block is raised on the other ranks too, as a RuntimeError.
     """
 
     def __init__(self, comm=None, name="rpc"):
@@ -165,18 +62,33 @@ class Rpc:
         self.rank, self.size = self.comm.rank, self.comm.size
         self._numbers = itertools.count()
         self._asked = {}        # number -> Future of a call that hasn't been answered
-        self._failed = []       # Futures of those that were answered by an exception
+        self._failed = {}       # Future: None, of those answered by an exception that nobody has looked at
         self._objects = {}      # key -> what RRefs to this rank name
         self._sending = []      # Works
-        self._come = 0          # on rank 0: ranks that have come to shutdown
+        self._depth = 0         # calls that run here, one inside another
+        self._made = 0          # calls of this rank
+        self._come, self._before = [], None     # on rank 0, in shutdown: `_made` of those who have come; the last sum
+        self._again = False     # to come once more
         self.is_over = False
+        self.broken = None      # why another rank has left without shutdown()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *error):
-        if kind is None:        # a rank that fails ends the job instead
+    def __exit__(self, kind, error, trace):
+        if kind is None:
             self.shutdown()
+        else:
+            self.abandon(error)
+
+    def abandon(self, error):
+        """Leave without shutdown(), because of an error: what waits for calls or answers on the other ranks raises a
+        RuntimeError of it. (If nobody catches the error here, it ends the job.)"""
+        told = "".join(traceback.format_exception(error))
+        told, self.is_over = f"rank {self.rank} has left {self.comm.name!r} by an error:\n{told}", True
+        for to in range(self.size) if self.broken is None else ():
+            if to != self.rank:
+                self._send(to, "abandon", told)
 
     # ------------------------------------------------------------ calls
 
@@ -190,13 +102,16 @@ class Rpc:
 
     def remote(self, to, function, args=(), kwargs=None):
         """An RRef of function(*args, **kwargs), which rank `to` runs (a class, for instance) and keeps. Returns at
-        once; where the function raises, what uses the RRef does."""
+        once, with the arguments copied; where the function raises, what uses the RRef does."""
         key = self.rank, next(self._numbers)
         return RRef(self, to, key, self._call(to, key, function, args, kwargs))
 
     def _call(self, to, key, function, args, kwargs):
         """key: under which rank `to` shall keep what comes out, instead of answering with it."""
         check.rank("rpc", "to", to, self.size)
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(f"rpc to rank {to}: args is a {type(args).__name__}; pass a tuple: (x,) for one argument")
+        self._check_whole()
         if self.is_over:
             raise RuntimeError(f"rpc to rank {to} after shutdown(): nobody serves any more")
         try:
@@ -208,7 +123,8 @@ class Rpc:
                             "module; arguments are pickled") from error
         number = next(self._numbers)
         future = self._asked[number] = Future(self, to)
-        self._send(to, "call", number, packed)
+        self._made += 1
+        self._send(to, "call", number, packed, copied=key is not None)
         return future
 
     def register(self, key, value):
@@ -233,15 +149,21 @@ class Rpc:
     def serve(self):
         """Answer the calls that have come; how many messages there were. Never waits."""
         count = 0
-        while (message := self.comm.recv_any(timeout=0)) is not None:
+        self._check_whole()
+        while not self.is_over and (message := self.comm.recv_any(timeout=0)) is not None:
             self._handle(*message)
             count += 1
         return count
+
+    def _check_whole(self):
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
 
     def serve_until(self, done, timeout=None):
         """Serve until done() holds; False after `timeout` seconds (None: no limit)."""
         limit = None if timeout is None else time.monotonic() + timeout
         while not done():
+            self._check_whole()
             message = self.comm.recv_any(None if limit is None else max(0.0, limit - time.monotonic()))
             if message is not None:
                 self._handle(*message)
@@ -250,36 +172,59 @@ class Rpc:
         return True
 
     def shutdown(self):
-        """Serve the others until all ranks have come here and every call is answered. Collective. Raises the first
-        exception of a call of this rank that nobody has waited for."""
-        self.serve_until(lambda: not self._asked)
-        self._send(0, "come")
-        self.serve_until(lambda: self.is_over)
+        """Serve the others until all ranks have come here and every call is answered, those of served functions too.
+        Collective. Raises the first exception of a call of this rank that nobody has waited for.
+
+        A rank comes when its own calls are answered, and says how many it has made; while it serves it may make more.
+        So rank 0 has all come again, until they have made no more than before: then there was a moment, when the last
+        had come and none had come again, at which no call was under way.
+        """
+        if self.is_over:
+            return
+        while not self.is_over:
+            self.serve_until(lambda: not self._asked)
+            self._again = False
+            self._send(0, "come", self._made)
+            self.serve_until(lambda: self._again or self.is_over)
         for work in self._sending:
             work.wait()
         self._sending.clear()
         self._objects.clear()
-        for future in self._failed:
-            if not future._looked_at:
-                raise future._error
+        self.comm.free()
+        failed, self._failed = self._failed, {}
+        if failed:
+            raise next(iter(failed))._error
 
     def _handle(self, src, parts):
-        kind, number, body = pickle.loads(parts[0])
-        if kind == "call":
-            self._run(src, number, body, parts[1:])
-        elif kind == "answer":
-            self._answered(self._asked.pop(number), *self._loads(body, parts[1:]))
-        elif kind == "come":
-            self._come += 1
-            if self._come == self.size:
-                for rank in range(self.size):
-                    self._send(rank, "over")
-        else:
-            self.is_over = True
+        with no_modes():
+            kind, number, body = pickle.loads(parts[0])
+            if kind == "call":
+                self._run(src, number, body, parts[1:])
+            elif kind == "answer":
+                self._take(src, self._asked.pop(number), body, parts[1:])
+            elif kind == "come":
+                self._count(number)
+            elif kind == "again":
+                self._again = True
+            elif kind == "abandon":
+                self.broken = number
+            else:
+                self.is_over = True
+
+    def _count(self, made):
+        self._come.append(made)
+        if len(self._come) == self.size:
+            before, self._before, self._come = self._before, sum(self._come), []
+            for rank in range(self.size):
+                self._send(rank, "over" if self._before == before else "again")
 
     def _run(self, src, number, body, buffers):
         future = Future()
+        self._depth += 1
         try:
+            if self._depth > DEEPEST:
+                raise RuntimeError(f"rank {self.rank} runs {DEEPEST} calls already, one inside another, each of which "
+                                   "waits: keep fewer under way at once, or let them not wait for calls of their own")
             key, function, args, kwargs = self._loads(body, buffers)
             value = function(*args, **kwargs)
             if key is not None:
@@ -290,9 +235,12 @@ class Rpc:
                 future.set_result(value)
         except Exception as error:      # KeyboardInterrupt and SystemExit are this rank's own
             future.set_exception(error)
+        finally:
+            self._depth -= 1
         future.add_done_callback(lambda future: self._answer(src, number, future))
 
     def _answer(self, src, number, future):
+        future._looked_at()
         error, packed = future._error, None
         if error is None:
             try:
@@ -300,16 +248,22 @@ class Rpc:
             except Exception as unsent:
                 error = unsent
         if error is not None:
-            text = f"It was raised on rank {self.rank}:\n" + "".join(traceback.format_exception(error))
+            raised = traceback.TracebackException.from_exception(error)
+            raised.__notes__ = None     # they travel by themselves; said again at each rank they would double
+            text = f"It was raised on rank {self.rank}:\n" + "".join(raised.format())
             packed = self._dumps((None, portable(error), text))
         self._send(src, "answer", number, packed, copied=True)
 
-    def _answered(self, future, value, error, text):
+    def _take(self, src, future, body, buffers):
+        try:
+            value, error, text = self._loads(body, buffers)
+        except Exception as unread:
+            value, error, text = None, unread, f"It was raised here, by unpickling what rank {src} has answered"
         if error is None:
             future.set_result(value)
         else:
             error.add_note(text)
-            self._failed.append(future)
+            self._failed[future] = None
             future.set_exception(error)
 
     # ------------------------------------------------------------ messages
@@ -338,39 +292,22 @@ class Rpc:
             buffers.append(raw)
             return False
         file = io.BytesIO()
-        Pickler(file, protocol=5, buffer_callback=travels_inside).dump(value)
+        Pickler(self, file, travels_inside).dump(value)
         return file.getvalue(), buffers
 
     def _loads(self, body, buffers):
         return Unpickler(self, body, buffers).load()
 
 
-def portable(error):
-    """An exception that can be unpickled elsewhere: itself, or a RuntimeError that says the same."""
+@contextmanager
+def no_modes():
+    """Inside, no mode of recording is on, and no scope of random numbers: a message may come in anywhere."""
+    modes, scope, path = dict(vars(state)), random_state.scope, random_state.path
+    vars(state).clear()
+    random_state.scope, random_state.path = None, ()
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-class Pickler(pickle.Pickler):
-    """Of an RRef, its name."""
-
-    def persistent_id(self, obj):
-        if not isinstance(obj, RRef):
-            return None
-        if obj._made is not None:       # the object must be there before its name goes on
-            obj._made.wait()
-        return obj.owner, obj.key
-
-
-class Unpickler(pickle.Unpickler):
-    """Of a name, an RRef of this rank's Rpc."""
-
-    def __init__(self, rpc, body, buffers):
-        super().__init__(io.BytesIO(body), buffers=buffers)
-        self.rpc = rpc
-
-    def persistent_load(self, name):
-        return RRef(self.rpc, *name)
+        yield
+    finally:
+        vars(state).clear()
+        vars(state).update(modes)
+        random_state.scope, random_state.path = scope, path

@@ -267,6 +267,7 @@ def test_state_follows_parameters_that_move(kind):
     (lambda p: optim.Adam([p], betas=(0.9, 1.0)), "betas"),
     (lambda p: optim.AdamW([p], eps=-1e-8), "eps"),
     (lambda p: optim.Adagrad([p], eps=0.0), "eps is 0.0; it must be more than 0"),
+    (lambda p: optim.Adagrad([p, *leaves([np.ones(2)], np.float16)]), "eps=1e-10 is 0 in float16"),
 ])
 def test_what_does_not_fit_raises(make, says):
     p, = leaves([np.ones(3)], np.float32)

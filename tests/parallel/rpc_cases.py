@@ -4,8 +4,10 @@ import time
 
 import numpy as np
 
-from minitorch_dist import comm, ledger
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, ledger
 from minitorch_dist.parallel.rpc import Future, Rpc
+from minitorch_dist.parallel.rref import itself
 
 rpc = None      # the Rpc of the case under way, for functions that call on
 
@@ -51,6 +53,33 @@ def raise_odd():
     raise Odd(1, 2)
 
 
+class Unreadable:
+    """Can't be unpickled either, but pickled."""
+
+    def __reduce__(self):
+        return refuse, ("to be read",)
+
+
+def hand_on(to):
+    """Its answer is that of another call, which fails."""
+    return rpc.rpc_async(to, refuse, ("handed on",))
+
+
+def modes():
+    """Whether this is recorded, whether there is a scope of random numbers."""
+    return mt.is_grad_enabled(), backend.random_state.scope is not None
+
+
+def forward(hops, to):
+    """Nobody waits for what comes after."""
+    if hops:
+        rpc.rpc_async(to, forward, (hops - 1, comm.world().rank))
+    arrived.append(hops)
+
+
+arrived = []
+
+
 def a_lambda():
     return lambda: 1
 
@@ -73,6 +102,10 @@ class Counter:
 
     def later(self):
         self.answer = Future()
+        return self.answer
+
+    def later_with_a_callback(self):
+        self.later().add_done_callback(lambda future: refuse("a callback"))
         return self.answer
 
     def now(self, value):
@@ -98,6 +131,8 @@ def calls():
         futures = [rpc.rpc_async(to, here, (to,)) for to in range(world.size)]
         seen["all"] = [future.wait() for future in futures]
         seen["nested"] = rpc.rpc_sync(after, to_and_fro, (5, world.rank))
+        with mt.no_grad(), backend.random_scope(1, 2, 3, (0, 3)):
+            seen["modes"] = rpc.rpc_sync(after, modes), modes()
         x = np.arange(5000.0).reshape(50, 100) + world.rank
         for name, array in (("C", x), ("F", np.asfortranarray(x)), ("strided", x[:, ::3]), ("small", x[:2, :3].copy()),
                             ("empty", x[:0]), ("float32", x.astype("f4")), ("half of a large one", x[:25])):
@@ -128,10 +163,21 @@ def objects():
             seen["not yet"] = later.is_completed()
             counter.rpc_sync().now("then")
             seen["later"] = later.wait()
+            late = counter.rpc_async().later_with_a_callback()
+            try:
+                counter.rpc_sync().now("late")
+            except KeyError as error:
+                seen["callback"] = str(error)
+            seen["late"] = late.wait(timeout=5)
+            x = np.ones(1 << 20)
+            kept = rpc.remote(last, np.asarray, (x,))
+            x[...] = -1
+            seen["kept"] = kept.to_here().min()
             never = counter.rpc_async().later()
             counter.rpc_sync().never()
             bad = rpc.remote(last, Counter, (-1,))
             for name, act in {"never": never.wait, "bad": lambda: bad.rpc_sync().add(1),
+                              "bad here": bad.local_value,
                               "not here": counter.local_value if last else lambda: rpc.object("nothing"),
                               "pickled": lambda: world.broadcast_object(counter),
                               "waits": Future().wait}.items():
@@ -146,7 +192,7 @@ def objects():
 def errors():
     """{what: (type, text, notes)}, of every rank calling the next one."""
     world, seen = comm.world(), {}
-    after = (world.rank + 1) % world.size
+    after, other = (world.rank + 1) % world.size, Rpc(world, "other")
     begin()
 
     def attempt(name, act):
@@ -157,6 +203,13 @@ def errors():
             seen[name] = type(error).__name__, str(error), "".join(getattr(error, "__notes__", []))
     attempt("raises", lambda: rpc.rpc_sync(after, refuse, ("nothing of the kind",)))
     attempt("odd", lambda: rpc.rpc_sync(after, raise_odd))
+    unread = rpc.rpc_async(after, Unreadable)
+    attempt("unread", unread.wait)
+    attempt("still unread", lambda: unread.wait(timeout=1))
+    attempt("handed on", lambda: rpc.rpc_sync(after, hand_on, (world.rank,)))
+    attempt("no tuple", lambda: rpc.rpc_sync(after, np.add, np.ones((2, 3))))
+    attempt("of another", lambda: rpc.rpc_sync(after, itself, (other.register("x", 1),)))
+    attempt("deep", lambda: rpc.rpc_sync(after, to_and_fro, (120, world.rank)))
     attempt("a lambda", lambda: rpc.rpc_sync(after, lambda: 1))
     attempt("gives a lambda", lambda: rpc.rpc_sync(after, a_lambda))
     attempt("no such rank", lambda: rpc.rpc_sync(world.size, here))
@@ -164,7 +217,29 @@ def errors():
     rpc.rpc_async(after, refuse, ("lost",))     # nobody waits for it
     attempt("at the end", rpc.shutdown)
     attempt("after the end", lambda: rpc.rpc_sync(after, here))
+    attempt("a second end", rpc.shutdown)
+    other.shutdown()
+    seen["freed"] = not getattr(rpc.comm._engine, "comm", None)
     return seen
+
+
+def forwarded():
+    """The hops that have come to this rank, of a call that ranks 1 and 2 hand to each other while all shut down."""
+    arrived.clear()
+    with begin():
+        if rpc.rank == 0:
+            rpc.rpc_sync(1, forward, (9, 2))
+    return arrived
+
+
+def abandoned():
+    """What each rank hears where rank 1 raises, and all catch."""
+    try:
+        with begin():
+            if rpc.rank == 1:
+                refuse("to go on")
+    except (KeyError, RuntimeError) as error:
+        return type(error).__name__, str(error)
 
 
 def waits():

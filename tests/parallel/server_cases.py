@@ -219,7 +219,10 @@ def misuse():
     attempt("batch norm", lambda: ParameterServer(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm(2)), sgd(0.1), world))
     attempt("dtypes", lambda: ParameterServer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=np.float64)),
                                               sgd(0.1), world))
+    attempt("no optimizer", lambda: ParameterServer(Vector(), sgd(-1.0), world))
+    other = ParameterServer(Vector(), sgd(0.1), world)
     with ParameterServer(Vector(), sgd(0.1), world, mode="async") as ps:
+        attempt("another block", other.__enter__)
         if ps.is_server:
             attempt("a server's step", ps.step)
         else:
@@ -250,6 +253,34 @@ def failing_optimizer():
         except ZeroDivisionError as error:
             said = error.__notes__
     return said
+
+
+def fails_once(servers):
+    """(errors that this worker has caught, w): the last server's optimizer raises at its first step."""
+    world, caught = comm.world(), 0
+
+    def optimizer(parameters):
+        made = optim.SGD(parameters, lr=1.0)
+        step, left = made.step, [world.rank == servers - 1]
+        made.step = lambda: 1 / 0 if left and left.pop() else step()
+        return made
+    with ParameterServer(Vector(32), optimizer, world, servers, "async") as ps:
+        for _ in range(2 if ps.is_worker else 0):
+            try:
+                push(ps, np.ones(32))
+            except ZeroDivisionError:
+                caught += 1
+    return caught, ps.module.w.numpy().copy()
+
+
+def left_by_an_error():
+    """What each rank hears when worker 1 raises in the block, and all catch it outside."""
+    try:
+        with ParameterServer(Vector(), sgd(0.1), comm.world()):
+            if comm.world().rank == 1:
+                raise KeyError("to go on")
+    except (KeyError, RuntimeError) as error:
+        return type(error).__name__, str(error)
 
 
 def uneven_in_sync():

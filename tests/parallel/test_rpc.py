@@ -19,6 +19,7 @@ def test_all_ranks_call_each_other_at_once(n):
         assert seen.pop("next") == (after, (1,), {"two": 2})
         assert seen.pop("all") == [(to, (to,), {}) for to in range(n)]
         assert seen.pop("nested") == [after, rank] * 3
+        assert seen.pop("modes") == ((True, False), (False, True))      # not those in which the call was waited for
         assert seen.pop("large") == (1 << 19) * (rank + 1)
         assert len(seen) == 7 and all(all(checks) for checks in seen.values()), seen
 
@@ -30,6 +31,8 @@ def test_objects_that_another_rank_keeps(n):
     assert seen["owner"] == (n - 1, n == 1)
     assert seen["add"] == [11, 13] and seen["by another"] == [113 + 100 * k for k in range(n)]
     assert seen["to_here"] == 13 + 100 * n
+    assert seen["late"] == "late" and "a callback" in seen["callback"]
+    assert seen["kept"] == 1 and ("can't start at -1" if n == 1 else "isn't its owner") in seen["bad here"]
     assert seen["snapshots"] == (2.0, 1.0)
     assert seen["not yet"] is False and seen["later"] == "then"
     assert "LookupError" in seen["never"] and "nothing came" in seen["never"]
@@ -50,7 +53,12 @@ def test_what_goes_wrong_there_is_raised_here(n):
         assert seen["a lambda"][0] == "TypeError" and "top of a module" in seen["a lambda"][1]
         assert "lambda" in seen["gives a lambda"][1] and f"on rank {after}" in seen["gives a lambda"][2]
         assert seen["no such rank"][0] == "ValueError" and f"to={n} is no rank" in seen["no such rank"][1]
-        assert seen["then"][0] == "nothing"
+        assert seen["unread"] == seen["still unread"] == ("KeyError", "'to be read'", seen["unread"][2])
+        assert "unpickling" in seen["unread"][2] and "handed on" in seen["handed on"][1]
+        assert seen["no tuple"][0] == "TypeError" and "args is a ndarray" in seen["no tuple"][1]
+        assert seen["of another"][0] == "TypeError" and "another Rpc ('other')" in seen["of another"][1]
+        assert seen["deep"][0] == "RuntimeError" and "50 calls already" in seen["deep"][1]
+        assert seen["then"][0] == seen["a second end"][0] == "nothing" and seen["freed"]
         assert seen["at the end"][:2] == ("KeyError", "'lost'")
         assert "after shutdown()" in seen["after the end"][1]
 
@@ -59,6 +67,16 @@ def test_a_rank_that_computes_may_serve_now_and_then():
     (said, looks, value), (served, then) = crews.call(CASES + "waits", 2)
     assert "rank 1 hasn't answered within 0.05 s" in said and looks < 1000 and value[0] == 1
     assert served == 1 and then == 0
+
+
+def test_shutdown_waits_for_calls_that_served_functions_make():
+    assert crews.call(CASES + "forwarded", 3) == [[], [9, 7, 5, 3, 1], [8, 6, 4, 2, 0]]
+
+
+def test_who_leaves_a_block_by_an_error_tells_the_others():
+    told, raised, other = crews.call(CASES + "abandoned", 3)
+    assert raised == ("KeyError", "'to go on'") and told == other and told[0] == "RuntimeError"
+    assert told[1].startswith("rank 1 has left 'rpc' by an error:\nTraceback") and "in refuse" in told[1]
 
 
 def test_arrays_travel_as_they_are():
@@ -75,7 +93,17 @@ def leave():
     sys.exit()
 rpc = Rpc(comm.world())
 if rpc.rank == 0:
-    rpc.rpc_sync(1, leave)      # it ends where it waits for calls
+    future = rpc.rpc_async(1, leave)        # it ends where it waits for calls
+    for look in (future.is_completed, lambda: future.wait(timeout=0.01)):
+        while True:
+            try:
+                look()
+            except TimeoutError:
+                pass
+            except RuntimeError as error:
+                print(error)
+                break
+    future.wait()
 rpc.shutdown()
 """
 
@@ -84,5 +112,6 @@ def test_who_waits_for_a_rank_that_has_left_ends_with_a_message(tmp_path):
     (tmp_path / "program.py").write_text(LEAVES)
     run = ranks.launch([tmp_path / "program.py"], 2, limit=20, env={"PYTHONPATH": str(ROOT)})
     assert not run.timed_out and run.returncode not in (0, None) and run.seconds < 10, run.report()
+    assert run.stdout[0].count("looks in recv_any() on 'rpc' for rank 1, which has left the program") == 2, run.report()
     assert re.search(r"\[rank 0 of 2\] waits in recv_any\(\) on 'rpc' for rank 1, which has left(.|\n)*"
-                     r"rpc.rpc_sync\(1, leave\)", run.stderr[0]), run.report()
+                     r"future.wait\(\)", run.stderr[0]), run.report()
