@@ -54,14 +54,15 @@ class FlatBuffer:
 
     zeroed   whether a gradient has been forgotten (set to None) since somebody set this to False
     unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/units.py), which knows the rest
-    over     where they are this rank's share of parameters: the Communicator of the ranks with the others (None: whole)
+    over     as their leaves say: where they are this rank's share of parameters, the Communicator of the ranks with the
+             others; None: whole
 
     Afterwards `params` and `grads` are 1-d arrays of `size` elements with zeros
     in the padding; each tensor's first gradient of a step is written into its
     view of `grads`, later ones are added there.
     """
 
-    unit = over = norm_table = None        # the latter: what clip_grad_norm_ has worked out about these segments
+    unit = norm_table = None        # the latter: what clip_grad_norm_ has worked out about these segments
 
     def __init__(self, tensors, empty=zeros, spare=0, storage=None):
         tensors = list(tensors)
@@ -78,6 +79,10 @@ class FlatBuffer:
         if len({id(t) for t in tensors}) != len(tensors):
             raise ValueError("a tensor stands twice in a FlatBuffer: it can live in one place only")
         (self.dtype,), (self.device,) = dtypes, devices
+        overs = {id(t.leaf.over): t.leaf.over for t in tensors}
+        if len(overs) > 1:
+            raise ValueError("a FlatBuffer holds whole parameters, or shares of them on the same ranks, not both")
+        self.over, = overs.values()
         self.segments, self.size = layout(tensors, spare)
         if storage is None:
             self.params = zeros(self.size, self.dtype, self.device)
@@ -129,12 +134,12 @@ class FlatBuffer:
 
 def flat_buffers(tensors):
     """The FlatBuffers that hold the given leaves, in order of first use. Leaves without one move into new ones,
-    one per dtype and device."""
+    one per dtype, device, and ranks that have the other shares of them."""
     tensors = list({id(t): t for t in tensors}.values())
     homeless = {}
     for t in tensors:
         if t.leaf.flat is None:
-            homeless.setdefault((t.dtype, t.device), []).append(t)
+            homeless.setdefault((t.dtype, t.device, id(t.leaf.over)), []).append(t)
     for group in homeless.values():
         FlatBuffer(group)
     return list({id(t.leaf.flat): t.leaf.flat for t in tensors}.values())

@@ -16,6 +16,7 @@ import numpy as xp
 from .devices import (
     ARRAY_TYPES,
     DEVICE_ARRAYS,
+    MOST,
     Placeholder,
     byte_range,
     check_devices,
@@ -60,7 +61,7 @@ from .streams import (
 )
 
 __all__ = [
-    "ARRAY_TYPES", "DEVICE_ARRAYS", "Draw", "Placeholder", "RandomState", "Recording", "Scope", "assign",
+    "ARRAY_TYPES", "DEVICE_ARRAYS", "MOST", "Draw", "Placeholder", "RandomState", "Recording", "Scope", "assign",
     "byte_range", "check_devices", "device_name", "device_of", "finish", "generator", "in_float32", "is_array",
     "is_half", "keep_freed_memory", "load_cupy", "manual_seed", "matmul", "memory_info", "module_of", "module_on",
     "names_device", "next_stream", "on", "on_host", "put_off", "random_draws", "random_restore", "random_rows",

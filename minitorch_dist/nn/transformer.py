@@ -220,7 +220,7 @@ class GPT(Module):
             raise ValueError(f"generate: each rank has a part of the sequences ({self.context}), and a new token would "
                              "move them: load the state_dict into a GPT that is not divided")
         tokens = lower(tokens)
-        tokens = to_device_of(xp.asarray(tokens) if isinstance(tokens, list) else tokens, self.embed.weight.data)
+        tokens = to_device_of(xp.asarray(tokens) if isinstance(tokens, list) else tokens, lower(self.embed.weight))
         stream = stream or backend.next_stream()
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
@@ -228,7 +228,8 @@ class GPT(Module):
             with no_grad():
                 for _ in range(count):
                     logits = self(tokens[:, -self.length:])
-                    logits = lower(logits[0] if isinstance(logits, tuple) else logits)[:, -1]
+                    logits = (logits[0] if isinstance(logits, tuple) else logits)[:, -1]
+                    logits = lower(logits.full() if hasattr(logits, "full") else logits)
                     if temperature == 0:
                         new = logits.argmax(1)
                     else:

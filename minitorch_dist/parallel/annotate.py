@@ -10,8 +10,8 @@
 
 Any legal annotation gives the dense result; only what is sent differs. What is no Sharded (an array, a Tensor, labels,
 a mask) is taken to be the same on all ranks, and each uses its part of it. All ranks run the same program. Inside
-mt.grad, mt.jvp and their like annotate the function's arguments, and return a .full() value. How it works stands in
-sharding/: layouts.py, rules.py, choice.py, resharding.py, running.py, in this order.
+mt.grad, mt.jvp and their like annotate the function's arguments, and return a .full() value (TypeError otherwise). How
+it works stands in sharding/: layouts.py, rules.py, choice.py, resharding.py, running.py, in this order.
 
 Sources: Lepikhin et al. 2020, "GShard"; Xu et al. 2021, "GSPMD"; PyTorch's DTensor.
 """
@@ -22,9 +22,9 @@ import hashlib
 import numpy as np
 
 from ..autodiff.primitive import lower
-from ..autodiff.tensor import Tensor
+from ..autodiff.tensor import Tensor, tensor
 from ..backend import is_array, to
-from ..flat import FlatBuffer
+from ..flat import flat_buffers
 from ..nn.module import Parameter
 from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock
 from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard
@@ -64,11 +64,14 @@ def mesh_split(x, mesh, dims_mapping):
 
 
 def _placed(name, x, comms, placements):
-    x = as_sharded(Tensor(x) if is_array(x) else x)
+    given, x = x, as_sharded(Tensor(x) if is_array(x) else x)
     comms = merged(name, [x, Sharded(None, (), Layout(0), comms)])
     layout = Layout(len(x.shape), x.layout.placements | placements)
     layout.check(name, x.shape, {axis: comm.size for axis, comm in comms.items()})
-    return Sharded(x.local, x.shape, x.layout, comms).redistribute(layout)
+    placed = Sharded(x.local, x.shape, x.layout, comms).redistribute(layout)
+    if is_array(given):     # of which the part may be a view, and the caller write into it
+        placed.local = tensor(placed.local)
+    return placed
 
 
 def layout_of(name, shape, mesh, dims_mapping):
@@ -112,10 +115,24 @@ def shard_parameters(model, mesh, annotations):
                  the last one counts. Parameters that none names are replicated
 
     model.parameters() are this rank's parts, leaves: what an optimizer is made of afterwards; of them clip_grad_norm_
-    takes the norm of the whole gradient. ValueError on all ranks, and nothing is cut, where a name meets nothing, an
+    takes the norm of the whole gradient; in a loss (a penalty, say) stand sharded_parameters(model).values(), of which
+    parameters() are this rank's parts only. ValueError on all ranks, and nothing is cut, where a name meets nothing, an
     annotation doesn't fit, or the ranks' values differ.
     """
     named = dict(model.named_parameters())
+    layouts = _agreed(named, lambda: _layouts(named, mesh, annotations), mesh.world)
+    cut = {id(p): _parameter(p, mesh, layouts[name]) for name, p in named.items()}
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = cut[id(p)].local
+                object.__setattr__(module, name, cut[id(p)])
+    flat_buffers([value.local for value in cut.values() if value.requires_grad])
+    return model
+
+
+def _layouts(named, mesh, annotations):
+    """{name of a parameter: its Layout}."""
     for pattern in annotations:
         if not fnmatch.filter(named, pattern):
             raise ValueError(f"shard_parameters: {pattern!r} meets no parameter; there are {', '.join(named)}")
@@ -127,53 +144,60 @@ def shard_parameters(model, mesh, annotations):
         found = [a for pattern, a in annotations.items() if fnmatch.fnmatchcase(name, pattern)]
         layouts[name] = layout_of(f"shard_parameters: {name}", p.shape, mesh, found[-1] if found else [-1] * p.ndim)
         layouts[name].check(f"shard_parameters: {name}", p.shape, mesh.axes)
-    _check_same(named, layouts, mesh.world)
-    cut = {id(p): _parameter(p, mesh, layouts[name]) for name, p in named.items()}
-    for module in model.modules():
-        for name, p in module._parameters.items():
-            if p is not None:
-                module._parameters[name] = cut[id(p)].local
-                object.__setattr__(module, name, cut[id(p)])
-    _lay_flat(cut.values(), mesh)
-    return model
-
-
-def _lay_flat(values, mesh):
-    """Put leaves that are cut by the same axes into one FlatBuffer, which says so to optim.clip_grad_norm_."""
-    groups = {}
-    for value in values:
-        if value.requires_grad:
-            axes = tuple(axis for axis in mesh.axes if axis in value.layout.shards)
-            groups.setdefault((axes, value.dtype), []).append(value.local)
-    for (axes, _), leaves in groups.items():
-        FlatBuffer(leaves).over = mesh[axes] if axes else None
+        if layouts[name].pending:
+            raise ValueError(f"shard_parameters: {name} is to lie {layouts[name]}: it can be cut, but is no sum")
+    return layouts
 
 
 def _parameter(p, mesh, layout):
-    """A whole parameter as a Sharded whose part is a leaf."""
+    """A whole parameter as a Sharded whose part is a leaf, which says to optim.clip_grad_norm_ who has the others."""
     part = mesh_split(Tensor(p.data), mesh, layout)
-    return Sharded(Parameter(part.local.data, p.requires_grad), p.shape, layout, part.comms)
+    local = Parameter(part.local.data, p.dtype.kind == "f")
+    if local.leaf is not None:
+        axes = tuple(axis for axis in mesh.axes if axis in layout.shards)
+        local.leaf.over = mesh[axes] if axes else None
+        local.requires_grad_(p.requires_grad)
+    return Sharded(local, p.shape, layout, part.comms)
 
 
-def _check_same(named, layouts, world):
-    """ValueError on all ranks, naming the first, unless they hold the same parameters and annotations."""
-    def said(name):
-        values = hashlib.sha256(np.ascontiguousarray(to(named[name].data, "cpu"))).hexdigest()
-        return f"{name}: {layouts[name]} of {named[name].dtype} {list(named[name].shape)}, values {values[:8]}"
-    everyone = world.all_gather_object([said(name) for name in named])
-    for lines in zip(*everyone, strict=False):
-        if len(set(lines)) > 1:
+def _agreed(named, layouts, world):
+    """layouts(); ValueError on all ranks unless all can have it, and hold the same parameters and annotations."""
+    failure, lines = None, []
+    try:
+        found = layouts()
+        lines = [_line(name, p, found[name]) for name, p in named.items()]
+    except (ValueError, RuntimeError) as error:
+        failure = error
+    everyone = world.all_gather_object((failure and str(failure), lines))
+    if failure:
+        raise failure
+    for rank, (error, _) in enumerate(everyone):
+        if error:
+            raise ValueError(f"rank {rank}: {error}")
+    for said in zip(*(lines for _, lines in everyone), strict=False):
+        if len(set(said)) > 1:
             raise ValueError("shard_parameters: the ranks' models or annotations differ; the first difference:\n"
-                             + "\n".join(f"    rank {rank}: {line}" for rank, line in enumerate(lines))
+                             + "\n".join(f"    rank {rank}: {line}" for rank, line in enumerate(said))
                              + "\nBuild the model from the same seed, and annotate it alike, on all ranks.")
-    if len({len(lines) for lines in everyone}) > 1:
-        raise ValueError(f"shard_parameters: the ranks' models have {[len(lines) for lines in everyone]} parameters")
+    if len({len(lines) for _, lines in everyone}) > 1:
+        raise ValueError(f"shard_parameters: the ranks' models have {[len(lines) for _, lines in everyone]} parameters")
+    return found
+
+
+def _line(name, p, layout):
+    """What has to be the same of a parameter on all ranks."""
+    values = hashlib.sha256(np.ascontiguousarray(to(p.data, "cpu"))).hexdigest()
+    return (f"{name}: {layout} of {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}, "
+            f"values {values[:8]}")
 
 
 def sharded_parameters(model):
-    """{name: Sharded} of a model that shard_parameters has cut, named as named_parameters names them."""
+    """{name: Sharded} of a model that shard_parameters has cut, named as named_parameters names them. ValueError where
+    it hasn't."""
     at = {id(getattr(m, name).local): getattr(m, name) for m in model.modules() for name in m._parameters
           if getattr(m, name).__class__ is Sharded}
+    if whole := [name for name, p in model.named_parameters() if id(p) not in at]:
+        raise ValueError(f"{', '.join(whole)} of this model lies on no mesh: cut it by shard_parameters first")
     return {name: at[id(p)] for name, p in model.named_parameters()}
 
 
@@ -187,6 +211,8 @@ def load_full_state_dict(model, state):
     """Write {name: whole array}, the same on all ranks, into a model that is cut."""
     own = dict(state)
     for name, p in sharded_parameters(model).items():
+        if name not in own:     # which load_state_dict will say
+            continue
         whole = Sharded(Tensor(np.asarray(state[name])), np.shape(state[name]), Layout(np.ndim(state[name])), p.comms)
         own[name] = lower(whole.redistribute(p.layout).local) if whole.shape == p.shape else state[name]
     model.load_state_dict(own)

@@ -44,8 +44,9 @@ class Bucket:
 
     def __init__(self, index, tensors, comm, over=None):
         self.index, self.label = index, f"bucket {index}"
+        for t in tensors:
+            t.leaf.over = over
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
-        self.flat.over = over
         self.segments, self.grads = self.flat.segments, self.flat.grads
         self.tensors, self.ids = list(tensors), [id(t) for t in tensors]
         self.missing = set(self.ids)    # whose gradient has not arrived yet in this backward

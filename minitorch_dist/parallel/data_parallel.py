@@ -59,6 +59,7 @@ class DistributedDataParallel(Module):
                  micro_shards=8):
         super().__init__()
         check_unwrapped(module)
+        check_not_annotated(module)
         self.add_module("", module)
         self.comm = comm if comm is not None else communication.world()
         self.exact = exact
@@ -350,6 +351,15 @@ def check_samples(wrapper, path, over, comm):
         raise ValueError(f"{wrapper}: {path or 'the module'} is divided over the ranks of {over.name!r}, which have "
                          f"samples of their own, and {comm.name!r} lacks {strangers} of them: wrap it for all ranks "
                          f"that have samples, as with mesh['dp', {over.name!r}]")
+
+
+def check_not_annotated(module):
+    """ValueError if parameters lie on a mesh (annotate.py), where ops and backward make the sums over ranks."""
+    if found := [f"{path}.{name}".lstrip(".") for path, m in module.named_modules() for name in m._parameters
+                 if hasattr(getattr(m, name), "comms")]:
+        raise ValueError(f"DistributedDataParallel: {', '.join(found[:4])} of this model lies on a mesh, where "
+                         "gradients are summed already: leave the wrapper out, and annotate the batch, as in "
+                         'annotate.split(x, 0, mesh["dp"])')
 
 
 def check_unwrapped(module):

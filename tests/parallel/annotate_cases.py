@@ -33,6 +33,7 @@ def op_table(uneven):
     that have no rule): each dimension of each argument cut over all ranks; uneven: of every second sample those that
     they can't share equally."""
     world, found, count = comm.world(), {}, 0
+    ranks = {world.name: (world.rank, world.size)}
     for sample in SAMPLES[::2] if uneven else SAMPLES:
         leaves = [mt.tensor(x, requires_grad=True) for x in sample.args]
         y = sample.function(*leaves)
@@ -42,13 +43,15 @@ def op_table(uneven):
                 if x.shape[dim] >= world.size and (not uneven or x.shape[dim] % world.size)]
         worst, count = found.get(sample.id, 0.0), count + len(cuts)
         for i, dim in cuts:
-            twins = [mt.tensor(x, requires_grad=True) for x in sample.args]
+            twins = [a.split(x, dim, world).requires_grad_() if k == i else mt.tensor(x, requires_grad=True)
+                     for k, x in enumerate(sample.args)]
             try:
-                z = whole(sample.function(*(a.split(t, dim, world) if k == i else t for k, t in enumerate(twins))))
-                worst = max(worst, apart(z.numpy(), y.numpy()))
-                z.backward(mt.tensor(u))
-                worst = max([worst, *(apart(t.grad.numpy(), x.grad.numpy())
-                                      for t, x in zip(twins, leaves, strict=True))])
+                z = a.as_sharded(sample.function(*twins)).settle()
+                z.backward(u)
+                # This rank's parts: to gather them costs more time than all else.
+                worst = max([worst, *(apart(lower(s.local), cut_by_hand(x.numpy(), s.layout, ranks))
+                                      for s, x in [(z, y), *((a.as_sharded(t.grad), x.grad)
+                                                             for t, x in zip(twins, leaves, strict=True))])])
             except Exception as error:
                 raise AssertionError(f"{sample.id}, dimension {dim} of argument {i} cut") from error
         found[sample.id] = worst
@@ -162,8 +165,22 @@ def transforms():
 
     def dense(x):
         return f(x, False)
-    return [apart(np.asarray(lower(of(f))), np.asarray(lower(of(dense)))) for of in (
+    found = [apart(np.asarray(lower(of(f))), np.asarray(lower(of(dense)))) for of in (
         lambda f: mt.grad(f)(x), lambda f: mt.jvp(f, (x,), (t,))[1], lambda f: mt.hvp(f, x, t))]
+
+    def bias(b, cut=True):      # reverse over reverse: b becomes a summand, and so does the inner gradient's cotangent
+        z = a.split(x, 1, mesh["tp"]) @ a.split(w, 0, mesh["tp"]) if cut else x @ w
+        return whole(mt.sum(mt.sin(z + b)))
+
+    def constants(x, cut=True):
+        s = a.split(x, 1, mesh["tp"]) if cut else x
+        return whole(mt.sum(s + mt.stop_gradient(s) * s + mt.where(s > 0, 1.0, 0.0) * mt.stop_gradient(2.0 * s) * s))
+    b = values((6,), 5)
+    for h, at in (bias, b), (constants, x):
+        pair = [mt.grad(lambda z, f=f: mt.sum(mt.grad(f)(z) ** 2) + f(z))(at) for f in (
+            h, lambda z, h=h: h(z, False))]
+        found.append(apart(*(np.asarray(lower(g)) for g in pair)))
+    return found
 
 
 def explained():
@@ -213,15 +230,35 @@ def looked_at():
 
 
 def extrema():
-    """Of values without a gradient, along what is cut: what the ranks make of max, min, any and all, and NumPy."""
+    """Of values without a gradient, along what is cut: what the ranks make of max, min, any and all, and NumPy. Some
+    are NaN, on another rank in each column."""
     mesh, x = comm.DeviceMesh(tp=-1), values((5, 6), 4)
-    cut, found = a.split(x, 0, mesh["tp"]), []
+    x[0, 0] = x[4, 1] = np.nan
+    given, short = x.copy(), x.astype(np.float16)
+    cut, found = a.split(given, 0, mesh["tp"]), []
+    given[:] = 0        # whose values were taken
     for name, made, dense in (("max", cut, x), ("min", -cut, -x), ("any", cut > 1.5, x > 1.5),
-                              ("all", cut < 1.5, x < 1.5)):
+                              ("all", cut < 1.5, x < 1.5), ("max", a.split(x[1:4], 0, mesh["tp"]), x[1:4]),
+                              ("min", a.split(short, 0, mesh["tp"]), short)):
         for axis in (None, 0, 1):
             with ledger.record() as book:
                 y = getattr(mt, name)(made, axis)
             found.append((name, axis, y.numpy(), getattr(np, name)(dense, axis), book.total_bytes_sent()))
+    return found
+
+
+def narrow():
+    """Products whose parts are summed, as float64, and NumPy's: of bools, of integers that wrap, of float16 with the
+    gradient of a weight, which is a sum as well."""
+    mesh, x, w = comm.DeviceMesh(tp=-1), values((4, 6), 1), values((6, 3), 2)
+    found = []
+    for p, q in ((x > 0, w < 9), ((x * 60).astype(np.int8), (w * 60).astype(np.int8))):
+        found.append(((a.split(p, 1, mesh["tp"]) @ a.split(q, 0, mesh["tp"])).astype(np.float64).numpy(), p @ q))
+    p, q = x.astype(np.float16), w.astype(np.float16)
+    found.append(((a.split(p, 1, mesh["tp"]) @ a.split(q, 0, mesh["tp"])).numpy(), p @ q))
+    weight = mt.tensor(q, requires_grad=True)
+    mt.sum(a.split(p, 0, mesh["tp"]) @ weight).backward()
+    found.append((weight.grad.numpy(), p.T @ np.ones((4, 3), np.float16)))
     return found
 
 

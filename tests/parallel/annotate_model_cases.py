@@ -1,6 +1,8 @@
 """What the ranks do in the tests of annotated models, and of what is sent. See annotate_cases.py."""
 
+import copy
 import itertools
+import pickle
 import re
 import warnings
 
@@ -9,6 +11,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim
 from minitorch_dist.autodiff.primitive import Primitive, bind
+from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel import annotate as a
 from minitorch_dist.parallel.sharding import choice, rules
 from minitorch_dist.parallel.sharding.running import operand
@@ -79,12 +82,12 @@ def zero():
 
 # ---------------------------------------------------------------- models
 
-VOCABULARY, LENGTH, ROUNDS = 12, 6, 3
+VOCABULARY, LENGTH, ROUNDS = 12, 6, 2
 
 
-def gpt(**options):
+def gpt(layers=2, **options):
     mt.manual_seed(5)
-    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dtype=np.float64, **options)
+    return nn.GPT(VOCABULARY, LENGTH, layers=layers, heads=4, dim=16, dtype=np.float64, **options)
 
 
 def mlp():
@@ -113,9 +116,9 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
         "megatron": (a.megatron(gpt()), [-1, -1]), "megatron, batch": (a.megatron(gpt()), ["dp", -1]),
         "sequence": (a.megatron(gpt()), [-1, "tp"]), "cut in four": (
             {"*weight": ["dp", "tp"], "*norm*": ["tp"], "*bias": ["dp"]}, ["dp", -1])}),
-    "grouped gpt": (lambda: gpt(kv_heads=2, dropout=0.2, positions="rotary", tied=False, norm="rms"), lambda rng: (
+    "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, positions="rotary", tied=False, norm="rms"), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
-        "megatron, batch": (a.megatron(gpt(kv_heads=2, positions="rotary", tied=False, norm="rms")), ["dp", -1])}),
+        "megatron, batch": (a.megatron(gpt(1, kv_heads=2, positions="rotary", tied=False, norm="rms")), ["dp", -1])}),
 }
 
 
@@ -144,7 +147,12 @@ def models(dp, tp, chosen):
         batches = [batch(np.random.default_rng(step)) for step in range(ROUNDS if name != "lenet" else 1)]
         losses, state = trained(make(), batches)
         for way, (annotations, dims) in ways.items():
-            model = a.shard_parameters(make(), mesh, annotations)
+            model = make()
+            for p in list(model.parameters())[::2]:
+                p.requires_grad_(False)
+            model = copy.deepcopy(a.shard_parameters(model, mesh, annotations))
+            for p in model.parameters():        # of which the frozen ones know their other parts, too, and all copies
+                p.requires_grad_()
             cut_losses, cut_state = trained(model, batches, lambda x, dims=dims: a.mesh_split(x, mesh, dims))
             assert list(state) == list(cut_state)
             found[name, way] = max(apart(np.array(cut_losses), np.array(losses)),
@@ -154,13 +162,19 @@ def models(dp, tp, chosen):
 
 def states():
     """Whether a cut model's whole state is the dense one's, also after other values were written into it; and its
-    text."""
+    text. What it generates."""
     mesh = comm.DeviceMesh(dp=1, tp=-1)
     dense, model = gpt(), a.shard_parameters(gpt(), mesh, a.megatron(gpt()))
-    same = [all((a.full_state_dict(model)[k] == v).all() for k, v in dense.state_dict().items())]
+    def holds(state):
+        whole = a.full_state_dict(model)
+        return all((whole[k] == v).all() for k, v in state.items())
+    same = [holds(dense.state_dict())]
     changed = {k: v + 1 for k, v in dense.state_dict().items()}
     a.load_full_state_dict(model, changed)
-    same += [all((a.full_state_dict(model)[k] == v).all() for k, v in changed.items())]
+    same.append(holds(changed))
+    dense.load_state_dict(changed)
+    tokens = np.array([[1, 2], [3, 0]])
+    same.append((model.generate(tokens, 3, 0) == dense.generate(tokens, 3, 0)).all())
     return same, model.embed.weight.local.shape, type(model.embed.weight).__name__
 
 
@@ -169,9 +183,9 @@ def on_gpu():
     from tests.device.fake_cupy import installed
     batches = [MODELS["gpt"][1](np.random.default_rng(step)) for step in range(2)]
     options = {"kv_heads": 2, "dropout": 0.2, "tied": False}
-    losses, state = trained(gpt(**options), batches)
+    losses, state = trained(gpt(1, **options), batches)
     with warnings.catch_warnings(), installed():
-        mesh, model = comm.DeviceMesh(dp=1, tp=-1), gpt(**options).to("cuda")
+        mesh, model = comm.DeviceMesh(dp=1, tp=-1), gpt(1, **options).to("cuda")
         a.shard_parameters(model, mesh, a.megatron(model))
         cut_losses, cut_state = trained(model, batches, lambda x: a.split(x, 0, mesh["dp"]))
         places = {p.device for p in model.parameters()}
@@ -221,5 +235,25 @@ def errors():
     late = mlp()
     optim.SGD(late.parameters(), lr=0.1)
     attempt("late", lambda: a.shard_parameters(late, mesh, {"0.weight": COLUMN}))
+    partial = a.Layout(2, {"tp": a.SUM})
+    attempt("leaf", lambda: a.mesh_split(x, mesh, partial).requires_grad_())
+    attempt("parameter", lambda: a.shard_parameters(mlp(), mesh, {"0.weight": partial}))
+    attempt("one rank", lambda: a.shard_parameters(mlp(), mesh, {"0.weight" if world.rank else "wight": COLUMN}))
+    flags = mlp()
+    flags[0].weight.requires_grad_(world.rank == 0)
+    attempt("frozen", lambda: a.shard_parameters(flags, mesh, {}))
+    attempt("wrapped", lambda: DistributedDataParallel(a.shard_parameters(mlp(), mesh, {}), mesh["tp"]))
+    attempt("uncut", lambda: a.full_state_dict(mlp()))
+    attempt("missing", lambda: a.load_full_state_dict(a.shard_parameters(mlp(), mesh, {}), {}))
+    attempt("label", lambda: nn.cross_entropy(cut, a.split(np.array([0, 1, 2, 9]), 0, mesh["tp"])))
+    attempt("returned", lambda: mt.grad(lambda v: mt.sum(a.split(v, 0, mesh["tp"]) ** 2))(x))
+    attempt("linearized", lambda: mt.linearize(lambda v: a.split(v, 0, mesh["tp"]) ** 2, x))
+    attempt("argument", lambda: mt.jvp(lambda s: mt.sum(s), (cut,), (x,)))
+    attempt("by hand", lambda: mt.custom_vjp(lambda s: s)(cut))
+    attempt("layout", lambda: cut.redistribute(a.Layout(2, {"ep": a.SUM})))
+    attempt("dimensions", lambda: cut[0, 0, 0])
+    attempt("no scalar", lambda: a.split(np.ones(2), 0, mesh["tp"]).requires_grad_().backward())
+    attempt("cotangent", lambda: cut.detach().requires_grad_().backward(np.ones((3, 6))))
+    attempt("pickle", lambda: pickle.dumps(cut))
     attempt("disagree", lambda: a.split(x, world.rank % 2, mesh["tp"]).full())
     return found

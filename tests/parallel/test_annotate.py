@@ -29,7 +29,7 @@ def test_random_programs_with_random_annotations_are_the_dense_ones(n, axes):
         assert sent > 4_000
 
 
-@pytest.mark.parametrize(("n", "axes", "step"), [(2, {"tp": 2}, 1), (4, {"dp": 2, "tp": 2}, 11)])
+@pytest.mark.parametrize(("n", "axes", "step"), [(2, {"tp": 2}, 1), (4, {"dp": 2, "tp": 2}, 23)])
 def test_from_layout_to_layout(n, axes, step):
     for worst, wrong, count in crews.call(CASES + "moves", n, args=(axes, step)):
         assert worst < 1e-15 and not wrong and count > 30
@@ -54,7 +54,7 @@ def test_models_are_the_dense_ones_over_several_steps(n, dp, ways):
 
 def test_whole_states_know_nothing_of_ranks():
     for same, shape, kind in crews.call(MODEL_CASES + "states", 2):
-        assert same == [True, True] and shape == (6, 16) and kind == "Sharded"
+        assert same == [True] * 3 and shape == (6, 16) and kind == "Sharded"
 
 
 # ---------------------------------------------------------------- what is sent
@@ -148,7 +148,21 @@ def test_errors_say_what_to_do():
         "values": ("ValueError", "rank 1: weight: (tp, ·) of float32 [4, 4], values"),
         "ranks differ": ("ValueError", "rank 0: 0.weight: (·, tp) of float64 [14, 9]"),
         "late": ("RuntimeError", "annotate the model before making those"),
-        "disagree": ("MismatchError", "all_gather(float64[3, 4])"),
+        "leaf": ("ValueError", "lies (·, ·) + Σtp"), "parameter": ("ValueError", "0.weight is to lie (·, ·) + Σtp"),
+        "one rank": ("ValueError", "'wight' meets no parameter"),
+        "frozen": ("ValueError", "rank 1: 0.weight: (·, ·) of "),
+        "wrapped": ("ValueError", "0.weight, 0.bias, 3.weight, 3.bias of this model lies on a mesh"),
+        "uncut": ("ValueError", "0.weight, 0.bias, 3.weight, 3.bias, 5.weight, 5.bias of this model lies on no mesh"),
+        "missing": ("KeyError", "no values for"),
+        "label": ("ValueError", "labels from 0 to 9, but there are 6 classes"),
+        "returned": ("TypeError", "what the function has returned is Sharded(() + Σtp"),
+        "linearized": ("TypeError", "what the function has returned is Sharded((tp, ·)"),
+        "argument": ("TypeError", "primal 0 is Sharded((tp, ·)"), "by hand": ("TypeError", "whose derivative is given"),
+        "layout": ("ValueError", "layout (·, ·) + Σep for shape (4, 6) on a mesh of axes tp"),
+        "dimensions": ("IndexError", "an index for 3 dimensions, of a value that has 2"),
+        "no scalar": ("RuntimeError", "of shape (2,)"),
+        "cotangent": ("ValueError", "(3, 6) and dtype float64, the value has shape (4, 6)"),
+        "pickle": ("TypeError", "full_state_dict"), "disagree": ("MismatchError", "all_gather(float64[3, 4])"),
     }
     for found in crews.call(MODEL_CASES + "errors", 2):
         assert set(found) == set(expected)
@@ -168,6 +182,15 @@ def test_extrema_of_parts_send_one_number_per_result():
             np.testing.assert_array_equal(got, expected)
             if name in ("max", "min"):      # (an axis' n-th of a byte is none)
                 assert sent == (0 if axis == 1 else expected.nbytes), (name, axis)
+
+
+def test_sums_of_parts_are_what_their_narrow_dtypes_make_of_the_whole():
+    for bools, integers, product, gradient in crews.call(CASES + "narrow", 2):
+        np.testing.assert_array_equal(*bools)
+        np.testing.assert_array_equal(*integers)
+        for got, expected in product, gradient:
+            assert got.dtype == np.float16
+            np.testing.assert_allclose(got, expected, rtol=4e-3, atol=4e-3)
 
 
 def test_on_a_gpu_the_numbers_are_the_hosts():

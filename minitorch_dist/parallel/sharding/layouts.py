@@ -93,6 +93,8 @@ class Layout:
 
     def check(self, name, shape, sizes):
         """ValueError unless a value of this shape can lie so; sizes: {axis: its number of ranks}."""
+        if self.ndim != len(shape) or self.placements.keys() - sizes.keys():
+            raise ValueError(f"{name}: layout {self} for shape {tuple(shape)} on a mesh of axes {', '.join(sizes)}")
         taken = {}
         for axis, p in self.shards.items():
             if not 0 <= p.dim < len(shape):

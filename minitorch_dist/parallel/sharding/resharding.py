@@ -14,16 +14,21 @@ Where the ranks' parts are unequal, reduce_scatter, all_gather and all_to_all ca
 place.
 """
 
-from ...autodiff.ops import concatenate, reshape, transpose
+from ...autodiff.autocast import SHORT
+from ...autodiff.ops import astype, concatenate, reshape, transpose
 from ...autodiff.ops.shape import cut_sizes
 from ...autodiff.primitive import LinearOp, Primitive, bind
 from ...backend import xp
 from ..collectives import all_gather, all_to_all, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
 from .layouts import WHOLE, Copies, Partial, Replicate, Shard, even
 
-# As a sum, what is the same on all ranks stands on one of them. The sum's cotangent is everybody's, so it is x's, too.
-_summand = LinearOp("summand", lambda t, comm: bind(_as_summand, (t,), (comm,)), lambda c, comm: c, fresh=False,
-                    listed=False)
+# As a sum, what is the same on all ranks stands on one of them. The sum's cotangent is on every rank, a copy that goes
+# its own way, and all of them are x's: one value again.
+_summand = LinearOp("summand", lambda t, comm: bind(_as_summand, (t,), (comm,)),
+                    lambda c, comm: bind(_of_copies, (c,), (comm,)), fresh=False, listed=False)
+_one = LinearOp("of_copies", lambda t, comm: bind(_of_copies, (t,), (comm,)),
+                lambda c, comm: bind(_as_summand, (c,), (comm,)), fresh=False, listed=False)
+_of_copies = Primitive("of_copies", lambda x, comm: x, params="comm", x=(_one, "comm"), listed=False)
 _as_summand = Primitive("summand", lambda x, comm: x if comm.rank == 0 else xp.zeros_like(x), params="comm",
                         x=(_summand, "comm"), listed=False)
 
@@ -49,10 +54,22 @@ def _gather(x, comm, old, new, extent):
     return _between_orders(gather_from(x, comm, old.dim, extent(old.dim)), old, comm.size, False)
 
 
+def _in_float32(move):
+    """A move that adds up, forward or backward: of floats of 16 bits in float32, for MPI knows no others."""
+    def moved(x, *where):
+        dtype = getattr(x, "dtype", None)
+        if dtype not in SHORT:
+            return move(x, *where)
+        return astype(move(astype(x, xp.float32), *where), dtype)
+    return moved
+
+
+@_in_float32
 def _sum(x, comm, old, new, extent):
     return reduce_from(x, comm)
 
 
+@_in_float32
 def _sum_part(x, comm, old, new, extent):
     if not even(extent(new.dim), new.sections, comm.size):
         return _scatter(_sum(x, comm, old, WHOLE, extent), comm, WHOLE, new, extent)
@@ -63,16 +80,19 @@ def _one_of_a_sum(x, comm, old, new, extent):
     return bind(_as_summand, (x,), (comm,)) if hasattr(x, "shape") else x if comm.rank == 0 else type(x)(0)
 
 
+@_in_float32
 def _copy(x, comm, old, new, extent):
     return copy_to(x, comm)
 
 
+@_in_float32
 def _gather_copies(x, comm, old, new, extent):
     if not even(extent(old.dim), old.sections, comm.size):
         return copy_to(_gather(x, comm, old, WHOLE, extent), comm)
     return _between_orders(all_gather(x, comm, old.dim), old, comm.size, False)
 
 
+@_in_float32
 def _sum_copies(x, comm, old, new, extent):
     return copy_to(reduce_from(x, comm), comm)
 

@@ -171,6 +171,8 @@ def index_parts(index, ndim):
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part.ndim if is_mask(part) else 1
                 for part in parts if part is not None and part is not Ellipsis)
+    if taken > ndim or sum(part is Ellipsis for part in parts) > 1:
+        raise IndexError(f"getitem: an index for {taken} dimensions, of a value that has {ndim}, or more than one …")
     at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
     if at is None:
         return tuple(parts) + (slice(None),) * (ndim - taken)

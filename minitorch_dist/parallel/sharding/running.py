@@ -130,15 +130,32 @@ def whole_shape(dims, local, factors, cuts, sizes):
 
 
 def reduced(name, local, shape, layout, comms):
-    """A result as a Sharded; that of max, min, any and all, whose parts aren't to be added up, at once."""
+    """A result as a Sharded. At once made whole: max, min, any and all, whose parts aren't to be added up; and what is
+    no float, for a later cast would tell parts that wrap around, or bools, from their sum."""
     local = local if local.__class__ in TRACED else Tensor(local)
-    if name in REDUCED_BY and layout.pending:
+    if layout.pending and (name in REDUCED_BY or local.dtype.kind in "iub"):
         raw = lower(local)
-        array = module_of(raw).array(raw, dtype=xp.uint8 if raw.dtype == bool else raw.dtype)
+        op = REDUCED_BY.get(name, "max" if raw.dtype == bool else "sum")
+        ordered = raw.dtype.kind not in "iub"
+        array = _sortable(raw, op) if ordered else module_of(raw).array(
+            raw, dtype=xp.uint8 if raw.dtype == bool else raw.dtype, order="C")
         for axis in layout.pending:
-            comms[axis].all_reduce(array, REDUCED_BY[name])
-        local, layout = Tensor(array.astype(raw.dtype, copy=False)), Layout(len(shape), layout.shards)
+            comms[axis].all_reduce(array, op)
+        array = _flipped(array).view(raw.dtype) if ordered else array.astype(raw.dtype, copy=False)
+        local, layout = Tensor(array), Layout(len(shape), layout.shards)
     return Sharded(local, shape, layout, comms)
+
+
+def _sortable(x, op):
+    """Floats as integers of as many bits that sort as they do, NaN beyond the greatest (op "max") or the least: MPI's
+    MAX and MIN may lose a NaN, and know no floats of 16 bits."""
+    nan = xp.where(xp.isnan(x), {"max": xp.nan, "min": -xp.nan}[op], x).astype(x.dtype)
+    return _flipped(module_of(x).ascontiguousarray(nan).view(f"i{x.dtype.itemsize}").reshape(x.shape))
+
+
+def _flipped(bits):
+    """The bits of floats, or integers that sort as these: of negative ones all but the sign are the other way round."""
+    return xp.where(bits < 0, bits ^ xp.iinfo(bits.dtype).max, bits)
 
 
 def fit_parameters(name, params, args, plan):

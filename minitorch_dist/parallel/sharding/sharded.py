@@ -1,9 +1,11 @@
 """Sharded: a value that lies on a mesh of ranks, as ops see it; and Values, as raw code sees it."""
 
 import math
+from copy import deepcopy
 
 from ...autodiff.methods import METHODS
 from ...autodiff.primitive import OPS, TRACED, Traced, bind, lower
+from ...autodiff.reverse import check_cotangent
 from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
 from ...backend import is_array, module_of, xp
@@ -34,6 +36,13 @@ class Sharded(Traced):
 
     def lowered(self):
         return Values(self)
+
+    def __deepcopy__(self, memo):
+        return Sharded(deepcopy(self.local, memo), self.shape, self.layout, self.comms)
+
+    def __reduce__(self):
+        raise TypeError("a Sharded can't be pickled, for its other parts are on other ranks: pickle .numpy(), or of a "
+                        "model annotate.full_state_dict(model)")
 
     def __repr__(self):
         return f"Sharded({self.layout}, shape={self.shape}, dtype={self.dtype})"
@@ -81,7 +90,10 @@ class Sharded(Traced):
         return self.local.__class__ in TRACED and getattr(self.local, "node", True) is not None
 
     def requires_grad_(self, flag=True):
-        """Make this rank's part a leaf that wants a gradient. Returns self."""
+        """Make this rank's part a leaf that wants a gradient. Returns self. ValueError where it is a summand."""
+        if self.layout.pending:
+            raise ValueError(f"requires_grad_ of a value that lies {self.layout}: its sum would take the leaf's place; "
+                             "settle() it first")
         self.local.requires_grad_(flag)
         return self
 
@@ -100,9 +112,13 @@ class Sharded(Traced):
 
     def backward(self, gradient=None, **options):
         """Add the gradients of all leaves below, as Tensor.backward does. gradient: the whole one, or a Sharded."""
+        if gradient is None and self.size != 1:
+            raise RuntimeError(f"backward() of a value of shape {self.shape}: only one element has a gradient of its "
+                               "own; pass gradient=, or take .sum() first")
         done = self.settle()
         if gradient is not None:
             given = as_sharded(gradient)
+            check_cotangent(given, self.shape, self.dtype)
             axes = dict.fromkeys((*done.layout.placements, *given.layout.placements))
             gradient = reshard(given.local, given.shape, given.layout, {a: done.layout[a] for a in axes}, self.comms)
         done.local.backward(gradient, **options)
@@ -165,6 +181,13 @@ class Values:
     def __init__(self, sharded):
         self.sharded = sharded
 
+    def anywhere(self, flag):
+        """Whether a bool that the ranks have worked out from their parts, on the host, is true on one. Collective."""
+        flag = xp.array(flag, xp.uint8)
+        for axis in self.sharded.layout.shards:
+            self.sharded.comms[axis].all_reduce(flag, "max")
+        return bool(flag)
+
     def whole(self):
         """All of it, a raw array. Collective."""
         return lower(self.sharded.detach().full())
@@ -225,7 +248,8 @@ def raw(out):
 
 def _method(function):
     def method(*args, **options):
-        return raw(function(*opened(args), **options))
+        out = function(*opened(args), **options)
+        return out if any(a.__class__ in TRACED for a in args) else raw(out)
     return method
 
 
