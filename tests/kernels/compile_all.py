@@ -5,27 +5,46 @@ A process of its own, because Triton either interprets or compiles: python -m te
 
 import json
 import re
+import struct
 import sys
 from collections import Counter
+from itertools import accumulate, pairwise
 
 from minitorch_dist.kernels import build, show, table
 
 WATCHED = re.compile(r"\b(LDG|LDGSTS|STG|LDL|STL|HGMMA|HMMA)((?:\.\w+)*) ")
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
+PLACE = re.compile(r"/\*([0-9a-f]{4,})\*/")
+EXECUTABLE = 4      # of a section's flags
 
 
-def facts(kernel, number, capability):
-    """What the tests want to know about one compiled example."""
+def compiled(kernel, number, capability):
+    """(what the tests want to know about one compiled example, its machine code)."""
     types, options = kernel.example(kernel.examples[number])
     binary = build.build(kernel, types, show.divisible(kernel, types), options, capability)
     found = {"id": f"{kernel.name}-{number}-sm{capability}", "types": binary.types, "scratch": binary.scratch,
              "shared": binary.shared, "cubin": len(binary.cubin)}
-    if capability == 90:        # taking machine code apart takes as long as making it
-        found |= show.usage(binary.cubin)
-        code = show.listing(binary.cubin)
-        found["memory"] = Counter(op + (".128" if ".128" in rest else "") for op, rest in WATCHED.findall(code))
-        found["together"] = together(code)
-    return found
+    return found, binary.cubin
+
+
+def taken_apart(cubins):
+    """What machine code for 9.0 is made of: a dict for each cubin. One run of the disassembler for all, for it takes
+    half a second to begin, and next to none for a kernel."""
+    parts = [instructions(cubin) for cubin in cubins]
+    lines = show.listing(b"".join(parts), "nvdisasm", "--binary=SM90a").splitlines()
+    placed = [(int(found[1], 16), line) for line in lines if (found := PLACE.search(line))]
+    for cubin, (first, end) in zip(cubins, pairwise(accumulate(map(len, parts), initial=0)), strict=True):
+        code = "\n".join(line for place, line in placed if first <= place < end)
+        memory = Counter(op + (".128" if ".128" in rest else "") for op, rest in WATCHED.findall(code))
+        yield show.usage(cubin) | {"memory": memory, "together": together(code)}
+
+
+def instructions(cubin):
+    """The executable sections of a cubin, which is a 64-bit ELF file."""
+    table, = struct.unpack_from("<Q", cubin, 40)
+    size, count = struct.unpack_from("<HH", cubin, 58)
+    sections = [struct.unpack_from("<QQQQ", cubin, table + i * size + 8) for i in range(count)]
+    return b"".join(cubin[place:place + length] for flags, _, place, length in sections if flags & EXECUTABLE)
 
 
 def together(code):
@@ -53,11 +72,15 @@ def examples(kernel, capability):
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
+    for argument in map(int, sys.argv[1:]):
+        made = []
         for one in table().values():
-            for index in examples(one, int(argument)):
+            for index in examples(one, argument):
                 try:
-                    print(json.dumps(facts(one, index, int(argument))), flush=True)
+                    made.append(compiled(one, index, argument))
                 except Exception as error:
                     print(json.dumps({"id": f"{one.name}-{index}-sm{argument}",
                                       "error": f"{type(error).__name__}: {error}"}), flush=True)
+        more = taken_apart([cubin for _, cubin in made]) if argument == 90 else [{}] * len(made)
+        for one, other in zip(made, more, strict=True):
+            print(json.dumps(one[0] | other))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
-from minitorch_dist.kernels import build, interpret, launch
+from minitorch_dist.kernels import build, interpret, launch, show
 from minitorch_dist.kernels.add import ADD
 
 from . import harness
-from .recording import DeviceArray, RecordingDriver, fake_build
+from .recording import DeviceArray, RecordingDriver, Variant, fake_build
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
 ROOT = Path(__file__).parents[2]
@@ -52,9 +52,14 @@ def launches():
 @pytest.fixture(scope="module")
 def compiled(launches, tmp_path_factory):
     """{(kernel, types): (Binary, types of the PTX's parameters)} for all that was asked for, compiled in another
-    process. Constants don't change the parameters, so one set of them is enough."""
+    process. Constants and divisibility don't change the parameters, so one set of them is enough: an example's, where
+    one has these types, for Triton keeps what it has compiled for test_compiled.py."""
     folder = tmp_path_factory.mktemp("variants")
     variants = {(v.kernel, v.types): v for calls in launches.values() for *_, call in calls for v in [call[1].name]}
+    for kernel in kernels.table().values():
+        for types, options in map(kernel.example, kernel.examples):
+            if (key := (kernel.name, tuple(types.items()))) in variants:
+                variants[key] = Variant(*key, tuple(show.divisible(kernel, types)), tuple(options.items()))
     (folder / "asked").write_bytes(pickle.dumps(list(variants.values())))
     done = subprocess.run([sys.executable, "-m", f"{__package__}.recording", folder / "asked", folder / "made"],
                           cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True,

@@ -26,7 +26,7 @@ def test_a_segment_of_one_stretch_is_added_up_in_order():
 
 def test_a_longer_segment_is_lanes_of_consecutive_rows():
     """Each lane's sum in order, by hand; the tree adds at most LANES numbers."""
-    n, lanes = 1500, 64
+    n, lanes = 1050, 64
     g, length = random(n, 3), -(-n // lanes)
     shares = [definition(g[k:k + length], np.zeros(len(g[k:k + length]), int), 1)[0] for k in range(0, n, length)]
     got = segment_sums(g, np.zeros(n, int), 1)[0]
@@ -36,7 +36,7 @@ def test_a_longer_segment_is_lanes_of_consecutive_rows():
 @pytest.mark.parametrize("long", [0.0, 0.8])
 def test_other_rows_in_between_change_nothing(long):
     """The same bits on every run, and wherever the other indices stand, as long as the order of each is kept."""
-    n, rows = 400, 6
+    n, rows = 200, 6
     index, g = indices(n, rows, long=long), random(n, 5) * np.float32(10) ** random(n, 1, seed=1)
     wanted = segment_sums(g, index, rows)
     np.testing.assert_array_equal(segment_sums(g, index, rows), wanted)
