@@ -29,10 +29,10 @@ import re
 import shutil
 from pathlib import Path
 
+from ..comm.together import together
 from .index import INDEX, CheckpointError, Index
-from .loading import StoredValues, load
+from .loading import StoredValues, index_of, load
 from .saving import of_group, save
-from .together import index_of, together
 
 __all__ = ["CheckpointError", "Checkpoints", "Index", "StoredValues", "load", "save"]
 

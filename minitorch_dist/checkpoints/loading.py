@@ -9,11 +9,11 @@ import numpy as np
 
 from ..autodiff.writes import wrote
 from ..backend import to_device_of
+from ..comm.together import gathered, together
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
 from .index import CheckpointError, Index, key
 from .layout import named_arrays, optimizer_names, piece_of, state_of
-from .together import gathered, index_of, together
 
 
 def load(path, model, optimizer=None, comm=None, verify=True):
@@ -203,3 +203,14 @@ def write_optimizer(optimizer, groups, index, values):
                    for group in index.optimizer["groups"]],
         "steps": [index.optimizer["steps"][name] for name in names],
         "state": [state[name] for name in names]})
+
+
+def index_of(comm, path):
+    """The Index of the checkpoint at `path`. CheckpointError on all ranks where one finds none, or another one than the
+    others do."""
+    index = together(comm, lambda: Index.read(path))
+    found = gathered(comm, (str(path), index.crc32))
+    if other := [rank for rank, (_, crc32) in enumerate(found) if crc32 != found[0][1]]:
+        raise CheckpointError(f"rank 0 finds another checkpoint at {found[0][0]} than rank {other[0]} at "
+                              f"{found[other[0]][0]}: give all ranks the same one, in a folder that all nodes share")
+    return index

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from ..backend import to
+from ..comm.together import gathered, together
 from ..launch_env import launched_rank
 from .index import INDEX, Index, key, number
 from .layout import named_buffers, piece_of, state_of
-from .together import gathered, together
 
 # NumPy's name of a dtype -> safetensors'.
 DTYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",

@@ -27,6 +27,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import log, wrote
 from ..backend import is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
 from ..comm.device import pinned, up
+from ..comm.together import together
 from ..flat import round_up
 from ..nn.absent import Absent, Unmade
 from .spill import read_into, refused
@@ -89,20 +90,6 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
             wrote(lower(value), "stream_from_disk")
     Stream(module, found, prefetch)
     return module
-
-
-def together(comm, work):
-    """work() on every rank; if it raises on some, all raise the first one's error."""
-    result = problem = None
-    try:
-        result = work()
-    except (OSError, ValueError) as error:
-        problem = error
-    problems = [problem] if comm is None else comm.all_gather_object(problem)
-    for problem in problems:
-        if problem is not None:
-            raise problem
-    return result
 
 
 # ---------------------------------------------------------------- files
