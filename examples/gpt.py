@@ -101,7 +101,8 @@ def parse(argv):
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
     p.add_argument("--sample", type=int, default=400, help="characters to write at the end, with --text")
     p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
-    p.add_argument("--amp", choices=["float16"], help="mixed precision: autocast and, in float16, a GradScaler")
+    p.add_argument("--amp", choices=["float16", "bfloat16"],
+                   help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")

@@ -1,10 +1,12 @@
-"""Training in 16 bits: which gradients float16 flushes to zero, what loss scaling saves, and how much memory is left.
+"""Training in 16 bits: which gradients float16 flushes to zero, what loss scaling saves, what bfloat16 does without it
+and pays for it, and how much memory is left.
 
     python examples/mixed_precision.py                  # the tables, and gradients.png
     python examples/mixed_precision.py --data mnist --hidden 512,512 --epochs 2
 
-Trains an MLP on digits in float32; looks at the gradients of its first layer, one backward per scale; then trains it
-again in float16, with and without GradScaler. Source: Micikevicius et al. 2018, "Mixed precision training".
+Trains an MLP on digits in float32; looks at the gradients of its first layer, one backward per scale, and in bfloat16;
+then trains it again in float16, with and without GradScaler, and in bfloat16. Sources: Micikevicius et al. 2018, "Mixed
+precision training"; Kalamkar et al. 2019, "A study of BFLOAT16 for deep learning training".
 """
 
 import sys
@@ -40,7 +42,7 @@ def parse(argv):
 
 
 def train(dataset, args, low, scaler):
-    """(model, steps left out, bytes that the first step kept for backward) after training; low: whether in float16."""
+    """(model, steps left out, bytes that the first step kept for backward) after training. low: 16 bits, or None."""
     mt.manual_seed(args.seed)
     model = nn.mlp(args.widths)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed)
@@ -54,7 +56,7 @@ def train(dataset, args, low, scaler):
             shard, = batch.shards
             optimizer.zero_grad()
             with ledger.record(memory=(first := epoch == step == 0)) as book, training.quiet(scaler):
-                with mt.autocast("float16", enabled=low):
+                with mt.autocast(low or "float16", enabled=low is not None):
                     loss = nn.cross_entropy(model(shard.inputs), shard.labels)
                 scaler.scale(loss).backward()
             kept = book.peak["activation"] if first else kept
@@ -71,13 +73,24 @@ def accuracy(model, dataset):
         return 100.0 * float((model(dataset.test_images).numpy().argmax(axis=1) == dataset.test_labels).mean())
 
 
-def first_gradient(model, images, labels, power=None):
-    """The gradient of the first layer's weight, flat: in float32, or in float16 with the loss times 2^power."""
+def first_gradient(model, images, labels, power=0, low="float16"):
+    """The gradient of the first layer's weight, flat: in 16 bits with the loss times 2^power, or in float32 (None)."""
     model.zero_grad()
-    with mt.autocast("float16", enabled=power is not None), np.errstate(all="ignore"):
+    with mt.autocast(low or "float16", enabled=low is not None), np.errstate(all="ignore"):
         loss = nn.cross_entropy(model(images), labels)
-        (loss * 2.0 ** (power or 0)).backward()
-    return next(model.parameters()).grad.numpy().ravel() / np.float32(2.0 ** (power or 0))
+        (loss * 2.0 ** power).backward()
+    return next(model.parameters()).grad.numpy().ravel() / np.float32(2.0 ** power)
+
+
+def row(low, power, found, exact):
+    """(a line of the table, percent that became 0) of gradients found in 16 bits; exact: in float32, none of them 0."""
+    kept = np.isfinite(found) & (found != 0)
+    error = np.median(np.abs(found[kept] / exact[kept] - 1)) if kept.any() else np.nan
+    with np.errstate(over="ignore"):
+        ranged = 100 * np.mean((exact * np.float32(2.0 ** power)).astype(mt.backend.as_dtype(low)) == 0)
+    lost = 100 * np.mean(found == 0)
+    return f"{f'{low}, 2^{power}':<28}{lost:>12.1f} %{ranged:>12.1f} %{100 * np.mean(~np.isfinite(found)):>10.1f} %" \
+           f"{100 * error:>12.2f} %", lost
 
 
 def draw(gradients, lost, path):
@@ -102,27 +115,27 @@ def main(argv=None):
     with program.usage_errors("mixed_precision.py"):
         dataset = data.load(args.data, args.data_dir)
     print(f"{dataset.source}\n")
-    ways = {        # what it is -> (in float16, its scaler)
-        "float32": (False, optim.GradScaler(enabled=False)),
-        "float16, losses as they are": (True, optim.GradScaler(enabled=False)),
-        "float16, GradScaler": (True, optim.GradScaler()),
+    ways = {        # what it is -> (its 16 bits, its scaler)
+        "float32": (None, optim.GradScaler(enabled=False)),
+        "float16, losses as they are": ("float16", optim.GradScaler(enabled=False)),
+        "float16, GradScaler": ("float16", optim.GradScaler()),
+        "bfloat16": ("bfloat16", optim.GradScaler(enabled=False)),
     }
     made = {what: train(dataset, args, *way) for what, way in ways.items()}
 
     model, batch = made["float32"][0], (dataset.train_images[:args.batch_size], dataset.train_labels[:args.batch_size])
-    exact = first_gradient(model, *batch)
-    print(f"gradients of the first layer after training, {np.count_nonzero(exact):,} that aren't 0 in float32\n"
-          f"{'loss times':<28}{'flushed to 0':>14}{'inf or NaN':>12}")
-    lost = {}
-    for power in SCALES:
-        low = first_gradient(model, *batch, power)[exact != 0]
-        lost[power] = 100 * np.mean(low == 0)
-        print(f"{f'2^{power}':<28}{lost[power]:>12.1f} %{100 * np.mean(~np.isfinite(low)):>10.1f} %")
-    draw(exact[exact != 0], lost, args.out / "gradients.png")
+    exact = first_gradient(model, *batch, low=None)
+    there, exact = exact != 0, exact[exact != 0]
+    print(f"gradients of the first layer after training, {exact.size:,} that aren't 0 in float32\n"
+          f"{'loss times':<28}{'became 0':>14}{'too small':>14}{'inf or NaN':>12}{'median error':>14}")
+    lines, lost = zip(*(row(low, power, first_gradient(model, *batch, power, low)[there], exact)
+                        for low, power in (*(("float16", p) for p in SCALES), ("bfloat16", 0))), strict=True)
+    print("\n".join(lines))
+    draw(exact, dict(zip(SCALES, lost, strict=False)), args.out / "gradients.png")
 
     print(f"\n{'':<28}{'accuracy':>14}{'left out':>12}{'activations':>16}{'cast weights':>16}")
     for what, (model, left_out, kept) in made.items():
-        casts = 2 * sum(p.size for p in model.parameters()) * ways[what][0]
+        casts = 2 * sum(p.size for p in model.parameters()) * (ways[what][0] is not None)
         print(f"{what:<28}{accuracy(model, dataset):>12.2f} %{left_out:>12}{kept - casts:>10,} bytes{casts:>10,} bytes")
     print(f"\nthe gradients' exponents: {args.out / 'gradients.png'}")
     return 0

@@ -21,6 +21,14 @@ from .compiler import compile  # noqa: E402
 from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
 
+
+def __getattr__(name):
+    """bfloat16 as np.float32 is float32; ml_dtypes is imported by the first who asks."""
+    if name == "bfloat16":
+        return backend.load_bfloat16()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __version__ = "0.1.0"
 __all__ = [*_autodiff, *_ops, "backend", "checkpoints", "comm", "compile", "cuda_graph", "data", "kernels", "ledger",
            "manual_seed", "nn", "optim", "parallel", "random", "trace", "viz"]

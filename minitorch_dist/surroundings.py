@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .autodiff.tensor import Tensor
-from .backend import device_of, is_array
+from .backend import device_of, dtype_code, is_array
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
@@ -60,7 +60,7 @@ def described(value):
     """What a graph is made for: an array's kind, shape and dtype, or the value."""
     raw = value.data if isinstance(value, Tensor) else value
     if is_array(raw) or raw is not value:
-        return (Tensor if raw is not value else None, raw.shape, raw.dtype.str,
+        return (Tensor if raw is not value else None, raw.shape, dtype_code(raw.dtype),
                 "cpu" if raw.__class__ is np.ndarray else device_of(raw))
     if isinstance(value, (*PLAIN, np.generic, np.dtype)):
         return type(value), repr(value) if isinstance(value, (float, complex, np.generic)) else value    # 0.0 == -0.0

@@ -37,7 +37,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
                reduced once, after the last
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
-    amp        the 16 bits of forward under autocast, "float16"; None: all in the model's own precision
+    amp        the 16 bits of forward under autocast, "float16" or "bfloat16"; None: all in the model's own precision
     scaler     a GradScaler: the step is left out where it finds inf or NaN
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
@@ -316,10 +316,13 @@ def check_replicas(model, world):
 
 def save_parameters(path, model):
     """state_dict as an .npz file; the old file stays until the new one is complete. ValueError for a model that is cut
-    over ranks: its state here is a part."""
+    over ranks: its state here is a part; and for bfloat16, which NumPy can't store."""
     if is_cut(model):
         raise ValueError(f"save_parameters: this rank has parts of the model only, and {path} would lack the others: "
                          "save a checkpoint, or load tensor_parallel.full_state_dict(model) into a whole model")
+    if odd := [name for name, array in model.state_dict().items() if backend.is_bfloat16(array.dtype)]:
+        raise ValueError(f"save_parameters: {odd[0]} is bfloat16, which an .npz file would lose: save a checkpoint, or "
+                         "model.to(np.float32)")
     _replace(Path(path), lambda f: xp.savez(f, **model.state_dict()))
 
 

@@ -78,7 +78,8 @@ def parse(argv):
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
-    p.add_argument("--amp", choices=["float16"], help="mixed precision: autocast and, in float16, a GradScaler")
+    p.add_argument("--amp", choices=["float16", "bfloat16"],
+                   help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")

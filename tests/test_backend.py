@@ -10,6 +10,7 @@ import pytest
 
 from minitorch_dist import backend
 from minitorch_dist.backend import byte_range, random_rows, random_scope, random_state, stream
+from minitorch_dist.backend.orders import counted_order
 
 KEYS = [("shuffle", 0, 1), ("shuffle", 1, 0), ("shuffle", 10), ("shuffle", "0", 1), ("shuffle",), ("shuffl", "e", 0, 1),
         ("shuffle, 0", 1), (0, 1), (0, 1, 0), (-1,), (1,), (2 ** 70,), ("é", 3), ()]
@@ -170,3 +171,18 @@ def test_zeros_like():
     assert z.shape == BASE.shape and z.dtype == np.float32
     assert backend.zeros_like(BASE, (2, 4), np.int64).dtype == np.int64
     assert backend.zeros_like(BASE, ()).shape == ()
+
+
+# ---------------------------------------------------------------- orders
+
+@pytest.mark.parametrize("shape", [(), (7,), (0, 3), (3, 0), (4, 5), (3, 2, 6)], ids=str)
+def test_a_counted_order_is_numpys(shape):
+    """Ties in the order in which they stand, -0 and 0 alike, NaN last."""
+    rng = np.random.default_rng(0)
+    few = rng.integers(-1, 2, shape)
+    arrays = [rng.standard_normal(shape), few, few > 0, np.where(few > 0, np.nan, rng.integers(-1, 2, shape)),
+              np.where(few > 0, -0.0, 0.0).astype(np.float16)]
+    for x in arrays:
+        for axis in range(-max(1, x.ndim), x.ndim):
+            got, wanted = counted_order(x, axis), np.argsort(x, axis, kind="stable")
+            assert got.dtype == wanted.dtype and np.array_equal(got, wanted)

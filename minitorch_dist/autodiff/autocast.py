@@ -1,26 +1,29 @@
 """Mixed precision: products in 16 bits, whatever 16 bits are too few for in float32.
 
-    with mt.autocast("float16"):
+    with mt.autocast("bfloat16"):
         loss = nn.cross_entropy(model(x), labels)       # the model's parameters stay float32
-    scaler.scale(loss).backward()                       # and so do their gradients
+    loss.backward()                                     # and so do their gradients
 
-float16 has 11 bits and ends at 65,504 above and at 2⁻²⁴ below: half the memory, and on GPUs several times the speed
-in products. Each op of the table has its class, below: an op is one decision, taken where all ops pass, in `bind`.
-Whatever it is made of then runs in the precision that it was given, and so does its backward.
+16 bits are half the memory, and on GPUs several times the speed in products. bfloat16 has 8 bits of precision and
+float32's range; float16 has 11, and ends at 65,504 above and at 2⁻²⁴ below. Each op of the table has its class, below:
+an op is one decision, taken where all ops pass, in `bind`. Whatever it is made of then runs in the precision that it
+was given, and so does its backward.
 
     x f32 ──cast──┐
                   linear ── y f16 ── relu ── f16 ── … ── logits f16 ──cast── cross-entropy ── loss f32
     W f32 ──cast──┘    backward: the cotangents between are f16; a cast's transpose brings W's gradient back to f32
 
-Gradients below 2⁻²⁴ would become 0: optim.GradScaler moves them up. The classes are torch.autocast's for CUDA.
-Source: Micikevicius et al. 2018, "Mixed precision training".
+In float16 gradients below 2⁻²⁴ would become 0: optim.GradScaler moves them up. bfloat16 needs none. The classes are
+torch.autocast's for CUDA.
+Sources: Micikevicius et al. 2018, "Mixed precision training"; Kalamkar et al. 2019, "A study of BFLOAT16 for deep
+learning training".
 """
 
 import weakref
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..backend import recording, xp
+from ..backend import as_dtype, is_short, recording, xp
 from .ops.elementwise import astype
 from .primitive import OPS, bind, mode, state
 from .tensor import Tensor, attach
@@ -42,14 +45,14 @@ CLASSES = {
               "scatter_to gather_from all_to_all",
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names.split()}
-DTYPES = ("float16",)       # that autocast knows
+DTYPES = ("float16", "bfloat16")        # that autocast knows
 
 
 @contextmanager
 def autocast(dtype="float16", enabled=True):
     """Inside, ops run in the precision of their class (print(autocast_table())); also a decorator.
 
-    dtype    the 16 bits: "float16"
+    dtype    the 16 bits: "float16" or "bfloat16"
     enabled  False: inside, ops take what comes again
 
     float32 parameters stay as they are, and get float32 gradients; each is cast once, and again after a backward, and
@@ -60,7 +63,7 @@ def autocast(dtype="float16", enabled=True):
     if (name := getattr(dtype, "__name__", None) or str(dtype)) not in DTYPES:
         raise ValueError(f"autocast: dtype {name!r}; use {' or '.join(map(repr, DTYPES))}")
     outer = state.autocast
-    with mode(autocast=Region(xp.dtype(name), outer.casts if outer else {}) if enabled else None):
+    with mode(autocast=Region(as_dtype(name), outer.casts if outer else {}) if enabled else None):
         yield
 
 
@@ -100,7 +103,7 @@ class Region:
             if kind is LOWER and not any(getattr(a, "dtype", None) == xp.float64 for a in args):
                 args = [self.lowered(a) for a in args]
             elif kind is FLOAT32:
-                args = [astype(a, xp.float32) if getattr(a, "dtype", None) in SHORT else a for a in args]
+                args = [astype(a, xp.float32) if hasattr(a, "dtype") and is_short(a.dtype) else a for a in args]
             return bind(primitive, args, params)
         finally:
             state.autocast, state.special = self, True      # the latter, for a `mode` inside has worked it out anew
@@ -108,7 +111,7 @@ class Region:
     def lowered(self, x):
         """x in 16 bits, if it is float32 (or other 16 bits)."""
         dtype = getattr(x, "dtype", None)
-        if dtype == self.dtype or dtype not in LONG:
+        if dtype is None or dtype == self.dtype or not (dtype == xp.float32 or is_short(dtype)):
             return x
         # A capture finds equal casts by itself, a graph must make its own at every run, and who packs what is saved
         # (fully_shard's gathered values, offloading) decides what stays alive.
@@ -120,7 +123,3 @@ class Region:
             cast = self.casts[key] = Cast(weakref.ref(array), astype(array, self.dtype), tick())
         # A node of its own for each use: gradients add up in float32, and no use frees another's.
         return attach(OPS["astype"], [x.node], [array], (array.dtype, self.dtype), cast.low, None, 0)
-
-
-SHORT = frozenset(map(xp.dtype, DTYPES))
-LONG = SHORT | {xp.dtype(xp.float32)}

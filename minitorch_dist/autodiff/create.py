@@ -6,7 +6,7 @@ dtype is float32 unless given (arange of ints: int64); device a name, see backen
 library's default stream (manual_seed), on the host: the same numbers on every device.
 """
 
-from ..backend import module_on, next_stream, on, to, xp
+from ..backend import as_dtype, module_on, next_stream, on, to, xp
 from .primitive import lower
 from .tensor import Tensor
 
@@ -23,7 +23,7 @@ def _made(array, device, requires_grad):
 def full(shape, value, dtype=None, device="cpu", requires_grad=False):
     """`value` everywhere; the dtype, unless given, is float32, int64 or bool, after the value."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    dtype = dtype or {bool: xp.bool_, int: xp.int64}.get(type(value), xp.float32)
+    dtype = as_dtype(dtype or {bool: xp.bool_, int: xp.int64}.get(type(value), xp.float32))
     with on(device):        # filled where it shall live: nothing is sent
         return Tensor(module_on(device).full(shape, value, dtype)).requires_grad_(requires_grad)
 
@@ -50,21 +50,22 @@ def ones_like(x, dtype=None, requires_grad=False):
 
 def eye(n, dtype=xp.float32, device="cpu", requires_grad=False):
     """The identity matrix (n, n)."""
-    return _made(xp.eye(n, dtype=dtype), device, requires_grad)
+    return _made(xp.eye(n, dtype=as_dtype(dtype)), device, requires_grad)
 
 
 def arange(*bounds, dtype=None, device="cpu", requires_grad=False):
     """arange(stop), arange(start, stop) or arange(start, stop, step), as np.arange; floats in float32."""
     array = xp.arange(*bounds)
     dtype = dtype or {"f": xp.float32}.get(array.dtype.kind, xp.int64)
-    return _made(array.astype(dtype), device, requires_grad)
+    return _made(array.astype(as_dtype(dtype)), device, requires_grad)
 
 
 def rand(*shape, dtype=xp.float32, device="cpu", requires_grad=False):
     """Uniform in [0, 1)."""
-    return _made(next_stream().random(_shape(shape), xp.float32).astype(dtype), device, requires_grad)
+    return _made(next_stream().random(_shape(shape), xp.float32).astype(as_dtype(dtype)), device, requires_grad)
 
 
 def randn(*shape, dtype=xp.float32, device="cpu", requires_grad=False):
     """The standard normal distribution."""
-    return _made(next_stream().standard_normal(_shape(shape), xp.float32).astype(dtype), device, requires_grad)
+    values = next_stream().standard_normal(_shape(shape), xp.float32)
+    return _made(values.astype(as_dtype(dtype)), device, requires_grad)

@@ -1,6 +1,6 @@
 """Derivatives given by hand: custom_vjp, custom_jvp, stop_gradient. The names and signatures are JAX's."""
 
-from ..backend import xp, zeros_like
+from ..backend import is_floating, xp, zeros_like
 from .forward import Dual
 from .linear import Input, LinVar
 from .primitive import TRACED, lower, mode, state
@@ -227,7 +227,7 @@ class custom_jvp(Custom):
 
     def forward(self, values, rebuild):
         with new_level() as level:
-            floating = [getattr(getattr(v, "dtype", None), "kind", None) == "f" for v in values]
+            floating = [hasattr(v, "dtype") and is_floating(v.dtype) for v in values]
             leaves = [Input(v) if d else None for v, d in zip(values, floating, strict=True)]
             tangents = [_no_tangent(v) if leaf is None else LinVar(leaf, level)
                         for v, leaf in zip(values, leaves, strict=True)]

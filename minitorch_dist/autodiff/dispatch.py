@@ -5,7 +5,7 @@ Each op gets a function made once, with its table entry unpacked into locals.
 Anything but eager tensors and plain numbers goes the general way, by `bind`.
 """
 
-from ..backend import check_devices, to_device_of, xp
+from ..backend import check_devices, to_device_of, weak, xp
 from .primitive import TRACED, Primitive, bind, lower, state
 from .tensor import Node, Tensor
 
@@ -60,11 +60,12 @@ def binary(name, forward, x_rule, y_rule, doc):
             if y.__class__ is Tensor:
                 b, q = y.data, y.node
             elif y.__class__ in PLAIN:
-                b, q = y, None
+                b, q = weak(y, a) if a.itemsize == 2 else y, None
             else:
                 return bind(primitive, (x, operand(name, y, x)))
         elif y.__class__ is Tensor and x.__class__ in PLAIN:
-            a, p, b, q = x, None, y.data, y.node
+            b, q = y.data, y.node
+            a, p = weak(x, b) if b.itemsize == 2 else x, None
         else:
             return bind(primitive, (operand(name, x, y), operand(name, y, x)))
         try:
@@ -113,7 +114,10 @@ def with_params(primitive):
 
 def operand(name, value, other):
     """A binary op's operand: traced and plain values as they are, sequences as arrays where the other operand is."""
-    if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__"):
+    if value.__class__ is float:
+        return weak(value, other)
+    if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__") \
+            or isinstance(value, xp.generic):       # bfloat16's, which has none
         return value
     if isinstance(value, (list, tuple)):
         return to_device_of(xp.asarray(value), lower(other))

@@ -10,8 +10,6 @@ from ..ledger import keep
 from .primitive import TRACED, Traced, aux_of, bind, lower, run_forward, state
 from .writes import tick, wrote
 
-FLOATING = "f"
-
 
 class Node:
     """One recorded op: what was applied, to whom, and what its rules will want to know.
@@ -86,7 +84,7 @@ class Tensor(Traced):
         if flag and self.node is None and self.leaf is not None:
             self.node = self.leaf       # with its hooks, and its place in a flat buffer
         elif flag and self.node is None:
-            if self.dtype.kind != FLOATING:
+            if not backend.is_floating(self.dtype):
                 raise TypeError(f"a {self.dtype} tensor can't get a gradient: only floating dtypes can; "
                                 "cast it with .astype(np.float32)")
             self.node = Leaf(self.shape, self.dtype, self)
@@ -216,7 +214,10 @@ class Tensor(Traced):
         wrote(self.data, "in-place assignment")
 
     def __repr__(self):
-        values = xp.array2string(xp.asarray(to(self.data, "cpu")), separator=", ", prefix="tensor(", threshold=100)
+        array = xp.asarray(to(self.data, "cpu"))
+        short = backend.is_bfloat16(self.dtype)     # (NumPy would print 1 for its 1.0)
+        values = xp.array2string(array.astype(xp.float32) if short else array, precision=4 if short else None,
+                                 separator=", ", prefix="tensor(", threshold=100)
         kind = "" if self.dtype in (xp.float32, xp.int64, xp.bool_) else f", dtype={self.dtype}"
         kind += "" if self.device == "cpu" else f", device={self.device!r}"
         made = "" if self.node is None else ", requires_grad" if self.is_leaf else f", from {self.node.primitive.name}"
@@ -271,8 +272,9 @@ def tensor(values, dtype=None, requires_grad=False, device=None):
     values = lower(values)
     if dtype is None and not hasattr(values, "dtype"):
         dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)
+    dtype = dtype if dtype is None else backend.as_dtype(dtype)
     array = module_of(values).array(values, dtype=dtype) if hasattr(values, "dtype") else xp.array(values, dtype=dtype)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "iub" and not backend.is_floating(array.dtype):
         raise TypeError(f"tensor of dtype {array.dtype}: only floating, integer and bool arrays can be tensors")
     if device is not None:
         array = to(array, device)
@@ -401,7 +403,7 @@ def check_forward(primitive, raw, out, several=False):
 
 
 def _finite(value):
-    return not hasattr(value, "dtype") or value.dtype.kind != "f" or bool(xp.isfinite(value).all())
+    return not hasattr(value, "dtype") or not backend.is_floating(value.dtype) or bool(xp.isfinite(value).all())
 
 
 def _bad(values):

@@ -4,7 +4,7 @@ They take functions of arrays (or of nested tuples, lists and dicts of arrays),
 nest in any order to any depth, and leave no trace on the arrays.
 """
 
-from ..backend import DEVICE_ARRAYS, check_devices, module_of, xp, zeros_like
+from ..backend import DEVICE_ARRAYS, check_devices, is_floating, module_of, xp, zeros_like
 from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
@@ -17,7 +17,7 @@ def _array(value, what):
     if value.__class__ not in TRACED and not hasattr(value, "dtype"):
         value = xp.asarray(value)
     refuse_sharded([value], what)
-    if value.dtype.kind != "f":
+    if not is_floating(value.dtype):
         raise TypeError(f"{what} has dtype {value.dtype}: only floating arrays can be differentiated; "
                         "cast it, or leave it out with argnums")
     return value

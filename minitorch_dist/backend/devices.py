@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import numpy as xp
 
+from .dtypes import NAME
 from .graphs import recording, refuse_in_graph
 
 ARRAY_TYPES = (xp.ndarray, xp.generic)   # a NumPy reduction over all axes gives a scalar (np.generic), not an array
@@ -91,7 +92,7 @@ def device_of(array):
 
 def names_device(target):
     """Whether what .to() was given names a device; otherwise it is a dtype."""
-    return isinstance(target, str) and target not in xp.sctypeDict
+    return isinstance(target, str) and target not in xp.sctypeDict and target != NAME
 
 
 def device_name(device):

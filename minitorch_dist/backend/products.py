@@ -1,9 +1,12 @@
-"""Products of raw arrays; on the host, arithmetic of floats of 16 bits in float32."""
+"""Products of raw arrays; arithmetic of floats of 16 bits in float32, on the host and where CuPy has none."""
 
 import numpy as xp
 
-from .devices import ARRAY_TYPES
+from .devices import ARRAY_TYPES, Placeholder, is_array
+from .dtypes import is_bfloat16, is_floating, is_short
 from .graphs import recording
+
+FLOAT16 = xp.dtype(xp.float16)
 
 
 def matmul(x, y, out=None):
@@ -11,37 +14,55 @@ def matmul(x, y, out=None):
     if x.__class__ is not xp.ndarray:
         if recording.graph is not None:
             return recording.graph.matmul(x, y, out)
+        if x.itemsize == 2 and x.ndim + y.ndim > 4 and is_half(x):
+            return _matmul_in_float32(x, y, out)
     elif x.itemsize == 2 and is_half(x):
-        product = in_float32(xp.matmul, x, y)
-        if out is None:
-            return product
-        out[...] = product
-        return out
+        return _matmul_in_float32(x, y, out)
     return xp.matmul(x, y, out=out)
 
 
-# ---------------------------------------------------------------- floats of 16 bits on the host
+def _matmul_in_float32(x, y, out):
+    product = in_float32(xp.matmul, x, y)
+    if out is None:
+        return product
+    out[...] = product
+    return out
+
+
+# ---------------------------------------------------------------- floats of 16 bits
 
 def is_half(array):
-    """Whether an array of the host (or a number of NumPy's) has floats of 16 bits."""
-    return array.dtype == xp.float16 and isinstance(array, ARRAY_TYPES)
+    """Whether what is computed of this array is to be computed in float32: floats of 16 bits on the host, and bfloat16
+    on a GPU.
+
+    CuPy 14.2 multiplies matrices of bfloat16 (two axes, by cuBLAS) and has it in elementwise ops and reductions. It
+    fails at stacks of matrices (mended by its pull request 10317), and sorts, scans and adds at indices by kernels that
+    know the other dtypes alone (its issue 9630): these ask here.
+    """
+    dtype = array.dtype
+    return (dtype == FLOAT16 and isinstance(array, ARRAY_TYPES)
+            or is_bfloat16(dtype) and not isinstance(array, Placeholder))
 
 
 def in_float32(function, *args):
     """function(*args), computed in float32 and rounded once: floats of 16 bits among the arguments are widened, and if
-    there are no others, float32 results are rounded to theirs. Arguments and results may be tuples.
+    there are no others, and all are of one dtype, float32 results are rounded to it. Arguments and results may be
+    tuples.
 
     Processors add up products of 16 bits in 32, and so do GPUs. NumPy rounds after each addition, and takes 90 times
     as long for a product of matrices as BLAS does in float32.
     """
-    floats = {a.dtype for a in _leaves(args) if getattr(a, "dtype", None) is not None and a.dtype.kind == "f"}
-    out = function(*_each(args, xp.float16, lambda x: x.astype(xp.float32)))
-    return _each(out, xp.float32, to_half) if floats == {xp.dtype(xp.float16)} else out
+    floats = {a.dtype for a in _leaves(args) if getattr(a, "dtype", None) is not None and is_floating(a.dtype)}
+    out = function(*_each(args, is_short, lambda x: x.astype(xp.float32)))
+    if len(floats) == 1 and is_short(dtype := floats.pop()):
+        return _each(out, lambda given: given == xp.float32, lambda x: to_half(x, dtype))
+    return out
 
 
-def to_half(x):
-    """x.astype(float16); what is too large becomes inf without a warning, for optim.GradScaler to see."""
-    if isinstance(x, xp.ndarray) and x.ndim and x.dtype == xp.float32:
+def to_half(x, dtype=FLOAT16):
+    """x.astype(dtype), one of 16 bits; what is too large becomes inf without a warning, for optim.GradScaler to see.
+    float64 becomes bfloat16 by way of float32, as in torch."""
+    if isinstance(x, xp.ndarray) and x.ndim and x.dtype == xp.float32 and dtype == FLOAT16:
         # For each number below 2⁻¹⁴ that NumPy rounds it raises the processor's flag for that, in half a microsecond.
         # So they are rounded to multiples of 2⁻²⁴ before, which is the distance of float32's numbers around 0.75.
         small = x + xp.float32(0.75)
@@ -50,7 +71,18 @@ def to_half(x):
         xp.copyto(small, x, where=xp.absolute(x) >= 2.0 ** -14)
         x = small
     with xp.errstate(over="ignore"):
-        return x.astype(xp.float16)
+        return x.astype(dtype)
+
+
+def add_up(x, axis=None, keepdims=False):
+    """x.sum(axis, keepdims=keepdims) of a raw array; floats of 16 bits are added up in float32 and rounded once.
+
+    CuPy gives sums over all axes, or the last ones, of float16 to CUB, which adds up in float16 (cupy/cuda/cupy_cub.cu)
+    unless another dtype is asked for.
+    """
+    if x.itemsize == 2 and is_short(x.dtype) and not isinstance(x, Placeholder):
+        return to_half(x.sum(axis=axis, keepdims=keepdims, dtype=xp.float32), x.dtype)
+    return x.sum(axis=axis, keepdims=keepdims)
 
 
 def _leaves(tree):
@@ -61,8 +93,9 @@ def _leaves(tree):
             yield part
 
 
-def _each(tree, dtype, function):
-    """The tree with function(x) in the place of each host array x of a dtype."""
+def _each(tree, test, function):
+    """The tree with function(x) in the place of each array x whose dtype passes the test."""
     if tree.__class__ is tuple:
-        return tuple(_each(part, dtype, function) for part in tree)
-    return function(tree) if isinstance(tree, ARRAY_TYPES) and tree.dtype == dtype else tree
+        return tuple(_each(part, test, function) for part in tree)
+    there = isinstance(tree, ARRAY_TYPES) or is_array(tree)
+    return function(tree) if there and test(tree.dtype) else tree

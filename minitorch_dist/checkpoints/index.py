@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..backend import as_dtype
+
 VERSION = 1
 INDEX = "index.json"
 FILE = re.compile(r"rank-\d+\.safetensors")      # in the checkpoint's own folder, wherever its index comes from
@@ -52,7 +54,7 @@ class Index:
                     if size(box) or not prod(shape):
                         holders.setdefault((name, box), []).append(rank)
         load = [0] * len(everybodys)
-        weight = {piece: size(piece[1]) * np.dtype(arrays[piece[0]]["dtype"]).itemsize for piece in holders}
+        weight = {piece: size(piece[1]) * as_dtype(arrays[piece[0]]["dtype"]).itemsize for piece in holders}
         for name, box in sorted(holders, key=lambda piece: (-weight[piece], piece)):
             rank = min(holders[name, box][:1 if name in first else None], key=lambda r: load[r])
             load[rank] += weight[name, box]
@@ -103,7 +105,7 @@ class Index:
                 raise ValueError(f"{name} is said to be in {strange[0]!r}, which is not among the files")
             if not covers([piece["box"] for piece in array["pieces"]], array["shape"]):
                 raise ValueError(f"the pieces of {name} are not each of its elements once")
-            np.dtype(array["dtype"])
+            as_dtype(array["dtype"])
         for file in self.files.values():
             int(file["bytes"]), int(file["crc32"])
         for group in self.optimizer["groups"] if self.optimizer is not None else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import to_device_of
+from ..backend import as_dtype, dtype_code, to_device_of
 from ..comm.together import gathered, together
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
@@ -61,9 +61,9 @@ def check_fit(path, index, arrays, about):
         raise CheckpointError(f"{path} has no {few(missing)}")
     for name, (layout, array) in arrays.items():
         there = index.arrays[name]
-        if (there["shape"], there["dtype"]) != (list(layout.shape), array.dtype.str):
+        if (there["shape"], there["dtype"]) != (list(layout.shape), dtype_code(array.dtype)):
             raise CheckpointError(f"{path}: {name} is {there['dtype']} of shape {there['shape']}, this model's is "
-                                  f"{array.dtype.str} of shape {list(layout.shape)}")
+                                  f"{dtype_code(array.dtype)} of shape {list(layout.shape)}")
     if about is None:
         return
     if index.optimizer is None or index.optimizer["class"] != about["class"]:
@@ -128,7 +128,7 @@ class Reader:
             values = self.read(name, full)
             flat = len(box) != len(shape)
             return values.reshape(-1 if flat else shape)[tuple(slice(*side) for side in box)]
-        values = np.empty([stop - start for start, stop in box], there["dtype"])
+        values = np.empty([stop - start for start, stop in box], as_dtype(there["dtype"]))
         for piece in there["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece["box"], strict=True)]
             if all(start < stop for start, stop in common) or not box:

@@ -9,15 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..backend import to
+from ..backend import STORED, dtype_code, to
 from ..comm.together import gathered, together
 from ..launch_env import launched_rank
 from .index import INDEX, Index, key, number
 from .layout import named_buffers, piece_of, state_of
-
-# NumPy's name of a dtype -> safetensors'.
-DTYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
-          **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}}
 
 
 def save(path, model, optimizer=None, facts=None, comm=None):
@@ -36,7 +32,7 @@ def save(path, model, optimizer=None, facts=None, comm=None):
     partial = path.with_name(f".{path.name}.partial{of_group(comm)}")
     arrays, about = state_of(model, optimizer)
     together(comm, lambda: check_savable(arrays, facts or {}))
-    everybodys = gathered(comm, [(name, layout.shape, array.dtype.str, [box for box, _ in layout.pieces])
+    everybodys = gathered(comm, [(name, layout.shape, dtype_code(array.dtype), [box for box, _ in layout.pieces])
                                  for name, (layout, array) in arrays.items()])
     buffers = {f"model.{name}" for name in named_buffers(model)}
     index = Index.planned(everybodys, first=set().union(*gathered(comm, buffers)))
@@ -65,8 +61,8 @@ def of_group(comm):
 
 def check_savable(arrays, facts):
     """ValueError for what a checkpoint can't hold."""
-    if odd := [f"{name} ({array.dtype})" for name, (_, array) in arrays.items() if array.dtype.name not in DTYPES]:
-        raise ValueError(f"a checkpoint can't hold {', '.join(odd)}; it can {', '.join(DTYPES)}")
+    if odd := [f"{name} ({array.dtype})" for name, (_, array) in arrays.items() if array.dtype.name not in STORED]:
+        raise ValueError(f"a checkpoint can't hold {', '.join(odd)}; it can {', '.join(STORED)}")
     for name, value in facts.items():
         try:
             json.dumps({name: value}, default=number)
@@ -118,7 +114,7 @@ def blocks(pieces):
     for name, (array, _, box, _) in order:
         shape = [stop - start for start, stop in box]
         end = at + int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
-        header[name] = {"dtype": DTYPES[array.dtype.name], "shape": shape, "data_offsets": [at, end]}
+        header[name] = {"dtype": STORED[array.dtype.name], "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -68,7 +68,7 @@ class Symbol(Placeholder):
 
     def __array_function__(self, function, types, args, options):
         if function is np.result_type:
-            return np.result_type(*(a.dtype if isinstance(a, Symbol) else a for a in args))
+            return backend.result_type(*(a.dtype if isinstance(a, Symbol) else a for a in args))
         here = module_on(self.place)
         if function in MAKERS:      # with like=
             return getattr(here, function.__name__)(*args, **options)

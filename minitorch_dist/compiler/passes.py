@@ -6,6 +6,7 @@ Floating-point results stay what they are, to the last bit: nothing is reassocia
 from collections import Counter
 
 from ..autodiff.primitive import OPS
+from ..backend import is_floating, result_type
 from .ir import Call, Graph, Node, Value
 
 
@@ -109,7 +110,7 @@ def _broadcast(node, new, made_by):
 
 def _power(node, new, made_by):
     x, exponent = node.args
-    number = not isinstance(exponent, Value) and isinstance(x, Value) and x.dtype.kind == "f" and (
+    number = not isinstance(exponent, Value) and isinstance(x, Value) and is_floating(x.dtype) and (
         node.result.dtype == x.dtype)       # (np.float64(2) would make float64 of float32)
     if number and exponent == 2:
         return new("square", (x,), x.shape)
@@ -132,7 +133,7 @@ def _cast(node, new, made_by):
     x, _, dtype = node.args
     before = made_by(x, "astype")
     if before is not None and (source := before.args[0]).dtype == dtype \
-            and source.dtype.itemsize <= x.dtype.itemsize and {source.dtype.kind, x.dtype.kind} == {"f"}:
+            and is_floating(source.dtype) and is_floating(x.dtype) and result_type(source, x) == x.dtype:
         return source
     return x if x.dtype == dtype else None
 

@@ -8,7 +8,7 @@ from ..autodiff import ops
 from ..autodiff.ops.attention import allowed
 from ..autodiff.primitive import lower
 from ..autodiff.tree import flatten
-from ..backend import module_of, xp
+from ..backend import finfo, module_of, result_type, xp
 from .ir import mapped, values_in
 
 # What kernels become -> fused ops that stay whole, for their own kernels know more than their definitions. None: all
@@ -46,7 +46,7 @@ def _attention(q, k, v, mask, causal, scale):
     if mask is None:
         p = ops.softmax(scores)
     else:
-        top = lower(ops.where(mask, scores, float(xp.finfo(scores.dtype).min) / 2)).max(axis=-1, keepdims=True)
+        top = lower(ops.where(mask, scores, float(finfo(scores.dtype).min) / 2)).max(axis=-1, keepdims=True)
         e = ops.where(mask, ops.exp(ops.where(mask, scores - top, 0.0)), 0.0)
         total = ops.sum(e, -1, keepdims=True)
         p = e / ops.where(lower(total) > 0, total, 1.0)         # a row that may see nothing gives 0
@@ -74,7 +74,7 @@ def results_of(node, module=np):
     if name == "transpose":
         return [(tuple(values[0].shape[i] for i in node.args[1]), values[0].dtype)], None
     if name == "matmul":
-        return [(product_shape(*(v.shape for v in values)), np.result_type(*(v.dtype for v in values)))], None
+        return [(product_shape(*(v.shape for v in values)), result_type(*(v.dtype for v in values)))], None
     made = run(node, lambda v: module.zeros(v.shape, v.dtype))
     if hasattr(made, "shape"):
         return [(made.shape, made.dtype)], None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..autodiff.ops.elementwise import select
 from ..autodiff.primitive import Primitive, bind, lower
-from ..backend import xp
+from ..backend import is_floating, xp
 
 BITS = range(2, 33)
 WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}     # bits of a number -> bits that it is stored in
@@ -157,7 +157,7 @@ def dequantize(q, params, dtype=xp.float32):
 
 def _fake_forward(x, scale, zero_point, qmin, qmax):
     real = (levels_of(x, scale, zero_point, qmin, qmax)[1] - zero_point) * scale
-    return real.astype(x.dtype, copy=False) if x.dtype.kind == "f" else real
+    return real.astype(x.dtype, copy=False) if is_floating(x.dtype) else real
 
 
 def _inside(x, scale, zero_point, qmin, qmax):

@@ -27,7 +27,7 @@ import numpy as np
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import to, to_device_of, xp, zeros_like
+from ..backend import is_floating, to, to_device_of, xp, zeros_like
 from ..checkpoints.index import Index
 from ..checkpoints.loading import Reader, check_file, check_ungathered
 from ..nn.module import Module
@@ -75,19 +75,19 @@ def check_alike(states):
             if (value.shape, value.dtype) != (first[name].shape, first[name].dtype):
                 raise ValueError(f"a soup of different models: {name} is {first[name].dtype} of shape "
                                  f"{first[name].shape} in number 0, {value.dtype} of shape {value.shape} in number {i}")
-            if value.dtype.kind != "f" and not np.array_equal(value, first[name]):
+            if not is_floating(value.dtype) and not np.array_equal(value, first[name]):
                 raise ValueError(f"{name} ({value.dtype}) differs between numbers 0 and {i}, and has no mean: make it "
                                  "equal in all")
 
 
 def _sum(total, state):
     """total + state, in float64; what isn't floating stays."""
-    return {name: value if value.dtype.kind != "f" else value.astype(np.float64) + (total[name] if total else 0.0)
+    return {name: value if not is_floating(value.dtype) else value.astype(np.float64) + (total[name] if total else 0.0)
             for name, value in state.items()}
 
 
 def _mean(total, count, like):
-    return {name: (value / count).astype(like[name].dtype) if value.dtype.kind == "f" else value.copy()
+    return {name: (value / count).astype(like[name].dtype) if is_floating(value.dtype) else value.copy()
             for name, value in total.items()}
 
 
@@ -185,7 +185,7 @@ class Average:
         if names := getattr(model, "synchronised_buffers", ()):
             from_rank_0(model.comm, model.module, names)
         named = [(name, lower(value)) for name, value in (*model.named_parameters(), *model.named_buffers())]
-        return {name: array for name, array in named if array.dtype.kind == "f"}
+        return {name: array for name, array in named if is_floating(array.dtype)}
 
     def update(self):
         """A step of the training is done: take its values in."""

@@ -26,7 +26,7 @@ How a kernel's module is written, by the example of add.py:
   keeps. `fits(*inputs, *params)` says whether the kernel can take these arguments; elsewhere CuPy's own kernels serve.
 - Where configurations differ in speed: `run = lambda options: MATMUL(grid(options), a, b, …, **options)`, then
   `run(best(MATMUL, (m, n, k), a, run))` with autotune.best, which answers {} unless tuning is asked for.
-- In float16 and bfloat16 a kernel computes in float32. NumPy has no bfloat16: a uint16 array holds its bits.
+- In float16 and bfloat16 a kernel computes in float32.
 - The module's samples for the tests stand in tests/kernels/samples/, in a file of the same name.
 
 What Triton's interpreter can't do, so that kernels keep away from it: a scalar comparison broadcast into a mask (use

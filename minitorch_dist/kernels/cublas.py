@@ -38,14 +38,15 @@ class Cublas:
         self.blas = load_library()
         self.workspace, self.handle = workspace, ctypes.c_void_p()
         self.plain, self.transposed = names.CUBLAS_OP_N, names.CUBLAS_OP_T
+        # dtype -> (cuBLAS's name of it, what it is added up in, the ctype of 1 and 0)
+        single = names.CUBLAS_COMPUTE_32F, ctypes.c_float
+        self.types = {"float16": (runtime.CUDA_R_16F, *single), "bfloat16": (runtime.CUDA_R_16BF, *single),
+                      "float32": (runtime.CUDA_R_32F, *single),
+                      "float64": (runtime.CUDA_R_64F, names.CUBLAS_COMPUTE_64F, ctypes.c_double)}
         # Before Ampere its tensor cores knew float16 alone, and this setting has float32 rounded to it.
         modern = int(load_cupy().cuda.Device().compute_capability) >= 80
         self.algorithms = {name: names.CUBLAS_GEMM_DEFAULT_TENSOR_OP if modern or name == "float16" else
-                           names.CUBLAS_GEMM_DEFAULT for name in ("float16", "float32", "float64")}
-        # dtype -> (cuBLAS's name of it, what it is added up in, the ctype of 1 and 0)
-        single = names.CUBLAS_COMPUTE_32F, ctypes.c_float
-        self.types = {"float16": (runtime.CUDA_R_16F, *single), "float32": (runtime.CUDA_R_32F, *single),
-                      "float64": (runtime.CUDA_R_64F, names.CUBLAS_COMPUTE_64F, ctypes.c_double)}
+                           names.CUBLAS_GEMM_DEFAULT for name in self.types}
         self._call("cublasCreate_v2", ctypes.byref(self.handle))
         # In this order: another stream brings the default workspace back.
         self._call("cublasSetStream_v2", self.handle, ctypes.c_void_p(stream))
@@ -62,7 +63,7 @@ class Cublas:
             raise RuntimeError(f"{name} failed with status {status}")
 
     def matmul(self, x, y, out=None):
-        """x @ y: x (…, m, k), y (…, k, n) of one dtype, float16, float32 or float64; leading axes broadcast. `out`,
+        """x @ y: x (…, m, k), y (…, k, n) of one floating dtype; leading axes broadcast. `out`,
         where given, is a C-contiguous array of the product's shape and dtype."""
         if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
             raise ValueError(f"matmul: x {x.shape} and y {y.shape} must be (…, m, k) and (…, k, n)")

@@ -140,8 +140,7 @@ def dropout(x, p, key, offset=0, out=None):
     """x with each element zeroed with probability p < 1 and the others divided by 1 - p; C-contiguous, into `out` or a
     new array. Element i, counted through x, is kept where number offset + i of the key's stream is ≥ p."""
     out = launch.empty(x.shape, x.dtype, x) if out is None else out
-    half = x.dtype.name == "float16"       # NumPy's own rounding of 1 / (1 - p), so that the results have the same bits
-    factor = float(np.float16(1) / np.float16(1 - p)) if half else float(np.float32(1) / np.float32(1 - p))
+    factor = float(x.dtype.type(1) / x.dtype.type(1 - p))       # rounded as on the host: the results have the same bits
     grid, place = _place(key, offset, x.size, DROPOUT.constexprs["BLOCK"])
     DROPOUT(grid, x, out, *place, p, factor)
     return out

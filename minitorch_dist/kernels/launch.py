@@ -10,8 +10,8 @@ import numpy as np
 from .. import ledger
 from ..backend import module_of
 
-# NumPy's name of a dtype -> Triton's. NumPy has no bfloat16: a uint16 array holds its bits.
-TYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint16": "bf16",
+# NumPy's name of a dtype -> Triton's.
+TYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
          "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "uint32": "u32", "uint64": "u64",
          "bool": "i1"}
 NUMBERS = {"i32": np.int32, "i64": np.int64, "fp32": np.float32, "fp64": np.float64}

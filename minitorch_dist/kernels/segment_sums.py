@@ -16,7 +16,8 @@ How it is cut depends on its length and on the shapes alone.
 
 Moves 4 bytes per float32 element of g and of out, and per row of g some 200 for its key and the sort. Up to SMALL
 comparisons, which is 8,192 indices, keys are not sorted but counted, in one launch instead of nine: a key's position is
-the number of smaller keys. The order is the same. Sums are float32 for float16 and bfloat16, float64 for float64.
+the number of smaller keys. The order is the same. In a CUDA graph they always are: CuPy's sort waits for the GPU. Sums
+are float32 for float16 and bfloat16, float64 for float64.
 
 Source: Blelloch 1990, "Prefix sums and their applications" (sums by segments).
 """
@@ -27,7 +28,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ..backend import module_of
+from ..backend import module_of, recording
 from . import launch
 from .kernel import Kernel
 
@@ -115,7 +116,8 @@ def _tile(n, rows, size):
 def _order(index, rows, sparse):
     """(keys, bounds) of int64 indices (n,), as _segment_sums takes them."""
     n, xp = index.size, module_of(index)
-    if n * (n if sparse else n + rows) > SMALL or rows >= 2 ** 31:
+    counted = recording.graph is not None or n * (n if sparse else n + rows) <= SMALL
+    if rows >= 2 ** 31 or not counted:
         key = xp.sort(index % rows * n + xp.arange(n))
         return key, xp.searchsorted(key, (key // n + 1) * n if sparse else xp.arange(rows + 1) * n)
     key, bounds = (launch.empty((count,), np.int64, index) for count in (n, n if sparse else rows + 1))

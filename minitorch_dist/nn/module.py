@@ -208,10 +208,12 @@ class Module:
         Parameters stay the same tensors. As in torch: first move the model, then make its optimizer or wrap it in
         DistributedDataParallel, which lay the parameters into arrays of their own; afterwards RuntimeError.
         """
+        dtype = None if backend.names_device(target) else backend.as_dtype(target)
+
         def moved(array):
-            if backend.names_device(target):
+            if dtype is None:
                 return array.to(target) if isinstance(array, Absent) else backend.to(array, target)
-            return array.astype(target, copy=False) if array.dtype.kind == "f" else array
+            return array.astype(dtype, copy=False) if backend.is_floating(array.dtype) else array
 
         for name, p in self.named_parameters():
             if isinstance(p.data, Absent):

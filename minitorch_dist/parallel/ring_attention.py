@@ -32,7 +32,7 @@ from .. import backend, kernels, ledger
 from ..autodiff.ops.attention import allowed, grouped, masked_scores, scaled_dot_product_attention
 from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
-from ..backend import module_of, to_device_of, xp
+from ..backend import finfo, module_of, result_type, to_device_of, xp
 from .collectives import all_gather
 
 TIME = 2        # the axis of (batch, heads, time, size)
@@ -89,7 +89,7 @@ def _attend(q, k, v, diagonal, scale):
     q, k, v = _wide(q, k, v)
     p = masked_scores(q, k, allowed(q, k, None, diagonal), scale)
     # A row whose scores all overflow: its piece becomes 0, not NaN, and weighs nothing beside the others.
-    greatest = xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
+    greatest = xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
     p -= greatest
     xp.exp(p, out=p)
     total = xp.maximum(p.sum(axis=-1, keepdims=True), 1)
@@ -253,7 +253,7 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     """
     check_parts("ring_attention", query, key, value)
     positions(query.shape[TIME], comm.rank, comm.size, layout)
-    kind = xp.result_type(query.dtype, key.dtype, value.dtype)
+    kind = result_type(query.dtype, key.dtype, value.dtype)
     query, key, value = (astype(x, kind) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout))

@@ -25,7 +25,7 @@ from .. import ledger
 from ..autodiff.modes import is_grad_enabled
 from ..autodiff.primitive import lower
 from ..autodiff.writes import log, wrote
-from ..backend import is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
+from ..backend import STORED, is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
 from ..comm.device import pinned, up
 from ..comm.together import together
 from ..flat import round_up
@@ -146,7 +146,7 @@ def places_of(file, path, named):
     if 8 + length > end:
         raise ValueError(f"{path} has {end:,} bytes only: it was cut off, or is no file of safetensors")
     header = json.loads(os.pread(file, length, 8))
-    wanted = {name: (named_dtype(lower(value).dtype), list(lower(value).shape), lower(value).nbytes)
+    wanted = {name: (STORED[lower(value).dtype.name], list(lower(value).shape), lower(value).nbytes)
               for name, value in named}
     try:
         there = {name: (entry["dtype"], entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0])
@@ -161,11 +161,6 @@ def places_of(file, path, named):
     if any(start < 8 + length or stop > end for start, stop in places):
         raise ValueError(f"{path} has {end:,} bytes only: it was cut off, or is no file of safetensors")
     return places
-
-
-def named_dtype(dtype):
-    """As safetensors writes it: F32, I64, U8, BOOL."""
-    return "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
 
 
 def read_rest(path, named):

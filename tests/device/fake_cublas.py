@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from minitorch_dist.backend import as_dtype
+
 from .fake_cuda import get_current_stream, recorded
 
 INVALID = 7
 NAMES = SimpleNamespace(CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F=68, CUBLAS_COMPUTE_64F=70,
                         CUBLAS_GEMM_DEFAULT=-1, CUBLAS_GEMM_DEFAULT_TENSOR_OP=99)
-TYPES = {0: (np.float32, 68), 1: (np.float64, 70), 2: (np.float16, 68)}
+TYPES = {0: (np.float32, 68), 1: (np.float64, 70), 2: (np.float16, 68), 14: (as_dtype("bfloat16"), 68)}
 algorithms = []     # of cublasGemmEx, in order
 calls = []      # (function, sizes, addresses of the operands), in order
 

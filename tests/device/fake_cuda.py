@@ -132,5 +132,5 @@ vars(cuda).update(
     alloc_pinned_memory=lambda nbytes: bytearray(nbytes),
     runtime=SimpleNamespace(getDevice=current, getDeviceCount=lambda: GPUS,
                             runtimeGetVersion=lambda: 13000, CUDARuntimeError=CUDARuntimeError,
-                            CUDA_R_16F=2, CUDA_R_32F=0, CUDA_R_64F=1,
+                            CUDA_R_16F=2, CUDA_R_16BF=14, CUDA_R_32F=0, CUDA_R_64F=1,
                             getDeviceProperties=lambda i: {"uuid": b"the 16 bytes %03d" % i, "name": b"stand-in"}))

@@ -25,6 +25,8 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from minitorch_dist.backend import is_bfloat16, is_floating
+
 from . import api
 from .fake_cuda import Device, cuda, current, events, recorded, refuse_while_recording
 
@@ -212,6 +214,20 @@ class ndarray:
         return self.copy()
 
 
+def sum_in_16_bits(x, arguments):
+    """CuPy has CUB add up float16, in float16: here one after the other."""
+    axis, out = arguments.get("axis"), arguments.get("out")
+    axes = np.lib.array_utils.normalize_axis_tuple(range(x.ndim) if axis is None else axis, x.ndim)
+    lines = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(e for i, e in enumerate(x.shape) if i not in axes))
+    total = np.add.accumulate(lines, axis=0)[-1] if len(lines) else np.zeros(lines.shape[1:], x.dtype)
+    if arguments.get("keepdims"):
+        total = np.expand_dims(total, axes)
+    if out is None:
+        return np.asarray(total)
+    bare(out)[...] = total
+    return bare(out)
+
+
 def method(name, parameters):
     """One of NumPy's methods, with CuPy's arguments only."""
     known = signature(f"self, {parameters}")
@@ -224,6 +240,8 @@ def method(name, parameters):
         host = np.asarray(bare(self))
 
         def compute():
+            if name == "sum" and host.dtype == np.float16 and given.arguments.get("dtype") in (None, np.float16):
+                return sum_in_16_bits(host, given.arguments)
             return np.asarray(getattr(host, name)(*given.args[1:], **kwargs))
         result = launched(compute, host if name == "fill" else kwargs.get("out"), [host])
         if name == "astype" and result is self.host:
@@ -278,8 +296,11 @@ def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
     values = [bare(a) for a in args]
     if ufunc is np.matmul and not all(isinstance(a, ndarray) for a in args):
         raise TypeError("matmul takes arrays")
-    if ufunc is np.matmul and args[0].dtype.kind == "f":
+    if ufunc is np.matmul and is_floating(args[0].dtype):
         refuse_cublas()
+    if ufunc is np.matmul and all(is_bfloat16(a.dtype) for a in args):
+        refuse_bfloat16("a product of many matrices", *(a for a in args if a.ndim > 2))
+        ufunc = product_in_bfloat16
     if out is not None:
         if not isinstance(out, ndarray):
             raise TypeError(f"out must be a cupy.ndarray, not {type(out)}")
@@ -287,6 +308,20 @@ def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
         launched(lambda: ufunc(*values, out=target, dtype=dtype, casting=casting), out=target)
         return out
     return ours(launched(lambda: ufunc(*values, dtype=dtype, casting=casting)))
+
+
+def product_in_bfloat16(x, y, out=None, **options):
+    """NumPy's own product of bfloat16 is float32."""
+    if out is None:
+        return np.matmul(x, y).astype(x.dtype)
+    out[...] = np.matmul(x, y)
+    return out
+
+
+def refuse_bfloat16(what, *arrays):
+    """As CuPy 14.2 does, in one way or another."""
+    if any(is_bfloat16(a.dtype) for a in arrays):
+        raise TypeError(f"CuPy knows no {what} of bfloat16")
 
 
 def refuse_cublas():
@@ -343,6 +378,10 @@ def function(name, parameters):
         given = known.bind(*args, **kwargs)
         if name in ("concatenate", "stack") and not all(isinstance(a, ndarray) for a in given.arguments["tup"]):
             raise TypeError("Only cupy arrays can be concatenated")
+        if name in ("argsort", "sort", "cumsum", "cumprod"):
+            refuse_bfloat16(name, given.args[0])
+        if name in ("argsort", "sort"):     # Thrust's wait for the GPU: cupy/cupy issue 9126
+            refuse_while_recording()
         if name == "argsort" and given.arguments.get("kind") not in (None, "stable"):
             raise ValueError("kind can only be None or 'stable'")
         out = given.arguments.get("out")
@@ -398,6 +437,7 @@ def broadcast_to(array, shape):
 def einsum(subscripts, *operands, dtype=None, optimize=False):
     if len(operands) > 1:
         refuse_cublas()
+    refuse_bfloat16("einsum", *operands)
     transfers["implicit"] += sum(isinstance(x, np.ndarray) for x in operands)      # it takes arrays of the host, too
     operands = [x if isinstance(x, np.ndarray) else bare(x) for x in operands]
     return ours(launched(lambda: np.einsum(subscripts, *operands, dtype=dtype, optimize=optimize), views=operands[:1]))

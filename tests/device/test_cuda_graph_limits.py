@@ -57,7 +57,8 @@ def write_on_the_host(x):
     (write_raw, RuntimeError, r"written into its input of shape \(2,\)"),
     (backward_on_the_host, RuntimeError, r"gradient of a tensor of shape \(1,\) on the cpu"),
     (write_on_the_host, RuntimeError, "in-place assignment on the cpu inside of cuda_graph"),
-], ids="generator set array tensor write write_raw backward_on_the_host write_on_the_host".split())
+    (lambda x: mt.sort(mt.concatenate([x] * 129)), RuntimeError, r"a sort of 258 elements.*inside of cuda_graph"),
+], ids="generator set array tensor write write_raw backward_on_the_host write_on_the_host long_sort".split())
 def test_what_a_graph_cannot_repeat_is_refused_at_the_first_call(function, error, what):
     graphed = mt.cuda_graph(function)
     with pytest.raises(error, match=what):

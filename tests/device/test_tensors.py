@@ -238,6 +238,26 @@ def test_what_is_out_of_range_raises_when_a_value_comes_to_the_host(use, error, 
         mt.embedding(np.array([4]), mt.ones(4, 3, device="cuda"))
 
 
+SUMS = {        # what adds up thousands of numbers, along the last axis
+    "sum": lambda x: mt.sum(x, -1), "whole sum": mt.sum, "softmax": mt.softmax, "log_softmax": mt.log_softmax,
+    "softmax_cross_entropy": lambda x: mt.softmax_cross_entropy(x, np.arange(len(x))),
+    "attention": lambda x: mt.scaled_dot_product_attention(x[:, None, :2, None], *[x[:, None, :, None]] * 2)}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_floats_of_16_bits_are_added_up_in_32(name):
+    """Within the rounding of what is stored in between, forward and backward."""
+    x = np.random.default_rng(0).uniform(0.001, 0.002, (3, 4097)).astype(np.float16)
+    ends = []
+    for dtype, device in ((np.float64, "cpu"), (np.float16, "cuda")):
+        leaf = mt.tensor(x.astype(dtype), device=device, requires_grad=True)
+        y = SUMS[name](leaf)
+        y.backward(mt.tensor(np.random.default_rng(1).uniform(1, 2, y.shape).astype(dtype), device=device))
+        ends.append([a.cpu().numpy().astype(np.float64) for a in (y.detach(), leaf.grad)])
+    for wanted, found in zip(*ends, strict=True):
+        assert np.linalg.norm(found - wanted) <= 3e-2 * np.linalg.norm(wanted)
+
+
 def test_put_off_checks_do_not_pile_up():
     x = mt.ones(4, device="cuda")
     for _ in range(2 * backend.MOST):

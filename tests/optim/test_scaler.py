@@ -363,15 +363,20 @@ def test_the_example(tmp_path, capsys):
     assert program["main"](["--epochs", "2", "--hidden", "64,32", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     lost, spoilt = ([float(x) for x in column] for column in zip(
-        *re.findall(r"^2\^\d+ +([\d.]+) % +([\d.]+) %$", said, re.M), strict=True))
+        *re.findall(r"^float16, 2\^\d+ +([\d.]+) % +[\d.]+ % +([\d.]+) % +\S+ %$", said, re.M), strict=True))
     assert lost == sorted(lost, reverse=True) and len(lost) == 5
     assert spoilt[:2] == [0, 0] and spoilt[4] > 99
-    wide, low, scaled = (int(x.replace(",", "")) for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
-    assert 0.5 * wide <= low <= scaled < 0.52 * wide
+    zero, ranged, inf, error = map(float, *re.findall(
+        r"^bfloat16, 2\^0 +([\d.]+) % +([\d.]+) % +([\d.]+) % +([\d.]+) %$", said, re.M))
+    scaled_error, = map(float, re.findall(r"^float16, 2\^16 .* ([\d.]+) %$", said, re.M))
+    assert ranged == inf == 0 and zero < 1 and 4 * scaled_error < error < 4      # 3 bits fewer, layer by layer
+    wide, low, scaled, brain = (int(x.replace(",", ""))
+                                for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
+    assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide
     assert (tmp_path / "gradients.png").stat().st_size > 10_000
     mt.manual_seed(1)
     batch = nn.mlp((16,)), rng.standard_normal((8, 784)).astype(np.float32), np.arange(8)
-    small, exact = program["first_gradient"](*batch, -20), program["first_gradient"](*batch)
+    small, exact = (program["first_gradient"](*batch, *how) for how in ((-20,), (0, None)))
     share = np.mean(small[exact != 0] == 0)
     expected = np.mean(abs(exact[exact != 0]) < 2.0 ** (20 - 25))      # but for what is lost on the way
     assert 0.1 < expected < share < 1.5 * expected

@@ -64,8 +64,9 @@ WAYS = {"ddp": DistributedDataParallel} | {
 
 
 STEPS = 5
-MIXED = (("float16", True, None), ("float16", True, 0.5))       # amp, whether there is a scaler, clip
-SETTINGS = (*MIXED, (None, True, 0.5), (None, False, 0.5))
+# amp, whether there is a scaler, clip
+MIXED = (("float16", True, None), ("float16", True, 0.5), ("bfloat16", False, 0.5))
+SETTINGS = (*MIXED, ("bfloat16", False, None), ("bfloat16", True, 0.5), (None, True, 0.5), (None, False, 0.5))
 
 
 def exact_curve(way, amp, scaled, clip=None):
@@ -73,7 +74,7 @@ def exact_curve(way, amp, scaled, clip=None):
     world = comm.world()
     model = WAYS[way](mlp(), world, exact=True)
     optimizer = optim.AdamW(model.parameters(), lr=0.01)
-    scaler = optim.GradScaler(2.0 ** 22 if amp else 2.0 ** 16, growth_interval=3) if scaled else None
+    scaler = optim.GradScaler(2.0 ** 22 if amp == "float16" else 2.0 ** 16, growth_interval=3) if scaled else None
     losses, factors = [], []
     for step, batch in batches(images(world, exact=True), STEPS):
         losses.append(training.train_step(model, optimizer, batch, loss_sum, world, seed=SEED, step=step, amp=amp,
@@ -88,22 +89,22 @@ def exact_curves(ways, settings):
     return {(way, *setting): exact_curve(way, *setting) for way in ways for setting in settings}
 
 
-def pipelined(name, pp):
-    """(losses, whole parameters, factors) of a pipeline in exact mode and mixed precision."""
+def pipelined(name, pp, amp):
+    """(losses, whole parameters, factors) of a pipeline in exact mode and mixed precision, in float16 with a scaler."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
     schedule = {"1f1b": one_forward_one_backward, "zb-h1": zb_h1}[name](pp, 8 // mesh["dp"].size)
     stage = DistributedDataParallel(cut_sequential(mlp(), pp)[mesh.coords["pp"]], mesh["dp"], exact=True)
     optimizer = optim.AdamW(stage.parameters(), lr=0.01)
-    scaler = optim.GradScaler(2.0 ** 22, growth_interval=3, comm=comm.world())
+    scaler = optim.GradScaler(2.0 ** 22, growth_interval=3, comm=comm.world(), enabled=amp == "float16")
     pipeline, losses, factors = Pipeline([stage], mesh["pp"], schedule), [], []
     for step, batch in batches(images(mesh["dp"], exact=True), STEPS):
         optimizer.zero_grad()
-        with mt.autocast("float16"), training.quiet(scaler):
+        with mt.autocast(amp), training.quiet(scaler):
             losses.append(pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=SEED,
                                        step=step, over=mesh["dp"], scaler=scaler))
         scaler.step(optimizer)
         scaler.update()
-        factors.append(scaler.get_scale())
+        factors.append(scaler.get_scale() if scaler.enabled else None)
     parts = comm.world().all_gather_object({name: np.array(value) for name, value in stage.state_dict().items()})
     return losses, {name: value for part in parts for name, value in part.items()}, factors
 
@@ -149,7 +150,7 @@ def thin(scale, growth_interval, bad=()):
 EXPERTS = {"experts": 4, "group": "sequence", "capacity_factor": 2.0}
 
 
-def cut_gradients(kind):
+def cut_gradients(kind, amp):
     """{name: whole gradient} of one batch of a GPT in mixed precision, cut over the ranks: "whole", "tensor",
     "sequence", "experts", "whole experts"."""
     world = comm.world()
@@ -161,7 +162,7 @@ def cut_gradients(kind):
         tp.parallelize_module(model, world, ep.plan_of(model))
     replica = DistributedDataParallel(model, over)
     batch = next(iter(text(over).epoch(0)))
-    with ledger.record() as book, mt.autocast("float16"):
+    with ledger.record() as book, mt.autocast(amp):
         for shard in batch.shards:
             (loss_sum(replica, shard) * (1024 / (batch.count * LENGTH))).backward()
     for p in model.parameters():       # the way in which whole values are collected takes gradients as well
@@ -247,7 +248,27 @@ def gathered():
 
 # ---------------------------------------------------------------- collectives
 
-def columns():
+def moved():
+    """({collective: what it gives of bfloat16}, what a sum raises)."""
+    world = comm.world()
+    x = (np.arange(4) + 10 * world.rank + 0.5).astype(mt.bfloat16)
+    found = {"all_gather": np.empty(4 * world.size, x.dtype), "all_to_all": np.empty_like(x), "broadcast": x.copy(),
+             "send": np.empty_like(x), "window": world.empty(8, x.dtype)}
+    world.all_gather(found["all_gather"], x)
+    world.all_to_all(found["all_to_all"], x)
+    world.broadcast(found["broadcast"], 1)
+    work = world.isend(x, 1 - world.rank)
+    world.recv(found["send"], 1 - world.rank)
+    work.wait()
+    found["window"][4 * world.rank:4 * world.rank + 4] = x
+    world.all_gather(found["window"], found["window"][4 * world.rank:4 * world.rank + 4])
+    try:
+        world.all_reduce(x)
+    except TypeError as error:
+        return found, str(error)
+
+
+def columns(amp):
     """(x's gradient, the whole model's) of two layers cut by columns: the second one's copy_to is given 16 bits."""
     world, found = comm.world(), []
     for cut in (True, False):
@@ -256,7 +277,7 @@ def columns():
         if cut:
             layers = [tp.ColumnParallelLinear(layer, world, gather_output=True) for layer in layers]
         x = mt.tensor(np.random.default_rng(2).standard_normal((3, 6)).astype(np.float32), requires_grad=True)
-        with mt.autocast("float16"):
+        with mt.autocast(amp):
             y = layers[1](mt.tanh(layers[0](x)))
             mt.sum(y * np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)).backward()
         found.append(x.grad.numpy().copy())

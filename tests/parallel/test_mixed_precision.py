@@ -15,7 +15,8 @@ from tests.crews import crews, threads
 from . import mixed_cases as cases
 
 CASES = "tests.parallel.mixed_cases:"
-EPS = 2.0 ** -10        # of float16
+EPS = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
+each_dtype = pytest.mark.parametrize("amp", EPS)
 
 
 def assert_same(found, expected):
@@ -44,7 +45,16 @@ def test_the_curves_can_tell(alone):
         left_out = sum(after < before for before, after in zip(factors, factors[1:], strict=False))
         assert 1 <= left_out <= 3
     low, exact = alone["ddp", "float16", True, 0.5], alone["ddp", None, True, 0.5]
-    assert abs(low[0][0] / exact[0][0] - 1) < EPS and low[0] != exact[0]
+    assert abs(low[0][0] / exact[0][0] - 1) < EPS["float16"] and low[0] != exact[0]
+
+
+def test_bfloat16_needs_no_scaler_and_is_not_harmed_by_one(alone):
+    """The curve is float32's but for its 8 bits; with a scaler it has the same bits, of a factor that has grown."""
+    plain, scaled, exact = (alone["ddp", *settings] for settings in (
+        ("bfloat16", False, 0.5), ("bfloat16", True, 0.5), (None, False, 0.5)))
+    assert_same((*scaled[:2], plain[2]), plain)
+    assert scaled[2][-1] == 2.0 ** 17
+    assert all(0 < abs(low / full - 1) < EPS["bfloat16"] for low, full in zip(plain[0], exact[0], strict=True))
 
 
 @pytest.mark.parametrize("n, ways", [(2, ["stage 1", "stage 3"]), (4, ["ddp", "stage 2"])])
@@ -56,10 +66,11 @@ def test_exact_mode_has_one_set_of_bits_in_mixed_precision(alone, n, ways):
             assert found[2] == alone["ddp", *settings][2], way
 
 
-@pytest.mark.parametrize("name, n, pp", [("1f1b", 2, 2), ("zb-h1", 4, 2)])
-def test_a_pipeline_has_the_bits_of_one_process_in_mixed_precision(alone, name, n, pp):
-    for found in crews.call(CASES + "pipelined", n, (name, pp)):
-        assert_same(found, alone["ddp", "float16", True, None])
+@pytest.mark.parametrize("name, n, pp, amp", [("1f1b", 2, 2, "float16"), ("zb-h1", 4, 2, "float16"),
+                                              ("1f1b", 2, 2, "bfloat16")])
+def test_a_pipeline_has_the_bits_of_one_process_in_mixed_precision(alone, name, n, pp, amp):
+    for found in crews.call(CASES + "pipelined", n, (name, pp, amp)):
+        assert_same(found, alone["ddp", amp, amp == "float16", None])
 
 
 def test_a_pipeline_changes_its_precision_between_runs():
@@ -93,19 +104,33 @@ def test_ranks_that_the_scaler_isn_t_told_of_go_apart():
 # ---------------------------------------------------------------- models that are cut
 
 @pytest.mark.parametrize("cut, whole", [("tensor", "whole"), ("sequence", "whole"), ("experts", "whole experts")])
-def test_a_model_that_is_cut_has_the_whole_one_s_gradients_but_for_rounding(cut, whole):
-    expected = crews.call(CASES + "cut_gradients", 1, (whole,))[0][0]
-    for grads, _, _ in crews.call(CASES + "cut_gradients", 2, (cut,)):
+@each_dtype
+def test_a_model_that_is_cut_has_the_whole_one_s_gradients_but_for_rounding(cut, whole, amp):
+    expected = crews.call(CASES + "cut_gradients", 1, (whole, amp))[0][0]
+    for grads, _, _ in crews.call(CASES + "cut_gradients", 2, (cut, amp)):
         assert set(grads) == set(expected)
         for name, g in expected.items():
             assert g.dtype == np.float32
-            assert np.linalg.norm(grads[name] - g) < 8 * EPS * np.linalg.norm(g), name
+            assert np.linalg.norm(grads[name] - g) < 8 * EPS[amp] * np.linalg.norm(g), name
 
 
-def test_what_ranks_add_up_is_added_in_float32():
+@each_dtype
+def test_what_ranks_add_up_is_added_in_float32(amp):
     """No engine adds up 16 bits, and MPI has no such type: copy_to's cotangent would be refused."""
-    for cut, whole in crews.call(CASES + "columns", 2):
-        assert np.linalg.norm(cut - whole) < 4 * EPS * np.linalg.norm(whole)
+    for cut, whole in crews.call(CASES + "columns", 2, (amp,)):
+        assert np.linalg.norm(cut - whole) < 4 * EPS[amp] * np.linalg.norm(whole)
+
+
+def test_bfloat16_is_moved_and_not_added_up():
+    both = [np.arange(4) + 0.5, np.arange(4) + 10.5]
+    for rank, (found, error) in enumerate(crews.call(CASES + "moved", 2)):
+        expected = {"all_gather": np.concatenate(both), "broadcast": both[1], "send": both[1 - rank],
+                    "all_to_all": np.concatenate([x[2 * rank:2 * rank + 2] for x in both])}
+        expected["window"] = expected["all_gather"]
+        assert set(found) == set(expected) and "bfloat16 can't be reduced" in error
+        for name, values in expected.items():
+            assert found[name].dtype.name == "bfloat16"
+            np.testing.assert_array_equal(found[name].astype(float), values, err_msg=name)
 
 
 def test_ranks_gather_no_more_than_two_units_at_a_time():

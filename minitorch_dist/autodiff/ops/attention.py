@@ -3,7 +3,7 @@
 import math
 
 from ... import backend
-from ...backend import check_devices, module_of, xp
+from ...backend import check_devices, finfo, module_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import where
 from .fused import softmax
@@ -28,7 +28,7 @@ def _definition(q, k, v, mask, causal, scale):
     scores = matmul(reshape(q, (*share, times, size)), swap_last(k)) * scale
     scores = reshape(scores, (batch, heads, *scores.shape[3:]))
     if mask is not None:
-        scores = where(mask, scores, float(xp.finfo(scores.dtype).min) / 2)
+        scores = where(mask, scores, float(finfo(scores.dtype).min) / 2)
     p = softmax(scores)
     if mask is not None:
         p = where(mask, p, 0.0)         # a row that may see nothing gives 0
@@ -53,9 +53,9 @@ def _forward(q, k, v, mask, causal, scale):
     p = masked_scores(q, k, allowed(q, k, mask, causal), scale)
     # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
     if p.size:      # a row of no source at all has no maximum, and needs none
-        p -= xp.maximum(p.max(axis=-1, keepdims=True), xp.finfo(p.dtype).min)
+        p -= xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
     xp.exp(p, out=p)
-    p /= xp.maximum(p.sum(axis=-1, keepdims=True), 1)
+    p /= xp.maximum(backend.add_up(p, -1, True), 1)
     return backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]), p
 
 
@@ -66,7 +66,7 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
     gq = gk = None
     if wanted[0] or wanted[1]:
         scores = backend.matmul(g, v.swapaxes(2, 3))
-        scores -= (scores * p).sum(axis=-1, keepdims=True)
+        scores -= backend.add_up(scores * p, -1, True)
         scores *= p
         scores *= scale
         gq = backend.matmul(scores, k).reshape(q.shape) if wanted[0] else None

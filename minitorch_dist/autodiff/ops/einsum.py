@@ -29,7 +29,7 @@ SMALL = 10_000
 def _forward(xs, subscripts, work):
     if DEVICE_ARRAYS:       # CuPy's einsum would copy arrays of the host up
         check_devices("einsum", xs)
-    if xs[0].itemsize == 2 and is_half(xs[0]):
+    if any(x.itemsize == 2 and is_half(x) for x in xs):
         return in_float32(_forward, xs, subscripts, work)
     return xp.einsum(subscripts, *xs, optimize=work > SMALL and len(xs) > 1)
 

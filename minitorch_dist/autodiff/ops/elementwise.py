@@ -3,7 +3,7 @@
 import math
 import operator
 
-from ...backend import to_half, xp
+from ...backend import as_dtype, in_float32, is_floating, is_half, of_one_dtype, result_type, to_half, weak, xp
 from ..dispatch import binary, unary
 from ..primitive import TRACED, LinearOp, Primitive, bind, lower
 
@@ -42,7 +42,7 @@ def _tie(x, y, wins):
     """1 where x wins, ½ where both are equal, 0 where y wins; of the operands' common dtype."""
     x, y = lower(x), lower(y)
     weight = wins(x, y) + 0.5 * (x == y)
-    return weight.astype(xp.result_type(x, y))
+    return weight.astype(result_type(x, y))
 
 
 maximum = binary("maximum", xp.maximum,
@@ -54,12 +54,17 @@ minimum = binary("minimum", xp.minimum,
 
 # ---------------------------------------------------------------- functions of one argument
 
+def _rounded_once(function):
+    """A raw function of several steps, which computes floats of 16 bits in float32."""
+    return lambda x: in_float32(function, x) if x.itemsize == 2 and is_half(x) else function(x)
+
+
 exp = unary("exp", xp.exp, (scale, "ans"), "e to the x")
 expm1 = unary("expm1", xp.expm1, (scale, lambda ans: ans + 1), "exp(x) - 1, exact near 0")
 log = unary("log", xp.log, (divide, "x"), "The natural logarithm")
 log1p = unary("log1p", xp.log1p, (divide, lambda x: x + 1), "log(1 + x), exact near 0")
 sqrt = unary("sqrt", xp.sqrt, (divide, lambda ans: 2 * ans), "The square root")
-rsqrt = unary("rsqrt", lambda x: 1 / xp.sqrt(x), (scale, lambda ans, x: -0.5 * ans / x), "1 / sqrt(x)")
+rsqrt = unary("rsqrt", _rounded_once(lambda x: 1 / xp.sqrt(x)), (scale, lambda ans, x: -0.5 * ans / x), "1 / sqrt(x)")
 square = unary("square", xp.square, (scale, lambda x: 2 * x), "x²")
 sin = unary("sin", xp.sin, (scale, lambda x: cos(x)), "The sine")
 cos = unary("cos", xp.cos, (scale, lambda x: -sin(x)), "The cosine")
@@ -77,7 +82,7 @@ def _sigmoid(x):
     return xp.where(x >= 0, 1, small) / (1 + small)
 
 
-sigmoid = unary("sigmoid", _sigmoid, (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
+sigmoid = unary("sigmoid", _rounded_once(_sigmoid), (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
 # Multiplying by the mask is 15 times faster than selecting by it (np.where branches per element).
 relu = unary("relu", lambda x: xp.maximum(x, 0), (scale, lambda ans: ans > 0),
              "max(x, 0); the derivative at 0 is taken as 0")
@@ -103,10 +108,10 @@ def _polynomial(coefficients, x):
 
 
 def _erf(x):
-    if x.dtype.kind != "f":
+    if not is_floating(x.dtype):
         return _erf(x.astype(xp.float64))
-    if x.dtype == xp.float16:       # the coefficients are beyond its range
-        return _erf(x.astype(xp.float32)).astype(xp.float16)
+    if x.itemsize == 2:     # the coefficients are beyond float16's range
+        return in_float32(_erf, x)
     y = xp.minimum(xp.absolute(x), 6.0)     # beyond 6 erf is 1 to the last bit
     z = y * y
     small = y * _polynomial(_ERF_A, z) / _polynomial(_ERF_B, z)
@@ -126,7 +131,7 @@ def clip(x, a_min=None, a_max=None):
 
 def reciprocal(x):
     """1 / x."""
-    return 1.0 / x
+    return div(1.0, x)
 
 
 # ---------------------------------------------------------------- comparisons and logic: they have no derivative
@@ -145,13 +150,19 @@ floor_divide = binary("floor_divide", xp.floor_divide, None, None, "floor(x / y)
 
 # ---------------------------------------------------------------- selection and casts
 
-_where = Primitive("where", xp.where, "condition x y", broadcasts=True,
+def _chosen(condition, x, y):
+    if 2 in (getattr(x, "itemsize", 0), getattr(y, "itemsize", 0)):
+        x, y = of_one_dtype((x, y))
+    return xp.where(condition, x, y)
+
+
+_where = Primitive("where", _chosen, "condition x y", broadcasts=True,
                    x=(select, "condition"),
                    y=(select, lambda condition: xp.logical_not(lower(condition))))
 
 
 def _converted(x, old, new):
-    return to_half(x) if new == xp.float16 else x.astype(new)
+    return to_half(x, new) if new.itemsize == 2 and is_floating(new) else x.astype(new)
 
 
 _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
@@ -160,16 +171,16 @@ _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
     condition = lower(condition)
-    out = bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, x, y))
+    out = bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, weak(x, y), weak(y, x)))
     return out if out.__class__ in TRACED else constant(out, None)
 
 
 def astype(x, dtype):
     """x in another dtype. A cast to an integer or bool dtype ends differentiation."""
-    dtype = xp.dtype(dtype)
+    dtype = as_dtype(dtype)
     if x.dtype == dtype:
         return x
-    if dtype.kind != "f":
+    if not is_floating(dtype):
         return constant(lower(x).astype(dtype), x)
     return bind(_cast, (x,), (x.dtype, dtype))
 

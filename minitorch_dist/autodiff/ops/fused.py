@@ -7,7 +7,7 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import to_device_of, xp
+from ...backend import add_up, to_device_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, tanh
 from .indexing import check_numbers, getitem
@@ -30,7 +30,7 @@ def _xent_forward(logits, labels):
     z = logits - logits.max(axis=1, keepdims=True)      # so that exp can't overflow
     right = z[rows, labels]
     xp.exp(z, out=z)
-    total = z.sum(axis=1, keepdims=True)
+    total = add_up(z, 1, True)
     z /= total
     return xp.log(total[:, 0]) - right, z               # the losses, and softmax(logits) for backward
 
@@ -69,13 +69,13 @@ def _softmax_definition(x, axis):
 def _softmax_forward(x, axis):
     e = x - x.max(axis=axis, keepdims=True)
     e = xp.exp(e, out=e) if e.ndim else xp.exp(e)
-    e /= e.sum(axis=axis, keepdims=True)
+    e /= add_up(e, axis, True)
     return e
 
 
 def _softmax_pullback(ct, wanted, ans, axis):
     g = ct * ans
-    g -= ans * g.sum(axis=axis, keepdims=True)
+    g -= ans * add_up(g, axis, True)
     return (g,)
 
 
@@ -90,13 +90,13 @@ def softmax(x, axis=-1):
 
 def _log_softmax_forward(x, axis):
     z = x - x.max(axis=axis, keepdims=True)
-    z -= xp.log(xp.exp(z).sum(axis=axis, keepdims=True))
+    z -= xp.log(add_up(xp.exp(z), axis, True))
     return z
 
 
 _log_softmax = Primitive(
     "log_softmax", _log_softmax_forward, "x", "axis", definition=lambda x, axis: x - logsumexp(x, axis, keepdims=True),
-    pullback=lambda ct, wanted, ans, axis: (ct - xp.exp(ans) * ct.sum(axis=axis, keepdims=True),))
+    pullback=lambda ct, wanted, ans, axis: (ct - xp.exp(ans) * add_up(ct, axis, True),))
 
 
 def log_softmax(x, axis=-1):

@@ -2,12 +2,13 @@
 
 import math
 
-from ... import kernels
+from ... import backend, kernels
 from ...backend import (
     DEVICE_ARRAYS,
     check_devices,
     in_float32,
     is_array,
+    is_floating,
     is_half,
     module_of,
     on_host,
@@ -26,7 +27,7 @@ gathered = LinearOp("gather", lambda t, r: _gathering(t, (r[0], t.shape)), lambd
 scattered = LinearOp("scatter_add", lambda t, r: bind(_scatter_add, (t,), r),
                      lambda c, r: _gathering(c, (r[0], c.shape)), fresh=False)
 ordered = LinearOp("reorder", lambda t, r: reorder(t, *r),
-                   lambda c, r: reorder(c, module_of(r[0]).argsort(r[0], r[1]), r[1]))
+                   lambda c, r: reorder(c, backend.argsort(r[0], r[1]), r[1]))
 
 
 def is_basic(index):
@@ -37,7 +38,7 @@ def is_basic(index):
 
 def _scatter(x, index, shape):
     parts = index if isinstance(index, tuple) else (index,)
-    if kernels.usable(x) and x.dtype.kind == "f" and (lines := as_lines(parts, shape)):
+    if kernels.usable(x) and is_floating(x.dtype) and (lines := as_lines(parts, shape)):
         # CuPy's add.at is atomic: its bits differ from run to run.
         rows, count = lines[0] if len(lines) == 1 else flat_index(lines, shape), math.prod(shape[:len(lines)])
         return kernels.load("segment_sums").segment_sums(_spread(x, rows, lines, shape), rows, count).reshape(shape)
@@ -48,7 +49,7 @@ def _scatter(x, index, shape):
     if basic:
         out[index] = x
     elif not on_host(x):
-        if x.dtype.kind != "f" and x.dtype.itemsize < 4:        # CuPy's add.at knows no integers of fewer bits
+        if not is_floating(x.dtype) and x.dtype.itemsize < 4:        # CuPy's add.at knows no integers of fewer bits
             return _scatter(x.astype(xp.int32), index, shape).astype(x.dtype)
         module_of(out).add.at(out, index, x)     # an element that the index names twice gets both
     elif x.size < 256 or len(parts) > len(shape) or not all(is_array(p) and p.dtype.kind in "iu" for p in parts):
@@ -100,8 +101,15 @@ _reorder = Primitive("reorder", lambda x, order, axis: xp.take_along_axis(x, ord
                      x=(ordered, "order axis"))
 
 
+def _order(x, axis):
+    """The integers that sort a raw array, stable."""
+    if x.itemsize == 2 and is_half(x):
+        return in_float32(_order, x, axis)
+    return backend.argsort(x, axis)
+
+
 def _sort_forward(x, axis):
-    order = module_of(x).argsort(x, axis=axis, kind="stable")
+    order = _order(x, axis)
     return xp.take_along_axis(x, order, axis), order
 
 
@@ -202,8 +210,7 @@ def sort(x, axis=-1):
 
 def argsort(x, axis=-1):
     """The integers that sort x along `axis`, stable; they have no derivative."""
-    array = lower(x)
-    return constant(module_of(array).argsort(array, axis=axis, kind="stable"), x)
+    return constant(_order(lower(x), axis), x)
 
 
 def topk(x, k, dim=-1, largest=True):
@@ -213,7 +220,7 @@ def topk(x, k, dim=-1, largest=True):
     if not 0 <= k <= x.shape[axis]:
         raise ValueError(f"topk: k is {k}, but axis {dim} of {x.shape} has {x.shape[axis]} elements")
     array = lower(x)
-    order = module_of(array).argsort(-array if largest else array, axis=axis, kind="stable")
+    order = _order(-array if largest else array, axis)
     indices = order[(slice(None),) * axis + (slice(0, k),)]
     return take_along_axis(x, indices, axis), constant(indices, x)
 

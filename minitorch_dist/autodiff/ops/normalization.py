@@ -10,7 +10,7 @@ them. Sources: Ba et al. 2016; Zhang & Sennrich 2019; Ioffe & Szegedy 2015.
 
 import math
 
-from ...backend import xp
+from ...backend import finfo, xp
 from ..primitive import Primitive, bind
 from .elementwise import rsqrt
 from .reduction import mean, var
@@ -111,7 +111,7 @@ _rms_norm = Primitive("rms_norm", _rms_forward, "x weight", "n eps", aux=True,
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean(x²) + eps) · weight over the last axes `normalized_shape`; eps defaults to the dtype's."""
     n = _trailing("rms_norm", x, normalized_shape, weight)
-    return bind(_rms_norm, (x, weight), (n, float(xp.finfo(x.dtype).eps) if eps is None else eps))
+    return bind(_rms_norm, (x, weight), (n, float(finfo(x.dtype).eps) if eps is None else eps))
 
 
 # ---------------------------------------------------------------- batch norm

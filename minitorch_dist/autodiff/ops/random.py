@@ -5,19 +5,19 @@ dropout by the library's own streams makes them on a GPU, the same ones (kernels
 """
 
 from ... import backend, kernels
-from ...backend import xp
+from ...backend import as_dtype, weak, xp
 from ..primitive import LinearOp, Primitive, bind, lower
 from .elementwise import astype
 
 
 def uniform(stream, shape, low=0.0, high=1.0, dtype=xp.float32, device="cpu"):
     """Numbers from [low, high)."""
-    return _tensor(_draw(stream.random, shape, dtype) * (high - low) + low, device)
+    return _tensor(_draw(stream.random, shape, dtype, lambda u: u * (high - low) + low), device)
 
 
 def normal(stream, shape, mean=0.0, std=1.0, dtype=xp.float32, device="cpu"):
     """Numbers of the normal distribution."""
-    return _tensor(_draw(stream.standard_normal, shape, dtype) * std + mean, device)
+    return _tensor(_draw(stream.standard_normal, shape, dtype, lambda z: z * std + mean), device)
 
 
 def bernoulli(stream, shape, p=0.5, device="cpu"):
@@ -55,7 +55,7 @@ def dropout(x, p=0.5, stream=None, mask=None):
     if mask is None:
         mask = (backend.random_rows(x.shape, lower(x)) if stream is None
                 else backend.to_device_of(_draw(stream.random, x.shape, xp.float32), lower(x))) >= p
-    return x * (astype(lower(mask), x.dtype) / (1 - p))
+    return x * (astype(lower(mask), x.dtype) / weak(float(1 - p), x))
 
 
 def _check_probability(name, p):
@@ -63,10 +63,10 @@ def _check_probability(name, p):
         raise ValueError(f"{name}: p is {p}; a probability must be in [0, 1]")
 
 
-def _draw(method, shape, dtype):
-    dtype = xp.dtype(dtype)
+def _draw(method, shape, dtype, moved=lambda x: x):
+    dtype = as_dtype(dtype)
     # The generators draw float32 and float64; any other dtype is cast.
-    array = xp.asarray(method(shape, dtype if dtype in (xp.float32, xp.float64) else xp.float32))
+    array = moved(xp.asarray(method(shape, dtype if dtype in (xp.float32, xp.float64) else xp.float32)))
     return array.astype(dtype, copy=False)
 
 

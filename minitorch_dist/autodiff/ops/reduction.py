@@ -1,13 +1,11 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import in_float32, is_half, to_half, xp
+from ...backend import add_up, in_float32, is_half, is_short, xp
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, sqrt
 from .indexing import getitem
 from .shape import concatenate, inverse, reshape, transpose
-
-HALF = xp.dtype("float16")
 
 # ---------------------------------------------------------------- linear maps
 
@@ -53,17 +51,13 @@ def _filled(x, old, new):
 def _tie_weights(ans, x, axes):
     """Of every maximum that several elements share, each gets an equal part."""
     x, ans = lower(x), lower(ans)
-    winners = (x == ans.reshape(kept(x.shape, axes))).astype(x.dtype)
+    # (In 16 bits, ties couldn't be counted.)
+    winners = (x == ans.reshape(kept(x.shape, axes))).astype(xp.float32 if x.dtype.itemsize == 2 else x.dtype)
     return winners / winners.sum(axis=axes, keepdims=True)
 
 
-def _add_up(x, shape, axes, keepdims):
-    if x.itemsize == 2 and is_half(x):      # rounded once, as in backend.in_float32, but without a wide copy
-        return to_half(x.sum(axis=axes, keepdims=keepdims, dtype=xp.float32))
-    return x.sum(axis=axes, keepdims=keepdims)
-
-
-_sum = Primitive("sum", _add_up, params="shape axes keepdims", x=(summed, "shape axes keepdims"))
+_sum = Primitive("sum", lambda x, shape, axes, keepdims: add_up(x, axes, keepdims), params="shape axes keepdims",
+                 x=(summed, "shape axes keepdims"))
 _broadcast = Primitive("broadcast_to", _filled, params="old new", x=(broadcasted, "old new"))
 _summing, _broadcasting = with_params(_sum), with_params(_broadcast)
 
@@ -167,15 +161,15 @@ def count(shape, axes):
 
 def mean(x, axis=None, keepdims=False):
     """The mean over `axis`."""
-    if x.dtype == HALF and state.autocast is None:     # its sum, and how many they are, may be beyond float16's range
-        return astype(mean(astype(x, xp.float32), axis, keepdims), xp.float16)
+    if is_short(x.dtype) and state.autocast is None:    # how many they are may be beyond float16's range
+        return astype(mean(astype(x, xp.float32), axis, keepdims), x.dtype)
     return sum(x, axis, keepdims) / count(x.shape, normal_axes(axis, len(x.shape)))
 
 
 def var(x, axis=None, keepdims=False, correction=0):
     """The variance over `axis`: mean squared distance from the mean, divided by count - correction (NumPy: 0)."""
-    if x.dtype == HALF and state.autocast is None:
-        return astype(var(astype(x, xp.float32), axis, keepdims, correction), xp.float16)
+    if is_short(x.dtype) and state.autocast is None:
+        return astype(var(astype(x, xp.float32), axis, keepdims, correction), x.dtype)
     centred = x - mean(x, axis, keepdims=True)
     return sum(centred * centred, axis, keepdims) / (count(x.shape, normal_axes(axis, len(x.shape))) - correction)
 

@@ -1,7 +1,7 @@
 """Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
 arrange.py."""
 
-from ...backend import module_of, xp, zeros_like
+from ...backend import module_of, of_one_dtype, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
@@ -74,7 +74,14 @@ _split = Primitive("split", _split_forward, params="sizes axis shape", multi=Tru
 PICK = Primitive("pick", None, params="k n", x=(picked, "k n"))
 
 
-_concatenate = Variadic("concatenate", lambda xs, sizes, axis: xp.concatenate(xs, axis), "sizes axis",
+def _joined(xs, sizes, axis):
+    try:
+        return xp.concatenate(xs, axis)
+    except xp.exceptions.DTypePromotionError:
+        return xp.concatenate(of_one_dtype(xs), axis)
+
+
+_concatenate = Variadic("concatenate", _joined, "sizes axis",
                         lambda i, n: (placed, lambda sizes, axis: (i, sizes, axis)))
 
 # ---------------------------------------------------------------- what users call

@@ -11,7 +11,7 @@ them has all derivatives to any order.
 
 import itertools
 
-from ...backend import module_of, zeros_like
+from ...backend import in_float32, is_half, module_of, zeros_like
 from ..primitive import LinearOp, Primitive, bind
 
 windowed = LinearOp("windows", lambda t, r: windows(t, *r[1:]), lambda c, r: fold(c, *r))
@@ -41,6 +41,8 @@ def shifts(x, counts, kernel, stride, dilation):
 
 def add_windows(c, extents, kernel, stride, dilation):
     """fold on a raw array."""
+    if c.itemsize == 2 and is_half(c):
+        return in_float32(add_windows, c, extents, kernel, stride, dilation)
     n = len(kernel)
     counts = c.shape[c.ndim - 2 * n:c.ndim - n]
     out = zeros_like(c, c.shape[:c.ndim - 2 * n] + extents)

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from minitorch_dist.backend import as_dtype
 from minitorch_dist.kernels import adam
 
-from ..harness import SIZES, Sample, from_bits, random, to_bits
+from ..harness import SIZES, Sample, random
 
 STEPS = 3
 GROUPS = (1e-2, (0.9, 0.999), 1e-8, 0.1), (3e-3, (0.8, 0.99), 1e-6, 0.0)
@@ -34,10 +35,11 @@ def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.
     sizes = n, *more
     values = [random(s, seed=k) for k, s in enumerate(sizes)]
     grads = [random(s, seed=50 + k) for k, s in enumerate(sizes)]
-    if dtype == "bfloat16":
-        values, grads = [from_bits(to_bits(x)) for x in values], [to_bits(g) for g in grads]
-    elif master:
+    dtype = as_dtype(dtype)
+    if master:
         values = [x.astype(dtype).astype(np.float32) for x in values]
+    if dtype.name == "bfloat16":        # gradients too
+        grads = [g.astype(dtype) for g in grads]
 
     def entry(*args):
         module = np if isinstance(args[0], np.ndarray) else __import__("cupy")
@@ -46,7 +48,7 @@ def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.
             slot = {"p": flat(x, padded(x.size)), "g": flat(g, padded(x.size))}
             if master:
                 slot["master"] = slot["p"]
-                slot["p"] = flat(to_bits(x) if dtype == "bfloat16" else x.astype(dtype), padded(x.size))
+                slot["p"] = flat(x.astype(dtype), padded(x.size))
             slot |= {name: flat(module.zeros(0, np.float32), padded(x.size)) for name in ("m", "v")}
             if amsgrad:
                 slot["largest"] = flat(module.zeros(0, np.float32), padded(x.size))
