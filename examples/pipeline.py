@@ -6,7 +6,7 @@
 
 The options that both programs have mean the same in both. On more ranks than
 stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
-drawn by python -m minitorch_dist pipeline 1f1b; --schedule zb-h1 has the least
+drawn by python -m minitorch_dist pipeline 1f1b; --schedule zb-v has the least
 bubble. Ctrl-C, or SIGTERM, ends after the step under way, and saves what there
 is.
 """
@@ -20,7 +20,7 @@ from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedules import SCHEDULES, play
+from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, play, schedule_of
 
 SETTINGS = ("hidden", "dropout", "lr", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {
@@ -35,7 +35,7 @@ def parse(argv):
     p = program.ArgumentParser(prog="pipeline.py", description=__doc__)
     p.add_argument("--stages", type=int, help="ranks along the pipeline (default: all)")
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when")
-    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved")
+    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (zb-v has 2)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 8; --exact has its own)")
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
@@ -76,13 +76,12 @@ def prepare(args, world):
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
                          seed=args.seed, rank=dp.rank, size=dp.size, micro_shards=8 if args.exact else 1)
-    numbers = (pp.size, 8 // dp.size if args.exact else args.micro_batches or 8)
-    chunks = args.chunks if args.schedule == "interleaved" else 1
-    schedule = SCHEDULES[args.schedule](*numbers, *([chunks] if args.schedule == "interleaved" else []))
+    schedule = schedule_of(args.schedule, pp.size, 8 // dp.size if args.exact else args.micro_batches or 8, args.chunks)
+    placement = placement_of(schedule)
     mt.manual_seed(args.seed)
     whole = nn.mlp(args.widths, args.dropout, xp.dtype("float32"))
-    parts = cut_sequential(whole, pp.size * chunks)[pp.rank::pp.size]
-    stages = [DistributedDataParallel(part, dp, exact=args.exact) for part in parts]
+    parts = cut_sequential(whole, sum(map(len, placement)))
+    stages = [DistributedDataParallel(parts[stage], dp, exact=args.exact) for stage in placement[pp.rank]]
     return mesh, dataset, loader, schedule, whole, Pipeline(stages, pp, schedule)
 
 

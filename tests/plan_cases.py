@@ -1,21 +1,31 @@
 """What the ranks do in the tests of plan: small GPTs really trained, with the ledger open."""
 
+from unittest.mock import patch
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
+from minitorch_dist.parallel.offload import offload_optimizer
 from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedules import SCHEDULES
-from minitorch_dist.plan import GPT
+from minitorch_dist.parallel.schedules import placement_of, schedule_of
+from minitorch_dist.plan import GPT, Device
+from tests.device import fake_cupy
+
+SMALL = GPT(layers=3, width=36, heads=4, vocabulary=50, context=16)
+SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7)
 
 
 def gpt(sizes):
     """The real model of a plan's sizes."""
     mt.manual_seed(4)
     return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width,
-                  dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied)
+                  dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied,
+                  moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor}
+                  if sizes.experts else None)
 
 
 def tokens(sizes, samples, time, seed=0):
@@ -32,16 +42,20 @@ def prepare(job, module, mesh):
         ways = tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
         ways |= {} if module.head is None else {"head": "column"}
         tp.parallelize_module(module, mesh["tp"], ways, job["sequence_parallel"])
-    if job["stage"] == 0:
-        return DistributedDataParallel(module, mesh["dp"])
-    return fully_shard(module, mesh["dp"], job["stage"])
+    if job["cp"] > 1:
+        context_parallel(module, mesh["cp"], job["cp_by"])
+    if job["ep"] > 1:
+        tp.parallelize_module(module, mesh["ep"], moe.plan_of(module))
+    replicas = mesh["dp", "cp", "ep"]
+    return DistributedDataParallel(module, replicas) if job["stage"] == 0 else \
+        fully_shard(module, replicas, job["stage"])
 
 
 def parts(sizes):
-    """[(name, shape)] of the parameters that this rank has of a model whose matrices are cut."""
+    """[(name, shape)] of the parameters that this rank has of a model whose matrices, or experts, are cut."""
     sizes = GPT(**sizes)
     module = gpt(sizes)
-    ways = tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
+    ways = moe.plan_of(module) or tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
     tp.parallelize_module(module, comm.world(), ways)
     return [(name, p.shape) for name, p in module.named_parameters()]
 
@@ -59,18 +73,25 @@ def arrivals(job):
     return found
 
 
-def step(job):
-    """What a training step sends and holds on this rank, after one that isn't counted."""
+def step(job, folder=None):
+    """What a training step holds, at its end and most, and sends on this rank, after one that isn't counted; and the
+    bytes of the optimizer's state that lie in files, if it is to be in a folder."""
     sizes = GPT(**job["model"])
-    mesh = comm.DeviceMesh(dp=job["dp"], tp=job["tp"])
+    mesh = comm.DeviceMesh(dp=job["dp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
     module, group = gpt(sizes), mesh["tp"]
     model = prepare(job, module, mesh)
     optimizer = optim.Adam(model.parameters())
-    pairs = tokens(sizes, job["batch"] // job["dp"], job["time"], comm.world().rank)
+    if job["offload_optimizer"]:
+        offload_optimizer(optimizer, folder)
+    pairs = tokens(sizes, job["batch"] // job["dp"] // job["ep"], job["time"], comm.world().rank)
+    pairs = [cut_sequence(x, mesh["cp"]) for x in pairs] if job["cp"] > 1 else pairs
     pieces = [(x.copy(), y.copy()) for x, y in zip(*(np.array_split(x, job["micro_batches"]) for x in pairs),
                                                    strict=True)]
 
     def loss_of(x, y):      # a function, so that nobody holds the logits afterwards
+        if sizes.experts:
+            logits, aux = model(x)
+            return nn.cross_entropy(logits, y, reduction="sum") + y.size * aux
         if group.size == 1:
             return nn.cross_entropy(model(x), y, reduction="sum")
         return tp.vocab_parallel_cross_entropy(model(x), y, group, sizes.vocabulary, "sum")
@@ -87,8 +108,30 @@ def step(job):
         train()
     held = dict(book.live)
     model.zero_grad()
-    return held, dict(book.peak), {axis: sum(n for (name, _), n in book.bytes_sent.items() if name == axis)
-                                   for axis in ("dp", "tp")}
+    out = dict.fromkeys(("dp", "tp", "cp", "ep"), 0)
+    for (name, _), count in book.bytes_sent.items():     # gradients are summed over the product of several axes
+        out[name if name in out else "dp"] += count
+    return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())
+
+
+def crossing(sizes):
+    """Bytes that a step of an optimizer on the host copies from a stand-in for a GPU and to it, by direction."""
+    moved = dict.fromkeys(("down", "up"), 0)
+
+    def counted(kind, copy):
+        def counting(self, *args, **options):
+            moved[kind] += self.nbytes
+            return copy(self, *args, **options)
+        return counting
+    with fake_cupy.installed():
+        model = DistributedDataParallel(gpt(sizes).to("cuda"), comm.world_of_one())
+        optimizer = offload_optimizer(optim.Adam(model.parameters()))
+        x, y = (mt.tensor(array, device="cuda") for array in tokens(sizes, 2, 5))
+        nn.cross_entropy(model(x), y, reduction="sum").backward()
+        array = fake_cupy.ndarray
+        with patch.multiple(array, get=counted("down", array.get), set=counted("up", array.set)):
+            optimizer.step()
+    return moved
 
 
 # ---------------------------------------------------------------- a pipeline
@@ -99,9 +142,12 @@ class Front(nn.Module):
     def __init__(self, whole):
         super().__init__()
         self.embed, self.position, self.dropout = whole.embed, whole.position, whole.dropout
+        self.context = whole.context
 
     def forward(self, x):
-        return self.dropout(self.embed(x) + self.position(slice(x.shape[1])))
+        time = x.shape[1]
+        return self.dropout(self.embed(x) + self.position(slice(time) if self.context is None else
+                                                          self.context.positions(time)))
 
 
 def loss_sum(output, labels):
@@ -109,26 +155,28 @@ def loss_sum(output, labels):
 
 
 def pipeline(job, bounds):
-    """A step of a pipeline whose stages have the blocks between bounds: (held, peak, bytes of messages, micro-batches
-    that were alive at once)."""
+    """A step of a pipeline whose stages have the blocks between bounds: (held, peak, bytes of messages)."""
     sizes = GPT(**job["model"])
-    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"])
-    whole, place, count = gpt(sizes), mesh.coords["pp"], job["pp"] * job["chunks"]
-    chunks = []
-    for stage in range(place, count, job["pp"]):
+    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"])
+    whole = gpt(sizes)
+    if job["cp"] > 1:
+        context_parallel(whole, mesh["cp"], job["cp_by"])
+    schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"])
+    chunks, count = [], len(bounds) - 1
+    for stage in placement_of(schedule)[mesh.coords["pp"]]:
         layers = list(whole.blocks)[bounds[stage]:bounds[stage + 1]]
         layers = [Front(whole)] * (stage == 0) + layers + [whole.norm, whole.head] * (stage == count - 1)
-        chunks.append(DistributedDataParallel(nn.Sequential(*layers), mesh["dp"]))
+        chunks.append(DistributedDataParallel(nn.Sequential(*layers), mesh["dp", "cp"]))
     optimizer = optim.Adam([p for chunk in chunks for p in chunk.parameters()])
-    numbers = (job["pp"], job["micro_batches"]) + ((job["chunks"],) if job["schedule"] == "interleaved" else ())
-    run = Pipeline(chunks, mesh["pp"], SCHEDULES[job["schedule"]](*numbers))
+    run = Pipeline(chunks, mesh["pp"], schedule)
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=mesh.coords["dp"],
                          size=job["dp"])
     batch = next(iter(loader.epoch(0)))
+    batch = cut_sequence(batch, mesh["cp"]) if job["cp"] > 1 else batch
     for i in range(2):
         for chunk in chunks:
             chunk.zero_grad()
         with ledger.record(memory=True) as book:
-            run.run(batch, loss_sum, seed=0, step=i, units=job["time"], over=mesh["dp"])
+            run.run(batch, loss_sum, seed=0, step=i, units=job["time"], over=mesh["dp", "cp"])
             optimizer.step()
-    return dict(book.live), dict(book.peak), book.bytes_sent["pp", "send"], run.live
+    return dict(book.live), dict(book.peak), book.bytes_sent["pp", "send"]

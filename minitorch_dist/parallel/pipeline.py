@@ -15,6 +15,13 @@ are those of one process in exact mode.
 Where a schedule cuts backward in two (zb_h1), the gradient of a stage's input is sent as soon as it is there, and the
 gradients of weights are made later, without doing anything twice (autodiff/input_first.py). The first stage sends none:
 all of its backward is in W.
+
+A step of training ends for all ranks together. run() returns the mean loss everywhere, by a broadcast, for which ranks
+that are through wait for the others; only then come the norm for clipping, a GradScaler's agreement, the optimizer. So
+zb_h2 and zb_v, whose ranks are at work for the same time each but begin and end one after the other, wait here for
+(p-1)·T_F per step. In their paper ranks begin the next batch meanwhile, with an optimizer step that is taken back if it
+turns out that some rank had a NaN or too large a norm ("post-validation"). Nothing is taken back here, and no number
+depends on the schedule.
 """
 
 from contextlib import nullcontext
@@ -24,13 +31,13 @@ import numpy as np
 from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
-from ..backend import device_of, module_of, random_scope, to, xp
+from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
 from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import tree_sum
 from .data_parallel import DistributedDataParallel
-from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, chunks_of, play
+from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
 
 SPEC_BYTES = 128
 
@@ -89,18 +96,19 @@ def full_state_dict(chunks, comm):
 class Pipeline:
     """This rank's part of a model that is cut by layers.
 
-    chunks     its modules: virtual stages rank, ranks + rank, … (see schedules.py); plain or DistributedDataParallel
-    comm       the Communicator along the pipeline; rank 0 has the first layers
-    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…) or a list of one's
-               own. Exact mode takes the gradients of micro-batches in their order
-    live       the greatest number of micro-batches (of a chunk) whose activations this rank has held at once
+    chunks     its modules: stages placement_of(schedule)[comm.rank], in this order; plain or DistributedDataParallel
+    comm       the Communicator along the pipeline
+    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…)
+               or a list of one's own. Exact mode takes the gradients of micro-batches in their order
+    live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples. ValueError for a schedule that isn't for these ranks, or can't be done.
     """
 
     def __init__(self, chunks, comm, schedule):
-        if len(schedule) != comm.size or chunks_of(schedule) != len(chunks):
-            raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks of {chunks_of(schedule)} chunks, on "
+        placement = placement_of(schedule)
+        if len(schedule) != comm.size or len(placement[comm.rank]) != len(chunks):
+            raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
                              f"{comm.size} ranks; this one has {len(chunks)} chunks")
         if odd := [type(chunk).__name__ for chunk in chunks if getattr(chunk, "reduces_gradients", False)
                    and not isinstance(chunk, DistributedDataParallel)]:
@@ -108,8 +116,11 @@ class Pipeline:
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
         self._check_order(schedule)
+        # stage: (its rank, its place among that rank's chunks)
+        self.places = {stage: (rank, chunk) for rank, stages in enumerate(placement)
+                       for chunk, stage in enumerate(stages)}
         self.micro_batches = 1 + max(step.micro_batch for step in self.steps)
-        self.last = comm.size * len(chunks) - 1
+        self.last = len(self.places) - 1
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.precision = None       # autocast's, in which they have been told
@@ -121,8 +132,8 @@ class Pipeline:
         if not any(getattr(module, "exact", False) for module in self.chunks):
             return
         for rank, row in enumerate(schedule):
-            for c in range(len(self.chunks)):
-                order = [k for kind, k, chunk in row if chunk == c and kind in (BACKWARD, WEIGHT)]
+            for stage in {step.stage for step in row}:
+                order = [step.micro_batch for step in row if step.stage == stage and step.kind in (BACKWARD, WEIGHT)]
                 if order != sorted(order):
                     raise ValueError("Pipeline: exact mode adds gradients up in the order of the micro-batches, and on "
                                      f"rank {rank} of this schedule B or W come in the order "
@@ -148,8 +159,8 @@ class Pipeline:
             self.specs, self.told, self.precision = {}, set(), precision
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
-        for kind, k, chunk in self.steps:
-            stage = chunk * self.comm.size + self.comm.rank
+        for kind, k, stage in self.steps:
+            _, chunk = self.places[stage]
             if kind == FORWARD:
                 with random_scope(seed, step, batch.count, shards[k].rows, micro_shards):
                     self._forward(stage, chunk, k)
@@ -174,7 +185,7 @@ class Pipeline:
             work.wait()
         self.sends, self.shards = [], None
         total = xp.array([tree_sum(self.losses)])
-        self.comm.broadcast(total, self.last % self.comm.size)
+        self.comm.broadcast(total, self.places[self.last][0])
         if over is not None:
             over.all_reduce(total, exact=getattr(self.chunks[0], "exact", False))
         return float(total[0]) * self.scale
@@ -235,30 +246,30 @@ class Pipeline:
     # ------------------------------------------------------------ messages
 
     def _tag(self, kind, stage, k):
-        """Of what is for a virtual stage: each message of a batch has its own."""
-        return ((stage // self.comm.size) * 2 + (kind == BACKWARD)) * self.micro_batches + k
+        """Of what is for a stage: each message of a batch to a rank has its own."""
+        return (self.places[stage][1] * 2 + (kind == BACKWARD)) * self.micro_batches + k
 
     def _tag_of_spec(self, stage):
         """Of what a stage's input looks like: it goes with whichever micro-batch comes first."""
-        return 2 * len(self.chunks) * self.micro_batches + stage // self.comm.size
+        return 2 * len(self.places) * self.micro_batches + self.places[stage][1]
 
     def _send(self, kind, stage, k, array):
-        """Post an array to a virtual stage."""
-        array, dst = module_of(array).ascontiguousarray(array), stage % self.comm.size
+        """Post an array to a stage; one of this rank's own finds it here."""
+        array, (dst, _) = module_of(array).ascontiguousarray(array), self.places[stage]
         if dst == self.comm.rank:
             self.here[kind, stage, k] = array
             return
         self.sends = [work for work in self.sends if not work.is_completed()]
         if kind == FORWARD and stage not in self.told:      # before the first: what it looks like
             self.told.add(stage)
-            text = f"{array.dtype.str} {' '.join(map(str, array.shape[1:]))}".encode()
+            text = f"{dtype_code(array.dtype)} {' '.join(map(str, array.shape[1:]))}".encode()
             spec = np.frombuffer(text.ljust(SPEC_BYTES), np.uint8).copy()
             self.sends.append(self.comm.isend(spec, dst, self._tag_of_spec(stage)))
         self.sends.append(self.comm.isend(array, dst, self._tag(kind, stage, k)))
 
     def _receive(self, kind, stage, chunk, k, samples, like=None):
         """What the neighbour has for this stage."""
-        src = (stage + (1 if kind == BACKWARD else -1)) % self.comm.size
+        src, _ = self.places[stage + (1 if kind == BACKWARD else -1)]
         if src == self.comm.rank:
             return self.here.pop((kind, stage, k))
         if like is None:
@@ -266,7 +277,7 @@ class Pipeline:
                 spec = np.empty(SPEC_BYTES, np.uint8)
                 self.comm.recv(spec, src, self._tag_of_spec(stage))
                 dtype, *shape = spec.tobytes().decode().split()
-                self.specs[chunk] = np.dtype(dtype), tuple(map(int, shape))
+                self.specs[chunk] = as_dtype(dtype), tuple(map(int, shape))
             dtype, shape = self.specs[chunk]
             array = to(np.empty((samples, *shape), dtype), self.device)
         else:

@@ -5,17 +5,24 @@
     rank 0  0 1 2 . . 0 0 . 3 1 1 . 4 2 2 . . 3 3 . . 4 4       a digit: this micro-batch, forward one cell,
     …                                                           backward two; a point: the rank waits (the bubble)
 
-A Step is the forward or the backward pass of one micro-batch through one chunk of the layers. The layers are cut into
-ranks × chunks virtual stages, of which chunk c of rank r is number c·ranks + r: with one chunk, rank r is stage r.
+The layers are cut into stages, one after another; a Step is the forward or the backward pass of one micro-batch through
+one of them. Which rank has which stages is a value as well, a placement:
 
-A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's letters (the paper calls I "B"):
+    looping(4, 2)   [[0, 4], [1, 5], [2, 6], [3, 7]]    after the last rank comes the first again
+    v_shaped(4)     [[0, 7], [1, 6], [2, 5], [3, 4]]    there and back: the first and the last stage share a rank
+
+A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's letters (the papers call I "B"):
 
     F   forward
     B   the whole backward pass, or else
     I   the gradient of the stage's input, which the stage before waits for, and later
     W   the gradients of its weights, which nobody waits for
+
+A rank's list is written as phases, (how many times, what): [(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each
+letter takes the next step of its kind, and none where there is none left; small letters are those of a second stage.
 """
 
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +33,14 @@ NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: input_first.INPUT, WEI
 
 
 class Step(NamedTuple):
-    """kind "F", "B", "I" or "W", the micro-batch from 0, and the rank's chunk."""
+    """kind "F", "B", "I" or "W", the micro-batch from 0, and the stage."""
 
     kind: str
     micro_batch: int
-    chunk: int = 0
+    stage: int
 
     def __str__(self):
-        return f"{self.kind}{self.micro_batch}" + (f"'{self.chunk}" if self.chunk else "")
+        return f"{self.kind}{self.micro_batch} of stage {self.stage}"
 
 
 class Played(NamedTuple):
@@ -42,7 +49,10 @@ class Played(NamedTuple):
     spans     spans[rank]: (begin, end, Step), in order
     end       when the last rank is through
     bubble    the share of all ranks' time in which they wait
-    live      by rank: the greatest number of micro-batches (of one chunk) whose activations it holds at once, from F to
+    period    the longest time from a rank's first step to its last. Where ranks go on to the next batch without waiting
+              for each other, batches follow at this distance
+    steady_bubble  the bubble then: the share of `period` in which a rank waits, the mean over the ranks
+    live      by rank: the greatest number of micro-batches (of one stage) whose activations it holds at once, from F to
               B or I
     waiting   by rank: the greatest number of those that wait for W at once, for which it holds what W needs
     held      by rank: the greatest number of both together
@@ -51,10 +61,34 @@ class Played(NamedTuple):
     spans: list
     end: float
     bubble: float
+    period: float
+    steady_bubble: float
     live: list
     waiting: list
     held: list
 
+
+# ---------------------------------------------------------------- placements
+
+def looping(ranks, chunks=1):
+    """[[stage]] by rank: rank r has stages r, r + ranks, r + 2·ranks …"""
+    return [list(range(rank, ranks * chunks, ranks)) for rank in range(ranks)]
+
+
+def v_shaped(ranks):
+    """[[stage]] by rank: rank r has stages r and 2·ranks - 1 - r."""
+    return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+
+
+def placement_of(schedule):
+    """[[stage]] by rank, as the schedule's steps say. ValueError unless they are 0, 1, … and each has one rank."""
+    stages = [sorted({step.stage for step in row}) for row in schedule]
+    if sorted(sum(stages, [])) != list(range(sum(map(len, stages)))):
+        raise ValueError(f"a schedule's stages are 0, 1, …, each on one rank; by rank this one has {stages}")
+    return stages
+
+
+# ---------------------------------------------------------------- schedules
 
 def gpipe(ranks, micro_batches):
     """All forwards, then all backwards. Bubble (p-1)/(m+p-1); every rank holds m micro-batches.
@@ -62,8 +96,8 @@ def gpipe(ranks, micro_batches):
     Source: Huang et al. 2019, "GPipe".
     """
     _check(ranks, micro_batches)
-    every = range(micro_batches)
-    return [[Step(FORWARD, k) for k in every] + [Step(BACKWARD, k) for k in every] for _ in range(ranks)]
+    m = micro_batches
+    return [_row([(m, "F"), (m, "B")], m, rank) for rank in range(ranks)]
 
 
 def one_forward_one_backward(ranks, micro_batches):
@@ -73,15 +107,12 @@ def one_forward_one_backward(ranks, micro_batches):
     training": all of a batch sees the same weights).
     """
     _check(ranks, micro_batches)
-    every, rows = range(micro_batches), []
-    for rank in range(ranks):
-        ahead = min(micro_batches, ranks - rank - 1)
-        rows.append(_alternate([Step(FORWARD, k) for k in every], [Step(BACKWARD, k) for k in every], ahead))
-    return rows
+    m = micro_batches
+    return [_row([(ranks - rank - 1, "F"), (m, "FB")], m, rank) for rank in range(ranks)]
 
 
 def interleaved(ranks, micro_batches, chunks):
-    """1F1B of several chunks per rank: the bubble is that of 1F1B divided by `chunks`, (p-1)/(v·m+p-1), for v times the
+    """1F1B of several stages per rank: the bubble is that of 1F1B divided by `chunks`, (p-1)/(v·m+p-1), for v times the
     messages. The number of ranks must divide m. Source: Narayanan et al. 2021, "Efficient large-scale language model
     training on GPU clusters using Megatron-LM".
     """
@@ -92,14 +123,13 @@ def interleaved(ranks, micro_batches, chunks):
         return one_forward_one_backward(ranks, micro_batches)
     if micro_batches % ranks:
         raise ValueError(f"interleaved: {ranks} ranks must divide the {micro_batches} micro-batches")
-    groups = range(0, micro_batches, ranks)
-    # Groups of `ranks` micro-batches go through the first chunk, then through the second, …
-    forwards = [Step(FORWARD, g + k, c) for g in groups for c in range(chunks) for k in range(ranks)]
-    backwards = [Step(BACKWARD, g + k, c) for g in groups for c in reversed(range(chunks)) for k in range(ranks)]
-    rows = []
-    for rank in range(ranks):
-        ahead = min(len(forwards), 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
-        rows.append(_alternate(forwards, backwards, ahead))
+    groups, rows = range(0, micro_batches, ranks), []
+    for rank, stages in enumerate(looping(ranks, chunks)):
+        # Groups of `ranks` micro-batches go through the first stage, then through the second, …
+        steps = {FORWARD: [Step(FORWARD, g + k, s) for g in groups for s in stages for k in range(ranks)],
+                 BACKWARD: [Step(BACKWARD, g + k, s) for g in groups for s in stages[::-1] for k in range(ranks)]}
+        rows.append(_phases([(2 * (ranks - rank - 1) + (chunks - 1) * ranks, "F"), (micro_batches * chunks, "FB")],
+                            steps))
     return rows
 
 
@@ -114,25 +144,64 @@ def zb_h1(ranks, micro_batches):
     A rank holds min(m, p-r) micro-batches as in 1F1B, and what min(m, r+1) weight gradients need: of no more than
     min(m, p) micro-batches together. Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
     """
-    rows = []
-    for rank, row in enumerate(one_forward_one_backward(ranks, micro_batches)):
-        steps = []
-        for kind, k, _ in row:
-            steps.append(Step(FORWARD if kind == FORWARD else INPUT, k))
-            if kind == BACKWARD and k >= rank:
-                steps.append(Step(WEIGHT, k - rank))
-        rows.append(steps + [Step(WEIGHT, k) for k in range(max(0, micro_batches - rank), micro_batches)])
+    _check(ranks, micro_batches)
+    m = micro_batches
+    return [_row([(ranks - rank - 1, "F"), (rank, "FI"), (m, "FIW")], m, rank) for rank in range(ranks)]
+
+
+def zb_h2(ranks, micro_batches):
+    """ZB-H2: twice as many forwards ahead, and twice as many weight gradients late, as in ZB-H1. Each rank is at work
+    from its first step to its last, if T_F = T_I = T_W and m ≥ 2p-1, and rank r begins and ends r·T_F after rank 0:
+
+        waiting within `period`     (p-1)·(T_F + T_I - 2·T_W)                   where T_W ≤ T_I ≤ T_F and m ≥ 2p-1
+
+    Rank r holds min(m, 2(p-r)-1) micro-batches, and what min(m, 2r+1) weight gradients need: of no more than 2p-1
+    together, about twice ZB-H1's. What the next batch waits for here: Pipeline. Source: Qi et al. 2023.
+    """
+    _check(ranks, micro_batches)
+    m = micro_batches
+    return [_row([(2 * (ranks - rank - 1), "F"), (2 * rank, "FI"), (m, "FIW")], m, rank) for rank in range(ranks)]
+
+
+def zb_v(ranks, micro_batches):
+    """ZB-V: two stages per rank, placed as a V, so that the rank that ends the forward pass begins backward at once.
+    With T_F = T_I = T_W and m ≥ 2p-1 each rank is at work from its first step to its last, as in ZB-H2, and holds no
+    more than 2p halves, p micro-batches, W's included: 1F1B's memory, on every rank.
+
+    The turn of the V sends nothing. Sources: Qi et al. 2023; and 2024, "Pipeline parallelism with controllable memory".
+    """
+    _check(ranks, micro_batches)
+    m, rows = micro_batches, []
+    for rank, stages in enumerate(v_shaped(ranks)):
+        up = ranks - rank
+        rows.append(_row([(2 * up - 1, "F"), (rank, "fF"), (up, "fiw"),         # the first come back to this rank
+                          (max(0, m - ranks), "FIWfiw"),
+                          (rank, "Ii"), (up, "IW"), (m, "w"), (m, "W")], m, *stages))
     return rows
 
 
-SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1}
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1,
+             "zb-h2": zb_h2, "zb-v": zb_v}
 
 
-def _alternate(forwards, backwards, ahead):
-    """`ahead` forwards, then a forward and a backward by turns, then the backwards that are left."""
-    steady = len(forwards) - ahead
-    pairs = [step for pair in zip(forwards[ahead:], backwards[:steady], strict=True) for step in pair]
-    return forwards[:ahead] + pairs + backwards[steady:]
+def schedule_of(name, ranks, micro_batches, chunks=1):
+    """One of SCHEDULES by its name; chunks: the stages per rank, of interleaved."""
+    return SCHEDULES[name](ranks, micro_batches, *([chunks] if name == "interleaved" else []))
+
+
+def _row(phases, micro_batches, *stages):
+    """A rank's steps: large letters are of its first stage, small ones of its second."""
+    steps = {}
+    for stage, case in zip(stages, (str.upper, str.lower), strict=False):
+        steps |= {case(kind): [Step(kind, k, stage) for k in range(micro_batches)] for kind in KINDS}
+    return _phases(phases, steps)
+
+
+def _phases(phases, steps):
+    """[Step] of [(times, letters)], each letter the next of steps[letter]."""
+    rest = {letter: iter(queue) for letter, queue in steps.items()}
+    return [step for times, letters in phases for _ in range(times) for letter in letters
+            for step in islice(rest[letter], 1)]
 
 
 def _check(ranks, micro_batches):
@@ -140,39 +209,35 @@ def _check(ranks, micro_batches):
         raise ValueError(f"a pipeline needs at least one rank and one micro-batch; got {ranks} and {micro_batches}")
 
 
-def chunks_of(schedule):
-    """How many chunks each rank has."""
-    return 1 + max((step.chunk for row in schedule for step in row), default=0)
-
+# ---------------------------------------------------------------- in time
 
 def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
     """A Played: every rank does its steps in order, each as soon as what it needs is there.
 
-    forward, backward   time of a step, of one virtual stage
+    forward, backward   time of a step, of one stage
     send                time from the end of a step until the next stage has its result; the sender goes on meanwhile
     weight              W's part of the time of backward (default: half); I's is the rest
     ValueError where the ranks would wait for each other for ever, or a step is missing, doubled or of no stage.
     """
-    ranks, chunks = len(schedule), chunks_of(schedule)
+    ranks, placement = len(schedule), placement_of(schedule)
+    rank_of = {stage: rank for rank, stages in enumerate(placement) for stage in stages}
     weight = backward / 2 if weight is None else weight
     if not 0 <= weight <= backward:
         raise ValueError(f"play: W's time {weight} must lie between 0 and that of backward, {backward}")
     took = {FORWARD: forward, BACKWARD: backward, INPUT: backward - weight, WEIGHT: weight}
-    last = ranks * chunks - 1
-    _check_complete(schedule, chunks)
+    _check_complete(schedule, placement)
     done, free, at, spans = {}, [0.0] * ranks, [0] * ranks, [[] for _ in schedule]
     while any(at[rank] < len(row) for rank, row in enumerate(schedule)):
         moved = False
         for rank, row in enumerate(schedule):
             while at[rank] < len(row):
                 step = row[at[rank]]
-                stage = step.chunk * ranks + rank
-                needs = _needs(step, stage, last)
+                needs = _needs(step, last=len(rank_of) - 1)
                 if any(need not in done for need in needs):
                     break
-                ready = [done[need] + (send if (need[1] - stage) % ranks else 0.0) for need in needs]
+                ready = [done[need] + (0.0 if rank_of[need[1]] == rank else send) for need in needs]
                 begin = max([free[rank], *ready])
-                free[rank] = done[_makes(step.kind), stage, step.micro_batch] = begin + took[step.kind]
+                free[rank] = done[_makes(step.kind), step.stage, step.micro_batch] = begin + took[step.kind]
                 spans[rank].append((begin, free[rank], step))
                 at[rank] += 1
                 moved = True
@@ -180,8 +245,10 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
             stuck = [f"rank {rank} before {row[at[rank]]}" for rank, row in enumerate(schedule) if at[rank] < len(row)]
             raise ValueError(f"the ranks of this schedule wait for each other: {', '.join(stuck)}")
     end = max(free)
-    busy = sum(e - b for row in spans for b, e, _ in row)
-    return Played(spans, end, 1 - busy / (ranks * end), *map(list, zip(*map(_most_held, schedule), strict=True)))
+    period = max(row[-1][1] - row[0][0] for row in spans)
+    busy = sum(e - b for row in spans for b, e, _ in row) / ranks
+    return Played(spans, end, 1 - busy / end, period, 1 - busy / period,
+                  *map(list, zip(*map(_most_held, schedule), strict=True)))
 
 
 def _makes(kind):
@@ -189,9 +256,9 @@ def _makes(kind):
     return INPUT if kind == BACKWARD else kind
 
 
-def _needs(step, stage, last):
-    """The (kind, stage, micro-batch) that must be done before."""
-    k = step.micro_batch
+def _needs(step, last):
+    """The (kind, stage, micro-batch) that must be done before; last: the last stage."""
+    k, stage = step.micro_batch, step.stage
     if step.kind == FORWARD:
         return [(FORWARD, stage - 1, k)] if stage else []
     if step.kind == WEIGHT:
@@ -199,7 +266,7 @@ def _needs(step, stage, last):
     return [(FORWARD, stage, k)] + ([(INPUT, stage + 1, k)] if stage < last else [])
 
 
-def _check_complete(schedule, chunks):
+def _check_complete(schedule, placement):
     micro_batches = {step.micro_batch for step in schedule[0]}
     if not micro_batches or micro_batches != set(range(len(micro_batches))):
         raise ValueError(f"a schedule's micro-batches are 0, 1, …; this one has {sorted(micro_batches) or 'none'}")
@@ -207,9 +274,9 @@ def _check_complete(schedule, chunks):
         raise ValueError(f"a schedule's steps are of kinds {', '.join(KINDS)}; this one has {', '.join(map(str, odd))}")
     for rank, row in enumerate(schedule):
         # Where backward is cut in two for a micro-batch, both of its parts must be there, and the whole must not.
-        cut = {(step.micro_batch, step.chunk) for step in row if step.kind in (INPUT, WEIGHT)}
-        wanted = {Step(kind, k, c) for k in micro_batches for c in range(chunks)
-                  for kind in (FORWARD, *((INPUT, WEIGHT) if (k, c) in cut else (BACKWARD,)))}
+        cut = {(step.micro_batch, step.stage) for step in row if step.kind in (INPUT, WEIGHT)}
+        wanted = {Step(kind, k, s) for k in micro_batches for s in placement[rank]
+                  for kind in (FORWARD, *((INPUT, WEIGHT) if (k, s) in cut else (BACKWARD,)))}
         if len(row) != len(set(row)) or set(row) != wanted:
             wrong = sorted(str(step) for step in set(row) ^ wanted) or sorted(str(s) for s in row if row.count(s) > 1)
             raise ValueError(f"rank {rank} of this schedule doesn't do every forward and backward once: "
@@ -227,18 +294,26 @@ def _most_held(row):
     return most
 
 
+def label(step, stages):
+    """A step as a few letters, "F0"; in small letters that of the second of a rank's stages, "f0", and with a prime
+    more that of each further one, "f0'"."""
+    chunk = stages.index(step.stage)
+    kind = step.kind.lower() if chunk else step.kind
+    return f"{kind}{step.micro_batch}" + "'" * (chunk - 1)
+
+
 def drawn(schedule, forward=1, backward=2, weight=1):
     """The schedule as text, a cell per unit of time: the micro-batch's number, or points where a rank waits. Where
-    backward is cut in two, each number has its step's letter."""
-    played = play(schedule, forward, backward, weight=weight)
-    lettered = any(step.kind == WEIGHT for row in schedule for step in row)
-    size = len(str(max(s.micro_batch for row in schedule for s in row)))
-    lines = []
-    for rank, spans in enumerate(played.spans):
-        cells = ["." * (size + lettered)] * int(played.end)
-        for begin, end, step in spans:
-            cell = step.kind * lettered + str(step.micro_batch)
-            cells[int(begin):int(end)] = [cell.rjust(size + lettered)] * int(end - begin)
+    backward is cut in two, or ranks have several stages, each number has its step's letter (label)."""
+    played, placement = play(schedule, forward, backward, weight=weight), placement_of(schedule)
+    lettered = len(sum(placement, [])) > len(schedule) or any(step.kind == WEIGHT for row in schedule for step in row)
+    rows = [[(begin, end, label(step, stages)[not lettered:]) for begin, end, step in spans]
+            for spans, stages in zip(played.spans, placement, strict=True)]
+    size, lines = max(len(text) for row in rows for *_, text in row), []
+    for rank, row in enumerate(rows):
+        cells = ["." * size] * int(played.end)
+        for begin, end, text in row:
+            cells[int(begin):int(end)] = [text.rjust(size)] * int(end - begin)
         lines.append(f"rank {rank}  {' '.join(cells)}")
     return "\n".join(lines)
 
@@ -256,23 +331,13 @@ def add_command(commands, draw):
 
 
 def _show(args):
-    numbers = (args.ranks, args.micro_batches) + ((args.chunks,) if args.schedule == "interleaved" else ())
     try:
-        schedule = SCHEDULES[args.schedule](*numbers)
+        schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
     except ValueError as error:
         print(f"minitorch-dist pipeline: {error}")
         return 2
     played = play(schedule)
-    print(drawn(schedule))
-    if any(played.waiting):
-        cells = "F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell."
-    else:
-        cells = "A backward takes two cells, a forward one."
-    print(f"\n{cells} The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
-    print(f"Micro-batches whose activations a rank holds at once: {', '.join(map(str, played.live))}.")
-    if any(played.waiting):
-        print(f"Micro-batches whose W is still to come: {', '.join(map(str, played.waiting))}; together with those "
-              f"above at most {', '.join(map(str, played.held))} at once.")
+    print("\n".join([drawn(schedule), "", *_told(played, placement_of(schedule))]))
     if args.out:
         try:
             if not Path(args.out).suffix:
@@ -283,3 +348,23 @@ def _show(args):
             return 2
         print(f"drawn: {args.out}")
     return 0
+
+
+def _told(played, placement):
+    """What a drawing doesn't say of itself, as lines."""
+    cut, halves = any(played.waiting), len(placement[0]) > 1
+    what = "Micro-batches of one stage" if halves else "Micro-batches"
+    lines = ["F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell." if cut else
+             "A backward takes two cells, a forward one."]
+    if halves:
+        lines.append(f"Stages by rank: {'; '.join(', '.join(map(str, row)) for row in placement)}. Large letters are "
+                     "of the first ones.")
+    lines.append(f"The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
+    if played.period < played.end:
+        lines.append("If none waited for the others before it began the next batch: for "
+                     f"{100 * played.steady_bubble:.1f} %.")
+    lines.append(f"{what} whose activations a rank holds at once: {', '.join(map(str, played.live))}.")
+    if cut:
+        lines.append(f"{what} whose W is still to come: {', '.join(map(str, played.waiting))}; together with those "
+                     f"above at most {', '.join(map(str, played.held))} at once.")
+    return lines

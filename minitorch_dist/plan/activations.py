@@ -1,93 +1,191 @@
-"""What is kept of a forward pass for backward, as tables: a row per op, in bytes per element.
+"""What is kept of a forward pass for backward, as tables: rows of an op, how many bytes for each element of what.
 
 "mixed" is Megatron-LM in 16 bits, from the paper: 34·s·b·h + 5·a·s²·b bytes per block; on t tensor-parallel ranks
 10·s·b·h + (24·s·b·h + 5·a·s²·b)/t, and with sequence parallelism ("regather") all of it divided by t. "float32" is this
-library's own tape, on the CPU: what the ledger counts as "activation", to the byte. Source: Korthikanti et al. 2022,
-"Reducing activation recomputation in large transformer models".
+library's own tape, on the CPU: what the ledger counts as "activation", to the byte.
+
+Where backward is cut in two (parallel/schedules.py), I frees what W doesn't need, and keeps the cotangents of matrices
+for it: 32·s·b·h bytes per block in 16 bits.
+
+Sources: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models"; Qi et al. 2023, "Zero
+bubble pipeline parallelism" (what W needs).
 """
 
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Bytes kept by an op.
-
-    whole    per element of (batch, time, width), on every tensor-parallel rank; with sequence parallelism of its share
-    inputs   the same, of what column-parallel matrices take: of a share only where backward gathers it again
-    divided  the same, of a tensor-parallel rank's share
-    scores   per element of (batch, heads, time, time), of a rank's share of the heads
-    rows     per token, divided as `whole` is; tokens: never divided
-    dropout  there with dropout only
-    """
+    """nbytes are kept by an op for each element of `per` (see `elements`); `late` of them while only W is to come."""
 
     what: str
-    whole: int = 0
-    inputs: int = 0
-    divided: int = 0
-    scores: int = 0
-    rows: int = 0
-    tokens: int = 0
-    dropout: bool = False
+    per: str
+    nbytes: int
+    late: int = 0
 
 
-NORM = Row("norm: its input, normalised, 1/std", whole=8, rows=4)
-MASK = {"mixed": Row("dropout: mask", whole=1, dropout=True), "float32": Row("dropout: mask", whole=4, dropout=True)}
-BLOCK = {
-    "mixed": [
-        Row("first norm: its input", whole=2), Row("queries, keys, values: their input", inputs=2),
-        Row("queries and keys", divided=4), Row("softmax", scores=2),
-        Row("dropout of it: mask and result", scores=3, dropout=True), Row("values", divided=2),
-        Row("projection: its input", divided=2), MASK["mixed"],
-        Row("second norm: its input", whole=2), Row("feed-forward: its input", inputs=2),
-        Row("GELU: its argument", divided=8), Row("second matrix: its input", divided=8), MASK["mixed"]],
-    "float32": [
-        NORM, Row("queries, keys, values: their input", inputs=4), Row("queries, keys, values", divided=12),
-        Row("softmax", scores=4), Row("projection: its input", divided=4), MASK["float32"],
-        NORM, Row("feed-forward: its input", inputs=4), Row("GELU: its argument and share", divided=32),
-        Row("second matrix: its input", divided=16), MASK["float32"]],
+def elements(job, samples):
+    """{per: how many there are on a rank}, of so many samples in a call.
+
+    token, position  of this rank's part of the sequences
+    whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
+                     are of tokens
+    input            the same, of what column-parallel matrices take: of a share only where backward gathers again
+    query, key, inner  features of all heads, of keys (and as many of values), within the feed-forward; of its share
+    head, score      (tokens, heads), (heads, time, time), of its share
+    logit            of its share of the vocabulary
+    choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
+                     experts' rows, their inputs and inner features
+    """
+    model, time = job.model, job.time // job.cp
+    tokens, tp = samples * time, job.tp
+    between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
+    found = {"call": 1, "sample": samples, "position": time, "token": tokens, "row": tokens / between,
+             "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
+             "query": tokens * model.width / tp, "key": tokens * model.keys / tp, "inner": tokens * model.inner / tp,
+             "head": tokens * model.heads / tp,
+             "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
+             "logit": tokens * -(-model.vocabulary // tp)}
+    if model.experts:
+        rows, chosen = model.rows(tokens), tokens * model.top_k
+        found |= {"expert": model.experts, "route": tokens * model.experts, "choice": chosen,
+                  "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
+                  "place inner": rows * model.inner}
+    return found
+
+
+def norm(what):
+    return [Row(f"{what}: its input, normalised", "whole", 8, 8), Row("1/std", "row", 4, 4),
+            Row("its cotangent", "whole", 0, 4)]
+
+
+DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: mask", "whole", 4)}
+
+
+def routed(gates):
+    """A mixture of experts in float32, whose gates are made in one of two ways (nn/moe.py: route)."""
+    return [*norm("second norm"), Row("router: its input", "input", 4), Row("whose row it is", "place", 8),
+            Row("nobody's", "call", 8), Row("experts: their input", "place width", 4),
+            Row("GELU: its argument and share", "place inner", 8),
+            Row("second matrices: their input", "place inner", 4),
+            Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
+            Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
+            Row("balance: use", "expert", 4), Row("z: exponentials", "route", 4),
+            Row("logarithms of their sums", "token", 8), DROPPED["float32"]]
+
+
+# Attention up to its projection, by how it is made. dropout's rows are there with dropout only.
+QKV = {"mixed": [Row("first norm: its input", "whole", 2), Row("queries, keys, values: their input", "input", 2, 2),
+                 Row("cotangent of queries", "query", 0, 2), Row("of keys and values", "key", 0, 4)],
+       "float32": [*norm("first norm"), Row("queries, keys, values: their input", "input", 4, 4),
+                   Row("cotangent of queries", "query", 0, 4), Row("of keys and values", "key", 0, 8)]}
+ATTENTION = {
+    "mixed": [Row("queries", "query", 2), Row("keys", "key", 2), Row("softmax", "score", 2),
+              Row("dropout of it: mask and result", "score", 3), Row("values", "key", 2)],
+    "mixed, ring": [Row("queries", "query", 2), Row("keys, values", "key", 4), Row("sums of exponentials", "head", 4)],
+    "float32": [Row("queries", "query", 4), Row("keys, values", "key", 8), Row("softmax", "score", 4)],
+    "float32, ring": [Row("queries and result", "query", 8), Row("keys, values", "key", 8),
+                      Row("sums of exponentials", "head", 4)],
+}
+PROJECTION = {"mixed": [Row("projection: its input", "query", 2, 2), Row("its cotangent", "whole", 0, 2),
+                        DROPPED["mixed"]],
+              "float32": [Row("projection: its input", "query", 4, 4), Row("its cotangent", "whole", 0, 4),
+                          DROPPED["float32"]]}
+FEED_FORWARD = {
+    "mixed": [Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2),
+              Row("GELU: its argument", "inner", 2), Row("cotangent of the first matrix", "inner", 0, 2),
+              Row("second matrix: its input", "inner", 2, 2), Row("its cotangent", "whole", 0, 2), DROPPED["mixed"]],
+    "mixed, gated": [
+        Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2),
+        Row("SiLU: its argument, and the gate", "inner", 4), Row("cotangents of two matrices", "inner", 0, 4),
+        Row("last matrix: its input", "inner", 2, 2), Row("its cotangent", "whole", 0, 2), DROPPED["mixed"]],
+    "float32": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4),
+                Row("GELU: its argument and share", "inner", 8, 8), Row("cotangent of the first matrix", "inner", 0, 4),
+                Row("second matrix: its input", "inner", 4, 4), Row("its cotangent", "whole", 0, 4),
+                DROPPED["float32"]],
+    "mixed, experts": [
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2), Row("softmax", "route", 4),
+        Row("experts: their input", "place width", 2), Row("GELU: its argument", "place inner", 2),
+        Row("second matrices: their input", "place inner", 2), Row("answers, to be weighted", "chosen", 2),
+        DROPPED["mixed"]],
+    "mixed, gated experts": [
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2), Row("softmax", "route", 4),
+        Row("experts: their input", "place width", 2), Row("SiLU: its argument, and the gate", "place inner", 4),
+        Row("last matrices: their input", "place inner", 2), Row("answers, to be weighted", "chosen", 2),
+        DROPPED["mixed"]],
+    "float32, experts": routed([Row("gates: softmax of the chosen", "choice", 8), Row("balance: softmax", "route", 8)]),
+    "float32, an expert each": routed([Row("gates", "choice", 4), Row("softmax, twice, and scores", "route", 12)]),
 }
 EMBEDDING = {
-    "mixed": [MASK["mixed"]],
-    "float32": [Row("tokens", tokens=8), MASK["float32"]],
-    "float32, divided": [Row("tokens, and whose row they are", tokens=9), MASK["float32"]],
+    "mixed": [DROPPED["mixed"]],
+    "float32": [Row("tokens", "token", 8), DROPPED["float32"]],
+    "float32, divided": [Row("tokens, and whose row they are", "token", 9), DROPPED["float32"]],
 }
+# Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials.
 OUTPUT = {
-    "mixed": [Row("norm: its input", whole=2), Row("output layer: its input", inputs=2)],
-    "float32": [NORM, Row("output layer: its input", inputs=4), Row("labels", tokens=8)],
-    "float32, divided": [NORM, Row("output layer: its input", inputs=4),
-                         Row("labels: places, sums, whose they are", tokens=13)],
+    "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2),
+              Row("its cotangent", "logit", 0, 2), Row("scores", "logit", 4)],
+    "float32": [*norm("norm"), Row("output layer: its input", "input", 4, 4), Row("its cotangent", "logit", 0, 4),
+                Row("scores, softmax", "logit", 8), Row("labels", "token", 8, 8)],
+    # The loss takes scores by three indices, of which samples and positions are two.
+    "float32, divided": [*norm("norm"), Row("output layer: its input", "input", 4, 4),
+                         Row("its cotangent", "logit", 0, 4), Row("exponentials of scores", "logit", 4),
+                         Row("labels: places, sums, whose they are", "token", 13), Row("samples", "sample", 8),
+                         Row("positions", "position", 8)],
 }
-# Per score. Mixed: in float32 for the loss; float32: the scores and their softmax; divided: their exponentials.
-LOGITS = {"mixed": 4, "float32": 8, "float32, divided": 4}
 INPUT = {"mixed": 2, "float32": 4}      # of a block, per element: what a checkpoint keeps
 
 
-def kept(rows, model, samples, time, tp=1, sequence_parallel=False):
-    """Bytes that the rows of a table keep on a rank, of so many samples of `time` tokens. sequence_parallel: False,
-    True or "regather", as in parallel/tensor_parallel.py."""
-    elements, tokens, scores = samples * time * model.width, samples * time, samples * model.heads * time ** 2
-    between, inputs = (tp if it else 1 for it in (sequence_parallel, sequence_parallel == "regather"))
-    return sum(elements * (row.whole / between + row.inputs / inputs + row.divided / tp) + scores * row.scores / tp
-               + tokens * (row.rows / between + row.tokens) for row in rows if model.dropout or not row.dropout)
+def block_of(job):
+    """The rows of one block, in the order of the ops."""
+    model, precision = job.model, job.precision
+    experts = "an expert each" if model.top_k == 1 and precision == "float32" else "experts"
+    kind = ["gated"] * (model.family == "llama") + [experts] * bool(model.experts)
+    ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
+    return [*QKV[precision], *ATTENTION[precision + ring], *PROJECTION[precision],
+            *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
 
 
-def activations(model, precision, stage, samples, time, tp=1, sequence_parallel=False, checkpointing=False):
-    """(bytes that a rank keeps of a micro-batch until its backward, how many more there are for a while in it).
+class Kept(NamedTuple):
+    """Bytes that a rank keeps of a micro-batch in a stage.
 
-    stage          (blocks that the rank has, whether it has the embedding, whether the output layer)
-    checkpointing  of a block only its input is kept; backward then has one block at a time whole
+    until_backward  from F to B or I
+    in_backward     more than these, for a while, in B
+    in_input        the same, in I
+    late            from I to W
     """
-    def of(rows):
-        return kept(rows, model, samples, time, tp, sequence_parallel)
+
+    until_backward: float
+    in_backward: float
+    in_input: float
+    late: float
+
+
+def activations(job, stage, samples):
+    """Kept, of so many samples in a stage (blocks that the rank has, whether it has the embedding, whether the output
+    layer). With checkpointing only a block's input is kept, and backward has one block at a time whole."""
     layers, first, last = stage
-    tokens, block = samples * time, of(BLOCK[precision])
-    ends = "float32, divided" if precision == "float32" and tp > 1 else precision
-    before = of(EMBEDDING[ends]) if first else 0
-    behind = of(OUTPUT[ends]) + LOGITS[ends] * tokens * -(-model.vocabulary // tp) if last else 0
-    if last and ends == "float32, divided":
-        behind += 8 * (samples + time)      # the loss takes scores by three indices, of which these two are the others
-    if not checkpointing:
-        return before + layers * block + behind, 0
-    inputs = tokens * model.width * INPUT[precision] / (tp if sequence_parallel else 1)
-    labels = 8 * tokens if last and ends == "float32" else 0        # the program's own: they stay
-    return before + layers * inputs + behind, max(0, block - inputs - behind + labels)
+    count = elements(job, samples)
+    ends = "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
+    before = EMBEDDING[ends] if first else []
+    if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
+        before = [*before, Row("positions", "position", 8)]
+    behind, block = OUTPUT[ends] if last else [], block_of(job)
+
+    def of(rows):
+        return sum(row.nbytes * count[row.per] for row in _there(rows, job.model))
+    if job.checkpointing:
+        inputs = count["whole"] * INPUT[job.precision]
+        labels = 8 * count["token"] if last and ends == "float32" else 0        # the program's own: they stay
+        return Kept(of(before) + layers * inputs + of(behind), max(0, of(block) - inputs - of(behind) + labels), 0, 0)
+    kept = of(before) + layers * of(block) + of(behind)
+    if first:       # nobody waits for its input's gradient: all is left to W
+        return Kept(kept, 0, 0, kept)
+    now = most = 0
+    for row in reversed(_there([*block * layers, *behind], job.model)):
+        now += (row.late - row.nbytes) * count[row.per]
+        most = max(most, now)
+    return Kept(kept, 0, most, kept + now)
+
+
+def _there(rows, model):
+    return [row for row in rows if model.dropout or not row.what.startswith("dropout")]

@@ -4,14 +4,17 @@ import sys
 from dataclasses import replace
 from math import isfinite
 
+from ..parallel.context_parallel import HOW
+from ..parallel.schedules import SCHEDULES
 from ..parallel.sequence_parallel import check_choice
 from .devices import DEVICES, device_named
 from .job import PRECISIONS, Job
 from .meshes import every
-from .model import GPT, Parameters
+from .model import FAMILIES, GPT, Parameters
 from .paper import AXES, gpu_hours, plan
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
+MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor")      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -20,9 +23,11 @@ COUNTED = ("Exact counts, padding included: parameters, gradients, optimizer, by
 ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on the CPU.",
                "mixed": "Activations: a model, Megatron-LM's (Korthikanti et al. 2022)."}
 NOT_RUN = {"mixed": "The counts are of this library's layout, which itself trains several ranks in float32.",
-           "pipeline": "Its own pipelines run with stage 0."}
+           "pipeline": "Its own pipelines run with stage 0.",
+           "llama": "It has no gated feed-forward."}
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
+HOST = "Host: of offload; its seconds are those of the copies at full PCIe speed, without the update itself."
 
 
 def add_command(commands):
@@ -33,25 +38,36 @@ def add_command(commands):
     p.add_argument("--memory", type=float, help="bytes that a device has, instead of its own")
     p.add_argument("--flops", type=float, help="FLOP/s that a device does, instead of its peak")
     p.add_argument("--bandwidth", type=float, help="bytes/s of every link, instead of those in and between machines")
+    p.add_argument("--host-bandwidth", type=float, help="bytes/s to the host and back, instead of its PCIe's")
     p.add_argument("--parameters", type=float, help="of a model of which no more is known, e.g. 7.5e9")
     for name in SHAPE:
         p.add_argument(f"--{name}", type=int, help="of a GPT")
+    p.add_argument("--kv-heads", type=int, help="heads of keys and values, which groups of queries share")
+    p.add_argument("--hidden", type=int, help="features within the feed-forward (default: 4 · width)")
+    p.add_argument("--family", help=f"of what the model is made: {', '.join(FAMILIES)} (default: gpt)")
+    p.add_argument("--experts", type=int, help="of every block's mixture, in the place of its feed-forward")
+    p.add_argument("--top-k", type=int, help="experts per token (default: 2)")
+    p.add_argument("--capacity-factor", type=float, help="places of an expert, over what balance needs (default: 1.25)")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
-    p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what tp and pp leave)")
+    p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
     p.add_argument("--tp", type=int, default=1, help="ranks that divide the matrices")
     p.add_argument("--pp", type=int, default=1, help="ranks that divide the layers")
+    p.add_argument("--cp", type=int, default=1, help="ranks that divide each sequence; with --meshes: at most so many")
+    p.add_argument("--cp-by", default="ring", help=f"how they attend: {', '.join(HOW)} (default: ring)")
+    p.add_argument("--ep", type=int, default=1, help="ranks that divide experts and samples; with --meshes: at most")
     p.add_argument("--meshes", action="store_true", help="try all meshes, and show the fastest; needs --batch")
     p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
     p.add_argument("--precision", default="mixed", help="mixed (2+2+12 bytes per parameter) or float32 (4+4+8)")
     p.add_argument("--batch", type=int, help="samples per step, over all ranks (default: one per micro-batch)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 1; 4 per pipeline stage)")
     p.add_argument("--sequence-length", type=int, help="tokens of a sample (default: the context; 2,048)")
-    p.add_argument("--schedule", default="1f1b", help="of the pipeline: gpipe, 1f1b, interleaved")
+    p.add_argument("--schedule", default="1f1b", help=f"of the pipeline: {', '.join(SCHEDULES)}")
     p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
     p.add_argument("--checkpointing", action="store_true", help="keep the blocks' inputs alone, and compute twice")
     p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
                    help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
+    p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
     p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.set_defaults(run=_show)
 
@@ -72,16 +88,19 @@ def plans_of(args):
     """[Plan], one per stage. ValueError for what can't be planned."""
     _check_numbers(args)
     device, model = _device(args), _model(args)
-    dp = args.devices // (args.tp * args.pp) if args.dp is None else args.dp
-    if dp * args.tp * args.pp != args.devices:
-        raise ValueError(f"the mesh dp={'?' if args.dp is None else dp} × tp={args.tp} × pp={args.pp} doesn't make up "
-                         f"{args.devices} devices: their product must be {args.devices}")
+    others = args.tp * args.pp * args.cp * args.ep
+    dp = args.devices // others if args.dp is None else args.dp
+    if dp * others != args.devices:
+        more = "".join(f" × {name}={getattr(args, name)}" for name in ("cp", "ep") if getattr(args, name) > 1)
+        raise ValueError(f"the mesh dp={'?' if args.dp is None else dp} × tp={args.tp} × pp={args.pp}{more} doesn't "
+                         f"make up {args.devices} devices: their product must be {args.devices}")
     micro_batches = (4 * args.pp if args.pp > 1 else 1) if args.micro_batches is None else args.micro_batches
-    possible = 1 if dp == 1 else 2 if args.pp > 1 else 4
+    possible = 1 if dp * args.cp == 1 or args.ep > 1 else 2 if args.pp > 1 else 4
     stages = range(possible) if args.stage is None else [args.stage]
-    batch = dp * micro_batches if args.batch is None else args.batch
+    batch = dp * args.ep * micro_batches if args.batch is None else args.batch
     job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
-              args.schedule, args.chunks, args.checkpointing, args.sequence_parallel)
+              args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
+              args.offload_optimizer)
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -97,10 +116,11 @@ def every_of(args):
         raise ValueError("--meshes compares them with one batch: give --batch")
     device, model = _device(args), _model(args)
     job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
-              micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing)
+              micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing,
+              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer)
     check_choice("--sequence-parallel", args.sequence_parallel)
     plans, impossible = every(job, device, args.devices, None if args.stage is None else [args.stage],
-                              args.micro_batches, args.sequence_parallel)
+                              args.micro_batches, args.sequence_parallel, args.cp, args.ep)
     if not plans:
         raise ValueError(f"no mesh of {args.devices} devices can train this with a batch of {args.batch}: ask for one, "
                          "by --dp, --tp and --pp, to hear why")
@@ -108,13 +128,17 @@ def every_of(args):
 
 
 def _check_numbers(args):
-    for name in ("parameters", "memory", "flops", "bandwidth", "tokens"):
+    for name in ("parameters", "memory", "flops", "bandwidth", "host_bandwidth", "tokens"):
         value = getattr(args, name)
         if value is not None and not (isfinite(value) and value > 0):
-            raise ValueError(f"--{name} {value}: must be a positive number")
-    for name in ("devices", "tp", "pp"):
+            raise ValueError(f"--{_spelt(name)} {value}: must be a positive number")
+    for name in ("devices", "tp", "pp", "cp", "ep"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
+
+
+def _spelt(name):
+    return name.replace("_", "-")
 
 
 def _time(args, model):
@@ -129,12 +153,16 @@ def _device(args):
         device = replace(device, memory=args.memory)
     if args.flops:
         device = replace(device, flops=dict.fromkeys(PRECISIONS, args.flops))
+    if args.host_bandwidth:
+        device = replace(device, host=args.host_bandwidth)
     return replace(device, link=args.bandwidth, network=args.bandwidth) if args.bandwidth else device
 
 
 def _model(args):
     given = [f"--{name}" for name in SHAPE if getattr(args, name) is not None]
+    more = {name: getattr(args, name) for name in MORE if getattr(args, name) is not None}
     if args.parameters is not None:
+        given += [f"--{_spelt(name)}" for name in more]
         if given := given + ["--untied"] * args.untied + ["--no-dropout"] * args.no_dropout:
             raise ValueError(f"--parameters and {' '.join(given)}: the latter are a GPT's, give one or the other")
         return Parameters(args.parameters)
@@ -142,7 +170,10 @@ def _model(args):
         missing = [f"--{name}" for name in SHAPE if f"--{name}" not in given]
         raise ValueError(f"the model is missing {' '.join(missing)}: give --parameters, or all of a GPT's "
                          f"{' '.join(f'--{name}' for name in SHAPE)}")
-    return GPT(**{name: getattr(args, name) for name in SHAPE}, tied=not args.untied, dropout=not args.no_dropout)
+    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor") if name in more and not args.experts]:
+        raise ValueError(f"{' '.join(lost)} without --experts: say how many there are")
+    return GPT(**{name: getattr(args, name) for name in SHAPE}, **more, tied=not args.untied,
+               dropout=not args.no_dropout)
 
 
 # ---------------------------------------------------------------- from plans to lines
@@ -156,8 +187,9 @@ def lines(plans, tokens=None):
              f"{job.ranks:,} × {device.name}, {job.mesh()}; {job.precision}: "
              f"{' + '.join(map(str, job.sizes.values()))} bytes per parameter",
              f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs (6·N·D: "
-             f"{6 * job.model.count * work:.4g})" + (f"; pipeline: {job.micro_batches} micro-batches, bubble "
-                                                     f"{100 * plans[0].bubble:.1f} %" if job.pp > 1 else ""), ""]
+             f"{6 * (job.model.active if job.model.experts else job.model.count) * work:.4g})"
+             + (f"; pipeline: {job.micro_batches} micro-batches, bubble {100 * plans[0].bubble:.1f} %"
+                if job.pp > 1 else ""), ""]
     found += [*held_table(plans), "", *time_table(plans), ""]
     if tokens:
         best = min(plans, key=lambda p: (not p.fits, p.seconds.step))
@@ -172,9 +204,11 @@ def lines(plans, tokens=None):
 def notes(job):
     """Which figures are exact and which are models, as lines."""
     if job.model.layers is None:
-        return [UNKNOWN, TIME]
-    not_run = [NOT_RUN["mixed"]] * (job.precision == "mixed") + [NOT_RUN["pipeline"]] * (job.pp > 1)
-    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *([" ".join(not_run)] if not_run else []), TIME]
+        return [UNKNOWN, TIME, *[HOST] * job.offload_optimizer]
+    found = {"mixed": job.precision == "mixed", "pipeline": job.pp > 1, "llama": job.model.family == "llama"}
+    not_run = [NOT_RUN[what] for what, it in found.items() if it]
+    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *([" ".join(not_run)] if not_run else []), TIME,
+            *[HOST] * job.offload_optimizer]
 
 
 def mesh_lines(args):
@@ -202,22 +236,28 @@ def held_table(plans):
     unit = _held_unit(plans)
     known = plans[0].fullest.activations is not None
     kinds = ("parameters", "gradients", "optimizer", *(("buffers", "activations") if known else ()))
-    rows = [[f"{UNITS[unit]} held", *kinds, "together", f"of {plans[0].device.memory / unit:,.0f}"]]
+    host = ["host"] * plans[0].job.offload_optimizer
+    rows = [[f"{UNITS[unit]} held", *kinds, "together", f"of {plans[0].device.memory / unit:,.0f}", *host]]
     for p in plans:
         rows.append([_name(p), *(f"{getattr(p.fullest, kind) / unit:,.2f}" for kind in kinds),
-                     f"{p.fullest.memory / unit:,.2f}", _fits(p)])
+                     f"{p.fullest.memory / unit:,.2f}", _fits(p),
+                     *(f"{getattr(p.fullest, kind) / unit:,.2f}" for kind in host)])
     return _columns(rows)
 
 
 def time_table(plans):
     """What is sent, and how long a step takes, as lines."""
-    unit = _unit(max(p.sent(axis) for p in plans for axis in AXES))
-    axes = [axis for axis in AXES if getattr(plans[0].job, axis) > 1]
-    parts = ("compute", *axes, *(("bubble",) if "pp" in axes else ()))
-    rows = [["per step", *(f"{UNITS[unit]} sent {axis}" for axis in axes), *(f"s {part}" for part in parts),
+    job = plans[0].job
+    axes = [axis for axis in AXES if any(p.sent(axis) for p in plans)]
+    sent = {axis: [p.sent(axis) for p in plans] for axis in axes}
+    if job.offload_optimizer:
+        sent["host"] = [max(rank.crossing for rank in p.ranks) for p in plans]
+    unit = _unit(max(map(max, sent.values()), default=0))
+    parts = ("compute", *axes, *["bubble"] * (job.pp > 1), *["host"] * job.offload_optimizer)
+    rows = [["per step", *(f"{UNITS[unit]} sent {axis}" for axis in sent), *(f"s {part}" for part in parts),
              "s together", "longest"]]
-    for p in plans:
-        rows.append([_name(p), *(f"{p.sent(axis) / unit:,.2f}" for axis in axes),
+    for i, p in enumerate(plans):
+        rows.append([_name(p), *(f"{counts[i] / unit:,.2f}" for counts in sent.values()),
                      *(f"{getattr(p.seconds, part):.3g}" for part in parts), f"{p.seconds.step:.3g}",
                      p.seconds.longest])
     return _columns(rows)

@@ -15,7 +15,8 @@ class Device:
 
     memory    bytes
     flops     {precision: peak FLOP/s}
-    link      bytes per second, one way, to the devices of the same machine; network: to those of others, its share
+    link      bytes per second, one way, to the devices of the same machine; network: to those of others, its share;
+              host: to the host's memory
     per_node  devices per machine
     """
 
@@ -25,23 +26,24 @@ class Device:
     link: float
     network: float
     per_node: int
+    host: float
     source: str = ""
 
-    def costs(self, ranks, stride=1):
-        """comm.cost's Costs along an axis of so many ranks, whose neighbours are `stride` devices apart: those of the
-        slowest link in it. Adding up is left out: memory is ten times as fast as any link."""
-        return Costs(LATENCY, 1 / (self.link if ranks * stride <= self.per_node else self.network), 0.0)
+    def costs(self, span):
+        """comm.cost's Costs among ranks that lie within `span` devices side by side: the slowest link's. Adding up is
+        left out: memory is ten times as fast as any link."""
+        return Costs(LATENCY, 1 / (self.link if span <= self.per_node else self.network), 0.0)
 
 
 DEVICES = {device.name: device for device in (
-    Device("V100", 32 * GB, {"mixed": 125 * TERA, "float32": 15.7 * TERA}, 150 * GB, 6.25 * GB, 8,
-           "NVIDIA V100 data sheet, SXM2: 300 GB/s NVLink both ways; DGX-1: 4 × 100 Gb/s for 8"),
-    Device("A100", 80 * GB, {"mixed": 312 * TERA, "float32": 19.5 * TERA}, 300 * GB, 25 * GB, 8,
-           "NVIDIA A100 data sheet, SXM4: 600 GB/s NVLink both ways; DGX A100: 8 × 200 Gb/s for 8"),
-    Device("H100", 80 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8,
-           "NVIDIA H100 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H100: 8 × 400 Gb/s for 8"),
-    Device("H200", 141 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8,
-           "NVIDIA H200 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H200: 8 × 400 Gb/s for 8"),
+    Device("V100", 32 * GB, {"mixed": 125 * TERA, "float32": 15.7 * TERA}, 150 * GB, 6.25 * GB, 8, 16 * GB,
+           "NVIDIA V100 data sheet, SXM2: 300 GB/s NVLink both ways; DGX-1: 4 × 100 Gb/s for 8; PCIe 3.0 × 16"),
+    Device("A100", 80 * GB, {"mixed": 312 * TERA, "float32": 19.5 * TERA}, 300 * GB, 25 * GB, 8, 32 * GB,
+           "NVIDIA A100 data sheet, SXM4: 600 GB/s NVLink both ways; DGX A100: 8 × 200 Gb/s for 8; PCIe 4.0 × 16"),
+    Device("H100", 80 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB,
+           "NVIDIA H100 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H100: 8 × 400 Gb/s for 8; PCIe 5.0 × 16"),
+    Device("H200", 141 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB,
+           "NVIDIA H200 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H200: 8 × 400 Gb/s for 8; PCIe 5.0 × 16"),
 )}
 
 

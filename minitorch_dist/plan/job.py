@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..data.loader import share
-from ..parallel.schedules import SCHEDULES
+from ..parallel.context_parallel import HOW
+from ..parallel.schedules import SCHEDULES, WEIGHT, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
 
 # Bytes per parameter as it is held, and per element as it is sent. Mixed: 16 bits, and Adam's float32 master copy and
@@ -18,12 +19,16 @@ class Job:
     """One way to train a model.
 
     model          a GPT, or Parameters
-    dp, tp, pp     the mesh: ranks that divide the samples, the matrices, the layers; tp's are neighbours, then pp's
-    stage          ZeRO's along dp, 0 to 3
+    dp, tp, pp     the mesh: ranks that divide the samples, the matrices, the layers
+    cp, ep         ranks that divide each sequence; that divide the samples and the experts. tp's are neighbours, then
+                   cp's and ep's, then pp's
+    cp_by          "ring" or "all_to_all", as in parallel/context_parallel.py
+    stage          ZeRO's along dp and cp, 0 to 3
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
     schedule       of parallel/schedules.py, with so many chunks of layers per rank
     sequence_parallel  False, True or "regather", as in parallel/tensor_parallel.py
+    offload_optimizer  its state lies on the host, which makes the update (parallel/offload.py)
     ValueError where it can't be done.
     """
 
@@ -40,9 +45,13 @@ class Job:
     chunks: int = 1
     checkpointing: bool = False
     sequence_parallel: object = False
+    cp: int = 1
+    cp_by: str = "ring"
+    ep: int = 1
+    offload_optimizer: bool = False
 
     def __post_init__(self):
-        for name in ("dp", "tp", "pp", "batch", "time", "micro_batches", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "batch", "time", "micro_batches", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.stage not in (0, 1, 2, 3):
@@ -50,28 +59,37 @@ class Job:
                              "(gradients as well), 3 (parameters as well)")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r}: take one of {', '.join(PRECISIONS)}")
-        if self.batch % self.dp or self.batch // self.dp < self.micro_batches:
-            raise ValueError(f"a batch of {self.batch} samples on dp={self.dp} ranks in {self.micro_batches} "
-                             "micro-batches: dp must divide the batch and leave each rank a sample per micro-batch: "
-                             f"--batch {self.dp * self.micro_batches} or a multiple, or fewer --micro-batches")
+        by = self.dp * self.ep
+        if self.batch % by or self.batch // by < self.micro_batches:
+            raise ValueError(f"a batch of {self.batch} samples on dp={self.dp}{f' · ep={self.ep}' * (self.ep > 1)} "
+                             f"ranks in {self.micro_batches} micro-batches: dp must divide the batch and leave each "
+                             f"rank a sample per micro-batch: --batch {by * self.micro_batches} or a multiple, or "
+                             "fewer --micro-batches")
         self._check_cut()
+        if self.model.layers is not None:
+            self._check_sequences()
+            self._check_experts()
         self._check_schedule()
 
     def _check_cut(self):
         model = self.model
         check_choice("--sequence-parallel", self.sequence_parallel)
         if model.layers is None:
-            if self.tp * self.pp > 1 or self.sequence_parallel:
-                raise ValueError(f"tp={self.tp}, pp={self.pp} of a model of which only the number of parameters is "
-                                 "known: give --layers, --width and --heads instead of --parameters")
+            if self.tp * self.pp * self.cp * self.ep > 1 or self.sequence_parallel:
+                raise ValueError(f"{self.mesh()} of a model of which only the number of parameters is known: give "
+                                 "--layers, --width and --heads instead of --parameters")
             return
-        if model.heads % self.tp:
-            raise ValueError(f"tp={self.tp} must divide the {model.heads} heads: take another --tp")
+        if model.heads % self.tp or (model.kv_heads or self.tp) % self.tp:
+            raise ValueError(f"tp={self.tp} must divide the {model.heads} heads"
+                             f"{f' and {model.kv_heads} kv_heads' * (model.kv_heads is not None)}: take another --tp")
         if model.vocabulary < self.tp:
             raise ValueError(f"tp={self.tp} ranks can't share a vocabulary of {model.vocabulary}: lower --tp")
-        if model.layers < self.pp * self.chunks:
-            raise ValueError(f"{model.layers} layers can't be cut into pp·chunks = {self.pp * self.chunks} stages: "
-                             "lower --pp or --chunks")
+        if model.layers < self.pp * self.stages_per_rank:
+            raise ValueError(f"{model.layers} layers can't be cut into pp·chunks = {self.pp * self.stages_per_rank} "
+                             "stages: lower --pp or --chunks")
+        if self.precision == "float32" and (model.family != "gpt" or model.hidden or model.kv_heads):
+            raise ValueError("--family llama, --hidden and --kv-heads go with --precision mixed: in float32, plan says "
+                             "what this library's own GPT keeps, of as many keys as queries")
         if self.time > model.context:
             raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
         if self.pp > 1 and model.tied:
@@ -84,12 +102,36 @@ class Job:
             raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the {self.time} tokens of "
                              f"a sequence; tp={self.tp}")
 
+    def _check_sequences(self):
+        if self.cp_by not in HOW:
+            raise ValueError(f"--cp-by {self.cp_by}: take one of {', '.join(HOW)}")
+        if self.cp == 1:
+            return
+        if self.time % (2 * self.cp):
+            raise ValueError(f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
+                             f"{self.time} tokens: --sequence-length {-(-self.time // (2 * self.cp)) * 2 * self.cp}")
+        if self.sequence_parallel:
+            raise ValueError("--sequence-parallel divides the sequences over tp, --cp over ranks of their own: take "
+                             "one")
+        if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
+            raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
+                             "--cp, or take --cp-by ring")
+
+    def _check_experts(self):
+        if self.ep > 1 and (not self.model.experts or self.model.experts % self.ep):
+            raise ValueError(f"ep={self.ep} ranks can't share {self.model.experts} experts equally: take a divisor of "
+                             "--experts")
+        if self.ep > 1 and self.stage:
+            raise ValueError(f"stage {self.stage} with ep={self.ep}: fully_shard knows no experts that are divided "
+                             "already: take --stage 0, or --ep 1")
+        for name in ("tp", "pp", "cp"):
+            if self.model.experts and getattr(self, name) > 1:
+                raise ValueError(f"{name}={getattr(self, name)} of a mixture of experts: plan knows these with --dp "
+                                 "and --ep only")
+
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r}: take one of {', '.join(SCHEDULES)}")
-        if self.schedule == "zb-h1":
-            raise ValueError("schedule zb-h1: plan's tables don't know what is kept for W: take 1f1b; python -m "
-                             "minitorch_dist pipeline zb-h1 says what the bubble is")
         if self.chunks > 1 and (self.schedule != "interleaved" or self.pp == 1):
             raise ValueError(f"{self.chunks} chunks per rank are for --schedule interleaved and --pp 2 or more")
         if self.schedule != "1f1b" and self.pp == 1:
@@ -97,10 +139,27 @@ class Job:
         if self.schedule == "interleaved" and self.micro_batches % self.pp:
             raise ValueError(f"interleaved: pp={self.pp} must divide the {self.micro_batches} micro-batches: take "
                              f"--micro-batches {-(-self.micro_batches // self.pp) * self.pp}")
+        in_two = any(step.kind == WEIGHT for step in self.steps[0])
+        if in_two and self.checkpointing:
+            raise ValueError(f"schedule {self.schedule} with --checkpointing: a block that is computed again makes all "
+                             "its gradients at once, and leaves nothing to W: take --schedule 1f1b")
+        if in_two and self.tp > 1 and self.precision == "float32":
+            raise ValueError(f"schedule {self.schedule} with tp={self.tp} in float32: what W keeps then isn't in "
+                             "plan's tables: take --tp 1 or --precision mixed")
 
     @property
     def ranks(self):
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp * self.ep
+
+    @property
+    def replicas(self):
+        """Ranks that hold the same parameters, or would, but for experts: gradients are summed over them."""
+        return self.dp * self.cp * self.ep
+
+    @property
+    def stages_per_rank(self):
+        """Of the pipeline."""
+        return 2 if self.schedule == "zb-v" else self.chunks
 
     @property
     def sizes(self):
@@ -110,7 +169,7 @@ class Job:
     @property
     def samples(self):
         """Of a rank, per step."""
-        return self.batch // self.dp
+        return self.batch // (self.dp * self.ep)
 
     @property
     def micro_batch(self):
@@ -120,42 +179,46 @@ class Job:
     @cached_property
     def steps(self):
         """The schedule: for each of the pipeline's ranks a list of steps."""
-        numbers = (self.pp, self.micro_batches) + ((self.chunks,) if self.schedule == "interleaved" else ())
-        return SCHEDULES[self.schedule](*numbers)
+        return schedule_of(self.schedule, self.pp, self.micro_batches, self.chunks)
+
+    @cached_property
+    def placement(self):
+        """[[stage]] of the pipeline's ranks."""
+        return placement_of(self.steps)
 
     def stages_of(self, rank):
         """[(blocks, whether it is the first stage, whether the last)] of a pipeline rank's chunks."""
-        count = self.pp * self.chunks
-        found = []
-        for stage in range(rank, count, self.pp):
+        count, found = self.pp * self.stages_per_rank, []
+        for stage in self.placement[rank]:
             lo, hi = share(self.model.layers, stage, count)
             found.append((hi - lo, stage == 0, stage == count - 1))
         return found
 
     def mesh(self):
         """As text."""
-        return f"dp={self.dp} tp={self.tp} pp={self.pp}"
+        more = {"cp": self.cp, "ep": self.ep}
+        return f"dp={self.dp} tp={self.tp} pp={self.pp}{''.join(f' {axis}={n}' for axis, n in more.items() if n > 1)}"
 
     def shapes(self, stage):
         """[[shape]] of the parameters of one of stages_of, in the order of the model: before, in and behind its
         blocks."""
         blocks, first, last = stage
-        lists = [self.model.embedding(self.tp) if first else [], *[self.model.block(self.tp)] * blocks,
+        lists = [self.model.embedding(self.tp) if first else [], *[self.model.block(self.tp, self.ep)] * blocks,
                  self.model.output(self.tp) if last else []]
         return [[shape for _, shape in named] for named in lists]
 
     def arrivals(self, stage):
-        """[shape] of the same parameters in the order in which their gradients come: the last layer's first, its
-        weight before its bias, but where the bias is added to a sum over the ranks."""
+        """[(name, shape)] of the same parameters in the order in which their gradients come: the last layer's first,
+        its weight before its bias, but where the bias is added to a sum over the ranks."""
         blocks, first, last = stage
-        named = [*(self.model.embedding(self.tp) if first else []), *self.model.block(self.tp) * blocks,
+        named = [*(self.model.embedding(self.tp) if first else []), *self.model.block(self.tp, self.ep) * blocks,
                  *(self.model.output(self.tp) if last else [])]
         layers, found = [], []
         for name, shape in named:
             layer, _, kind = name.rpartition(".")
-            if kind == "weight":
+            if kind != "bias":
                 layers.append((layer, []))
-            layers[-1][1].append(shape)
-        for layer, shapes in reversed(layers):
-            found += reversed(shapes) if self.tp > 1 and layer in ("attention.out", "mlp.2") else shapes
+            layers[-1][1].append((name, shape))
+        for layer, pair in reversed(layers):
+            found += reversed(pair) if self.tp > 1 and layer in ("attention.out", "mlp.2") else pair
         return found

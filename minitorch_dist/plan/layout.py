@@ -1,17 +1,15 @@
 """Parameters where they come to lie: padded to 16 elements each, and to blocks of 4,096, by the library's own code."""
 
+from math import prod
 from types import SimpleNamespace
 
-from ..flat import BLOCK, layout, round_up
+from ..flat import ALIGN, BLOCK, layout, round_up
 from ..parallel.buckets import MIB, cut
 
 
 def _stand_in(shape, itemsize):
     """Of a tensor, what layouts ask for."""
-    size = 1
-    for extent in shape:
-        size *= extent
-    return SimpleNamespace(data=SimpleNamespace(size=size, nbytes=size * itemsize), dtype=itemsize)
+    return SimpleNamespace(data=SimpleNamespace(size=prod(shape), nbytes=prod(shape) * itemsize), dtype=itemsize)
 
 
 def buckets(shapes, itemsize, first_mib=1, cap_mib=25):
@@ -25,3 +23,8 @@ def unit(shapes, ranks):
     """Elements of a unit of fully_shard (parallel/units.py), a multiple of ranks · 4,096."""
     _, used = layout([_stand_in(shape, 0) for shape in shapes])
     return ranks * round_up(-(-used // ranks), BLOCK)
+
+
+def stepped(shapes):
+    """Elements that an optimizer runs over: the parameters, each padded to 16, without what fills the last block."""
+    return sum(round_up(prod(shape), ALIGN) for shape in shapes)

@@ -10,26 +10,34 @@ def divisors(n):
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def every(job, device, devices, stages=None, micro_batches=None, sequence_parallel=False):
+def every(job, device, devices, stages=None, micro_batches=None, sequence_parallel=False, cp=1, ep=1):
     """([Plan] of every mesh and stage that can be, first those that fit, by the seconds of a step; how many can't be).
 
     job            says all else
-    stages         ZeRO's to try (default: all where dp is more than 1)
+    stages         ZeRO's to try (default: all where dp and cp are more than 1)
     micro_batches  of each (default: 1; in a pipeline 4 per stage, or as many as there are samples)
     sequence_parallel  along tp, where there is any
+    cp, ep         at most so many ranks along these axes
     Tensor parallelism stays within a machine: each block waits for it.
     """
     found, impossible = [], 0
-    for tp in [d for d in divisors(devices) if d <= device.per_node]:
-        for pp in divisors(devices // tp):
-            dp = devices // tp // pp
-            pieces = micro_batches
-            if pieces is None:
-                pieces = 1 if pp == 1 else max(1, min(4 * pp, job.batch // dp))
-            for stage in stages or (range(4) if dp > 1 else [0]):
-                try:
-                    found.append(plan(replace(job, dp=dp, tp=tp, pp=pp, stage=stage, micro_batches=pieces,
-                                              sequence_parallel=tp > 1 and sequence_parallel), device))
-                except ValueError:
-                    impossible += 1
+    for mesh in meshes(devices, device.per_node, cp, ep):
+        pieces = micro_batches
+        if pieces is None:
+            pieces = 1 if mesh["pp"] == 1 else max(1, min(4 * mesh["pp"], job.batch // (mesh["dp"] * mesh["ep"])))
+        for stage in stages or (range(4) if mesh["dp"] * mesh["cp"] > 1 else [0]):
+            try:
+                found.append(plan(replace(job, **mesh, stage=stage, micro_batches=pieces,
+                                          sequence_parallel=mesh["tp"] > 1 and sequence_parallel), device))
+            except ValueError:
+                impossible += 1
     return sorted(found, key=lambda p: (not p.fits, p.seconds.step)), impossible
+
+
+def meshes(devices, most_tp, most_cp, most_ep):
+    """{axis: ranks}, of every mesh of so many devices."""
+    for tp in [d for d in divisors(devices) if d <= most_tp]:
+        for cp in [d for d in divisors(devices // tp) if d <= most_cp]:
+            for ep in [d for d in divisors(devices // tp // cp) if d <= most_ep]:
+                for pp in divisors(devices // tp // cp // ep):
+                    yield {"dp": devices // tp // cp // ep // pp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}

@@ -2,11 +2,14 @@
 
 FLOPs are those of matrix products, two per multiply-add, as nn.summary counts them; a training step has three times
 those of its forward pass. Sources: Kaplan et al. 2020 (6·N·D); Narayanan et al. 2021 (with attention and the output
-layer).
+layer). Of experts it is the rows that are multiplied, empty ones too.
 """
 
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
+from math import inf, prod
+
+from ..nn.moe import capacity_of
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Parameters:
     count: float
 
     layers = None
+    experts = 0
 
     def step_flops(self, tokens, time=None, checkpointing=False):
         """6·N·D; with checkpointing forward runs twice: 8·N·D."""
@@ -25,12 +29,21 @@ class Parameters:
         return f"{self.count:,.0f} parameters"
 
 
+FAMILIES = ("gpt", "llama")
+
+
 @dataclass(frozen=True)
 class GPT:
-    """nn.GPT of these sizes, with learned positions and layer norms.
+    """nn.GPT of these sizes.
 
-    tied     the output layer is the embedding's weight
-    dropout  whether there is any: its masks are kept for backward
+    tied      the output layer is the embedding's weight
+    dropout   whether there is any: its masks are kept for backward
+    kv_heads  key and value heads (None: as many as heads)
+    hidden    features within the feed-forward (None: 4 · width, as in this library)
+    family    "gpt": learned positions, layer norms, biases, GELU; or "llama": rotary positions, norms of one vector, no
+              biases, and a third matrix in the feed-forward, as a gate (SwiGLU), which this library hasn't
+    experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
+    capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
     """
 
     layers: int
@@ -40,43 +53,102 @@ class GPT:
     context: int
     tied: bool = True
     dropout: bool = True
+    kv_heads: int | None = None
+    hidden: int | None = None
+    family: str = "gpt"
+    experts: int = 0
+    top_k: int = 2
+    capacity_factor: float = 1.25
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "vocabulary", "context"):
-            if getattr(self, name) < 1:
+        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.width % self.heads:
             raise ValueError(f"{self.heads} heads must divide the width {self.width}: take another --heads or --width")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"{self.kv_heads} kv_heads must divide the {self.heads} heads: take another --kv-heads")
+        if self.family not in FAMILIES:
+            raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
+        if self.experts < 0 or self.experts and not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"{self.top_k} of {self.experts} experts per token: --experts is 1 or more, --top-k no "
+                             "more than these")
+        if not 0 < self.capacity_factor < inf:
+            raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
+
+    @property
+    def keys(self):
+        """Features of all keys together, and of all values."""
+        return self.width // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def inner(self):
+        """Features within the feed-forward, or within each expert."""
+        return self.hidden or 4 * self.width
 
     @property
     def count(self):
         """Parameters of the whole model."""
         return sum(prod(shape) for _, shape in self.embedding(1) + self.block(1) * self.layers + self.output(1))
 
+    @property
+    def active(self):
+        """Parameters that a token meets: all but the experts that it didn't choose."""
+        chosen = Fraction(self.experts - self.top_k, self.experts) if self.experts else 0
+        return int(self.count - chosen * self.layers * sum(prod(shape) for _, shape in self.expert_matrices(1)))
+
     def embedding(self, tp):
         """[(name, shape)] of what stands before the blocks, on the tensor-parallel rank that has most of it."""
-        return [("embed.weight", (-(-self.vocabulary // tp), self.width)),
-                ("position.weight", (self.context, self.width))]
+        found = [("embed.weight", (-(-self.vocabulary // tp), self.width))]
+        return found + ([("position.weight", (self.context, self.width))] if self.family == "gpt" else [])
 
-    def block(self, tp):
-        """[(name, shape)] of a block: heads and the feed-forward's inner features are divided (parallel/
-        tensor_parallel.py)."""
+    def block(self, tp, ep=1):
+        """[(name, shape)] of a block: heads and the feed-forward's inner features are divided by tp (parallel/
+        tensor_parallel.py), experts by ep (parallel/moe.py)."""
         h, part = self.width, self.width // tp
-        return [("norm1.weight", (h,)), ("norm1.bias", (h,)),
-                ("attention.qkv.weight", (3 * part, h)), ("attention.qkv.bias", (3 * part,)),
-                ("attention.out.weight", (h, part)), ("attention.out.bias", (h,)),
-                ("norm2.weight", (h,)), ("norm2.bias", (h,)),
-                ("mlp.0.weight", (4 * part, h)), ("mlp.0.bias", (4 * part,)),
-                ("mlp.2.weight", (h, 4 * part)), ("mlp.2.bias", (h,))]
+        return [*self._norm("norm1"), *self._linear("attention.qkv", (part + 2 * self.keys // tp, h)),
+                *self._linear("attention.out", (h, part)), *self._norm("norm2"),
+                *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
+
+    def _feed_forward(self, inner):
+        h = self.width
+        first = self._linear("mlp.0", (inner, h))
+        gate = self._linear("mlp.gate", (inner, h)) if self.family == "llama" else []
+        return first + gate + self._linear("mlp.2", (h, inner))
+
+    def _mixture(self, ep):
+        return [("mlp.router.weight", (self.experts, self.width)), *self.expert_matrices(ep)]
+
+    def expert_matrices(self, ep):
+        """[(name, shape)] of a rank's share of a block's experts."""
+        here, h = self.experts // ep, self.width
+        gate = [("mlp.experts.gate", (here, h, self.inner))] if self.family == "llama" else []
+        return [("mlp.experts.up", (here, h, self.inner)), *gate, ("mlp.experts.down", (here, self.inner, h))]
+
+    def _norm(self, name):
+        return [(f"{name}.{kind}", (self.width,)) for kind in ("weight", "bias")[:2 if self.family == "gpt" else 1]]
+
+    def _linear(self, name, shape):
+        bias = [(f"{name}.bias", shape[:1])] if self.family == "gpt" else []
+        return [(f"{name}.weight", shape), *bias]
 
     def output(self, tp):
         """[(name, shape)] of what stands behind the blocks."""
-        norm = [("norm.weight", (self.width,)), ("norm.bias", (self.width,))]
-        return norm + ([] if self.tied else [("head.weight", (-(-self.vocabulary // tp), self.width))])
+        return self._norm("norm") + ([] if self.tied else [("head.weight", (-(-self.vocabulary // tp), self.width))])
 
-    def block_flops(self, tokens, time):
-        """Of one block, forward: its matrices, then the products of queries with keys and of weights with values."""
-        return tokens * (2 * 12 * self.width ** 2 + 4 * time * self.width)
+    def rows(self, tokens):
+        """Rows of all experts together, of so many tokens routed at once: the empty ones too."""
+        return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
+
+    def block_flops(self, tokens, time, calls=1):
+        """Of one block, forward: its matrices, then the products of queries with keys and of weights with values. The
+        tokens come in so many calls, which experts' empty rows depend on."""
+        h, matrices = self.width, 3 if self.family == "llama" else 2
+        attention = tokens * (2 * (2 * h + 2 * self.keys) * h + 4 * time * h)
+        if not self.experts:
+            return attention + tokens * 2 * matrices * h * self.inner
+        rows = calls * self.rows(tokens // calls)
+        return attention + tokens * 2 * self.experts * h + rows * 2 * matrices * h * self.inner
 
     def output_flops(self, tokens):
         """Of the output layer, forward."""
@@ -88,5 +160,11 @@ class GPT:
             3 * self.output_flops(tokens)
 
     def __str__(self):
-        return (f"GPT of {self.layers} layers, width {self.width:,}, {self.heads} heads, vocabulary "
-                f"{self.vocabulary:,}{'' if self.tied else ', untied'}: {self.count:,} parameters")
+        what = "GPT" if self.family == "gpt" else "Llama"
+        keys = f" ({self.kv_heads} of keys)" if self.kv_heads else ""
+        sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
+                 *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
+                 *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
+                 *([] if self.tied else ["untied"])]
+        active = f", {self.active:,} of them active" if self.experts else ""
+        return f"{what} of {self.layers} layers, {', '.join(sizes)}: {self.count:,} parameters{active}"

@@ -2,7 +2,7 @@
 
 Of a GPT, what parameters, gradients and the optimizer's state take and what is sent are exact counts, padding included:
 the ledger of a real run says the same. So are the float32 activations. Seconds are a model: peak FLOP/s, a ring at full
-bandwidth (comm/cost.py), and nothing overlaps.
+bandwidth (comm/cost.py), and nothing overlaps. What is sent along each axis: the functions of the table SENT_ALONG.
 """
 
 from dataclasses import dataclass
@@ -11,31 +11,37 @@ from math import prod
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
 from ..parallel.fully_sharded import SENT, held
-from ..parallel.schedules import FORWARD, play
+from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
 from .activations import activations
-from .layout import buckets, unit
+from .layout import buckets, stepped, unit
 
-AXES = ("dp", "tp", "pp")
+AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """`count` times per step on an axis; nbytes is of the whole array, or of the message (op "send")."""
+    """`count` times per step among so many ranks of an axis; nbytes is of the whole array (all_to_all: of a rank's), or
+    of the message (op "send")."""
 
     axis: str
+    ranks: int
     op: str
     nbytes: float
     count: float = 1
 
-    def sent(self, ranks):
+    @property
+    def sent(self):
         """Bytes that a rank sends: the mean over the ranks, which differ by some bytes where they don't divide it."""
-        return self.count * WIRE_BYTES[self.op](self.nbytes, self.nbytes / ranks, ranks)
+        return self.count * WIRE_BYTES[self.op](self.nbytes, self.nbytes / self.ranks, self.ranks)
 
-    def seconds(self, ranks, costs):
-        """By rings, of which an all-gather or a reduce-scatter is one half."""
+    def seconds(self, costs):
+        """By rings, of which an all-gather or a reduce-scatter is one half; all_to_all: a message to each other."""
+        n = self.ranks
         if self.op == "send":
             return self.count * (costs.alpha + costs.beta * self.nbytes)
-        return self.count * predict("ring", ranks, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
+        if self.op == "all_to_all":
+            return self.count * (n - 1) * (costs.alpha + costs.beta * self.nbytes / n)
+        return self.count * predict("ring", n, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Rank:
     buffers       beside them, at most: gathered parameters (stage 3), gradients that aren't summed yet
     activations   None where the model's layers are unknown
     collectives   [Collective]; flops: of a step
+    host, crossing  of offload: what lies in the host's memory instead, and what goes down to it and up again per step
     """
 
     parameters: float
@@ -55,26 +62,32 @@ class Rank:
     activations: float | None
     collectives: list
     flops: float
+    host: float = 0
+    crossing: float = 0
 
     @property
     def memory(self):
-        """All of it together."""
+        """All of it that lies on the device, together."""
         return self.parameters + self.gradients + self.optimizer + self.buffers + (self.activations or 0)
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a step, nothing overlapping: computing, the collectives of each axis, waiting in the pipeline."""
+    """Of a step, nothing overlapping: computing, the collectives of each axis, waiting in the pipeline, to the host and
+    back."""
 
     compute: float
     dp: float
     tp: float
     pp: float
+    cp: float
+    ep: float
     bubble: float
+    host: float
 
     @property
     def step(self):
-        return self.compute + self.dp + self.tp + self.pp + self.bubble
+        return sum(vars(self).values())
 
     @property
     def longest(self):
@@ -104,58 +117,82 @@ class Plan:
 
     def sent(self, axis):
         """Bytes per step and rank on an axis; of the pipeline's rank that sends most."""
-        size = getattr(self.job, axis)
-        return max(sum(c.sent(size) for c in rank.collectives if c.axis == axis) for rank in self.ranks)
+        return max(sum(c.sent for c in rank.collectives if c.axis == axis) for rank in self.ranks)
 
 
 def plan(job, device):
     """A Plan."""
     ranks = [rank_of(job, place) for place in range(job.pp)]
     bubble = play(job.steps).bubble if job.pp > 1 else 0.0
-    strides = {"tp": 1, "pp": job.tp, "dp": job.tp * job.pp}
-
-    def seconds(axis):
-        size = getattr(job, axis)
-        costs = device.costs(size, strides[axis])
-        return max(sum(c.seconds(size, costs) for c in rank.collectives if c.axis == axis) for rank in ranks)
-    compute, tp = max(rank.flops for rank in ranks) / device.flops[job.precision], seconds("tp")
-    return Plan(job, device, ranks, bubble,
-                Seconds(compute, seconds("dp"), tp, seconds("pp"), (compute + tp) * bubble / (1 - bubble)))
+    spans = {"tp": job.tp, "cp": job.tp * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
+             "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep}
+    took = {axis: max(sum(c.seconds(device.costs(spans[axis])) for c in rank.collectives if c.axis == axis)
+                      for rank in ranks) for axis in AXES}
+    compute = max(rank.flops for rank in ranks) / device.flops[job.precision]
+    within = compute + took["tp"] + took["cp"] + took["ep"]     # what others in the pipeline wait for
+    return Plan(job, device, ranks, bubble, Seconds(
+        compute, **took, bubble=within * bubble / (1 - bubble),
+        host=max(rank.crossing for rank in ranks) / device.host))
 
 
 def rank_of(job, place):
     """The Rank at a place in the pipeline."""
     if job.model.layers is None:
         size = job.model.count
+        pieces, buffered, activations_kept = [(size, job.replicas)], 0, None
+        collectives = data_parallel(job, pieces, 0)
         flops = job.model.step_flops(job.samples * job.time, job.time, job.checkpointing)
-        return Rank(*state(job, size), 0, None, data_parallel(job, [size], 0), flops)
-    stages = job.stages_of(place)
-    count = sum(len(part) for stage in stages for part in job.shapes(stage))
-    if job.stage == 0:
-        pieces = [size for stage in stages for size in buckets(job.arrivals(stage), job.sizes["gradient"])]
     else:
-        pieces = [size for stage in stages for size in units(job, stage)]
-    collectives = data_parallel(job, pieces, count) + tensor_parallel(job, stages) + \
-        pipeline_parallel(job, place)
-    return Rank(*state(job, sum(pieces)), buffers(job, stages), kept(job, place, stages), collectives,
-                flops_of(job, stages))
+        stages = job.stages_of(place)
+        pieces, buffered, activations_kept = pieces_of(job, stages), buffers(job, stages), kept(job, place, stages)
+        count = sum(len(part) for stage in stages for part in job.shapes(stage))
+        collectives = data_parallel(job, pieces, count) + \
+            [c for axis, sent in SENT_ALONG.items() if getattr(job, axis) > 1 for c in sent(job, place, stages)]
+        flops = flops_of(job, stages)
+        size = stepped(shape for stage in stages for part in job.shapes(stage) for shape in part)
+    parameters, gradients, optimizer = state(job, pieces)
+    if not job.offload_optimizer:
+        return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)
+    # Of each element whose state the rank has: its parameter and gradient come down, and its parameter goes up again.
+    # Of a unit that is cut the first ranks have no padding.
+    here = optimizer / job.sizes["optimizer"] if job.stage else size
+    crossing = here * (2 * job.sizes["parameter"] + job.sizes["gradient"])
+    return Rank(parameters, gradients, 0, buffered, activations_kept, collectives, flops, optimizer, crossing)
 
 
 # ---------------------------------------------------------------- held
 
-def state(job, size):
+def pieces_of(job, stages):
+    """[(elements, ranks that hold the same)] of a rank's buckets or units."""
+    if job.stage:
+        return [(size, job.replicas) for stage in stages for size in units(job, stage)]
+    found = []
+    for stage in stages:
+        for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
+            shapes = [shape for name, shape in job.arrivals(stage) if (job.ep > 1 and "experts" in name) == expert]
+            found += [(size, ranks) for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
+    return found
+
+
+def state(job, pieces):
     """Bytes of parameters, gradients and the optimizer's state, of so many elements."""
-    memory = held(job.stage, size, job.dp, job.sizes)
+    memory = held(job.stage, sum(size for size, _ in pieces), job.replicas, job.sizes)
     return memory["parameter"], memory["gradient"], memory["optimizer"]
 
 
 def units(job, stage):
     """Elements of fully_shard's units: of what stands around the blocks, and of each block."""
     before, *blocks, behind = job.shapes(stage)
-    if job.model.layers == 1:       # a Sequential of one: then the feed-forward's two matrices are units
-        block, = blocks
-        before, blocks = before + block[:-4], [block[-4:-2], block[-2:]]
-    return [unit(shapes, job.dp) for shapes in (before + behind, *blocks) if shapes]
+    if job.model.layers == 1:       # of a Sequential of one not the block is a unit, but what is in Sequentials in it
+        before, blocks = before + blocks[0], []
+        if nested(job):
+            before, blocks = before[:-4], [before[-4:-2], before[-2:]]
+    return [unit(shapes, job.replicas) for shapes in (before + behind, *blocks) if shapes]
+
+
+def nested(job):
+    """Whether the feed-forward's two matrices are units of their own."""
+    return job.model.layers == 1 and job.model.family == "gpt" and not job.model.experts
 
 
 def buffers(job, stages):
@@ -168,7 +205,7 @@ def buffers(job, stages):
     gathered, gradients = 0, largest + 4 * job.model.width
     if job.stage > 1:       # without a pipeline: one stage
         sizes = units(job, stages[0])
-        alive = 3 if job.model.layers == 1 else 2       # of nested units all those that run
+        alive = 3 if nested(job) else 2     # of nested units all those that run
         gathered = sum(sorted(sizes)[-alive:]) if job.stage == 3 else 0
         gradients += sum(sizes if job.micro_batches > 1 else sizes[:1] + sorted(sizes[1:])[-2:])
     return gathered * job.sizes["parameter"] + gradients * job.sizes["gradient"]
@@ -176,43 +213,53 @@ def buffers(job, stages):
 
 def kept(job, place, stages):
     """The most bytes of activations at once, as the schedule goes."""
-    costs = [activations(job.model, job.precision, stage, job.micro_batch, job.time, job.tp, job.sequence_parallel,
-                         job.checkpointing) for stage in stages]
+    costs = {number: activations(job, stage, job.micro_batch)
+             for number, stage in zip(job.placement[place], stages, strict=True)}
     now = most = 0
     for step in job.steps[place]:
-        bytes_kept, more = costs[step.chunk]
+        cost = costs[step.stage]
         if step.kind == FORWARD:
-            now += bytes_kept
-            most = max(most, now)
+            now += cost.until_backward
+        elif step.kind == BACKWARD:
+            most = max(most, now + cost.in_backward)
+            now -= cost.until_backward
+        elif step.kind == INPUT:
+            most = max(most, now + cost.in_input)
+            now += cost.late - cost.until_backward
         else:
-            most = max(most, now + more)
-            now -= bytes_kept
+            now -= cost.late
+        most = max(most, now)
     return most
 
 
 # ---------------------------------------------------------------- sent, by axis
 
 def data_parallel(job, pieces, parameters):
-    """Of gradients and parameters, in pieces of so many elements (buckets or units); with them travels which of the
+    """Of gradients and parameters, in pieces of (elements, ranks): buckets or units; with them travels which of the
     parameters somebody has used: in the buckets, or as an int32 each."""
     sizes, found = job.sizes, []
-    if job.dp == 1:
-        return found
-    for i, size in enumerate(pieces):
+    for i, (size, ranks) in enumerate(pieces):
+        if ranks == 1:
+            continue
         if job.stage == 0:
-            found.append(Collective("dp", "all_reduce", size * sizes["gradient"]))
+            found.append(Collective("dp", ranks, "all_reduce", size * sizes["gradient"]))
             continue
         # A single block's attention is in the first unit, which two others have displaced when backward comes to it.
-        again = job.stage == 3 and job.model.layers == 1 and i == 0
+        again = job.stage == 3 and i == 0 and nested(job)
         gathers = (SENT[job.stage] - 1 + again) * (job.micro_batches if job.stage == 3 else 1)
-        found += [Collective("dp", "all_gather", size * sizes["parameter"], gathers),
-                  Collective("dp", "reduce_scatter", size * sizes["gradient"])]
-    if job.stage and parameters:
-        found.append(Collective("dp", "all_reduce", 4 * parameters))
+        found += [Collective("dp", ranks, "all_gather", size * sizes["parameter"], gathers),
+                  Collective("dp", ranks, "reduce_scatter", size * sizes["gradient"])]
+    if job.stage and parameters and job.replicas > 1:
+        found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
     return found
 
 
-def tensor_parallel(job, stages):
+def _tokens(job):
+    """Of a micro-batch, on a rank: the mean."""
+    return job.samples / job.micro_batches * job.time / job.cp
+
+
+def tensor_parallel(job, place, stages):
     """Two all-reduces of a block's output forward, two backward; one forward behind the embedding, one backward before
     the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
 
@@ -220,39 +267,62 @@ def tensor_parallel(job, stages):
     inputs of column-parallel matrices once more. Gradients of norms and of row-parallel biases are summed, those of
     positions gathered (parallel/sequence_parallel.py).
     """
-    if job.tp == 1:
-        return []
     blocks, first, last = sum(s[0] for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
-    m, tokens = job.micro_batches, job.samples / job.micro_batches * job.time
+    m, tokens = job.micro_batches, _tokens(job)
     nbytes = tokens * job.model.width * job.sizes["parameter"]
     each = (6 if job.checkpointing else 4) * blocks
     if job.sequence_parallel:
         again = 2 * blocks + last if job.sequence_parallel == "regather" else 0
-        vector = job.model.width * job.sizes["gradient"]
-        found = [Collective("tp", "all_gather", nbytes, m * (each + first + last + again)),
-                 Collective("tp", "reduce_scatter", nbytes, m * (each + first + last)),
-                 Collective("tp", "all_reduce", vector, m * (6 * blocks + 2 * last)),
-                 Collective("tp", "all_gather", job.time * vector, m * first)]
+        vector, gpt = job.model.width * job.sizes["gradient"], job.model.family == "gpt"
+        vectors = 6 * blocks + 2 * last if gpt else 2 * blocks + last
+        found = [("all_gather", nbytes, m * (each + first + last + again)),
+                 ("reduce_scatter", nbytes, m * (each + first + last)),
+                 ("all_reduce", vector, m * vectors),
+                 ("all_gather", job.time * vector, m * first * gpt)]
     else:
-        found = [Collective("tp", "all_reduce", nbytes, m * (each + first + last))]
-    return found + [Collective("tp", "all_reduce", 4 * tokens, 3 * m)] * last
+        found = [("all_reduce", nbytes, m * (each + first + last))]
+    return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
 
 
-def pipeline_parallel(job, place):
-    """A micro-batch's activations to the next stage, and the gradients of them back."""
-    last = job.pp * job.chunks - 1
-    nbytes = job.samples / job.micro_batches * job.time * job.model.width * job.sizes["parameter"]
-    stages = range(place, last + 1, job.pp)
-    messages = sum(stage < last for stage in stages) + sum(stage > 0 for stage in stages)
-    return [Collective("pp", "send", nbytes, messages * job.micro_batches)] if job.pp > 1 else []
+def pipeline_parallel(job, place, stages):
+    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's."""
+    last = max(map(max, job.placement))
+    owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
+    messages = sum(owners[other] != place for stage in job.placement[place]
+                   for other in (stage - 1, stage + 1) if 0 <= other <= last)
+    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"]
+    return [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
+
+
+def context_parallel(job, place, stages):
+    """By a ring, keys and values to the next rank, ranks - 1 times forward, and backward too, with as many times their
+    gradients behind them; or all-to-alls of queries, keys, values and the result, forward and backward. Checkpointing
+    goes forward once more."""
+    blocks, tokens, size = sum(s[0] for s in stages), _tokens(job), job.sizes["parameter"]
+    calls, again = blocks * job.micro_batches, job.checkpointing
+    wide, keys = (tokens * features / job.tp * size for features in (job.model.width, job.model.keys))
+    if job.cp_by == "ring":
+        return [Collective("cp", job.cp, "send", 2 * keys, (3 + again) * (job.cp - 1) * calls)]
+    return [Collective("cp", job.cp, "all_to_all", nbytes, (4 + 2 * again) * calls) for nbytes in (wide, keys)]
+
+
+def expert_parallel(job, place, stages):
+    """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
+    goes forward again), of the same size whatever the tokens choose."""
+    rows, calls = job.model.rows(round(_tokens(job))), sum(s[0] for s in stages) * job.micro_batches
+    return [Collective("ep", job.ep, "all_to_all", rows * job.model.width * job.sizes["parameter"],
+                       (4 + 2 * job.checkpointing) * calls)]
+
+
+SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}
 
 
 def flops_of(job, stages):
     """Of a rank's step: its layers', divided by tensor parallelism."""
-    tokens = job.samples * job.time
+    tokens = job.samples * job.time // job.cp
     passes = 4 if job.checkpointing else 3
-    return sum(passes * blocks * job.model.block_flops(tokens, job.time) + 3 * last * job.model.output_flops(tokens)
-               for blocks, _, last in stages) / job.tp
+    return sum(passes * blocks * job.model.block_flops(tokens, job.time, job.micro_batches)
+               + 3 * last * job.model.output_flops(tokens) for blocks, _, last in stages) / job.tp
 
 
 # ---------------------------------------------------------------- a whole run

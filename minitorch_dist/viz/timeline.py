@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..ledger import Span
-from ..parallel.schedules import NAMES
+from ..parallel.schedules import NAMES, label
 from ..timeline import Timeline
 from .curves import STYLE
 
@@ -35,7 +35,7 @@ def timeline(traced, path, title="What each rank did", unit=None):
             top += height + GAP
         across = axes.get_xlim()[1] - axes.get_xlim()[0]
         for label, width in labels:     # text that is wider than its bar would lie over its neighbours
-            label.set_visible(width / across > 0.009 * len(label.get_text()))
+            label.set_visible(width / across > 0.008 * len(label.get_text()))
         axes.set_yticks([y for y, _ in ticks], [name for _, name in ticks])
         axes.set_ylim(top, -0.2)
         axes.set_xlabel(unit)
@@ -49,8 +49,9 @@ def timeline(traced, path, title="What each rank did", unit=None):
 def schedule(played, path, title):
     """Draw a pipeline's schedule as it was played (parallel/schedules.py) into the file `path`."""
     made = Timeline()
-    made.spans = [[Span("compute", NAMES[step.kind], begin, end, str(step)) for begin, end, step in row]
-                  for row in played.spans]
+    stages = [sorted({step.stage for *_, step in row}) for row in played.spans]
+    made.spans = [[Span("compute", NAMES[step.kind], begin, end, label(step, own)) for begin, end, step in row]
+                  for row, own in zip(played.spans, stages, strict=True)]
     timeline(made, path, title, "times of a forward")
 
 

@@ -6,7 +6,16 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import NAMES, Step, gpipe, interleaved, one_forward_one_backward, zb_h1
+from minitorch_dist.parallel.schedules import (
+    NAMES,
+    Step,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    placement_of,
+    schedule_of,
+    zb_h1,
+)
 
 from . import plain
 from .cases import digest
@@ -54,28 +63,32 @@ def wholes():
     return {"f8": whole("f8", 13, False), "f4": whole("f4", 16, True), "norms": whole("f8", 16, True, norms=True)}
 
 
-def schedule_for(name, ranks, micro_batches, chunks):
-    return {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zb-h1": zb_h1}[name](ranks, micro_batches) \
-        if chunks == 1 else interleaved(ranks, micro_batches, chunks)
+def parts_for(whole, schedule, rank):
+    """The stages of a model that a rank has by a schedule."""
+    placement = placement_of(schedule)
+    stages = cut_sequential(whole, sum(map(len, placement)))
+    return [stages[stage] for stage in placement[rank]]
 
 
 def train(name, pp, micro_batches, chunks, dtype, batch, exact, wrapped=True, norms=False):
     """(losses, this rank's parameters and buffers, micro-batches (live, waiting for W), coords) of a mesh with `pp`
     ranks along the pipeline."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
-    stages = cut_sequential(model(dtype, norms), pp * chunks)[mesh.coords["pp"]::pp]
+    schedule = schedule_of(name, pp, micro_batches, chunks)
+    stages = parts_for(model(dtype, norms), schedule, mesh.coords["pp"])
     if wrapped:
         stages = [DistributedDataParallel(stage, mesh["dp"], exact=exact,
                                           micro_shards=8 if exact else 8) for stage in stages]
     params = [p for stage in stages for p in stage.parameters()]
     optimizer = optim.Adam(params, lr=0.01) if params else None
-    pipeline = Pipeline(stages, mesh["pp"], schedule_for(name, pp, micro_batches, chunks))
+    pipeline = Pipeline(stages, mesh["pp"], schedule)
     loader, losses = loader_for(dtype, batch, mesh.coords["dp"], mesh["dp"].size, exact, norms), []
     for step, one in zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False):
         for stage in stages:
             stage.zero_grad()
         losses.append(pipeline.run(one, loss_of, seed=SEED, step=step, over=mesh["dp"]))
-        optimizer.step()
+        if params:
+            optimizer.step()
     return losses, {name: value for stage in stages for name, value in state(stage).items()}, \
         (pipeline.live, pipeline.waiting), mesh.coords
 
@@ -100,7 +113,7 @@ def sometimes(name, calls):
     stage = [nn.Sequential(Sometimes(calls)), nn.Sequential(nn.Linear(plain.FEATURES, plain.CLASSES, dtype=np.float64))]
     stage = DistributedDataParallel(stage[mesh.coords["pp"]], mesh["dp"])
     batch = next(iter(loader_for(np.float64, 16, mesh.coords["dp"], mesh["dp"].size, False).epoch(0)))
-    Pipeline([stage], mesh["pp"], schedule_for(name, 2, 4, 1)).run(batch, loss_of, seed=1, step=0, over=mesh["dp"])
+    Pipeline([stage], mesh["pp"], schedule_of(name, 2, 4)).run(batch, loss_of, seed=1, step=0, over=mesh["dp"])
     return mesh.coords["pp"], [None if p.grad is None else p.grad.numpy().copy() for p in stage.parameters()]
 
 
@@ -111,12 +124,11 @@ def other_order():
     mt.manual_seed(5)
     whole = model(np.float64)
     batch = next(iter(loader_for(np.float64, 8, 0, 1, False).epoch(0)))
-    rows = [[Step("F", 0), Step("F", 1), Step("B", 1), Step("B", 0)],
-            [Step("F", 1), Step("B", 1), Step("F", 0), Step("B", 0)]]
+    rows = [[Step("F", 0, 0), Step("F", 1, 0), Step("B", 1, 0), Step("B", 0, 0)],
+            [Step("F", 1, 1), Step("B", 1, 1), Step("F", 0, 1), Step("B", 0, 1)]]
     stage = cut_sequential(model(np.float64), 2)[world.rank]
     Pipeline([stage], world, rows).run(batch, loss_of, seed=1, step=0)
-    Pipeline([whole], world.split(world.rank), [[Step("F", 0), Step("B", 0), Step("F", 1), Step("B", 1)]]).run(
-        batch, loss_of, seed=1, step=0)
+    Pipeline([whole], world.split(world.rank), one_forward_one_backward(1, 2)).run(batch, loss_of, seed=1, step=0)
     wanted = dict(whole.named_parameters())
     return max(abs(p.grad.numpy() - wanted[name].grad.numpy()).max() for name, p in stage.named_parameters())
 
@@ -136,12 +148,13 @@ def bare_ends():
     return got - loss.item(), wanted, {name: p.grad.numpy() for name, p in stage.named_parameters()}
 
 
-def counted(chunks):
+def counted(name, chunks):
     """{op: (calls, bytes)} of a step along pp, the second one, and what goes forward over each boundary of stages."""
     world = comm.world()
     whole = model(np.float64)
+    schedule = schedule_of(name, world.size, 4, chunks)
     stages = cut_sequential(whole, world.size * chunks)
-    pipeline = Pipeline(stages[world.rank::world.size], world, schedule_for("1f1b", world.size, 4, chunks))
+    pipeline = Pipeline(parts_for(whole, schedule, world.rank), world, schedule)
     batch = next(iter(loader_for(np.float64, 13, 0, 1, False).epoch(0)))
     pipeline.run(batch, loss_of, seed=SEED, step=0)
     with ledger.record() as book:
@@ -197,7 +210,7 @@ def both(micro_batches, wrapped):
         for place, layer in list(whole._modules.items())[3 * mesh.coords["pp"]:][:3]:
             stage.add_module(place, layer)
         module = DistributedDataParallel(stage, mesh["dp"]) if wrapped else stage
-        pipeline = Pipeline([module], mesh["pp"], schedule_for(name, 2, micro_batches, 1))
+        pipeline = Pipeline([module], mesh["pp"], schedule_of(name, 2, micro_batches))
         batch = next(iter(loader_for(np.float64, 26, mesh.coords["dp"], mesh["dp"].size, False).epoch(0)))
         products, product = [], np.matmul
         np.matmul = lambda *args, **options: products.append(1) or product(*args, **options)  # noqa: B023
@@ -233,8 +246,9 @@ def errors():
     attempt("sharded", lambda: Pipeline([sharded], world, gpipe(2, 4)))
     attempt("ranks", lambda: Pipeline(mine, world, gpipe(3, 4)))
     attempt("chunks", lambda: Pipeline(mine, world, interleaved(2, 4, 2)))
-    attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0), Step("B", 0)], [Step("B", 0), Step("F", 0)]]))
-    late = [[Step("F", 0), Step("W", 0), Step("I", 0)]] * 2
+    attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0, 0), Step("B", 0, 0)],
+                                                             [Step("B", 0, 1), Step("F", 0, 1)]]))
+    late = [[Step("F", 0, s), Step("W", 0, s), Step("I", 0, s)] for s in (0, 1)]
     attempt("W before I", lambda: Pipeline(mine, world, late))
     swapped = [[*row[:-2], row[-1], row[-2]] if rank else row for rank, row in enumerate(zb_h1(2, 8))]
     Pipeline(mine, world, swapped)

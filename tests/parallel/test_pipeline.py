@@ -7,7 +7,7 @@ import pytest
 
 from minitorch_dist import nn
 from minitorch_dist.parallel.pipeline import balanced, cut_sequential
-from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, zb_h1
+from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
 from tests.crews import crews, threads
 
 CASES = "tests.parallel.pipeline_cases:"
@@ -23,7 +23,7 @@ def one_process():
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
     ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
     ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False), ("zb-h1", 3, 3, 5, 1, False),
-    ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False)])
+    ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False), ("zb-v", 2, 2, 5, 2, False)])
 def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped):
     """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
     losses, wanted, _ = one_process["f8"]
@@ -34,15 +34,15 @@ def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped)
         for key, value in got.items():
             np.testing.assert_allclose(value, wanted[key], rtol=1e-10, atol=1e-10, err_msg=key)
         seen |= set(got)
-        if chunks == 1:
-            assert live == (m if name == "gpipe" else min(m, pp - coords["pp"]),
-                            min(m, coords["pp"] + 1) if name == "zb-h1" else 0)
+        played = play(schedule_of(name, pp, m, chunks))
+        assert live == (played.live[coords["pp"]], played.waiting[coords["pp"]])
     assert seen == set(wanted)
 
 
 @pytest.mark.parametrize("name, n, pp, chunks", [("1f1b", 2, 2, 1), ("gpipe", 4, 4, 1), ("1f1b", 4, 2, 1),
                                                  ("interleaved", 2, 2, 2), ("zb-h1", 2, 2, 1), ("zb-h1", 4, 4, 1),
-                                                 ("zb-h1", 4, 2, 1)])
+                                                 ("zb-h1", 4, 2, 1), ("zb-h2", 4, 4, 1),
+                                                 ("zb-v", 2, 2, 2), ("zb-v", 4, 4, 2), ("zb-v", 4, 2, 2)])
 def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
     losses, wanted, _ = one_process["f4"]
@@ -53,11 +53,11 @@ def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
 
 
-@pytest.mark.parametrize("name, n", [("gpipe", 2), ("1f1b", 4), ("zb-h1", 4)])
+@pytest.mark.parametrize("name, n", [("gpipe", 2), ("1f1b", 4), ("zb-h1", 4), ("zb-v", 4)])
 def test_batch_norms_statistics_too(one_process, name, n):
     """In float64, which shows the order of their sums: micro-shards run forward before others run backward."""
     losses, wanted, _ = one_process["norms"]
-    arguments = name, 2, 16 // n, 1, "f8", 16, True, True, True
+    arguments = name, 2, 16 // n, 2 if name == "zb-v" else 1, "f8", 16, True, True, True
     for got_losses, got, *_ in crews.call(CASES + "train", n, args=arguments):
         assert got_losses == losses and any("running" in key for key in got)
         for key, value in got.items():
@@ -105,13 +105,16 @@ def test_stages_without_parameters():
             np.testing.assert_allclose(grad, wanted[name], rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("n, chunks", [(2, 1), (3, 1), (2, 2)])
-def test_what_a_step_sends(n, chunks):
-    """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each."""
-    for rank, (sent, widths) in enumerate(crews.call(CASES + "counted", n, args=(chunks,))):
-        forward = [w for stage, w in enumerate(widths) if stage % n == rank]
-        backward = [w for stage, w in enumerate(widths) if (stage + 1) % n == rank]
-        assert sent["send"] == (4 * len(forward + backward), 13 * 8 * sum(forward + backward))
+@pytest.mark.parametrize("name, n, chunks", [("1f1b", 2, 1), ("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-v", 1, 2),
+                                             ("zb-v", 2, 2), ("zb-v", 3, 2)])
+def test_what_a_step_sends(name, n, chunks):
+    """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each;
+    where a V turns nothing."""
+    owners = list(range(n)) + list(range(n))[::-1 if name == "zb-v" else 1] * (chunks - 1)
+    for rank, (sent, widths) in enumerate(crews.call(CASES + "counted", n, args=(name, chunks))):
+        assert len(widths) == len(owners) - 1
+        away = [w for w, *pair in zip(widths, owners, owners[1:], strict=False) if rank in pair and len(set(pair)) == 2]
+        assert sent.get("send", (0, 0)) == (4 * len(away), 13 * 8 * sum(away))
         assert set(sent) <= {"send", "recv", "broadcast"} and sent["broadcast"][0] == 1
 
 
@@ -133,10 +136,10 @@ def test_stages_are_the_best_cut():
 
 def test_errors_say_what_to_do():
     expected = {
-        "ranks": ("ValueError", "a schedule for 3 ranks of 1 chunks, on 2 ranks"),
-        "chunks": ("ValueError", "2 ranks of 2 chunks, on 2 ranks; this one has 1"),
+        "ranks": ("ValueError", "a schedule for 3 ranks whose stages are [[0], [1], [2]], on 2 ranks"),
+        "chunks": ("ValueError", "2 ranks whose stages are [[0, 2], [1, 3]], on 2 ranks; this one has 1"),
         "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
-        "W before I": ("ValueError", "rank 0 before W0"),
+        "W before I": ("ValueError", "rank 0 before W0 of stage 0"),
         "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
         "sharded": ("TypeError", "plain modules or DistributedDataParallel; got FullySharded"),
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),

@@ -6,13 +6,18 @@ from minitorch_dist.__main__ import main
 from minitorch_dist.parallel.schedules import (
     SCHEDULES,
     Step,
-    chunks_of,
     drawn,
     gpipe,
     interleaved,
+    label,
+    looping,
     one_forward_one_backward,
+    placement_of,
     play,
+    v_shaped,
     zb_h1,
+    zb_h2,
+    zb_v,
 )
 
 
@@ -31,7 +36,8 @@ def test_bubbles_and_live_micro_batches_are_the_papers(p, m):
 def test_more_chunks_make_the_bubble_smaller(p, m, v):
     schedule = interleaved(p, m, v)
     played = play(schedule)
-    assert chunks_of(schedule) == v and played.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
+    assert placement_of(schedule) == looping(p, v)
+    assert played.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
     assert all(live <= min(v * m, (v - 1) * p + 2 * (p - s) - 1) for s, live in enumerate(played.live))
     assert interleaved(p, m, 1) == one_forward_one_backward(p, m)
 
@@ -54,6 +60,78 @@ def test_zb_h1_s_bubble_is_the_paper_s(p, m):
         assert whole.waiting == [0] * p and whole.held == whole.live
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 8])
+def test_zb_h2_and_zb_v_leave_no_bubble(p, more):
+    """Qi et al. 2023, table 1 and ZB-V: with F = I = W a rank is at work from its first step to its last. ZB-H2
+    holds (2p-2r-1) micro-batches and as much of W as makes 2p-1; ZB-V p of them, two halves each, as 1F1B does."""
+    m = 2 * p - 1 + more
+    one, h1, h2, v = (play(s(p, m), 1, 2) for s in (one_forward_one_backward, zb_h1, zb_h2, zb_v))
+    assert h2.period == 3 * m and v.period == 6 * m and h2.steady_bubble == v.steady_bubble == 0
+    assert (h1.period - 3 * m) * 3 == one.period - 3 * m == 3 * (p - 1)
+    assert h2.live == [2 * p - 2 * r - 1 for r in range(p)] and h2.waiting == [2 * r + 1 for r in range(p)]
+    assert h2.held == [2 * p - 1] * p and h1.held == [p] * p and one.held[0] == p
+    assert v.live == v.held == [2 * p] * p
+    for made, times in ((h2, 3), (v, 6)):      # one after the other begins and ends
+        assert [row[0][0] for row in made.spans] == list(range(p))
+        assert [row[-1][1] for row in made.spans] == [times * m + r for r in range(p)] and made.end == times * m + p - 1
+        assert made.bubble == pytest.approx((p - 1) / made.end)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+@pytest.mark.parametrize("m", [1, 2, 4, 7, 12])
+def test_zb_h2_at_other_times_and_few_micro_batches(p, m):
+    """Table 1's (p-1)(T_F + T_I - 2 T_W); with few micro-batches no more than ZB-H1 waits."""
+    for f, i, w in ((1, 1, 1), (2, 2, 1), (3, 3, 2), (5, 4, 3)):
+        played, h1, v = (play(s(p, m), f, i + w, weight=w) for s in (zb_h2, zb_h1, zb_v))
+        if m >= 2 * p - 1:
+            assert played.period - m * (f + i + w) == (p - 1) * (f + i - 2 * w)
+        assert played.period <= h1.period and played.live == [min(m, 2 * (p - r) - 1) for r in range(p)]
+        assert played.waiting == [min(m, 2 * r + 1) for r in range(p)] and max(played.held) <= min(m, 2 * p - 1)
+        assert max(v.held) <= min(2 * m, 2 * p) and placement_of(zb_v(p, m)) == v_shaped(p)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("p, m", [(2, 4), (3, 6), (4, 8)])
+def test_batches_follow_at_a_period(name, p, m):
+    """Three batches one behind the other, on ranks that don't wait for each other between them."""
+    schedule = SCHEDULES[name](p, m, *([2] if name == "interleaved" else []))
+    batches = [[step._replace(micro_batch=step.micro_batch + n * m) for n in range(3) for step in row]
+               for row in schedule]
+    one = play(schedule)
+    assert play(batches).end == one.end + 2 * one.period
+
+
+def test_placements():
+    assert looping(3, 2) == [[0, 3], [1, 4], [2, 5]] and looping(2) == [[0], [1]]
+    assert v_shaped(3) == [[0, 5], [1, 4], [2, 3]]
+    for p, m in ((1, 2), (3, 6)):
+        assert [placement_of(SCHEDULES[name](p, m)) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")] == [looping(p)] * 4
+    assert label(Step("I", 3, 5), [1, 5, 7]) == "i3" and label(Step("I", 3, 7), [1, 5, 7]) == "i3'"
+
+
+def test_within_a_rank_nothing_is_sent():
+    """A link of half a unit, of which a V of p ranks has 2(p-1) there and as many back; and one rank none."""
+    for p in (1, 2, 4):
+        bare = play(zb_v(p, 1)).end
+        assert play(zb_v(p, 1), send=0.5).end == bare + 0.5 * 4 * (p - 1)
+
+
+def test_zb_v_drawn_by_hand():
+    """Three ranks: small letters are on the way back."""
+    assert drawn(zb_v(3, 5)).splitlines() == [
+        "rank 0  F0 F1 F2 F3 F4 f0 i0 w0 f1 i1 w1 f2 i2 w2 I0 W0 f3 i3 w3 I1 W1 f4 i4 w4 I2 W2 I3 W3 I4 W4 .. ..",
+        "rank 1  .. F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 w1 F4 I0 W0 f3 i2 w2 I1 W1 f4 i3 w3 I2 i4 I3 W2 I4 W3 w4 W4 ..",
+        "rank 2  .. .. F0 f0 F1 f1 F2 f2 i0 w0 F3 I0 W0 f3 i1 w1 F4 I1 W1 f4 i2 w2 I2 i3 I3 i4 I4 W2 w3 w4 W3 W4"]
+
+
+def test_zb_h2_drawn_by_hand():
+    assert drawn(zb_h2(3, 5)).splitlines() == [
+        "rank 0  F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4 .. ..",
+        "rank 1  .. F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 ..",
+        "rank 2  .. .. F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4"]
+
+
 def test_zb_h1_drawn_by_hand():
     """Four ranks as in the paper's figure: rank r leaves r of its Ws for later."""
     assert drawn(zb_h1(4, 5)).splitlines() == [
@@ -66,10 +144,10 @@ def test_zb_h1_drawn_by_hand():
 
 def test_the_next_stage_waits_for_i_alone():
     """Two ranks, the second of which does W at once: the first goes on meanwhile; and after B it can't."""
-    first = [Step("F", 0), Step("I", 0), Step("W", 0)]
-    assert [b for b, *_ in play([first, first], 1, 5, weight=3).spans[0]] == [0, 4, 6]
-    assert [b for b, *_ in play([first, [Step("F", 0), Step("B", 0)]], 1, 5, weight=3).spans[0]] == [0, 7, 9]
-    assert play([first, first], 1, 5, weight=3, send=0.5).end == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 3
+    first, second = ([Step("F", 0, s), Step("I", 0, s), Step("W", 0, s)] for s in (0, 1))
+    assert [b for b, *_ in play([first, second], 1, 5, weight=3).spans[0]] == [0, 4, 6]
+    assert [b for b, *_ in play([first, [Step("F", 0, 1), Step("B", 0, 1)]], 1, 5, weight=3).spans[0]] == [0, 7, 9]
+    assert play([first, second], 1, 5, weight=3, send=0.5).end == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 3
 
 
 def test_1f1b_drawn_by_hand():
@@ -90,22 +168,29 @@ def test_links_take_time():
     assert play(interleaved(1, 1, 2), 1, 2, send=0.5).end == 1 + 1 + 2 + 2       # within a rank there is none
 
 
+def rows(*texts):
+    """A schedule of one's own, "F0 B0" of one stage per rank."""
+    return [[Step(step[0], int(step[1:]), rank) for step in text.split()] for rank, text in enumerate(texts)]
+
+
 @pytest.mark.parametrize("schedule, words", [
-    ([[Step("F", 0), Step("B", 0)], [Step("B", 0), Step("F", 0)]], "rank 0 before B0, rank 1 before B0"),
-    ([[Step("F", 0), Step("F", 1), Step("B", 1), Step("B", 0)], [Step("F", 0), Step("B", 0)]], "rank 1 .* B1, F1"),
-    ([[Step("F", 0), Step("B", 0), Step("B", 0)]], "rank 0 .* B0"),
-    ([[Step("F", 0)]], "rank 0 .* B0"),
-    ([[Step("F", 1), Step("F", 0), Step("B", 0), Step("B", 1)],
-      [Step("F", 0), Step("B", 0), Step("F", 1), Step("B", 1)]], None),
-    ([[Step("F", 0), Step("W", 0), Step("I", 0)]], "rank 0 before W0"),
+    (rows("F0 B0", "B0 F0"), "rank 0 before B0 of stage 0, rank 1 before B0 of stage 1"),
+    (rows("F0 F1 B1 B0", "F0 B0"), "rank 1 .* B1 of stage 1, F1"),
+    (rows("F0 B0 B0"), "rank 0 .* B0"),
+    (rows("F0"), "rank 0 .* B0"),
+    (rows("F1 F0 B0 B1", "F0 B0 F1 B1"), None),
+    (rows("F0 W0 I0"), "rank 0 before W0"),
     ([zb_h1(2, 3)[0], zb_h1(2, 3)[1][:-1]], "rank 1 .*: W2"),
-    ([[Step("F", 0), Step("W", 0), Step("B", 0)]], "rank 0 .* B0, I0"),
-    ([[Step("F", 0), Step("I", 0), Step("W", 0), Step("W", 0)]], "rank 0 .* W0"),
-    ([[Step("F", 0), Step("I", 0), Step("B", 0), Step("W", 0)]], "rank 0 .* B0"),
-    ([[Step("F", 0), Step("F", 2), Step("B", 2), Step("B", 0)]], r"are 0, 1, …; this one has \[0, 2\]"),
-    ([[]], "this one has none"), ([[Step("F", -1), Step("B", -1)]], r"this one has \[-1\]"),
-    ([[Step("F", 0), Step("X", 0)]], "kinds F, B, I, W; this one has X"),
-    ([[Step("F", 0), Step("I", 0), Step("F", 1), Step("B", 1), Step("W", 0)]], None)], ids=str)
+    (rows("F0 W0 B0"), "rank 0 .* B0 of stage 0, I0"),
+    (rows("F0 I0 W0 W0"), "rank 0 .* W0"),
+    (rows("F0 I0 B0 W0"), "rank 0 .* B0"),
+    (rows("F0 F2 B2 B0"), r"are 0, 1, …; this one has \[0, 2\]"),
+    ([[]], "this one has none"), (rows("F-1 B-1"), r"this one has \[-1\]"),
+    (rows("F0 X0"), "kinds F, B, I, W; this one has X"),
+    (rows("F0 I0 F1 B1 W0"), None),
+    ([rows("F0 B0")[0]] * 2, r"each on one rank; by rank this one has \[\[0\], \[0\]\]"),
+    ([[Step("F", 0, 1), Step("B", 0, 1)]], r"stages are 0, 1, …, .* \[\[1\]\]"),
+    ([zb_v(2, 3)[0], [s for s in zb_v(2, 3)[1] if s.stage == 1]], r"\[\[0, 3\], \[1\]\]")], ids=str)
 def test_schedules_of_one_s_own(schedule, words):
     if words is None:
         assert play(schedule).end > 0
@@ -122,12 +207,17 @@ def test_the_command_draws(capsys):
     said = capsys.readouterr().out
     assert drawn(zb_h1(3, 4)) in said and "14.3 %" in said and "at once: 3, 2, 1." in said
     assert "still to come: 1, 2, 3; together with those above at most 3, 3, 3 at once" in said
+    assert main(["pipeline", "zb-v", "--ranks", "3", "--micro-batches", "5"]) == 0
+    said = capsys.readouterr().out
+    assert drawn(zb_v(3, 5)) in said and "0, 5; 1, 4; 2, 3." in said
+    assert "6.2 % of" in said and "batch: for 0.0 %" in said
     assert main(["pipeline", "interleaved", "--ranks", "2", "--micro-batches", "3"]) == 2
     assert "2 ranks must divide the 3 micro-batches" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, arguments, words", [
     ("gpipe", (0, 1), "got 0 and 1"), ("1f1b", (2, 0), "got 2 and 0"), ("zb-h1", (0, 2), "got 0 and 2"),
+    ("zb-h2", (0, 2), "got 0 and 2"), ("zb-v", (3, 0), "got 3 and 0"),
     ("interleaved", (2, 3, 2), "2 ranks must divide"), ("interleaved", (2, 2, 0), "chunks is 0")])
 def test_what_makes_no_schedule(name, arguments, words):
     with pytest.raises(ValueError, match=words):

@@ -1,0 +1,162 @@
+"""`python -m minitorch_dist plan`: what it says, all meshes, and mistakes told in one line."""
+
+from dataclasses import replace
+
+import pytest
+
+from minitorch_dist import __main__
+from minitorch_dist.plan import GPT, Job
+from minitorch_dist.plan.meshes import every
+
+from .plan_cases import SIMPLE, SMALL
+
+GPT3 = ("--layers 96 --width 12288 --heads 96 --vocabulary 51200 --context 2048 --untied --device A100 "
+        "--devices 1024 --tp 8 --pp 16 --batch 1536 --micro-batches 192 --checkpointing")
+
+
+def said(capsys, line):
+    status = __main__.main(["plan", *line.split()])
+    return status, *capsys.readouterr()
+
+
+def test_the_command(capsys):
+    status, out, err = said(capsys, "--devices 64 --parameters 7.5e9 --device V100 --tokens 2e12")
+    assert (status, err) == (0, "")
+    for words in ("ZeRO 1 15.00 15.00 1.41 31.41 fits", "120.00 too much", "16.64", "1.88", "of 32", "ZeRO paper",
+                  "2e+12 tokens: 9e+22 FLOPs, 200,000 device hours of computing alone"):
+        assert words in " ".join(out.split())
+    assert "in stage 0" not in out      # as fast as ZeRO 1, but it doesn't fit
+    # 6 · 7e9 · 2,048 FLOPs of each; sent are 3 · 15/16 of 1.4e10 bytes
+    out = said(capsys, "--devices 16 --parameters 7e9 --flops 1e13 --bandwidth 2.1e10 --memory 6e9 --stage 3 "
+                       "--tokens 32768e3")[1].split("\n")
+    assert "of 6" in out[4] and "too much" in out[5] and out[8].split()[:5] == ["ZeRO", "3", "39.38", "8.6", "1.88"]
+    assert "1,000 steps" in out[10] and "2.9 h, 47 device hours" in out[10]
+    out = said(capsys, "--devices 2 --pp 2 --untied --layers 2 --width 8 --heads 2 --vocabulary 9 --context 4")[1]
+    assert "a step: 8 samples of 4 tokens" in out and "8 micro-batches, bubble 11.1 %" in out
+    status, out, _ = said(capsys, GPT3)
+    assert status == 0 and "175,244,992,512 parameters" in out and "bubble 7.2 %" in out and "ZeRO 2" not in out
+    assert "Korthikanti" in out and "Exact counts" in out and "compute" in out
+    assert "exact, what this library's tape keeps" in said(
+        capsys, "--devices 2 --precision float32 --layers 2 --width 8 --heads 2 --vocabulary 9 --context 4")[1]
+
+
+def test_all_meshes(capsys):
+    """Each of them once; what fits comes first, the fastest first."""
+    model = GPT(layers=3, width=60, heads=6, vocabulary=64, context=32, tied=False)
+    plans, impossible = every(Job(model, batch=16, time=32), SIMPLE, 8)
+    seen = {(p.job.dp, p.job.tp, p.job.pp, p.job.stage) for p in plans}
+    wanted = {(dp, tp, pp, stage) for tp in (1, 2) for pp in (1, 2) for dp in (8 // tp // pp,)
+              for stage in range(4 if pp == 1 else 2)}      # 4 doesn't divide the heads, 3 layers aren't 4 stages
+    assert seen == wanted and len(plans) == len(seen)
+    all_of_them = sum(4 if 8 // tp // pp > 1 else 1 for tp in (1, 2, 4) for pp in (1, 2, 4, 8) if tp * pp <= 8)
+    assert impossible == all_of_them - len(plans)       # tensors across machines of 4 aren't tried
+    assert [p.job.micro_batches for p in plans if p.job.pp == 2] == [min(8, 16 // p.job.dp) for p in plans
+                                                                     if p.job.pp == 2]
+    times = [p.seconds.step for p in plans]
+    assert times == sorted(times) and all(p.fits for p in plans)
+    memory = sorted(p.fullest.memory for p in plans)[len(plans) // 2]
+    plans, _ = every(Job(model, batch=16, time=32), replace(SIMPLE, memory=memory), 8)
+    fits = [p.fits for p in plans]
+    assert fits == sorted(fits, reverse=True) and 1 < sum(fits) < len(fits)
+    for some in ([p for p in plans if p.fits], [p for p in plans if not p.fits]):
+        assert [p.seconds.step for p in some] == sorted(p.seconds.step for p in some)
+    out = said(capsys, "--devices 16 --batch 64 --meshes --parameters 7e9 --device A100")[1]
+    assert "4 ways, of which 3 fit" in out and "40 more can't be" in out and "dp=16 tp=1 pp=1  ZeRO 3" in out
+
+
+def test_all_meshes_of_new_axes(capsys):
+    """At most as many ranks along cp and ep as were asked for."""
+    for most, model in (("cp", SMALL), ("ep", replace(SMALL, experts=4))):
+        plans, impossible = every(Job(model, batch=8, time=16), SIMPLE, 4, stages=[0], **{most: 2})
+        seen = {tuple(getattr(p.job, axis) for axis in ("dp", "tp", "pp", most)) for p in plans}
+        tensors = {(2, 2, 1, 1), (1, 4, 1, 1), (1, 2, 1, 2)} if most == "cp" else set()
+        assert seen == {(4, 1, 1, 1), (2, 1, 1, 2)} | tensors and len(plans) == len(seen) and impossible
+    status, out, _ = said(capsys, MODEL + " --experts 4 --devices 4 --batch 8 --meshes --ep 4 --offload-optimizer")
+    assert status == 0 and "dp=1 tp=1 pp=1 ep=4" in out and "PCIe" in out
+
+
+def test_the_command_on_experts_sequences_and_zero_bubbles(capsys):
+    status, out, _ = said(capsys, "--layers 32 --width 4096 --heads 32 --kv-heads 8 --hidden 14336 --family llama "
+                                  "--vocabulary 32000 --context 32768 --untied --no-dropout --experts 8 --top-k 2 "
+                                  "--capacity-factor 1 --devices 64 --ep 8 --batch 64 --sequence-length 4096")
+    lines = out.split("\n")
+    assert status == 0 and "46,702,792,704 parameters, 12,879,925,248 of them active" in lines[0]
+    assert "dp=8 tp=1 pp=1 ep=8" in lines[1] and lines[7].startswith("per step  GB sent dp  GB sent ep")
+    assert "no gated feed-forward" in out
+    # experts of all tokens' two choices: 32 layers, 4 times 7/8 of 2 · 4,096 rows
+    assert lines[8].split()[3] == f"{32 * 4 * 7 / 8 * 2 * 4096 * 4096 * 2 / 1e9:.2f}"
+    out = said(capsys, MODEL + " --untied --devices 8 --pp 2 --cp 2 --cp-by all_to_all --schedule zb-h1 --stage 1 "
+                               "--offload-optimizer --host-bandwidth 1e9")[1]
+    assert "dp=2 tp=1 pp=2 cp=2" in out and "8 micro-batches, bubble 4.0 %" in out
+    assert out.split("\n")[4].endswith("host") and out.split("\n")[8].split()[-1] == "cp"
+
+
+MODEL = "--layers 3 --width 36 --heads 6 --vocabulary 50 --context 16"
+EXPERTS = MODEL + " --experts 6"
+MISTAKES = {
+    "--devices 8 --dp 3 --tp 2 " + MODEL: "dp=3 × tp=2 × pp=1 doesn't make up 8 devices",
+    "--devices 9 --tp 2 " + MODEL: "dp=? × tp=2",
+    "--devices 4 --pp 4 --untied " + MODEL: "3 layers can't be cut into pp·chunks = 4 stages: lower --pp",
+    "--devices 4 --tp 4 " + MODEL: "tp=4 must divide the 6 heads: take another --tp",
+    "--devices 4 --device B9 " + MODEL: "device 'B9' is unknown: take one of V100, A100, H100, H200",
+    "--devices 4 --heads 5 --layers 3 --width 36 --vocabulary 50 --context 16": "5 heads must divide the width 36",
+    "--devices 2 --pp 2 " + MODEL: "add --untied",
+    "--devices 2 --pp 2 --untied --stage 3 " + MODEL: "take --stage 0 or 1",
+    "--devices 2 --stage 4 " + MODEL: "stage 4",
+    "--devices 2 --batch 3 " + MODEL: "dp must divide the batch",
+    "--devices 2 --batch 0 " + MODEL: "batch is 0",
+    "--devices 0 " + MODEL: "--devices 0",
+    "--devices 2 --layers 3": "missing --width --heads --vocabulary --context",
+    "--devices 2": "give --parameters, or all of a GPT's",
+    "--devices 2 --parameters 1e9 --layers 3": "--parameters and --layers",
+    "--devices 2 --parameters nan": "--parameters nan: must be a positive number",
+    "--devices 2 --parameters 1e9 --tp 2": "give --layers, --width and --heads",
+    "--devices 2 --flops -1 " + MODEL: "--flops -1.0",
+    "--devices 2 --precision float8 " + MODEL: "take one of mixed, float32",
+    "--devices 2 --sequence-length 17 " + MODEL: "raise --context",
+    "--devices 2 --sequence-length 0 " + MODEL: "time is 0",
+    "--devices 2 --sequence-parallel " + MODEL: "tp=1",
+    "--devices 2 --pp 2 --untied --schedule zigzag " + MODEL: "gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v",
+    "--devices 2 --meshes " + MODEL: "give --batch",
+    "--devices 2 --sequence-parallel both " + MODEL: "sequence_parallel='both' must be one of",
+    "--devices 2 --meshes --batch 4 --sequence-parallel both " + MODEL: "sequence_parallel='both' must be one of",
+    "--devices 2 --meshes --batch 4 --tokens 9 " + MODEL: "leave --tokens out",
+    "--devices 2 --meshes --batch 4 --dp 2 --tp 2 " + MODEL: "leave --dp --tp out",
+    "--devices 2 --meshes --batch 4 --micro-batches 0 " + MODEL: "micro_batches is 0",
+    "--devices 2 --meshes --cp 0 --batch 4 " + MODEL: "--cp 0",
+    "--devices 64 --meshes --batch 1 " + MODEL: "no mesh of 64 devices can train this with a batch of 1",
+    "--devices 2 --schedule gpipe " + MODEL: "is for --pp 2 or more",
+    "--devices 2 --pp 2 --untied --schedule zb-h1 --checkpointing " + MODEL: "leaves nothing to W: take --schedule",
+    "--devices 4 --pp 2 --tp 2 --precision float32 --untied --schedule zb-h2 " + MODEL: "take --tp 1 or",
+    "--devices 2 --pp 2 --untied --schedule zb-v " + MODEL: "can't be cut into pp·chunks = 4 stages",
+    "--devices 1 --schedule zb-v " + MODEL: "--schedule zb-v is for --pp 2 or more",
+    "--devices 4 --cp 3 " + MODEL: "tp=1 × pp=1 × cp=3 doesn't make up 4",
+    "--devices 3 --cp 3 " + MODEL: "2·cp doesn't divide 16 tokens: --sequence-length 18",
+    "--devices 2 --cp 2 --cp-by star " + MODEL: "take one of ring, all_to_all",
+    "--devices 8 --cp 4 --tp 2 --cp-by all_to_all " + MODEL: "must divide the heads that tp=2 leaves",
+    "--devices 4 --cp 2 --tp 2 --sequence-parallel " + MODEL: "take one",
+    "--devices 2 --cp 0 " + MODEL: "--cp 0: must be at least 1",
+    "--devices 2 --cp 2 --parameters 1e9": "give --layers, --width and --heads",
+    "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",
+    "--devices 2 --ep 2 " + MODEL: "can't share 0 experts",
+    "--devices 2 --ep 2 --stage 1 " + EXPERTS: "take --stage 0, or --ep 1",
+    "--devices 2 --tp 2 " + EXPERTS: "tp=2 of a mixture of experts",
+    "--devices 2 --top-k 7 " + EXPERTS: "7 of 6 experts per token",
+    "--devices 2 --top-k 2 " + MODEL: "--top-k without --experts",
+    "--devices 2 --capacity-factor 0 " + EXPERTS: "capacity factor 0.0",
+    "--devices 2 --kv-heads 4 " + MODEL: "4 kv_heads must divide the 6 heads",
+    "--devices 2 --hidden 9 --precision float32 " + MODEL: "go with --precision mixed",
+    "--devices 2 --family gru " + MODEL: "take one of gpt, llama",
+    "--devices 2 --tp 3 --kv-heads 2 " + MODEL: "doesn't make up",
+    "--devices 3 --tp 3 --kv-heads 2 " + MODEL: "tp=3 must divide the 6 heads and 2 kv_heads",
+    "--devices 2 --parameters 1e9 --top-k 2": "--parameters and --top-k",
+    "--devices 2 --host-bandwidth -1 " + MODEL: "--host-bandwidth -1.0",
+    "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_told_in_one_line(capsys, line):
+    status, out, err = said(capsys, line)
+    assert (status, out) == (2, "") and MISTAKES[line] in err, err
+    assert err.startswith("minitorch-dist plan: ") and err.count("\n") == 1
