@@ -1,9 +1,10 @@
-"""One transformer block, annotated in five ways: what each of its ops then does on the ranks, and what is sent.
+"""One transformer block, annotated in six ways: what each of its ops then does on the ranks, and what is sent.
 
     python examples/sharding.py                             # one rank: nothing to send
     mpirun -n 2 python examples/sharding.py
     mpirun -n 4 python examples/sharding.py --explain both  # of one way alone; --explain none: the table
     mpirun -n 4 python examples/sharding.py --explain zero --batch 48
+    python examples/sharding.py --plan 4                    # the annotations that send the fewest bytes, on paper
 
 Where the axes that two operands propose exclude each other, what is cheaper to send travels: with a large batch that
 is the weights, and "zero" is ZeRO-3.
@@ -42,6 +43,9 @@ def ways(ranks):
         "zero": ("the batch over dp, the matrices' rows too", {"dp": -1}, {
             "*.qkv.weight": ["dp", -1], "*.out.weight": ["dp", -1], "mlp.*.weight": ["dp", -1]}, ["dp", -1, -1]),
         "both": ("megatron over tp, the batch over dp", both, megatron, ["dp", -1, -1]),
+        "fsdp": ("as both, and each part that a rank of tp has, over dp", both, {
+            name: [(dims[0], "dp") if dims[0] != -1 else "dp", *dims[1:]] for name, dims in megatron.items()},
+            ["dp", -1, -1]),
     }
 
 
@@ -55,14 +59,25 @@ def measured(mesh, annotations, dims, x, cotangent):
     return page, lower(page.result.detach().full()), book, sum(p.data.nbytes for p in model.parameters())
 
 
+def planned(ranks, batch):
+    """The annotations of all matrices that send the fewest bytes, where the block takes and gives whole values."""
+    mesh = annotate.paper_mesh(tp=ranks)
+    x = annotate.replicate(np.zeros((batch, TIME, DIM)), mesh).requires_grad_()
+    return annotate.plan(block(), mesh, "tp", x, out=[-1, -1, -1])
+
+
 def main():
     """Run the ways one after another."""
     parser = argparse.ArgumentParser(prog="sharding.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--explain", nargs="*", default=["megatron", "data", "both"],
-                        choices=["megatron", "sequence", "data", "zero", "both", "none"], help="of which to print ops")
+                        choices=["megatron", "sequence", "data", "zero", "both", "fsdp", "none"],
+                        help="of which to print ops")
     parser.add_argument("--batch", type=int, default=12, help="sequences of 8 positions (default: 12)")
+    parser.add_argument("--plan", type=int, metavar="RANKS", help="plan the block for so many ranks of tp, and end")
     args = parser.parse_args()
+    if args.plan:
+        return print(planned(args.plan, args.batch))
     world = comm.world()
     x, cotangent = np.random.default_rng(1).standard_normal((2, args.batch, TIME, DIM))
     dense = lower(block()(mt.tensor(x)))

@@ -11,7 +11,7 @@
 
 Arrays stand under the names and shapes that the model has in one process. What a rank holds of one is a piece of it, a
 box; ranks that hold the same piece (data parallelism) share the work of writing. So it does not matter how a model is
-cut: over data, ZeRO's stages, a pipeline's layers, tensor parallelism's parts.
+cut: over data, ZeRO's stages, a pipeline's layers, tensor parallelism's parts, by annotations.
 
     whole w (6, 4)         3 ranks of ZeRO          2 ranks of column parallelism
                            elements 0-7, 8-15, …    rows 0-2, 3-5

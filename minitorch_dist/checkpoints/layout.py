@@ -1,5 +1,6 @@
 """Which piece of which array this rank holds, however the model is cut."""
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from ..autodiff.primitive import lower
 from ..nn.module import Module
+from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
 
 
@@ -25,7 +27,7 @@ class Layout:
 
 def layouts(model):
     """{name: Layout} of a model's parameters and buffers: a Module, a list of a pipeline's chunks, all of which may be
-    DistributedDataParallel, fully_shard or cut by parallelize_module."""
+    DistributedDataParallel, fully_shard or cut by parallelize_module, or by annotate.shard_parameters."""
     if not isinstance(model, Module):
         found = [pair for chunk in model for pair in layouts(chunk).items()]
         if twice := [name for name, times in Counter(name for name, _ in found).items() if times > 1]:
@@ -36,6 +38,7 @@ def layouts(model):
     cut = parts_of(model)
     found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
              for name, value in named_arrays(model)}
+    found |= {name: boxed(p.shape, p.layout.local_intervals(p.shape, p.ranks)) for name, p in annotated(model).items()}
     if isinstance(model, FullySharded):
         if cut:
             raise ValueError("a checkpoint of a model that is cut by both parallelize_module and fully_shard is not "
@@ -54,13 +57,20 @@ def whole(shape):
 
 def parted(shape, axis, indices, extent):
     """The Layout of who has these indices along an axis, in this order; `extent` is all there are."""
-    full, pieces = [(0, e) for e in shape], []
     starts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
-    for lo, hi in zip(starts, starts[1:], strict=False):
-        if lo < hi:
-            box = [*full[:axis], (int(indices[lo]), int(indices[lo]) + hi - lo), *full[axis + 1:]]
-            pieces.append((tuple(box), (slice(None),) * axis + (slice(lo, hi),)))
-    return Layout((*shape[:axis], extent, *shape[axis + 1:]), tuple(pieces))
+    runs = [(int(indices[lo]), int(indices[lo]) + hi - lo) for lo, hi in itertools.pairwise(starts) if lo < hi]
+    full = (*shape[:axis], extent, *shape[axis + 1:])
+    return boxed(full, [runs if i == axis else [(0, e)] for i, e in enumerate(full)])
+
+
+def boxed(shape, intervals):
+    """The Layout of who has these [(start, stop)] of each axis, one after another."""
+    sides = []
+    for own in intervals:
+        ends = list(itertools.accumulate(stop - start for start, stop in own))
+        sides.append([(side, slice(end - (side[1] - side[0]), end)) for side, end in zip(own, ends, strict=True)])
+    pieces = (tuple(zip(*piece, strict=True)) or ((), (...,)) for piece in itertools.product(*sides))
+    return Layout(tuple(shape), tuple(pieces))
 
 
 def named_arrays(model):

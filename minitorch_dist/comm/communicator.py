@@ -34,6 +34,7 @@ class Communicator(Messages, Objects, OnDevices):
     rank, size    as in MPI: ranks count from 0
     name          the axis under which the ledger counts
     world_ranks   the members' ranks in the world
+    axes          {name: Communicator} of the axes of a DeviceMesh that it takes together; {} where it is of one
     hooks         objects with before(op, x, peer) and after(op, x, peer), called around every operation, for
                   counting, checking, a simulated link or an injected fault. op: the method's name; x: the array that
                   holds the input or receives the data (None for a barrier); peer: the other rank, or the root, else
@@ -55,7 +56,7 @@ class Communicator(Messages, Objects, OnDevices):
 
     def __init__(self, engine, name, hooks=(), algorithm="auto"):
         self.rank, self.size, self.world_ranks = engine.rank, engine.size, engine.world_ranks
-        self.name = name
+        self.name, self.axes = name, {}
         self.hooks = list(hooks)
         self._engine = engine
         self._elsewhere = {rank for node in engine.nodes if self.rank not in node for rank in node}

@@ -45,7 +45,9 @@ class DeviceMesh:
             color = 0
             for name in others:
                 color = color * self.axes[name] + self.coords[name]
-            self._comms[names] = self.world.split(color, name=",".join(names))
+            comm = self.world.split(color, name=",".join(names))
+            comm.axes = {name: self[name] for name in names} if len(names) > 1 else {}
+            self._comms[names] = comm
         return self._comms[names]
 
     def __str__(self):

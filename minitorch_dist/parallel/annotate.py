@@ -7,32 +7,42 @@
     z = y @ mesh_split(v, mesh, [1, -1])    # (dp, ·) + Σtp: the sum is made when somebody needs it
     loss = mt.sum(z * z)                    # here: an all-reduce over tp
     loss.backward()                         # and over dp for the gradients of w and v
+    u = mesh_split(u, mesh, [("dp", "tp"), -1])     # both cut the rows, tp inside of dp's parts: (dp × tp:2, ·)
 
 Any legal annotation gives the dense result; only what is sent differs. What is no Sharded (an array, a Tensor, labels,
 a mask) is taken to be the same on all ranks, and each uses its part of it. All ranks run the same program. Inside
 mt.grad, mt.jvp and their like annotate the function's arguments, and return a .full() value (TypeError otherwise). How
-it works stands in sharding/: layouts.py, rules.py, choice.py, resharding.py, running.py, in this order.
+it works stands in sharding/: layouts.py, rules.py, moves.py, choice.py, resharding.py, running.py, in this order.
+
+`plan` seeks the annotations that send the fewest bytes, on a `paper_mesh`, where one process stands for many: paper.py,
+planning.py. Checkpoints (checkpoints/) of a model that is cut have its parts, and can be loaded however cut.
 
 Sources: Lepikhin et al. 2020, "GShard"; Xu et al. 2021, "GSPMD"; PyTorch's DTensor.
 """
 
 import fnmatch
 import hashlib
+from copy import deepcopy
 
 import numpy as np
 
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor, tensor
-from ..backend import is_array, to
+from ..backend import is_array, is_floating, to
+from ..comm.communicator import Communicator
+from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.module import Parameter
 from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock
-from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard
+from .data_parallel import annotated
+from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard, inside
 from .sharding.notes import looking
+from .sharding.paper import is_paper, paper_mesh
+from .sharding.planning import planned
 from .sharding.sharded import Sharded, as_sharded, merged
 
-__all__ = ["SUM", "WHOLE", "Layout", "Partial", "Replicate", "Shard", "Sharded", "explain",
-           "full_state_dict", "load_full_state_dict", "megatron", "mesh_split", "replicate", "shard_parameters",
+__all__ = ["SUM", "WHOLE", "Layout", "Partial", "Replicate", "Shard", "Sharded", "explain", "full_state_dict",
+           "load_full_state_dict", "megatron", "mesh_split", "paper_mesh", "plan", "replicate", "shard_parameters",
            "sharded_parameters", "split"]
 
 
@@ -40,27 +50,46 @@ __all__ = ["SUM", "WHOLE", "Layout", "Partial", "Replicate", "Shard", "Sharded",
 
 def replicate(x, mesh):
     """x, which is the same on all ranks of a DeviceMesh, as a Sharded."""
+    _check("replicate", mesh, DeviceMesh, x)
     return mesh_split(x, mesh, [-1] * len(x.shape))
 
 
 def split(x, dim, comm):
-    """x cut along `dim` over the ranks of a Communicator: mesh["dp"], or the world. x is the same on all of them, or a
-    Sharded that may lie in any way on other axes."""
+    """x cut along `dim` over the ranks of a Communicator: mesh["dp"], or the world; mesh["dp", "cp"]: over both, dp the
+    outer one. x is the same on all of them, or a Sharded that may lie in any way on other axes: each part that those
+    make of `dim` is cut."""
+    _check("split", comm, Communicator, x)
     if not -len(x.shape) <= dim < len(x.shape):
         raise ValueError(f"split: dimension {dim} is out of range for shape {tuple(x.shape)}")
-    return _placed("split", x, {comm.name: comm}, {comm.name: Shard(dim % len(x.shape))})
+    dim, comms = dim % len(x.shape), comm.axes or {comm.name: comm}
+    there = x.layout.cutting(dim) if x.__class__ is Sharded else {}
+    cuts = [(p.sections, x.comms[axis].size) for axis, p in there.items()]
+    axes = [(axis, comms[axis].size, ()) for axis in comms if axis not in there]
+    return _placed("split", x, comms, _inner(dim, x.shape[dim], cuts, axes))
 
 
 def mesh_split(x, mesh, dims_mapping):
     """x, the same on all ranks of a DeviceMesh or a Sharded, cut by the mesh's axes.
 
     dims_mapping  per dimension the number or the name of an axis, -1 where it stays whole (as in GSPMD). To cut it
-                  section by section: (axis, (8, 4, 4)). Or a Layout
+                  section by section: (axis, (8, 4, 4)). By several axes, the outer one first: ("dp", "tp"), as in
+                  JAX's PartitionSpec; the first of them may have sections, (("tp", (8, 4, 4)), "dp"). Or a Layout
     ValueError where it doesn't fit the shape.
     """
+    _check("mesh_split", mesh, DeviceMesh, x)
     comms = {axis: mesh[axis] for axis in mesh.axes}
     placements = layout_of("mesh_split", x.shape, mesh, dims_mapping).placements
     return _placed("mesh_split", x, comms, dict.fromkeys(comms, WHOLE) | placements)
+
+
+def _check(name, where, kind, *values):
+    """TypeError unless `where` is of the kind on which values can lie, and they can."""
+    if not isinstance(where, kind):
+        there = "a DeviceMesh" if kind is DeviceMesh else 'a Communicator, mesh["dp"] or comm.world()'
+        raise TypeError(f"{name}: got a {type(where).__name__} where it takes {there}")
+    for x in values:
+        if not hasattr(x, "shape"):
+            raise TypeError(f"{name}: a {type(x).__name__}, {x!r}, can't lie on a mesh: give it an array or a tensor")
 
 
 def _placed(name, x, comms, placements):
@@ -82,20 +111,48 @@ def layout_of(name, shape, mesh, dims_mapping):
             raise ValueError(f"{name}: layout {dims_mapping} for shape {tuple(shape)} on a mesh of axes "
                              f"{', '.join(names)}")
         return dims_mapping
+    if not isinstance(dims_mapping, list | tuple):
+        raise TypeError(f"{name}: dims_mapping {dims_mapping!r} for shape {tuple(shape)}: it must be a list with an "
+                        "axis of the mesh or -1 per dimension, or a Layout")
     if len(dims_mapping) != len(shape):
         raise ValueError(f"{name}: dims_mapping {list(dims_mapping)} for shape {tuple(shape)}: it must have one entry "
                          "per dimension, an axis of the mesh or -1")
     for dim, entry in enumerate(dims_mapping):
-        axis, sections = entry if isinstance(entry, tuple) else (entry, ())
-        axis = names[axis] if isinstance(axis, int) and 0 <= axis < len(names) else axis
-        if axis != -1 and axis not in names:
-            raise ValueError(f"{name}: {axis!r} in dims_mapping {list(dims_mapping)} is no axis of the mesh: there are "
-                             f"{', '.join(f'{i} ({axis})' for i, axis in enumerate(names))}, and -1")
-        if axis in placements:
-            raise ValueError(f"{name}: dims_mapping {list(dims_mapping)} lets axis {axis!r} cut two dimensions")
-        if axis != -1:
-            placements[axis] = Shard(dim, tuple(sections))
+        axes = []
+        for axis, sections in _entries(entry):
+            axis = names[axis] if isinstance(axis, int) and 0 <= axis < len(names) else axis
+            if axis not in names:
+                raise ValueError(f"{name}: {axis!r} in dims_mapping {list(dims_mapping)} is no axis of the mesh: there "
+                                 f"are {', '.join(f'{i} ({axis})' for i, axis in enumerate(names))}, and -1")
+            if axis in placements or axis in [other for other, _, _ in axes]:
+                raise ValueError(f"{name}: dims_mapping {list(dims_mapping)} lets axis {axis!r} cut twice")
+            if axes and sections:
+                raise ValueError(f"{name}: {entry!r} in dims_mapping {list(dims_mapping)}: the outermost axis alone "
+                                 "can cut in sections, those after it cut its parts")
+            axes.append((axis, mesh.axes[axis], sections))
+        placements |= _inner(dim, shape[dim], [], axes)
     return Layout(len(shape), placements)
+
+
+def _entries(entry):
+    """[(axis, sections)] of an entry of a dims_mapping."""
+    if not isinstance(entry, list | tuple):
+        return [] if entry == -1 else [(entry, ())]
+    if len(entry) == 2 and isinstance(entry[1], list | tuple) and all(isinstance(s, int) for s in entry[1]):
+        return [(entry[0], tuple(entry[1]))]
+    return [pair for part in entry for pair in (_entries(part) if isinstance(part, list | tuple) else [(part, ())])]
+
+
+def _inner(dim, extent, cuts, axes):
+    """{axis: Shard} of axes that cut a dimension one inside of the other. axes: [(name, size, sections)]; cuts:
+    [(sections, n)] of those that cut it already."""
+    placements, cuts = {}, list(cuts)
+    for axis, n, sections in axes:
+        if cuts:
+            sections = inside(extent, cuts) if n > 1 else ()
+        placements[axis] = Shard(dim, sections)
+        cuts.append((sections, n))
+    return placements
 
 
 def explain(f, *args):
@@ -119,8 +176,9 @@ def shard_parameters(model, mesh, annotations):
     parameters() are this rank's parts only. ValueError on all ranks, and nothing is cut, where a name meets nothing, an
     annotation doesn't fit, or the ranks' values differ.
     """
+    _check("shard_parameters", mesh, DeviceMesh)
     named = dict(model.named_parameters())
-    layouts = _agreed(named, lambda: _layouts(named, mesh, annotations), mesh.world)
+    layouts = _agreed(named, lambda: _layouts(model, named, mesh, annotations), mesh.world)
     cut = {id(p): _parameter(p, mesh, layouts[name]) for name, p in named.items()}
     for module in model.modules():
         for name, p in module._parameters.items():
@@ -131,8 +189,40 @@ def shard_parameters(model, mesh, annotations):
     return model
 
 
-def _layouts(named, mesh, annotations):
+def plan(model, mesh, axis, *args, annotations=None, f=None, out=None):
+    """Which annotations of a model's parameters on one axis send the fewest bytes, forward and backward, of all that
+    there are. Returns a Plan, which prints; its `annotations` are shard_parameters'.
+
+    mesh         a paper_mesh: nobody else takes part
+    args         annotated, or the same on all ranks; requires_grad_() where a gradient is to flow to them
+    annotations  on the mesh's other axes, which stay as they are
+    f            f(model, *args), which only ops lead through (default: the model itself)
+    out          how what it returns is to lie, a dims_mapping: as the input does, where blocks follow each other (None:
+                 anyhow, but with its sums made)
+
+    Every matrix is to be cut over the axis, in whatever way: to leave all whole would send nothing, and share nothing.
+    A large model's blocks are like a small one's. ValueError where it is no paper_mesh, or has no such axis.
+    """
+    _check("plan", mesh, DeviceMesh)
+    if not is_paper(mesh) or axis not in mesh.axes:
+        raise ValueError(f"plan: axis {axis!r} of a mesh of {', '.join(mesh.axes)}: it takes one of the axes of a "
+                         "paper_mesh, on which many ways can be tried by one process")
+    dense, model = dict(model.named_parameters()), shard_parameters(deepcopy(model), mesh, annotations or {})
+    given = sharded_parameters(model)
+    if cut := [name for name, p in given.items() if axis in p.layout.placements]:
+        raise ValueError(f"plan: {', '.join(cut)} is annotated on axis {axis!r}, of which the annotations are sought")
+    return planned(lambda: (f or type(model).__call__)(model, *args), [x for x in args if x.__class__ is Sharded],
+                   given, axis, mesh.axes[axis], lambda name, layout: _parameter(dense[name], mesh, layout),
+                   lambda value: value.settle() if out is None else mesh_split(value, mesh, out))
+
+
+def _layouts(model, named, mesh, annotations):
     """{name of a parameter: its Layout}."""
+    if not isinstance(annotations, dict):
+        raise TypeError(f"shard_parameters: annotations {annotations!r} must be a dict, {{name: dims_mapping}}")
+    if there := list(annotated(model)):
+        raise RuntimeError(f"shard_parameters: {', '.join(there[:4])} lies on a mesh already: name all annotations at "
+                           "once, or make the model anew and load its values (load_full_state_dict, checkpoints)")
     for pattern in annotations:
         if not fnmatch.filter(named, pattern):
             raise ValueError(f"shard_parameters: {pattern!r} meets no parameter; there are {', '.join(named)}")
@@ -152,7 +242,7 @@ def _layouts(named, mesh, annotations):
 def _parameter(p, mesh, layout):
     """A whole parameter as a Sharded whose part is a leaf, which says to optim.clip_grad_norm_ who has the others."""
     part = mesh_split(Tensor(p.data), mesh, layout)
-    local = Parameter(part.local.data, p.dtype.kind == "f")
+    local = Parameter(part.local.data, is_floating(p.dtype))
     if local.leaf is not None:
         axes = tuple(axis for axis in mesh.axes if axis in layout.shards)
         local.leaf.over = mesh[axes] if axes else None
@@ -166,7 +256,7 @@ def _agreed(named, layouts, world):
     try:
         found = layouts()
         lines = [_line(name, p, found[name]) for name, p in named.items()]
-    except (ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         failure = error
     everyone = world.all_gather_object((failure and str(failure), lines))
     if failure:
@@ -194,8 +284,7 @@ def _line(name, p, layout):
 def sharded_parameters(model):
     """{name: Sharded} of a model that shard_parameters has cut, named as named_parameters names them. ValueError where
     it hasn't."""
-    at = {id(getattr(m, name).local): getattr(m, name) for m in model.modules() for name in m._parameters
-          if getattr(m, name).__class__ is Sharded}
+    at = {id(p.local): p for p in annotated(model).values()}
     if whole := [name for name, p in model.named_parameters() if id(p) not in at]:
         raise ValueError(f"{', '.join(whole)} of this model lies on no mesh: cut it by shard_parameters first")
     return {name: at[id(p)] for name, p in model.named_parameters()}
@@ -213,8 +302,11 @@ def load_full_state_dict(model, state):
     for name, p in sharded_parameters(model).items():
         if name not in own:     # which load_state_dict will say
             continue
-        whole = Sharded(Tensor(np.asarray(state[name])), np.shape(state[name]), Layout(np.ndim(state[name])), p.comms)
-        own[name] = lower(whole.redistribute(p.layout).local) if whole.shape == p.shape else state[name]
+        if np.shape(state[name]) != p.shape:
+            raise ValueError(f"load_full_state_dict: {name} has shape {p.shape}, the values have shape "
+                             f"{np.shape(state[name])}")
+        whole = Sharded(Tensor(np.asarray(state[name])), p.shape, Layout(len(p.shape)), p.comms)
+        own[name] = lower(whole.redistribute(p.layout).local)
     model.load_state_dict(own)
 
 

@@ -353,12 +353,17 @@ def check_samples(wrapper, path, over, comm):
                          f"that have samples, as with mesh['dp', {over.name!r}]")
 
 
-def check_not_annotated(module):
-    """ValueError if parameters lie on a mesh (annotate.py), where ops and backward make the sums over ranks."""
-    if found := [f"{path}.{name}".lstrip(".") for path, m in module.named_modules() for name in m._parameters
-                 if hasattr(getattr(m, name), "comms")]:
-        raise ValueError(f"DistributedDataParallel: {', '.join(found[:4])} of this model lies on a mesh, where "
-                         "gradients are summed already: leave the wrapper out, and annotate the batch, as in "
+def annotated(module):
+    """{name: Sharded} of the parameters that lie on a mesh (annotate.py)."""
+    return {f"{path}.{name}".lstrip("."): getattr(m, name) for path, m in module.named_modules()
+            for name in m._parameters if hasattr(getattr(m, name), "comms")}
+
+
+def check_not_annotated(module, wrapper="DistributedDataParallel"):
+    """ValueError if parameters lie on a mesh, where ops and backward make the sums over ranks."""
+    if found := list(annotated(module)):
+        raise ValueError(f"{wrapper}: {', '.join(found[:4])} of this model lies on a mesh, where gradients are summed "
+                         f"already: leave {wrapper} out, and annotate the batch, as in "
                          'annotate.split(x, 0, mesh["dp"])')
 
 

@@ -37,7 +37,7 @@ from ..backend import xp
 from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
 from .batch_norm import MicroShardStatistics, other_buffers, synchronise
-from .data_parallel import check_samples, check_unwrapped, divided
+from .data_parallel import check_not_annotated, check_samples, check_unwrapped, divided
 from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
@@ -93,6 +93,7 @@ class FullySharded(Module):
             raise ValueError(f"fully_shard: stage={stage!r}; 1 cuts the optimizer's state, 2 gradients as well, 3 "
                              "parameters as well (0 is DistributedDataParallel)")
         check_unwrapped(module)
+        check_not_annotated(module, "fully_shard")
         if owned := [name for name, p in module.named_parameters() if p.leaf is not None and p.leaf.flat is not None]:
             raise ValueError(f"fully_shard: {', '.join(owned[:4])} of this model lives in an optimizer's flat buffer "
                              "already: make the optimizer afterwards, of the fully_shard model's parameters()")

@@ -37,6 +37,7 @@ from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
+from .data_parallel import check_not_annotated
 
 
 def _rows(count, comm):
@@ -254,6 +255,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
     unknown, TypeError where it doesn't fit the module; nothing is cut then.
     """
     sequences.check_choice("parallelize_module", sequence_parallel)
+    check_not_annotated(module, "parallelize_module")
     modules, chosen = dict(module.named_modules()), {}
     for pattern, way in ((sequences.between(module) if sequence_parallel else {}) | plan).items():
         if way == sequences.WAY and not sequence_parallel:

@@ -18,10 +18,10 @@ WAYS = {"one": (1,), "data": (2, 3), "stage 1": (3,), "stage 2": (2,), "stage 3"
 OF = {"gpt": [way for way in WAYS if "layers" not in way], "mlp": [way for way in WAYS if "heads" not in way]}
 
 
-def gpt(dtype="f8"):
+def gpt(dtype="f8", layers=2):
     """Tied, with dropout; its matrices are cut by ZeRO in the middle of rows."""
     mt.manual_seed(5)
-    return nn.GPT(VOCABULARY, TIME, layers=2, heads=4, kv_heads=2, dim=12, dropout=0.1, dtype=np.dtype(dtype))
+    return nn.GPT(VOCABULARY, TIME, layers=layers, heads=4, kv_heads=2, dim=12, dropout=0.1, dtype=np.dtype(dtype))
 
 
 def mlp(dtype="f8"):

@@ -9,6 +9,7 @@ from minitorch_dist import backend, comm, ledger
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.parallel import annotate as a
 from minitorch_dist.parallel.sharding import rules
+from minitorch_dist.parallel.sharding.moves import moves as schedule
 from tests.autodiff.samples import SAMPLES
 
 
@@ -28,12 +29,13 @@ def whole(x):
 
 # ---------------------------------------------------------------- ops
 
-def op_table(uneven):
+def op_table(uneven, axes):
     """({sample: the greatest difference of value and gradients from the dense run's}, how many layouts were tried, ops
-    that have no rule): each dimension of each argument cut over all ranks; uneven: of every second sample those that
-    they can't share equally."""
-    world, found, count = comm.world(), {}, 0
-    ranks = {world.name: (world.rank, world.size)}
+    that have no rule): each dimension of each argument cut over all ranks, of one or more axes; uneven: of every second
+    sample those that they can't share equally."""
+    mesh, found, count = comm.DeviceMesh(**axes), {}, 0
+    world = mesh[tuple(axes)]
+    ranks = {axis: (mesh.coords[axis], mesh[axis].size) for axis in axes}
     for sample in SAMPLES[::2] if uneven else SAMPLES:
         leaves = [mt.tensor(x, requires_grad=True) for x in sample.args]
         y = sample.function(*leaves)
@@ -116,13 +118,14 @@ def run(lines, inputs, again=lambda x: x):
 
 
 def random_layout(rng, shape, mesh):
-    """A legal dims_mapping."""
-    dims, axes = [-1] * len(shape), [axis for axis in mesh.axes if rng.random() < 0.7]
-    for axis in axes:
-        free = [i for i, extent in enumerate(shape) if dims[i] == -1 and extent >= mesh[axis].size]
+    """A legal dims_mapping; two axes may cut one dimension, either of them inside of the other's parts."""
+    dims, axes = [()] * len(shape), [axis for axis in mesh.axes if rng.random() < 0.7]
+    for axis in rng.permutation(axes).tolist():
+        free = [i for i, extent in enumerate(shape)
+                if extent >= mesh[axis].size * np.prod([mesh[other].size for other in dims[i]])]
         if free:
-            dims[free[rng.integers(len(free))]] = axis
-    return dims
+            dims[free[rng.integers(len(free))]] += (axis,)
+    return [axes or -1 for axes in dims]
 
 
 def random_programs(first, count, axes):
@@ -183,6 +186,17 @@ def transforms():
     return found
 
 
+def inside():
+    """Layouts of x (8, 8) that is cut again and again, on paper."""
+    mesh, x = a.paper_mesh(dp=2, tp=2), values((8, 8), 1)
+    both, dp, tp = mesh["dp", "tp"], mesh["dp"], mesh["tp"]
+    return [str(y.layout) for y in (
+        a.split(x, 0, both), a.split(a.split(x, 0, dp), 0, tp), a.split(a.split(x, 0, tp), -2, dp),
+        a.split(a.split(x, 0, both), 0, dp), a.split(a.split(x, 0, tp), 0, both), a.split(a.split(x, 0, both), 1, dp),
+        a.mesh_split(x, mesh, [(0, 1), -1]), a.mesh_split(values((2, 16), 2), mesh, [-1, (("tp", (4, 12)), "dp")]),
+        a.mesh_split(a.split(x, 0, both), mesh, ["tp", ["dp"]]))]
+
+
 def explained():
     """What explain prints of a layer of a network, and that a value nobody looks at isn't noted."""
     mesh = comm.DeviceMesh(tp=-1)
@@ -199,14 +213,15 @@ def explained():
     return str(page), len(page.notes), page.rest
 
 
-def unequal():
-    """How far tanh(x @ w + z), of x (7, 5), w (5, 8) and z (7, 8), each cut along each dimension or not, and its
-    gradients are from the dense ones."""
-    mesh, shapes, worst = comm.DeviceMesh(tp=-1), ((7, 5), (5, 8), (7, 8)), 0.0
+def unequal(axes):
+    """How far tanh(x @ w + z), of x (7, 5), w (5, 8) and z (7, 8), each cut along each dimension or not over all axes,
+    and its gradients are from the dense ones."""
+    mesh, shapes, worst = comm.DeviceMesh(**axes), ((7, 5), (5, 8), (7, 8)), 0.0
     made = {}
     for cut in itertools.product((None, 0, 1), repeat=3):
         leaves = [mt.tensor(values(s, i), requires_grad=True) for i, s in enumerate(shapes)]
-        x, w, z = (t if dim is None else a.split(t, dim, mesh["tp"]) for t, dim in zip(leaves, cut, strict=True))
+        x, w, z = (t if dim is None else a.split(t, dim, mesh[tuple(axes)])
+                   for t, dim in zip(leaves, cut, strict=True))
         y = whole(mt.tanh(x @ w + z))
         y.backward(mt.tensor(values((7, 8), 4)))
         made[cut] = [y.numpy(), *(t.grad.numpy() for t in leaves)]
@@ -272,27 +287,34 @@ def masks():
     return made
 
 
-def moves(axes, step):
+def moves(axes, shape, step):
     """How far values and gradients are from the whole one after going from each layout to each other (each `step`-th of
-    all pairs), which parts weren't those that NumPy cuts, and how many pairs there were."""
-    mesh, shape = comm.DeviceMesh(**axes), (6, 4, 8)
+    all pairs), which parts weren't those that NumPy cuts, how many pairs there were; [what a rank has sent, what it was
+    to send] of each."""
+    mesh, n = comm.DeviceMesh(**axes), next(iter(axes.values()))
     x, u = values(shape, 1), values(shape, 2)
-    choices = [a.WHOLE, a.SUM, *map(a.Shard, range(3)), a.Shard(2, (4, 4))]
-    layouts = [a.Layout(3, dict(zip(axes, placements, strict=True)))
-               for placements in itertools.product(choices, repeat=len(axes))
-               if len({p.dim for p in placements if isinstance(p, a.Shard)}) == sum(
-                   isinstance(p, a.Shard) for p in placements)]
+    parts = {dim: tuple(len(part) for part in np.split(np.arange(shape[dim]), [shape[dim] // n])) for dim in (0, 2)}
+    choices = [a.WHOLE, a.SUM, *map(a.Shard, range(3)), *(a.Shard(dim, parts[dim]) for dim in parts)]
     ranks = {axis: (mesh.coords[axis], mesh[axis].size) for axis in mesh.axes}
+    everywhere = [dict(zip(axes, zip(at, axes.values(), strict=True), strict=True))
+                  for at in itertools.product(*map(range, axes.values()))]
+    layouts = [layout for placements in itertools.product(choices, repeat=len(axes))
+               for layout in [a.Layout(3, dict(zip(axes, placements, strict=True)))]
+               if all(cut_by_hand(x, layout, at).size for at in everywhere)]
     pairs = [(old, new) for old, new in itertools.product(layouts, repeat=2)
              if not set(new.pending) & old.shards.keys()][::step]
-    worst, wrong = 0.0, []
+    worst, wrong, sent = 0.0, [], []
     for old, new in pairs:
         leaf = mt.tensor(x, requires_grad=True)
         start = a.replicate(leaf, mesh).redistribute(a.Layout(3, old.shards))
         if old.pending:     # a sum of as many equal parts as there are ranks
             n = np.prod([mesh[axis].size for axis in old.pending])
             start = a.Sharded(start.local / float(n), shape, old, start.comms)
-        moved = start.redistribute(new)
+        with ledger.record() as book:
+            moved = start.redistribute(new)
+        target = {axis: new[axis] for axis in axes}
+        sent.append((book.total_bytes_sent(), sum(move.sent(x.nbytes, start.sizes, False) for move in schedule(
+            shape, old, target, start.sizes))))
         if not new.pending and not np.allclose(moved.local.numpy(), cut_by_hand(x, new, ranks), rtol=1e-14):
             wrong.append(f"{old} -> {new}")
         y = moved.full()
@@ -300,15 +322,19 @@ def moves(axes, step):
         worst = max(worst, apart(y.numpy(), x))
         if not old.pending:
             worst = max(worst, apart(leaf.grad.numpy(), u))
-    return worst, wrong, len(pairs)
+    return worst, wrong, len(pairs), sent
 
 
 def cut_by_hand(x, layout, ranks):
-    """A rank's part of x."""
-    for axis, p in layout.shards.items():
-        rank, n = ranks[axis]
-        pieces = np.split(x, np.cumsum(p.sections)[:-1], p.dim) if p.sections else [x]
-        bounds = [(len(np.moveaxis(piece, p.dim, 0)) * np.array([rank, rank + 1]) // n) for piece in pieces]
-        x = np.concatenate([np.take(piece, range(lo, hi), p.dim)
-                            for piece, (lo, hi) in zip(pieces, bounds, strict=True)], p.dim)
+    """A rank's part of x: what it has of each dimension by all axes that cut it."""
+    for dim in range(x.ndim):
+        rows = np.arange(x.shape[dim])
+        for axis, p in layout.shards.items():
+            if p.dim == dim:
+                rank, n = ranks[axis]
+                sections = np.split(np.arange(x.shape[dim]), np.cumsum(p.sections)[:-1]) if p.sections else [
+                    np.arange(x.shape[dim])]
+                rows = np.intersect1d(rows, np.concatenate(
+                    [s[len(s) * rank // n:len(s) * (rank + 1) // n] for s in sections]))
+        x = np.take(x, rows, dim)
     return x

@@ -1,7 +1,6 @@
 """What the ranks do in the tests of annotated models, and of what is sent. See annotate_cases.py."""
 
 import copy
-import itertools
 import pickle
 import re
 import warnings
@@ -11,30 +10,31 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim
 from minitorch_dist.autodiff.primitive import Primitive, bind
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import annotate as a
 from minitorch_dist.parallel.sharding import choice, rules
 from minitorch_dist.parallel.sharding.running import operand
+from minitorch_dist.parallel.tensor_parallel import parallelize_module
 
 from .annotate_cases import apart, values
 
 # ---------------------------------------------------------------- bytes
 
-def matmul_bytes():
-    """{layouts of x and w: ({collective: bytes of this rank, forward and backward}, what the choice expected)} for x
-    (8, 12) @ w (12, 16) in float64, the result settled."""
-    mesh, found = comm.DeviceMesh(tp=-1), {}
-    for cut in itertools.product((-1, 0, 1), repeat=2):
-        x, w = (a.mesh_split(values(s, i), mesh, ["tp" if d == dim else -1 for d in (0, 1)]).requires_grad_()
-                for i, (s, dim) in enumerate(zip(((8, 12), (12, 16)), cut, strict=True)))
+def matmul_bytes(axes, cuts):
+    """[({(collective, axis): bytes of this rank, forward and backward}, what the choice expected, the result's layout)]
+    for x (8, 12) @ w (12, 16) in float64, the result settled; cuts: [(dims_mapping of x, of w)]."""
+    mesh, found = comm.DeviceMesh(**axes), []
+    for cut in cuts:
+        x, w = (a.mesh_split(values(s, i), mesh, dims).requires_grad_()
+                for i, (s, dims) in enumerate(zip(((8, 12), (12, 16)), cut, strict=True)))
         with ledger.record() as book:
             y = (x @ w).settle()
             y.backward(values((8, 16), 3))
-        operands = [operand(x), operand(w)]
+        operands, sizes = [operand(x), operand(w)], {axis: mesh[axis].size for axis in axes}
         factors = rules.RULES["matmul"]([x.shape, w.shape], {})
-        best = choice.choices("matmul", factors, operands, {"tp": mesh["tp"].size})[0]
-        found[cut] = ({op: n for (_, op), n in book.bytes_sent.items() if n},
-                      choice.price("matmul", factors, operands, best.cuts, {"tp": mesh["tp"].size}), str(y.layout))
+        best = choice.choices("matmul", factors, operands, sizes)[0]
+        found.append(({(op, axis): n for (axis, op), n in book.bytes_sent.items() if n},
+                      choice.price("matmul", factors, operands, best.cuts, sizes), str(y.layout)))
     return found
 
 
@@ -101,6 +101,11 @@ def lenet():
     return nn.lenet(dtype=np.float64)
 
 
+def _further(entry):
+    """An entry of a dims_mapping that cuts over dp, too, inside."""
+    return "dp" if entry == -1 else (entry, "dp")
+
+
 COLUMN, ROW = ["tp", -1], [-1, "tp"]
 CHANNELS = {"1.weight": ["tp", -1, -1, -1], "1.bias": ["tp"], "4.weight": [-1, "tp", -1, -1],
             "8.weight": COLUMN, "8.bias": ["tp"], "10.weight": ROW}
@@ -108,12 +113,15 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
     "mlp": (mlp, lambda rng: (rng.standard_normal((13, 9)), rng.integers(0, 5, 13)), {
         "column, row": ({"0.weight": COLUMN, "0.bias": ["tp"], "3.weight": ROW}, [-1, -1]),
         "batch": ({}, ["dp", -1]),
+        "batch, over both": ({"*.weight": [("tp", "dp"), -1], "0.bias": [("dp", "tp")]}, [("dp", "tp"), -1]),
         "batch, column": ({"0.weight": COLUMN, "5.weight": COLUMN, "5.bias": ["tp"]}, ["dp", -1]),
         "features": ({"3.weight": ["dp", "tp"]}, [-1, "dp"])}),
     "lenet": (lenet, lambda rng: (rng.standard_normal((4, 784)), rng.integers(0, 10, 4)), {
         "channels": (CHANNELS, [-1, -1]), "batch, channels": (CHANNELS, ["dp", -1])}),
     "gpt": (gpt, lambda rng: (rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
         "megatron": (a.megatron(gpt()), [-1, -1]), "megatron, batch": (a.megatron(gpt()), ["dp", -1]),
+        "megatron, batch, each matrix' rows over both": (
+            {name: [_further(dims[0]), *dims[1:]] for name, dims in a.megatron(gpt()).items()}, ["dp", -1]),
         "sequence": (a.megatron(gpt()), [-1, "tp"]), "cut in four": (
             {"*weight": ["dp", "tp"], "*norm*": ["tp"], "*bias": ["dp"]}, ["dp", -1])}),
     "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, positions="rotary", tied=False, norm="rms"), lambda rng: (
@@ -213,7 +221,16 @@ def errors():
     attempt("axis", lambda: a.mesh_split(x, mesh, [2, -1]))
     attempt("name", lambda: a.mesh_split(x, mesh, ["ep", -1]))
     attempt("twice", lambda: a.mesh_split(x, mesh, [1, 1]))
-    attempt("two axes", lambda: a.split(a.split(x, 1, mesh["tp"]), 1, mesh["dp"]))
+    attempt("twice in one", lambda: a.mesh_split(x, mesh, [("tp", "dp", "tp"), -1]))
+    attempt("inner sections", lambda: a.mesh_split(x, mesh, [("dp", ("tp", (2, 2))), -1]))
+    attempt("whole inside", lambda: a.mesh_split(x, mesh, [("tp", -1), -1]))
+    attempt("a mesh", lambda: a.split(x, 0, mesh))
+    attempt("an axis", lambda: a.mesh_split(x, mesh["tp"], [0, -1]))
+    attempt("a list", lambda: a.split([1, 2], 0, mesh["tp"]))
+    attempt("a name", lambda: a.mesh_split(x, mesh, "tp"))
+    attempt("no layout", lambda: cut.redistribute(["tp", -1]))
+    attempt("no placement", lambda: a.Layout(2, {"tp": 0}))
+    attempt("a parameter", lambda: optim.SGD([a.split(x, 0, mesh["tp"])], lr=0.1))
     attempt("too few", lambda: a.split(x[:1], 0, mesh["tp"]))
     attempt("sections", lambda: a.mesh_split(x, mesh, [("tp", (1, 3)), -1]))
     attempt("sum", lambda: cut.redistribute(a.Layout(2, {"tp": a.SUM})))
@@ -242,6 +259,12 @@ def errors():
     flags = mlp()
     flags[0].weight.requires_grad_(world.rank == 0)
     attempt("frozen", lambda: a.shard_parameters(flags, mesh, {}))
+    attempt("again", lambda: a.shard_parameters(a.shard_parameters(mlp(), mesh, {}), mesh, {}))
+    attempt("no dict", lambda: a.shard_parameters(mlp(), mesh, {} if world.rank else ["0.weight"]))
+    attempt("sharded fully", lambda: fully_shard(a.shard_parameters(mlp(), mesh, {}), mesh["tp"]))
+    attempt("in parallel", lambda: parallelize_module(a.shard_parameters(mlp(), mesh, {}), mesh["tp"], {"0": "column"}))
+    attempt("other shape", lambda: a.load_full_state_dict(
+        a.shard_parameters(mlp(), mesh, {"*.weight": COLUMN}), mlp().state_dict() | {"0.weight": np.ones((7, 9))}))
     attempt("wrapped", lambda: DistributedDataParallel(a.shard_parameters(mlp(), mesh, {}), mesh["tp"]))
     attempt("uncut", lambda: a.full_state_dict(mlp()))
     attempt("missing", lambda: a.load_full_state_dict(a.shard_parameters(mlp(), mesh, {}), {}))

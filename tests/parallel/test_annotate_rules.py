@@ -1,12 +1,25 @@
 """Layouts, sharding rules and choices as data, without ranks. What they make of ops is test_annotate.py's."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from minitorch_dist.parallel.sharding import choice
-from minitorch_dist.parallel.sharding.layouts import COPIES, SUM, WHOLE, Layout, Shard, parts, scaled, sent
+from minitorch_dist.parallel.sharding.layouts import (
+    COPIES,
+    SUM,
+    WHOLE,
+    Layout,
+    Shard,
+    held,
+    inside,
+    nested,
+    parts,
+    scaled,
+)
+from minitorch_dist.parallel.sharding.moves import moves, sent
 from minitorch_dist.parallel.sharding.rules import RULES, factors, named
 
 
@@ -19,6 +32,7 @@ def test_layouts_print():
     assert str(Layout(2, {"tp": SUM})) == "(·, ·) + Σtp"
     assert str(Layout(1, {"tp": Shard(0, (8, 4, 4))})) == "(tp[8|4|4],)"
     assert str(Layout(0, {"dp": SUM, "tp": WHOLE})) == "() + Σdp"
+    assert str(Layout(2, {"tp": Shard(0, (4, 4)), "dp": Shard(0), "ep": Shard(1, (3, 4))})) == "(dp × tp:2, ep:2)"
     assert Layout(2, {"tp": WHOLE}) == Layout(2) and Layout(2)["tp"] == WHOLE
 
 
@@ -30,6 +44,74 @@ def test_parts_are_disjoint_and_complete(extent, sections):
         layout, ranks = Layout(2, {"tp": Shard(1, sections)}), range(n)
         assert [layout.local_shape((5, extent), {"tp": (r, n)}) for r in ranks] == [(5, len(own)) for own in held]
     assert scaled((8, 4), 3, 12) == (2, 1) and scaled((2, 1), 12, 3) == (8, 4) and scaled((3, 1), 2, 4) is None
+
+
+@pytest.mark.parametrize(("extent", "sizes"), [(9, (4, 2)), (7, (2, 3)), (13, (3, 1, 2)), (12, (2, 2, 3))])
+def test_parts_of_parts_are_disjoint_and_complete(extent, sizes):
+    """Against one cut after another, by hand."""
+    cuts = []
+    for n in sizes:
+        cuts.append((inside(extent, cuts), n))
+    assert nested(extent, cuts)
+    for at in itertools.product(*map(range, sizes)):
+        lo, hi = 0, extent
+        for rank, n in zip(at, sizes, strict=True):
+            lo, hi = lo + (hi - lo) * rank // n, lo + (hi - lo) * (rank + 1) // n
+        here = [(sections, rank, n) for (sections, n), rank in zip(cuts, at, strict=True)]
+        assert [i for a, b in held(extent, here) for i in range(a, b)] == list(range(lo, hi)) and lo < hi
+
+
+def random_layout(rng, shape, sizes):
+    """A legal one: each axis cuts some dimension or none, inside of what those before it have left."""
+    placements, cuts = {}, [[] for _ in shape]
+    for axis in rng.permutation(list(sizes)).tolist():
+        dim = int(rng.integers(-1, len(shape)))
+        if dim >= 0:
+            placements[axis] = Shard(dim, inside(shape[dim], cuts[dim]))
+            cuts[dim].append((placements[axis].sections, sizes[axis]))
+    return Layout(len(shape), placements)
+
+
+def rows(extent, layout, dim, ranks):
+    """By hand: what a rank has of a dimension, those rows that it has by every axis."""
+    found = np.arange(extent)
+    for axis, p in layout.shards.items():
+        if p.dim == dim:
+            pieces = np.split(np.arange(extent), np.cumsum(p.sections)[:-1]) if p.sections else [np.arange(extent)]
+            r, n = ranks[axis]
+            found = np.intersect1d(found, np.concatenate([s[len(s) * r // n:len(s) * (r + 1) // n] for s in pieces]))
+    return found
+
+
+def test_a_move_sees_what_the_other_axes_leave_of_three():
+    rng, sizes, shape, tried = np.random.default_rng(0), {"dp": 2, "tp": 2, "ep": 3}, (13, 25), 0
+    for _ in range(40):
+        old, new = random_layout(rng, shape, sizes), random_layout(rng, shape, sizes)
+        ranks, now = {axis: (int(rng.integers(n)), n) for axis, n in sizes.items()}, dict(old.placements)
+        for move in moves(shape, old, {axis: new[axis] for axis in sizes}, sizes):
+            for p, cut in zip((move.old, move.new), move.cuts(shape, ranks), strict=True):
+                left = rows(shape[p.dim], move.beside, p.dim, ranks) if cut else ()
+                for rank in range(sizes[move.axis]) if cut else ():
+                    there = Layout(2, move.beside.placements | {move.axis: p})
+                    own = rows(shape[p.dim], there, p.dim, ranks | {move.axis: (rank, sizes[move.axis])})
+                    assert np.concatenate([left[lo:hi] for lo, hi in cut.pieces[rank]]).tolist() == own.tolist()
+                    tried += len(own) > 0
+            assert now.pop(move.axis, WHOLE) == move.old
+            now[move.axis] = move.new
+            Layout(2, now).check("moves", shape, sizes)
+        assert Layout(2, now) == new
+    assert tried > 200
+
+
+def test_axes_that_cut_across_each_others_parts_are_refused():
+    assert nested(8, [((4, 4), 2), ((), 2)]) and nested(8, [((), 2), ((), 1)])
+    assert not nested(8, [((), 2), ((), 2)]) and not nested(8, [((4, 4), 2), ((4, 4), 2)])
+    assert not nested(8, [((), 2), ((2, 6), 2)]) and not nested(4, [((), 2), ((2, 2), 3)])
+    sizes = {"dp": 2, "tp": 2}
+    with pytest.raises(ValueError, match=r"axes 'dp' and 'tp' are to cut dimension 0 of shape \(8, 3\)"):
+        Layout(2, {"dp": Shard(0), "tp": Shard(0)}).check("f", (8, 3), sizes)
+    with pytest.raises(ValueError, match="3 elements, fewer than the 4 ranks of axes 'dp' and 'tp'"):
+        Layout(1, {"dp": Shard(0), "tp": Shard(0, (1, 2))}).check("f", (3,), sizes)
 
 
 @pytest.mark.parametrize(("text", "shapes", "expected"), [

@@ -1,15 +1,17 @@
 """Which factors of an op the axes of a mesh cut, and how its operands must lie for it: by the fewest bytes.
 
 An operand that is cut proposes that its axis cut the same factor of the whole op. Where two proposals exclude each
-other (an axis can cut one factor only, and a factor be cut by one axis), all that are possible are priced, bytes
-forward and backward, and the cheapest wins; among equals, the one that an earlier operand proposes.
+other (an axis can cut one factor only, and a factor be cut by several axes only each inside of another's parts), all
+that are possible are priced, bytes forward and backward, and the cheapest wins; among equals, the one that an earlier
+operand proposes.
 """
 
 import itertools
 import math
 from typing import NamedTuple
 
-from .layouts import COPIES, SUM, WHOLE, Layout, Shard, scaled, sent
+from .layouts import COPIES, SUM, WHOLE, Layout, Shard, nested, scaled
+from .moves import moves, sent
 from .rules import LINEAR
 
 
@@ -55,13 +57,23 @@ def fits(factors, cut, n):
     factor, sections = cut
     if factor in factors.whole or factors.extents[factor] < n or sections is None:
         return False
-    if any(s % n for s in sections) or factor in factors.sectioned and sections != factors.sectioned[factor]:
+    if factor in factors.sectioned and sections != factors.sectioned[factor]:
         return False
     groups = [dim for side in (factors.operands, factors.results or ()) for dims in side for dim in dims
               if factor in dim]
-    # Within a dimension of several factors only the major one has parts that lie together, and only equal ones.
+    # Within a dimension of several factors only the major one has parts that lie together, and only equal ones; and a
+    # section that becomes a result is a number of ranks times as large as a part of it.
+    equal = not any(s % n for s in sections or (factors.extents[factor],))
     return all(dim[0] == factor for dim in groups) and (
-        factors.extents[factor] % n == 0 or all(len(dim) == 1 for dim in groups))
+        equal or factor not in factors.sectioned and all(len(dim) == 1 for dim in groups))
+
+
+def side_by_side(factors, cuts, sizes):
+    """Whether the axes that cut one factor can do so together."""
+    by_factor = {}
+    for axis, (factor, sections) in cuts.items():
+        by_factor.setdefault(factor, []).append((sections, sizes[axis]))
+    return all(len(own) == 1 or nested(factors.extents[factor], own) for factor, own in by_factor.items())
 
 
 def stuck(factors, operands, sizes):
@@ -77,7 +89,7 @@ def choices(name, factors, operands, sizes):
     found = []
     for picked in itertools.product(*([*cuts, None] for cuts in offered.values())):
         cuts = {axis: cut for axis, cut in zip(offered, picked, strict=True) if cut is not None}
-        if len({factor for factor, _ in cuts.values()}) == len(cuts):
+        if side_by_side(factors, cuts, sizes):
             found.append(cuts)
     most = max(map(len, found))
     found = [cuts for cuts in found if len(cuts) == most]       # none is given up that needn't be
@@ -91,9 +103,8 @@ def price(name, factors, operands, cuts, sizes):
     """Bytes that a rank sends forward and backward, those included that a pending result will cost somebody."""
     total = 0.0
     for operand, target in zip(operands, targets(name, factors, operands, cuts), strict=True):
-        for axis, new in target.items():
-            others = math.prod(sizes[other] for other in operand.layout.shards if other != axis)
-            total += sent(operand.layout[axis], new, operand.nbytes / others, sizes[axis], operand.wants_gradient)
+        total += sum(move.sent(operand.nbytes, sizes, operand.wants_gradient)
+                     for move in moves(operand.shape, operand.layout, target, sizes))
     itemsize = max((o.nbytes // max(1, math.prod(o.shape)) for o in operands), default=0)
     for axis, (factor, _) in cuts.items():
         if factor in factors.lost:

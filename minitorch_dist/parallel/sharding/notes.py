@@ -60,6 +60,12 @@ def noted(op, values):
     note.sent = sent(book)
 
 
+def called(primitive, args, params, out):
+    """An op has run, of a page that keeps its calls."""
+    if pages and pages[-1].calls is not None and pages[-1].depth == 0:
+        pages[-1].calls.append((primitive, args, params, out if primitive.multi else (out,)))
+
+
 def sent(book):
     """{(collective, axis): (how many, bytes)} of a Ledger."""
     return {(op, axis): (calls, book.bytes_sent[axis, op]) for (axis, op), calls in book.calls.items()}
@@ -74,12 +80,15 @@ def listed(sent):
 class Page:
     """Notes of one run, in order; it prints.
 
-    result   what the run gave
-    book     its Ledger
+    result    what the run gave
+    book      its Ledger
+    backward  bytes that a rank will send in backward for the moves of operands, by the closed forms of the ring
+    calls     None, or [(primitive, args, params, results)] of all ops but the parts of those taken apart
     """
 
-    def __init__(self):
+    def __init__(self, calls=False):
         self.notes, self.depth, self.book, self.result = [], 0, None, None
+        self.backward, self.calls = 0, [] if calls else None
 
     @property
     def rest(self):
@@ -98,9 +107,9 @@ class Page:
 
 
 @contextmanager
-def looking():
+def looking(calls=False):
     """A Page on which all sharded ops inside are noted."""
-    page = Page()
+    page = Page(calls)
     pages.append(page)
     try:
         with ledger.record() as page.book:

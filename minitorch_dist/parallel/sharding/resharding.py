@@ -1,4 +1,4 @@
-"""From one layout to another: which differentiable collective does it.
+"""Which differentiable collective makes a move (moves.py).
 
     placement on an axis          forward                 backward
     Replicate → Shard             scatter_to              gather_from
@@ -10,17 +10,20 @@
     Shard     → Copies            all_gather              reduce_scatter
     Replicate → Partial           rank 0 has it, zeros    –
 
-Where the ranks' parts are unequal, reduce_scatter, all_gather and all_to_all can't be had: two of the others take their
-place.
+Collectives know n equal parts, one after another: q0 k0 v0 q1 k1 v1. The dimension has q0 q1 k0 k1 v0 v1, and parts
+that may be of unequal length: in between pieces change their order, and shorter parts are filled up with zeros.
 """
 
-from ...autodiff.autocast import SHORT
-from ...autodiff.ops import astype, concatenate, reshape, transpose
+from math import prod
+
+from ...autodiff.ops import astype, concatenate, pad, reshape, transpose
 from ...autodiff.ops.shape import cut_sizes
-from ...autodiff.primitive import LinearOp, Primitive, bind
-from ...backend import xp
+from ...autodiff.primitive import TRACED, LinearOp, Primitive, bind
+from ...backend import is_short, xp
 from ..collectives import all_gather, all_to_all, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
-from .layouts import WHOLE, Copies, Partial, Replicate, Shard, even
+from .layouts import Copies, Partial, Replicate, Shard
+from .moves import moves
+from .notes import pages
 
 # As a sum, what is the same on all ranks stands on one of them. The sum's cotangent is on every rank, a copy that goes
 # its own way, and all of them are x's: one value again.
@@ -33,75 +36,101 @@ _as_summand = Primitive("summand", lambda x, comm: x if comm.rank == 0 else xp.z
                         x=(_summand, "comm"), listed=False)
 
 
-def _between_orders(x, placement, n, to_ranks):
-    """Pieces of sections in the order of the ranks instead of that of the dimension, or back:
-    q0 q1 k0 k1 ↔ q0 k0 q1 k1."""
-    if not placement.sections:
+def _filled(x, cut):
+    """A rank's part with zeros at its end: as long as the longest."""
+    longest, dim = max(cut.lengths), cut.dim
+    if x.shape[dim] == longest:
         return x
-    sizes = [[s // n for s in placement.sections]] * n           # [rank][section]
-    if to_ranks:
-        sizes = list(zip(*sizes, strict=True))
-    pieces = cut_sizes(x, [size for row in sizes for size in row], placement.dim)
-    width = len(sizes[0])
-    return concatenate([pieces[i * width + j] for j in range(width) for i in range(len(sizes))], placement.dim)
+    return pad(x, [(0, longest - x.shape[dim] if i == dim else 0) for i in range(len(x.shape))])
 
 
-def _scatter(x, comm, old, new, extent):
-    return scatter_to(_between_orders(x, new, comm.size, True), comm, new.dim)
+def _own(x, cut, comm):
+    """A rank's part without them."""
+    length = cut.lengths[comm.rank]
+    return x if x.shape[cut.dim] == length else x[(slice(None),) * cut.dim + (slice(length),)]
 
 
-def _gather(x, comm, old, new, extent):
-    return _between_orders(gather_from(x, comm, old.dim, extent(old.dim)), old, comm.size, False)
+def _is_plain(cut):
+    """Whether the ranks' parts are equal, and one after another in the dimension."""
+    return len(set(cut.lengths)) == 1 and all(len(own) == 1 for own in cut.pieces) and sorted(cut.pieces) == cut.pieces
+
+
+def _by_rank(x, cut):
+    """What lies in the order of the dimension in that of the ranks: all parts, filled."""
+    if _is_plain(cut):
+        return x
+    places = sorted(interval for own in cut.pieces for interval in own)
+    piece = dict(zip(places, cut_sizes(x, [hi - lo for lo, hi in places], cut.dim), strict=True))
+    return concatenate([_filled(concatenate([piece[interval] for interval in own], cut.dim), cut)
+                        for own in cut.pieces], cut.dim)
+
+
+def _by_place(x, cut):
+    """Back: all parts, filled, as they lie in the dimension."""
+    if _is_plain(cut):
+        return x
+    longest, sizes, places = max(cut.lengths), [], []
+    for own, length in zip(cut.pieces, cut.lengths, strict=True):
+        sizes += [hi - lo for lo, hi in own] + [longest - length] * (length < longest)
+        places += [lo for lo, _ in own] + [None] * (length < longest)
+    pieces = zip(places, cut_sizes(x, sizes, cut.dim), strict=True)
+    return concatenate([piece for _, piece in sorted((p for p in pieces if p[0] is not None), key=lambda p: p[0])],
+                       cut.dim)
+
+
+def _scatter(x, comm, old, new):
+    return _own(scatter_to(_by_rank(x, new), comm, new.dim), new, comm)
+
+
+def _gather(x, comm, old, new):
+    return _by_place(gather_from(_filled(x, old), comm, old.dim), old)
 
 
 def _in_float32(move):
     """A move that adds up, forward or backward: of floats of 16 bits in float32, for MPI knows no others."""
     def moved(x, *where):
         dtype = getattr(x, "dtype", None)
-        if dtype not in SHORT:
+        if dtype is None or not is_short(dtype):
             return move(x, *where)
         return astype(move(astype(x, xp.float32), *where), dtype)
     return moved
 
 
 @_in_float32
-def _sum(x, comm, old, new, extent):
+def _sum(x, comm, old, new):
     return reduce_from(x, comm)
 
 
 @_in_float32
-def _sum_part(x, comm, old, new, extent):
-    if not even(extent(new.dim), new.sections, comm.size):
-        return _scatter(_sum(x, comm, old, WHOLE, extent), comm, WHOLE, new, extent)
-    return reduce_scatter(_between_orders(x, new, comm.size, True), comm, new.dim)
+def _sum_part(x, comm, old, new):
+    return _own(reduce_scatter(_by_rank(x, new), comm, new.dim), new, comm)
 
 
-def _one_of_a_sum(x, comm, old, new, extent):
+def _one_of_a_sum(x, comm, old, new):
     return bind(_as_summand, (x,), (comm,)) if hasattr(x, "shape") else x if comm.rank == 0 else type(x)(0)
 
 
 @_in_float32
-def _copy(x, comm, old, new, extent):
+def _copy(x, comm, old, new):
     return copy_to(x, comm)
 
 
 @_in_float32
-def _gather_copies(x, comm, old, new, extent):
-    if not even(extent(old.dim), old.sections, comm.size):
-        return copy_to(_gather(x, comm, old, WHOLE, extent), comm)
-    return _between_orders(all_gather(x, comm, old.dim), old, comm.size, False)
+def _gather_copies(x, comm, old, new):
+    return _by_place(all_gather(_filled(x, old), comm, old.dim), old)
 
 
 @_in_float32
-def _sum_copies(x, comm, old, new, extent):
+def _sum_copies(x, comm, old, new):
     return copy_to(reduce_from(x, comm), comm)
 
 
-def _exchange(x, comm, old, new, extent):
-    n, (i, j) = comm.size, (old.dim, new.dim)
-    if i == j or old.sections or new.sections or extent(i) % n or extent(j) % n:
-        return _scatter(_gather(x, comm, old, WHOLE, extent), comm, WHOLE, new, extent)
+def _exchange(x, comm, old, new):
+    n, i, j = comm.size, old.dim, new.dim
+    if i == j:
+        return _scatter(_gather(x, comm, old, None), comm, None, new)
     # The n parts along j come first, one for each rank; then those that have come follow each other along i.
+    x = _by_rank(_filled(x, old), new)
     shape, dims = list(x.shape), list(range(len(x.shape)))
     x = reshape(x, (*shape[:j], n, shape[j] // n, *shape[j + 1:]))
     dims = [d + (d > j - 1) for d in dims]      # where each is now; n stands at j
@@ -110,15 +139,19 @@ def _exchange(x, comm, old, new, extent):
     order.insert(i, 0)
     shape[j] //= n
     shape[i] *= n
-    return reshape(transpose(x, tuple(order)), tuple(shape))
+    return _own(_by_place(reshape(transpose(x, tuple(order)), tuple(shape)), old), new, comm)
 
 
-MOVES = {       # (from, to): what does it, in the order in which moves are made
+BY = {       # (from, to): what does it
     (Replicate, Shard): _scatter, (Partial, Shard): _sum_part, (Shard, Shard): _exchange, (Partial, Replicate): _sum,
     (Partial, Copies): _sum_copies, (Shard, Replicate): _gather, (Shard, Copies): _gather_copies,
     (Replicate, Copies): _copy, (Replicate, Partial): _one_of_a_sum,
 }
-ORDER = list(MOVES)     # the fewer elements the better: parts first, whole values last
+
+
+def on_tape(x):
+    """Whether a derivative flows to it: it is on the tape, or a dual number."""
+    return x.__class__ in TRACED and getattr(x, "node", True) is not None
 
 
 def reshard(x, shape, layout, target, comms):
@@ -126,19 +159,11 @@ def reshard(x, shape, layout, target, comms):
 
     target: {axis: placement}; axes that it doesn't name stay as they are. comms: {axis: Communicator}.
     """
-    now = dict(layout.placements)
-    waiting = {axis: new for axis, new in target.items() if new != now.get(axis, WHOLE)}
-    while waiting:
-        def kind(axis):
-            return type(now.get(axis, WHOLE)), type(waiting[axis])
-        taken = {p.dim: axis for axis, p in now.items() if isinstance(p, Shard)}
-        ready = [axis for axis, new in waiting.items()
-                 if not isinstance(new, Shard) or taken.get(new.dim, axis) == axis]
-        # None is ready where axes exchange dimensions: then one lets go of its own first.
-        axis = min(ready, key=lambda a: ORDER.index(kind(a))) if ready else next(
-            a for a in waiting if isinstance(now.get(a), Shard))
-        old, new = now.get(axis, WHOLE), waiting.pop(axis) if ready else WHOLE
-        x = MOVES[type(old), type(new)](x, comms[axis], old, new, lambda dim: shape[dim])
-        now[axis] = new
+    sizes = {axis: comm.size for axis, comm in comms.items()}
+    for move in moves(shape, layout, target, sizes):
+        if pages and on_tape(x):
+            nbytes = prod(shape) * x.dtype.itemsize
+            pages[-1].backward += move.sent(nbytes, sizes, True) - move.sent(nbytes, sizes, False)
+        cuts = move.cuts(shape, {axis: (comm.rank, comm.size) for axis, comm in comms.items()})
+        x = BY[type(move.old), type(move.new)](x, comms[move.axis], *cuts)
     return x
-

@@ -14,9 +14,9 @@ from ...autodiff.ops.shape import swap_last
 from ...autodiff.primitive import OPS, TRACED, bind, lower
 from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
-from ...backend import is_array, module_of, refuse, to_device_of, xp
+from ...backend import is_array, is_floating, module_of, refuse, to_device_of, xp
 from . import choice, notes
-from .layouts import COPIES, WHOLE, Layout, parts
+from .layouts import COPIES, WHOLE, Layout, held
 from .resharding import reshard
 from .rules import REDUCED_BY, RULES, SHAPES, index_parts, is_full
 from .sharded import Sharded, Values, as_sharded, merged
@@ -123,7 +123,7 @@ def whole_shape(dims, local, factors, cuts, sizes):
     cut_by = {factor: axis for axis, (factor, _) in cuts.items()}
     shape = list(local)
     for i, dim in enumerate(dims):
-        if factor := next((f for f in dim if f in cut_by), None):
+        if factor := next((f for f in dim if f in cut_by), None):   # (one axis alone cuts what is sectioned)
             shape[i] = local[i] * sizes[cut_by[factor]] if factor in factors.sectioned else \
                 math.prod(factors.extents[f] for f in dim)
     return tuple(shape)
@@ -178,20 +178,21 @@ def fit_parameters(name, params, args, plan):
 def rows(x, index, plan):
     """x[index] of an x that is cut along what the index's one array of integers takes: the rows that this rank has,
     zeros for others. Added up over the ranks they are all."""
-    axis, sections = next((axis, sections) for axis, (factor, sections) in plan.cuts.items() if factor == "row")
-    comm, extent = plan.comms[axis], plan.factors.extents["row"]
+    extent = plan.factors.extents["row"]
+    cuts = [(sections, plan.comms[axis].rank, plan.comms[axis].size)
+            for axis, (factor, sections) in plan.cuts.items() if factor == "row"]
     at = next(i for i, part in enumerate(index) if part is not None and not isinstance(part, slice))
     numbers = index[at]
     refuse(outside(numbers, -extent, extent), IndexError(f"getitem: an index is out of range for {extent} rows"))
     numbers = xp.where(numbers < 0, numbers + extent, numbers)
     here, place, first = numbers < 0, xp.zeros_like(numbers), 0
-    for lo, hi in parts(extent, sections, comm.rank, comm.size):
+    for lo, hi in held(extent, cuts):
         inside = (lo <= numbers) & (numbers < hi)
         here, place = here | inside, xp.where(inside, numbers - lo + first, place)
         first += hi - lo
     y = ops.getitem(x, (*index[:at], place, *index[at + 1:]))
     here = here.reshape(here.shape + (1,) * (len(y.shape) - here.ndim - at))
-    return ops.where(here, y, 0.0 if y.dtype.kind == "f" else 0)
+    return ops.where(here, y, 0.0 if is_floating(y.dtype) else 0)
 
 
 # ---------------------------------------------------------------- fused ops whose parts need each other

@@ -10,8 +10,8 @@ from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
 from ...backend import is_array, module_of, xp
 from .layouts import WHOLE, Layout
-from .notes import noted
-from .resharding import reshard
+from .notes import called, noted
+from .resharding import on_tape, reshard
 
 
 class Sharded(Traced):
@@ -33,6 +33,7 @@ class Sharded(Traced):
     device = property(lambda self: self.local.device)
     size = property(lambda self: math.prod(self.shape))
     sizes = property(lambda self: {axis: comm.size for axis, comm in self.comms.items()})
+    ranks = property(lambda self: {axis: (comm.rank, comm.size) for axis, comm in self.comms.items()})
 
     def lowered(self):
         return Values(self)
@@ -44,18 +45,29 @@ class Sharded(Traced):
         raise TypeError("a Sharded can't be pickled, for its other parts are on other ranks: pickle .numpy(), or of a "
                         "model annotate.full_state_dict(model)")
 
+    def __getattr__(self, name):
+        part = f": that of this rank's part is x.local.{name}" if not name.startswith("_") and hasattr(
+            self.local, name) else ""
+        raise AttributeError(f"a Sharded has no {name}{part}" + " (an optimizer takes parts, model.parameters())" * (
+            name == "is_leaf"), name=name, obj=self)
+
     def __repr__(self):
         return f"Sharded({self.layout}, shape={self.shape}, dtype={self.dtype})"
 
     @staticmethod
     def process(primitive, args, params, level):
         from .running import apply
-        return apply(primitive, args, params)
+        out = apply(primitive, args, params)
+        called(primitive, args, params, out)
+        return out
 
     # ------------------------------------------------------------ layouts
 
     def redistribute(self, layout):
         """The same value in another Layout. Differentiable; collective. ValueError where it can't lie so."""
+        if not isinstance(layout, Layout):
+            raise TypeError(f"redistribute: {layout!r} is no Layout; annotate.mesh_split(x, mesh, …) takes the axes "
+                            "per dimension")
         layout.check("redistribute", self.shape, self.sizes)
         if cut := [axis for axis in layout.pending if axis in self.layout.shards]:
             raise ValueError(f"redistribute: {self.layout} can't become {layout}: what is cut over {', '.join(cut)} is "
@@ -87,7 +99,7 @@ class Sharded(Traced):
     @property
     def requires_grad(self):
         """Whether a derivative flows to it: its part is on the tape, or a dual number."""
-        return self.local.__class__ in TRACED and getattr(self.local, "node", True) is not None
+        return on_tape(self.local)
 
     def requires_grad_(self, flag=True):
         """Make this rank's part a leaf that wants a gradient. Returns self. ValueError where it is a summand."""
@@ -175,6 +187,7 @@ class Values:
     dtype = property(lambda self: self.sharded.dtype)
     size = property(lambda self: self.sharded.size)
     ndim = property(lambda self: len(self.shape))
+    itemsize = property(lambda self: self.dtype.itemsize)
     stands_on = property(lambda self: self.sharded.device)
     here = property(lambda self: lower(self.sharded.settle().local))    # this rank's part
 
