@@ -15,6 +15,7 @@ import pytest
 
 from minitorch_dist import nn, training
 from minitorch_dist.testing import ranks
+from tests import here
 from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
@@ -90,8 +91,8 @@ def test_a_text_that_cannot_be_learned(tmp_path, content, words):
     path = tmp_path / "missing.txt"
     if content is not None:
         path.write_bytes(content)
-    run = ranks.launch([GPT, "--text", path, *TINY, "--out", tmp_path / "run"], n=1, limit=60)
-    assert run.returncode == 2 and words in run.stderr[0] and "Traceback" not in run.stderr[0]
+    run = here.run(GPT, "--text", path, *TINY, "--out", tmp_path / "run")
+    assert run.status == 2 and words in run.stderr and "Traceback" not in run.stderr
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -99,8 +100,8 @@ def test_a_text_that_cannot_be_learned(tmp_path, content, words):
                                    ["--temperature", "-1"], ["--lr", "nan"], ["--device", "cuda:99"],
                                    ["--length", "7"]], ids=" ".join)
 def test_a_command_line_that_does_not_fit(tmp_path, flags):
-    run = ranks.launch([GPT, *flags, "--out", tmp_path / "run"], n=1, limit=30)
-    assert run.returncode == 2 and flags[0].strip("-") in run.stderr[0] and "Traceback" not in run.stderr[0]
+    run = here.run(GPT, *flags, "--out", tmp_path / "run")
+    assert run.status == 2 and flags[0].strip("-") in run.stderr and "Traceback" not in run.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from minitorch_dist import viz
-from minitorch_dist.testing import ranks
 from minitorch_dist.viz.curves import Run
+
+from . import here
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,11 +92,12 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_pictures_of_a_run(tmp_path, name):
     program, flags, pictures = RUNS[name]
-    ranks.launch([ROOT / program, *flags, "--out", tmp_path / "run"], n=1).check()
-    run = ranks.launch([ROOT / "examples" / "pictures.py", tmp_path / "run"], n=1).check()
+    assert here.run(ROOT / program, *flags, "--out", tmp_path / "run").status == 0
+    run = here.run(ROOT / "examples" / "pictures.py", tmp_path / "run")
+    assert run.status == 0 and not run.stderr
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == pictures
     assert all(size(tmp_path / "run" / picture) for picture in pictures)
-    assert len(run.stdout[0].splitlines()) == len(pictures)
+    assert len(run.stdout.splitlines()) == len(pictures)
 
 
 def test_pictures_of_no_run(tmp_path):
@@ -104,6 +106,5 @@ def test_pictures_of_no_run(tmp_path):
     assert run.returncode == 2 and f"{tmp_path} is not a finished run" in run.stderr and "Traceback" not in run.stderr
     (tmp_path / "history.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (tmp_path / "summary.json").write_text('{"ranks": 1}')
-    run = subprocess.run([sys.executable, ROOT / "examples" / "pictures.py", tmp_path], capture_output=True, text=True,
-                         timeout=60)
-    assert run.returncode == 2 and "summary.json has no 'text'" in run.stderr and "Traceback" not in run.stderr
+    run = here.run(ROOT / "examples" / "pictures.py", tmp_path)
+    assert run.status == 2 and "summary.json has no 'text'" in run.stderr

@@ -35,13 +35,15 @@ def gpu(monkeypatch):
 
 
 def train(name, *ways, steps=5, dropout=False, meddle=None):
-    """(losses, parameters, the compiled function or None) of steps on the GPU; ways: "compiled", "graph"."""
+    """(losses, parameters, the function) of steps on the GPU; ways: "compiled", "graph". Without them they are made on
+    the host, op by op: what the others are compared with."""
     make, batch = (MODELS | SMALL)[name]
+    device = "cuda" if ways else "cpu"
     mt.manual_seed(3)
-    model = make().to("cuda")
+    model = make().to(device)
     model = nn.Sequential(model, nn.Dropout(0.3)) if dropout else model
     optimizer = optim.AdamW(model.parameters(), 0.01)
-    arrays = [backend.to(a, "cuda") for a in batch(np.random.default_rng(0))]
+    arrays = [backend.to(a, device) for a in batch(np.random.default_rng(0))]
 
     def loss_of(x, labels):
         return nn.cross_entropy(model(x), labels)

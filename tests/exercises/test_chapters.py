@@ -23,6 +23,12 @@ EXERCISES = {exercise.id: exercise for exercise in COURSE.all_exercises}
 ANSWERS = {f"{id} {label}": (exercise, path, text)
            for id, exercise in EXERCISES.items() for label, path, text in files(COURSE, exercise)}
 AT_ONCE = 2
+# Of each kind of process one solution is started as a learner's answers are; forked children are the same, see
+# test_starting.py.
+STARTED = {}
+for name, (exercise, _, text) in ANSWERS.items():
+    if text == "passed":
+        STARTED.setdefault((exercise.kind, *exercise.allow), name)
 TOO_SLOW = "no answer within"      # what is said of a wrong answer that is to reach its limit
 
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=CHAPTERS)
@@ -39,13 +45,12 @@ def judged(name, forked):
 
 @pytest.fixture(scope="module")
 def verdicts(request):
-    """{name: future of the Verdict}, two at a time, of those answers whose tests will run. Solutions are started as a
-    learner's answers are, the others forked."""
+    """{name: future of the Verdict}, two at a time, of those answers whose tests will run; forked but for STARTED."""
     wanted = {item.callspec.params.get("name") for item in request.session.items
               if item.path == request.path and hasattr(item, "callspec")}
     with Starters() as starters, ThreadPoolExecutor(AT_ONCE) as pool:
-        found = {name: pool.submit(judged, name, None if text == "passed" else starters.launch)
-                 for name, (_, _, text) in ANSWERS.items() if name in wanted}
+        found = {name: pool.submit(judged, name, None if name in STARTED.values() else starters.launch)
+                 for name in ANSWERS if name in wanted}
         yield found
         for future in found.values():
             future.cancel()

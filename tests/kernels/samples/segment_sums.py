@@ -32,12 +32,13 @@ def sample(n, rows, *shape, dtype="float32", index=None, label="", sort=False, *
 
 
 SAMPLES = [
-    *(sample(37, 5, size) for size in SIZES), *(sample(n, 7, 3) for n in SIZES), sample(1025, 3, 33, long=0.9),
+    *(sample(37, 5, size) for size in SIZES), *(sample(n, 7, 3) for n in (1, 31, 300)),
+    sample(300, 3, 33, long=0.9),
     sample(5, 40, 2, 3), sample(29, 4), sample(40, 1, 5), sample(70, 4, 33, dtype="float16"),
-    sample(70, 4, 33, dtype="bfloat16"), sample(1100, 3, 5, dtype="float64", long=0.9),
+    sample(70, 4, 33, dtype="bfloat16"), sample(320, 3, 5, dtype="float64", long=0.9),
     *(sample(9, 50, size, long=0.5, label="few of many rows") for size in SIZES), sample(1, 2), sample(31, 1025, 1),
-    sample(90, 91, 3, long=0.95, dtype="float64"), sample(40, 70, 33, dtype="bfloat16", long=0.5),
-    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end"), sample(150, 170, 7),
+    sample(40, 41, 3, long=0.95, dtype="float64"), sample(40, 70, 33, dtype="bfloat16", long=0.5),
+    sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end"), sample(40, 51, 7),
     *(sample(n, 7, 3, sort=True) for n in (1, 1025)), sample(40, 70, 33, sort=True, long=0.5),
     sample(20, 6, 7, index=indices(20, 6) - 6, label="from the end", sort=True),
     sample(200, 6, 7, index=indices(200, 6).astype(np.uint8), label="uint8"),
