@@ -29,7 +29,7 @@ def parse(argv):
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="digits",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
-    p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 30)")
+    p.add_argument("--epochs", type=int, help="passes over the training set (default: mnist 3, digits 20)")
     p.add_argument("--batch-size", type=int, default=64, help="samples per step")
     p.add_argument("--hidden", default="256,128,64", help="widths of the hidden layers, comma-separated")
     p.add_argument("--lr", type=float, default=0.05, help="learning rate of SGD")
@@ -47,7 +47,7 @@ def train(dataset, args, low, scaler):
     model = nn.mlp(args.widths)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    epochs = args.epochs or (30 if dataset.name == "digits" else dataset.default_epochs)
+    epochs = args.epochs or (20 if dataset.name == "digits" else dataset.default_epochs)
     steps = epochs * len(loader)
     schedule = optim.LambdaLR(optimizer, optim.cosine(steps, steps // 10))
     left_out = kept = 0

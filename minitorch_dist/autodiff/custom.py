@@ -21,7 +21,7 @@ def _constant(x):
     while x.__class__ in TRACED:
         eager, x = x.__class__ is Tensor, x.lowered()
     if hasattr(x, "sharded"):       # of parallel/sharding
-        return x.sharded.settle().detach()
+        return x.opened()
     return Tensor(x) if eager else x
 
 

@@ -74,15 +74,24 @@ def to_half(x, dtype=FLOAT16):
         return x.astype(dtype)
 
 
-def add_up(x, axis=None, keepdims=False):
-    """x.sum(axis, keepdims=keepdims) of a raw array; floats of 16 bits are added up in float32 and rounded once.
+def add_up(x, axis=None, keepdims=False, out=None):
+    """x.sum(axis, keepdims=keepdims, out=out) of a raw array; floats of 16 bits are added up in float32, rounded once.
 
-    CuPy gives sums over all axes, or the last ones, of float16 to CUB, which adds up in float16 (cupy/cuda/cupy_cub.cu)
-    unless another dtype is asked for.
+    CuPy gives sums of float16 over all axes, or over those that lie next to each other in memory, to CUB, which adds up
+    in float16 (cupy/cuda/cupy_cub.cu) unless another dtype is asked for.
     """
-    if x.itemsize == 2 and is_short(x.dtype) and not isinstance(x, Placeholder):
-        return to_half(x.sum(axis=axis, keepdims=keepdims, dtype=xp.float32), x.dtype)
-    return x.sum(axis=axis, keepdims=keepdims)
+    if x.itemsize == 2 and adds_in_float32(x):
+        total = to_half(x.sum(axis=axis, keepdims=keepdims, dtype=xp.float32), x.dtype)
+        if out is None:
+            return total
+        out[...] = total
+        return out
+    return x.sum(axis=axis, keepdims=keepdims, out=out)
+
+
+def adds_in_float32(x):
+    """Whether sums of this array's elements are made in float32: floats of 16 bits, on any device."""
+    return is_short(x.dtype) and not isinstance(x, Placeholder)
 
 
 def _leaves(tree):

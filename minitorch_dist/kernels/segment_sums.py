@@ -28,7 +28,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ..backend import module_of, recording
+from ..backend import module_of, recording, refuse_in_graph
 from . import launch
 from .kernel import Kernel
 
@@ -118,6 +118,7 @@ def _order(index, rows, sparse):
     n, xp = index.size, module_of(index)
     counted = recording.graph is not None or n * (n if sparse else n + rows) <= SMALL
     if rows >= 2 ** 31 or not counted:
+        refuse_in_graph(f"sums of {n} rows by an index of {rows} (2³¹ or more), for whose sort CuPy waits,")
         key = xp.sort(index % rows * n + xp.arange(n))
         return key, xp.searchsorted(key, (key // n + 1) * n if sparse else xp.arange(rows + 1) * n)
     key, bounds = (launch.empty((count,), np.int64, index) for count in (n, n if sparse else rows + 1))

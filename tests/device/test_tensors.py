@@ -238,8 +238,11 @@ def test_what_is_out_of_range_raises_when_a_value_comes_to_the_host(use, error, 
         mt.embedding(np.array([4]), mt.ones(4, 3, device="cuda"))
 
 
-SUMS = {        # what adds up thousands of numbers, along the last axis
+SUMS = {        # what adds up thousands of numbers, along the last axis or the first of its transpose
     "sum": lambda x: mt.sum(x, -1), "whole sum": mt.sum, "softmax": mt.softmax, "log_softmax": mt.log_softmax,
+    "cumsum": lambda x: mt.cumsum(x, -1),
+    "linear": lambda x: mt.linear(x[:1].T * 0, x[:, :1] * 0, x[:, 0]).T,
+    "batch_norm": lambda x: mt.batch_norm(x.T * 1000, x[:, 0], x[:, 1])[0],
     "softmax_cross_entropy": lambda x: mt.softmax_cross_entropy(x, np.arange(len(x))),
     "attention": lambda x: mt.scaled_dot_product_attention(x[:, None, :2, None], *[x[:, None, :, None]] * 2)}
 

@@ -109,8 +109,8 @@ def _pullback(ct, wanted, x, weight, stride, padding, dilation, groups):
         gx = _back(rows, flat, x.shape, kernel, counts, extents, stride, dilation)[inside(padding, x.shape[2:])]
     if wanted[1]:
         columns, _ = _columns(x, kernel, stride, padding, dilation, groups)
-        gw = backend.matmul(flat, columns.swapaxes(2, 3)).sum(axis=0).reshape(weight.shape)
-    return gx, gw, ct.sum(axis=(0, *range(2, 2 + n))) if wanted[2] else None
+        gw = backend.add_up(backend.matmul(flat, columns.swapaxes(2, 3)), 0).reshape(weight.shape)
+    return gx, gw, backend.add_up(ct, (0, *range(2, 2 + n))) if wanted[2] else None
 
 
 _conv = Primitive("conv", _forward, "x weight bias", "stride padding dilation groups",

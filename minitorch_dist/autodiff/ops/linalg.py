@@ -57,7 +57,7 @@ def linear_pullback(ct, wanted, x, weight):
     flat = _one_matrix(ct)
     return (backend.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
             backend.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
-            flat.sum(axis=0, out=place(wanted[2], flat.dtype)) if wanted[2] else None)
+            backend.add_up(flat, 0, out=place(wanted[2], flat.dtype)) if wanted[2] else None)
 
 
 def _rows(shape):

@@ -10,7 +10,7 @@ them. Sources: Ba et al. 2016; Zhang & Sennrich 2019; Ioffe & Szegedy 2015.
 
 import math
 
-from ...backend import finfo, xp
+from ...backend import add_up, adds_in_float32, finfo, to_half, xp
 from ..primitive import Primitive, bind
 from .elementwise import rsqrt
 from .reduction import mean, var
@@ -27,13 +27,15 @@ def _affine(y, weight, bias):
 
 
 def _mean(x, axes):
+    if x.itemsize == 2 and adds_in_float32(x):
+        return to_half(x.mean(axis=axes, keepdims=True, dtype=xp.float32), x.dtype)
     return x.mean(axis=axes, keepdims=True)
 
 
 def _sums(ct, normal, wanted, n):
     """The cotangents of weight and bias, whose axes are the last n."""
     lead = tuple(range(ct.ndim - n))
-    return (ct * normal).sum(axis=lead) if wanted[1] else None, ct.sum(axis=lead) if any(wanted[2:]) else None
+    return add_up(ct * normal, lead) if wanted[1] else None, add_up(ct, lead) if any(wanted[2:]) else None
 
 
 # ---------------------------------------------------------------- layer norm
@@ -150,7 +152,7 @@ def _batch_pullback(ct, wanted, ans, x, weight, eps):
     gx = gw = gb = None
     if cy is not None:
         normal = centred * r
-        gb, gw = cy.sum(axis=axes), (cy * normal).sum(axis=axes)
+        gb, gw = add_up(cy, axes), add_up(cy * normal, axes)
         gx = cy - (gb / n).reshape(column)
         gx -= normal * (gw / n).reshape(column)
         gx *= r if weight is None else r * weight.reshape(column)

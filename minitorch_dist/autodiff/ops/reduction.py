@@ -1,6 +1,6 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import add_up, in_float32, is_half, is_short, xp
+from ...backend import add_up, adds_in_float32, in_float32, is_short, xp
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, sqrt
@@ -78,7 +78,7 @@ _all = Primitive("all", lambda x, axes, keepdims: x.all(axis=axes, keepdims=keep
 
 
 def _cumsum_forward(x, axis, backwards):
-    if x.itemsize == 2 and is_half(x):
+    if x.itemsize == 2 and adds_in_float32(x):
         return in_float32(_cumsum_forward, x, axis, backwards)
     if not backwards:
         return x.cumsum(axis, x.dtype)
