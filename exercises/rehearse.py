@@ -11,10 +11,10 @@ from .frame.course import Course, CourseError
 SHOWN = 5      # seeds that are named
 
 
-def wrong_answers(course, exercise):
-    """[(path, text that the verdict must contain)]."""
+def answers(course, exercise, folder):
+    """[(path, text behind the exercise's id)] of the answers that lie in solutions/NN_name/FOLDER."""
     found = []
-    for path in sorted((course.solutions / exercise.folder / "wrong").glob("*.py")):
+    for path in sorted((course.solutions / exercise.folder / folder).glob("*.py")):
         first = path.read_text(encoding="utf-8").partition("\n")[0]
         id, _, text = first.removeprefix("# ").partition(": ")
         if id == exercise.id:
@@ -22,10 +22,17 @@ def wrong_answers(course, exercise):
     return found
 
 
+def wrong_answers(course, exercise):
+    """[(path, text that the verdict must contain)]."""
+    return answers(course, exercise, "wrong")
+
+
 def files(course, exercise):
-    """[(label, path, text that the verdict must contain)]: the solution, the skeleton and the wrong answers."""
+    """[(label, path, text that the verdict must contain)]: the solution, the skeleton, other right answers, and the
+    wrong ones."""
     return [("solution", course.solutions / exercise.folder / exercise.file, "passed"),
             ("skeleton", course.exercises / exercise.folder / exercise.file, "begin with"),
+            *((f"right/{path.stem}", path, "passed") for path, _ in answers(course, exercise, "right")),
             *((f"wrong/{path.stem}", path, text) for path, text in wrong_answers(course, exercise))]
 
 

@@ -1,0 +1,79 @@
+"""The chapter's pictures, from the learner's own outputs."""
+
+import numpy as np
+
+from exercises.frame.pictures import COLORS, canvas, save
+
+KIB = 1024
+
+
+def memory(case, got, path):
+    """19.1: the most memory at a time, for sequences of several lengths."""
+    figure, axes = canvas(size=(8.6, 4.4))
+    keys = np.array(case["blocks"]) * case["block"]
+    for name, label, color in (("at_once", "your attend, all keys at once", COLORS[1]),
+                               ("pieces", f"your attention, {case['block']} keys at a time", COLORS[0])):
+        axes.plot(keys, np.array(got[name]) / KIB, "o-", color=color, lw=1.8, label=label)
+    axes.set(xlabel="keys", ylabel=f"KiB at a time, {case['queries']} queries", ylim=(0, None))
+    axes.legend(frameon=False)
+    save(figure, path)
+    at_once, pieces = (np.array(got[name]) / KIB for name in ("at_once", "pieces"))
+    return (f"{case['queries']} queries and {keys[-1]} keys: {at_once[-1]:,.0f} KiB all at once, {pieces[-1]:,.0f} KiB "
+            f"in pieces; with {keys[0]} keys it is {at_once[0]:,.0f} and {pieces[0]:,.0f}")
+
+
+def ring(case, got, path):
+    """19.3: when the ranks worked on whose keys, and when messages were under way."""
+    figure, axes = canvas(size=(8.6, 1.4 + 0.8 * len(got)))
+    zero = min(call["begin"] for rank in got for call in rank.calls)
+    forward = [[call for call in rank.calls if call["begin"] < rank["turn"] and "send" in call["op"]] for rank in got]
+    for number, (rank, calls) in enumerate(zip(got, forward, strict=True)):
+        for begin, end, whose in rank["work"]:
+            axes.barh(number, 1e3 * (end - begin), 0.5, left=1e3 * (begin - zero), color=COLORS[whose % len(COLORS)])
+        for call in calls:
+            axes.plot([1e3 * (call["begin"] - zero), 1e3 * (call["end"] - zero)], [number - 0.36] * 2, color=COLORS[5],
+                      lw=3, solid_capstyle="butt")
+    for whose in range(len(got)):
+        axes.barh(0, 0, color=COLORS[whose], label=f"keys of rank {whose}")
+    axes.plot([], [], color=COLORS[5], lw=3, label="a message under way")
+    axes.set(xlabel="milliseconds of forward", yticks=range(len(got)), ylim=(len(got) - 0.5, -0.6),
+             yticklabels=[f"rank {rank}" for rank in range(len(got))])
+    axes.legend(frameon=False, ncols=len(got) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
+    axes.grid(False)
+    save(figure, path)
+    bytes_of = sum(call["bytes"] for call in forward[0])
+    back = sum(call["bytes"] for call in got[0].calls if call["begin"] >= got[0]["turn"] and "send" in call["op"])
+    return (f"{len(got)} ranks: each sends {bytes_of / KIB:,.0f} KiB forward and {back / KIB:,.0f} KiB backward, to "
+            "one neighbour; in forward each message is under way while its sender computes")
+
+
+def in_order(n):
+    """[[products of parts in each step] for each rank] with positions in order, and the ring of 19.3 left as it is."""
+    return [[3 if step == 0 else 4 * (step <= rank) for step in range(n)] for rank in range(n)]
+
+
+def balance(found, losses, library, path):
+    """19.4: who multiplies how much in which step, in order and zigzag; and the curve of the training run."""
+    n = len(found)
+    figure, axes = canvas(1, 3, size=(11, 3.6), width_ratios=(1, 1, 1.3))
+    total = {}
+    for panel, (name, work) in zip(axes, (("in order", in_order(n)), ("your zigzag", found)), strict=False):
+        waits = np.max(work, axis=0)
+        total[name] = waits.sum()
+        begins = np.concatenate([[0], np.cumsum(waits)])
+        for rank in range(n):
+            panel.barh([rank] * n, work[rank], 0.6, left=begins[:-1], color=[COLORS[step % len(COLORS)]
+                                                                             for step in range(n)])
+        panel.set_title(f"{name}: {total[name]:g}", loc="left", size=10)
+        panel.set(yticks=range(n), yticklabels=[f"rank {rank}" for rank in range(n)], ylim=(n - 0.5, -0.5),
+                  xlim=(0, sum(np.max(in_order(n), axis=0))), xlabel="products of parts, step by step")
+        panel.grid(False)
+    steps = range(1, len(losses) + 1)
+    axes[2].plot(steps, library, color="#bcd4e6", lw=7, label="the library, one process")
+    axes[2].plot(steps, losses, color=COLORS[1], lw=1.6, label=f"your attention, {n} ranks")
+    axes[2].set(xlabel="step", ylabel="loss")
+    axes[2].legend(frameon=False)
+    save(figure, path)
+    far = np.abs(np.subtract(losses, library)).max()
+    return (f"a GPT trained on {n} ranks with all of your pieces: the library's curve, max |Δ| = {far:.0e}; a round of "
+            f"the ring takes as long as {total['your zigzag']:g} products of parts, and {total['in order']:g} in order")

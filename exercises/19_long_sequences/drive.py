@@ -1,0 +1,256 @@
+"""How the answers of this chapter are called."""
+
+import time
+import tracemalloc
+
+import numpy as np
+
+# ---------------------------------------------------------------- 19.1 and 19.2
+
+
+def peak(call):
+    """The most bytes that lived at a time of what was made during the call."""
+    tracemalloc.start(1)
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def long(inputs, blocks):
+    """(q, k, v, q_at, k_at) with so many blocks of keys."""
+    keys = blocks * inputs["block"]
+    q = np.full((1, inputs["queries"], inputs["size"]), 0.1)
+    k, v = np.full((2, 1, keys, inputs["size"]), 0.2)
+    return q, k, v, np.arange(inputs["queries"]) + keys, np.arange(keys)
+
+
+def attention(learner, inputs, run):
+    """One of the three functions of the file, or the memory that the last one takes."""
+    if inputs["what"] == "memory":
+        found = {"pieces": [], "at_once": []}
+        for blocks in inputs["blocks"]:
+            given = long(inputs, blocks)
+            found["pieces"].append(peak(lambda given=given: learner(*given, block=inputs["block"])))
+            found["at_once"].append(peak(lambda given=given: run.module.attend(*given)))
+        return found
+    given = {name: value for name, value in inputs.items() if name != "what"}
+    function = {"attend": run.module.attend, "merge": run.module.merge, "attention": learner}[inputs["what"]]
+    pairs = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    with np.errstate(all="ignore"):
+        out, lse = function(**given | pairs)
+    return {"out": out, "lse": lse} | given
+
+
+def attention_backward(learner, inputs, run):
+    """The gradient by some of the keys; or the weights; or the memory that it takes."""
+    if inputs["what"] == "memory":
+        found = {"pieces": []}
+        for blocks in inputs["blocks"]:
+            given = long(inputs, blocks)
+            out, lse = np.full_like(given[0], 0.2), np.full(given[0].shape[:2], np.log(len(given[4])))
+            given = *given, out, lse, out
+            found["pieces"].append(peak(lambda given=given: learner(*given, block=inputs["block"])))
+        return found
+    mine = slice(*inputs["mine"])
+    given = {"q": inputs["q"], "k": inputs["k"][:, mine].copy(), "v": inputs["v"][:, mine].copy(),
+             "q_at": inputs["q_at"], "k_at": inputs["k_at"][mine].copy(), "lse": inputs["lse"]}
+    with np.errstate(all="ignore"):
+        if inputs["what"] == "weights":
+            del given["v"]
+            return {"weights": run.module.weights(**given), "q": inputs["q"], "lse": inputs["lse"]}
+        given |= {name: inputs[name] for name in ("out", "dout", "block")}
+        before = {name: np.copy(value) for name, value in given.items()}
+        found = dict(zip(("dq", "dk", "dv"), learner(**given), strict=True))
+    return found | {"changed": [name for name in before if not np.array_equal(given[name], before[name])]}
+
+
+# ---------------------------------------------------------------- 19.3
+
+class Watch:
+    """A communicator's hook: notes what is done to an array that is being sent."""
+
+    def __init__(self):
+        self.leaving, self.arriving, self.notes = {}, {}, []
+
+    def before(self, op, x, peer):
+        others = [was for was, _ in self.leaving.values()] if op in ("recv", "irecv") else self.arriving.values()
+        if any(np.shares_memory(x, other) for other in others):
+            self.notes.append("a message is received into the array that is still being sent. What arrives needs an "
+                              "array of its own")
+        if op == "isend":
+            self.leaving[id(x)] = x, x.copy()
+        elif op == "irecv":
+            self.arriving[id(x)] = x
+
+    def after(self, op, x, peer):
+        if op == "irecv":
+            self.arriving.pop(id(x), None)
+        elif op == "isend" and id(x) in self.leaving:
+            x, was = self.leaving.pop(id(x))
+            if not np.array_equal(x, was, equal_nan=True):
+                self.notes.append("an array is changed while it is being sent, before its work.wait()")
+
+
+def timed(function, spans, at):
+    """The function; every call is noted: when it began and ended, and whose keys it was given (-1: nobody's)."""
+    def call(q, k, v, q_at, k_at, *args, **kwargs):
+        begin = time.perf_counter()
+        found = function(q, k, v, q_at, k_at, *args, **kwargs)
+        whose = [rank for rank, places in enumerate(at) if np.array_equal(places, k_at)]
+        spans.append([begin, time.perf_counter(), whose[0] if whose else -1])
+        return found
+    return call
+
+
+def RingAttention(learner, inputs, run):
+    """All forwards, then all backwards, the last one first."""
+    spans, at, watch = [], inputs["at"], Watch()
+    run.comm.hooks.append(watch)
+    ring = learner(run.comm, at, timed(run.earlier["attention"], spans, at), run.earlier["attention_backward"])
+    before = [{name: x.copy() for name, x in one.items()} for one in inputs["passes"]]
+    made = [ring.forward(*(one[name] for name in "qkv")) for one in inputs["passes"]]
+    outs, turn = [np.array(out) for out, _ in made], time.perf_counter()
+    grads = [ring.backward(kept, one["dout"]) for (_, kept), one in reversed(list(zip(made, inputs["passes"],
+                                                                                     strict=True)))][::-1]
+    changed = [name for one, was in zip(inputs["passes"], before, strict=True) for name in one
+               if not np.array_equal(one[name], was[name])]
+    return {"outs": outs, **{name: [np.array(of[i]) for of in grads] for i, name in enumerate(("dqs", "dks", "dvs"))},
+            "work": spans, "turn": turn, "touched": watch.notes, "changed": changed}
+
+
+# ---------------------------------------------------------------- 19.4
+
+class Counted:
+    """An attention, or its backward, that counts the pairs of a query and a key which it is given."""
+
+    def __init__(self, function):
+        self.function, self.pairs = function, 0
+
+    def __call__(self, q, k, *args, **kwargs):
+        self.pairs += q.shape[1] * k.shape[1]
+        return self.function(q, k, *args, **kwargs)
+
+
+def positions(learner, inputs, run):
+    """One of the file's functions, or a training run with all of them."""
+    if inputs["what"] == "layout":
+        return {"positions": [learner(time, inputs["rank"], inputs["size"]) for time in inputs["times"]]}
+    if inputs["what"] == "refused":
+        try:
+            learner(inputs["time"], run.comm.rank, inputs["size"])
+        except ValueError as error:
+            return {"refused": True, "said": str(error)}
+        return {"refused": False, "said": ""}
+    if inputs["what"] == "products":
+        return {"products": [sorted([int(i), int(j)] for i, j in run.module.products(*pair))
+                             for pair in inputs["pairs"]]}
+    return halves(inputs, run) if inputs["what"] == "halves" else train(learner, inputs, run)
+
+
+def halves(inputs, run):
+    """Forward and backward of the keys at hand."""
+    mine = slice(*inputs["mine"])
+    given = {"q": inputs["q"], "k": inputs["k"][:, mine].copy(), "v": inputs["v"][:, mine].copy(),
+             "q_at": inputs["q_at"], "k_at": inputs["k_at"][mine].copy()}
+    before = inputs["before"] and tuple(x.copy() for x in inputs["before"])
+    counted = [Counted(run.earlier[name]) for name in ("attention", "attention_backward")]
+    kept = {name: inputs[name].copy() for name in ("out", "lse", "dout")}
+    out, lse = run.module.by_halves(*given.values(), before, counted[0])
+    grads = run.module.backward_by_halves(*given.values(), *kept.values(), counted[1])
+    changed = [name for name, value in kept.items() if not np.array_equal(value, inputs[name])]
+    changed += [name for name in ("q", "q_at") if not np.array_equal(given[name], inputs[name])]
+    if before and not all(map(np.array_equal, before, inputs["before"])):
+        changed.append("before")
+    return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True)), "changed": changed,
+            "pairs": [each.pairs for each in counted]}
+
+
+class Context:
+    """What the library's GPT asks where it has a part of each sequence: which positions, and attention to all."""
+
+    def __init__(self, comm, at, ring):
+        self.comm, self.at, self.ring = comm, at, ring
+
+    def positions(self, time):
+        return self.at[self.comm.rank]
+
+    def __call__(self, q, k, v, causal):
+        from minitorch_dist.autodiff import custom_vjp
+
+        @custom_vjp
+        def attend(q, k, v):
+            return forward(q, k, v)[0]
+
+        def forward(*qkv):
+            flat = [np.ascontiguousarray(x.reshape(-1, *x.shape[2:])) for x in qkv]
+            out, kept = self.ring.forward(*flat)
+            made.append(kept)
+            return np.asarray(out).reshape(*qkv[0].shape[:3], -1), ()
+
+        def backward(residuals, dout):
+            grads = self.ring.backward(made[0], np.ascontiguousarray(dout.reshape(-1, *dout.shape[2:])))
+            return tuple(np.asarray(grad).reshape(q.shape) for grad in grads)
+        made = []
+        return attend.defvjp(forward, backward)(q, k, v)
+
+
+def train(learner, inputs, run):
+    """{"losses", "work": pairs per ring step of the first attention}, of a GPT whose attention is the learner's."""
+    comm, length = run.comm, inputs["model"]["length"]
+    at = [np.asarray(learner(length, rank, comm.size)) for rank in range(comm.size)]
+    if sorted(np.concatenate(at).tolist()) != list(range(length)) or len({len(of) for of in at}) > 1:
+        return {"failed": "the positions of all ranks aren't 0, 1, 2 …, each once and as many on each rank"}
+    work = {"forward": [], "backward": []}
+    try:
+        return {"losses": losses(comm, at, inputs, counting_ring(comm, at, run, work)), "work": work}
+    except Exception as error:      # whose cause another case shows, and says better
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def counting_ring(comm, at, run, work):
+    """The learner's ring with the learner's halves; work: pairs in each of its steps, forward and backward."""
+    earlier = run.earlier
+
+    def noted(name, call, function):
+        counted = Counted(function)
+        found = call(counted)
+        work[name].append(counted.pairs)
+        return found
+
+    def attention(q, k, v, q_at, k_at, before=None, block=64):
+        return noted("forward", lambda inner: run.module.by_halves(q, k, v, q_at, k_at, before, inner),
+                     earlier["attention"])
+
+    def attention_backward(q, k, v, q_at, k_at, out, lse, dout, block=64):
+        given = q, k, v, q_at, k_at, out, lse, dout
+        return noted("backward", lambda inner: run.module.backward_by_halves(*given, inner),
+                     earlier["attention_backward"])
+    return earlier["RingAttention"](comm, at, attention, attention_backward)
+
+
+def losses(comm, at, inputs, ring):
+    """The mean loss of every step, of all ranks' positions."""
+    from minitorch_dist import nn, optim
+    model = nn.GPT(**inputs["model"], dtype=np.float64)
+    for p, array in zip(model.parameters(), inputs["parameters"], strict=True):
+        p.data[...] = array
+    context = Context(comm, at, ring)
+    for module in model.modules():
+        if hasattr(type(module), "context"):
+            module.context = context
+    optimizer, found = optim.SGD(model.parameters(), lr=inputs["rate"]), []
+    for tokens in inputs["tokens"]:
+        here, targets = tokens[:, :-1][:, at[comm.rank]], tokens[:, 1:][:, at[comm.rank]]
+        optimizer.zero_grad()
+        loss = nn.cross_entropy(model(here), targets, reduction="sum") / (tokens.size - len(tokens))
+        loss.backward()
+        grads = [p.grad for p in model.parameters()]
+        flat = np.concatenate([[float(loss.numpy())], *(grad.numpy().ravel() for grad in grads)])
+        comm.all_reduce(flat)
+        for grad, total in zip(grads, np.split(flat[1:], np.cumsum([grad.size for grad in grads])), strict=False):
+            grad[...] = total.reshape(grad.shape)
+        optimizer.step()
+        found.append(float(flat[0]))
+    return found
