@@ -29,6 +29,10 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__():
+    return [*globals(), "bfloat16"]
+
+
 __version__ = "0.1.0"
 __all__ = [*_autodiff, *_ops, "backend", "checkpoints", "comm", "compile", "cuda_graph", "data", "kernels", "ledger",
            "manual_seed", "nn", "optim", "parallel", "random", "trace", "viz"]

@@ -114,7 +114,7 @@ def with_params(primitive):
 
 def operand(name, value, other):
     """A binary op's operand: traced and plain values as they are, sequences as arrays where the other operand is."""
-    if value.__class__ is float:
+    if value.__class__ in (float, int):
         return weak(value, other)
     if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__") \
             or isinstance(value, xp.generic):       # bfloat16's, which has none

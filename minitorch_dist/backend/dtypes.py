@@ -78,13 +78,16 @@ def result_type(*values):
 
 
 def weak(value, beside):
-    """A Python float that meets a value of bfloat16, rounded to it, as NumPy does for its own dtypes (NEP 50); anything
-    else as it is."""
-    dtype = getattr(beside, "dtype", None) if value.__class__ is float else None
-    return value if dtype is None or not is_bfloat16(dtype) else dtype.type(value)
+    """A Python number that meets a value of bfloat16, rounded to it, as NumPy does for its own dtypes (NEP 50);
+    anything else as it is."""
+    dtype = getattr(beside, "dtype", None) if value.__class__ in (float, int) else None
+    return value if dtype is None or not is_bfloat16(dtype) else dtype.type(float(value))
 
 
 def of_one_dtype(values):
-    """Arrays and Python's numbers among which is one of bfloat16, cast where NumPy finds no common dtype."""
+    """Arrays, lists and Python's numbers, brought to their common dtype where one is of bfloat16: NumPy finds none."""
+    if not any(is_bfloat16(v.dtype) for v in values if hasattr(v, "dtype")):
+        return values
+    values = [xp.asarray(v) if isinstance(v, (list, tuple)) else v for v in values]
     dtype = result_type(*values)
-    return [v.astype(dtype, copy=False) if hasattr(v, "dtype") else dtype.type(v) for v in values]
+    return [v.astype(dtype, copy=False) if hasattr(v, "dtype") else dtype.type(float(v)) for v in values]

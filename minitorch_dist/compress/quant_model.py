@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import on_host, xp
+from ..backend import on_host, weak, xp
 from ..nn.conv import AvgPool2d
 from ..nn.layers import Linear
 from ..nn.models import ResidualBlock
@@ -228,7 +228,7 @@ def pairs(module):
 def fold(layer, norm):
     """Change a layer's weight and bias to what it and the BatchNorm after it do."""
     weight, mean, trained = lower(layer.weight), norm.running_mean, layer.weight.requires_grad
-    scale = lower(norm.weight) / xp.sqrt(norm.running_var + norm.eps)
+    scale = lower(norm.weight) / xp.sqrt(norm.running_var + weak(norm.eps, norm.running_var))
     bias = xp.zeros_like(mean) if layer.bias is None else lower(layer.bias)
     for name, value in (("weight", weight * scale.reshape((-1,) + (1,) * (weight.ndim - 1))),
                         ("bias", (bias - mean) * scale + lower(norm.bias))):

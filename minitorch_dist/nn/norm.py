@@ -4,7 +4,7 @@ from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import assign, xp
+from ..backend import assign, weak, xp
 from .module import Module, Parameter
 
 
@@ -70,7 +70,7 @@ class BatchNorm(Module):
                              "channels are the second axis")
         column = (1, -1) + (1,) * (len(x.shape) - 2)
         if not self.training:
-            scale = self.weight / xp.sqrt(self.running_var + self.eps)
+            scale = self.weight / xp.sqrt(self.running_var + weak(self.eps, self.running_var))
             return x * scale.reshape(column) + (self.bias - self.running_mean * scale).reshape(column)
         count = lower(x).size // self.num_features
         if self.reduce is not None:

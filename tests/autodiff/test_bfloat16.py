@@ -52,7 +52,7 @@ def test_bfloat16_goes_in_and_comes_out_of_all_transforms(sample):
 
 @pytest.mark.parametrize("f", [
     lambda x: x * 2.0, lambda x: 0.5 - x, lambda x: 1 / x, lambda x: x ** 2, lambda x: x ** 0.5, lambda x: 2.0 ** x,
-    lambda x: x - 1, lambda x: x % 3, lambda x: x / 3.0, lambda x: mt.clip(x, 0.1, 5.0),
+    lambda x: x - 1, lambda x: x % 3, lambda x: x + 2 ** 70, lambda x: x / 3.0, lambda x: mt.clip(x, 0.1, 5.0),
     lambda x: mt.where(x > 1, x, 0.0), lambda x: mt.where(x > 1, 0.5, x), lambda x: mt.maximum(x, 0.75),
     lambda x: mt.pad(x, 1, constant_values=2.5),
     lambda x: mt.dropout(x, 0.3), lambda x: mt.mean(x), lambda x: mt.var(x), lambda x: mt.reciprocal(x),
@@ -115,6 +115,23 @@ def test_an_engine_trains_in_pure_bfloat16():
     for p, state in zip(model.parameters(), optimizer.state_dict()["state"], strict=True):
         np.testing.assert_array_equal(state["master"].astype(DTYPE), p.numpy())
         assert state["master"].dtype == np.float32 and (state["master"] != np.float32(p.numpy())).any()
+
+
+def test_a_norm_that_has_been_trained():
+    """Its scale is worked out of raw arrays."""
+    norm = mt.nn.BatchNorm(3).to(DTYPE)
+    norm(np.random.default_rng(0).standard_normal((20, 3)).astype(DTYPE))
+    x = np.random.default_rng(1).standard_normal((5, 3)).astype(DTYPE)
+    y, exact = norm.eval()(x), mt.nn.BatchNorm(3).eval()
+    exact.load_state_dict({name: np.float32(value) for name, value in norm.state_dict().items()})
+    assert y.dtype == DTYPE and distance(y.numpy(), exact(np.float32(x)).numpy()) < ROUNDINGS * U
+
+
+@pytest.mark.parametrize("dtype, found", [("float16", "float64"), (DTYPE, "float64"), ("int16", "float64")])
+def test_lists_beside_16_bits_are_float64(dtype, found):
+    c, x = np.array([True, False]), mt.tensor(np.ones(2), dtype=dtype)
+    y = mt.where(c, x, [1.0, 2.0])
+    assert y.dtype == found and y.tolist() == [1.0, 2.0]
 
 
 def test_compiled_functions_take_it():
