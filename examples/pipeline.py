@@ -6,9 +6,9 @@
 
 The options that both programs have mean the same in both. On more ranks than
 stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
-drawn by python -m minitorch_dist pipeline 1f1b; --schedule zb-v has the least
-bubble. Ctrl-C, or SIGTERM, ends after the step under way, and saves what there
-is.
+drawn by python -m minitorch_dist pipeline 1f1b; of those with two stages per
+rank, --schedule zb-v has the least bubble. Ctrl-C, or SIGTERM, ends after the
+step under way, and saves what there is.
 """
 
 import sys
@@ -79,8 +79,12 @@ def prepare(args, world):
     schedule = schedule_of(args.schedule, pp.size, 8 // dp.size if args.exact else args.micro_batches or 8, args.chunks)
     placement = placement_of(schedule)
     mt.manual_seed(args.seed)
-    whole = nn.mlp(args.widths, args.dropout, xp.dtype("float32"))
-    parts = cut_sequential(whole, sum(map(len, placement)))
+    whole, count = nn.mlp(args.widths, args.dropout, xp.dtype("float32")), sum(map(len, placement))
+    if len(whole) < count:
+        raise ValueError(f"--hidden {args.hidden}: {len(whole)} layers can't be cut into {count} stages, "
+                         f"{count // pp.size} on each of {pp.size} ranks: lower --stages or --chunks, or give more "
+                         "widths")
+    parts = cut_sequential(whole, count)
     stages = [DistributedDataParallel(parts[stage], dp, exact=args.exact) for stage in placement[pp.rank]]
     return mesh, dataset, loader, schedule, whole, Pipeline(stages, pp, schedule)
 
@@ -108,8 +112,9 @@ def train(args, world):
     with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{args.schedule}, ranks: {mesh.axes['pp']} along the pipeline × "
                      f"{mesh.axes['dp']} sharing the samples; {pipeline.micro_batches} micro-batches\n"
-                     f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches of which a "
-                     f"rank holds something for backward at once: {', '.join(map(str, played.held))}")
+                     f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches"
+                     f"{' of one stage' * (len(pipeline.chunks) > 1)} of which a rank holds something for backward at "
+                     f"once: {', '.join(map(str, played.held))}")
         for epoch, batches in run.epochs(loader, steps):
             for batch in batches:
                 begin = time.perf_counter()

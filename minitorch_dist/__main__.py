@@ -1,6 +1,7 @@
 """The command line: `python -m minitorch_dist COMMAND`, or `minitorch-dist COMMAND` where the package is installed."""
 
 import argparse
+import os
 import sys
 
 from . import __version__, doctor, viz
@@ -19,7 +20,13 @@ def main(argv=None):
     schedules.add_command(commands, draw=viz.schedule)
     command.add_command(commands)
     args = parser.parse_args(argv)
-    return args.run(args)
+    try:
+        status = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:     # whoever reads, as `| head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for Python's own flush at the end
+        return 1
+    return status
 
 
 if __name__ == "__main__":

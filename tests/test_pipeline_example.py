@@ -45,7 +45,9 @@ def test_a_stage_without_parameters(tmp_path):
     (2, ["--exact", "--micro-batches", "4"], "has 8 over all"), (1, ["--hidden", "12,x"], "--hidden '12,x'"),
     (1, ["--stages", "0"], "--stages 0: must be at least 1"),
     (2, ["--schedule", "interleaved", "--micro-batches", "3"], "2 ranks must divide the 3 micro-batches"),
-    (2, ["--schedule", "interleaved", "--chunks", "9"], "can't be cut into 18 stages")], ids=str)
+    (2, ["--schedule", "interleaved", "--chunks", "9"], "layers can't be cut into 18 stages, 9 on each of 2"),
+    (2, ["--schedule", "zb-v", "--hidden", "32", "--dropout", "0"],
+     "--hidden 32: 3 layers can't be cut into 4 stages")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, n, flags, words):
     found = ranks.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("pipeline.py: ")]

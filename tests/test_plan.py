@@ -180,6 +180,13 @@ def test_flops_are_the_models(experts, k):
     assert sizes.step_flops(55, 11) == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
+def test_flops_of_micro_batches_are_the_models():
+    """2, 2 and 3 samples, each routed alone."""
+    job = job_of({"ep": 2, "batch": 14, "micro_batches": 3, "model": {"experts": 4}})
+    model = plan_cases.gpt(job.model)
+    assert rank_of(job).flops == sum(nn.summary(model, np.zeros((n, 11), int)).training_flops for n in (2, 2, 3))
+
+
 # ---------------------------------------------------------------- the ledger
 
 RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
@@ -207,6 +214,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, one each": {"micro_batches": 2, "model": {"experts": 3, "top_k": 1, "dropout": False}},
     "experts, checkpoints": {"ep": 2, "checkpointing": True, "micro_batches": 2, "model": {"experts": 4}},
     "experts, one layer": {"dp": 2, "stage": 3, "model": {"experts": 4, "layers": 1}},
+    "experts, uneven": {"ep": 2, "batch": 14, "micro_batches": 3, "model": {"experts": 4}},
     "experts, divided twice": {"dp": 2, "ep": 2, "model": {"experts": 6, "capacity_factor": 3.0}},
 }
 
@@ -228,7 +236,7 @@ def test_what_is_held_and_sent_is_what_the_ledger_counts(name):
     assert held["gradient"] == rank.gradients + aligned
     # Tokens and labels are the program's: those of micro-batches that are through are there as well.
     even = job.samples % job.micro_batches == 0     # else the first is the largest, and nothing was before it
-    others = 16 * job.time // job.cp * (job.samples - job.micro_batch) if job.tp == 1 and even else 0
+    others = 16 * job.time // job.cp * (job.samples - job.pieces[0]) if job.tp == 1 and even else 0
     assert peak["activation"] == rank.activations + others
     assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers
     if job.stage == 3 and not job.checkpointing:
@@ -288,6 +296,8 @@ PIPELINES = {
     "interleaved": ({"pp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2}, [0, 1, 2, 3, 5]),
     "zb-h1": ({"pp": 3, "micro_batches": 6, "schedule": "zb-h1"}, [0, 1, 3, 5]),
     "zb-h2, no dropout": ({"pp": 2, "micro_batches": 4, "schedule": "zb-h2", "model": {"dropout": False}}, [0, 2, 5]),
+    "zb-h1, uneven": ({"pp": 2, "batch": 14, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
+    "zb-h1, sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "zb-v": ({"pp": 2, "micro_batches": 4, "schedule": "zb-v"}, [0, 1, 2, 3, 5]),
     "sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 3}, [0, 2, 5]),
 }
@@ -306,12 +316,12 @@ def test_what_a_pipeline_holds_and_sends(name):
         assert out == sent(rank, "pp")
         # What has been received counts as parameters; tokens and labels are there of the whole batch, but the labels of
         # a part of the sequences, which are copied as they are used.
-        found, through = peak["activation"] + peak["parameter"] - held["parameter"], job.samples - job.micro_batch * (
-            play(job.steps).held[place])
+        found, most = peak["activation"] + peak["parameter"] - held["parameter"], play(job.steps).held[place]
+        through = job.samples - max(sum(job.pieces[k:k + most]) for k in range(job.micro_batches))
         if job.stages_per_rank == 1:
             assert found == rank.activations + 8 * job.time // job.cp * through * (place == 0 or ends and job.cp == 1)
         else:       # then the peaks of both kinds come a message apart
-            message = job.micro_batch * job.time * job.model.width * 4
+            message = job.pieces[0] * job.time * job.model.width * 4
             assert 0 <= found - rank.activations <= message + 2 * 8 * job.time * job.samples < 0.02 * found
 
 

@@ -1,5 +1,7 @@
 """`python -m minitorch_dist plan`: what it says, all meshes, and mistakes told in one line."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -62,6 +64,35 @@ def test_all_meshes(capsys):
         assert [p.seconds.step for p in some] == sorted(p.seconds.step for p in some)
     out = said(capsys, "--devices 16 --batch 64 --meshes --parameters 7e9 --device A100")[1]
     assert "4 ways, of which 3 fit" in out and "40 more can't be" in out and "dp=16 tp=1 pp=1  ZeRO 3" in out
+
+
+def test_where_no_mesh_fits_those_come_first_that_hold_least(capsys):
+    model = GPT(layers=3, width=60, heads=6, vocabulary=64, context=32, tied=False)
+    plans, _ = every(Job(model, batch=16, time=32), replace(SIMPLE, memory=1), 8)
+    held = [p.fullest.memory for p in plans]
+    assert held == sorted(held) and held[0] < held[-1] and not any(p.fits for p in plans)
+    assert plans[0].seconds.step > min(p.seconds.step for p in plans)       # the order would be another one
+    out = said(capsys, "--devices 4 --batch 64 --meshes --parameters 7e9 --memory 1e9")[1]
+    assert "0 fit; first come those that hold least" in out
+
+
+def test_flops_of_experts_are_the_ranks(capsys):
+    """Each of 8 ranks routes its own 16 tokens to 64 experts, of which each has a place at least: per block and rank
+    16·(8·64² + 4·16·64) for attention, 16·2·64·64 for the router, 64·4·64·256 for the experts."""
+    block = 16 * (8 * 64 ** 2 + 4 * 16 * 64 + 2 * 64 * 64) + 64 * 4 * 64 * 256
+    flops = 8 * 3 * (4 * block + 16 * 2 * 64 * 100)
+    out = said(capsys, "--layers 4 --width 64 --heads 4 --vocabulary 100 --context 16 --experts 64 --top-k 1 "
+                       "--devices 8 --batch 8 --flops 1e9 --tokens 128e3")[1]
+    assert f", {flops:.4g} FLOPs (6·N·D" in out
+    assert f"tokens: {flops * 1e3:.4g} FLOPs, {flops * 1e3 / 1e9 / 3600:,.0f} device hours of computing" in out
+
+
+def test_a_reader_that_has_enough():
+    """As `| head -1`: no traceback."""
+    with subprocess.Popen([sys.executable, "-m", "minitorch_dist", "pipeline", "1f1b"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert (program.stderr.read(), program.wait()) == (b"", 1)
 
 
 def test_all_meshes_of_new_axes(capsys):
@@ -128,10 +159,15 @@ MISTAKES = {
     "--devices 2 --schedule gpipe " + MODEL: "is for --pp 2 or more",
     "--devices 2 --pp 2 --untied --schedule zb-h1 --checkpointing " + MODEL: "leaves nothing to W: take --schedule",
     "--devices 4 --pp 2 --tp 2 --precision float32 --untied --schedule zb-h2 " + MODEL: "take --tp 1 or",
-    "--devices 2 --pp 2 --untied --schedule zb-v " + MODEL: "can't be cut into pp·chunks = 4 stages",
+    "--devices 2 --pp 2 --untied --schedule zb-v " + MODEL: "can't be cut into pp·2 = 4 stages: lower --pp (zb-v has",
     "--devices 1 --schedule zb-v " + MODEL: "--schedule zb-v is for --pp 2 or more",
     "--devices 4 --cp 3 " + MODEL: "tp=1 × pp=1 × cp=3 doesn't make up 4",
-    "--devices 3 --cp 3 " + MODEL: "2·cp doesn't divide 16 tokens: --sequence-length 18",
+    "--devices 3 --cp 3 " + MODEL: "2·cp doesn't divide 16 tokens: --sequence-length 12",
+    "--devices 9 --cp 9 " + MODEL: "2·cp doesn't divide 16 tokens: lower --cp",
+    "--devices 2 --cp-by star --parameters 7e9": "take one of ring, all_to_all",
+    "--devices 2 --tp 2 --hidden 101 " + MODEL: "must divide the 101 features within the feed-forward",
+    "--devices 2 --micro-batches 0 " + MODEL: "micro_batches is 0",
+    "--devices 4 --ep 2 --batch 6 " + EXPERTS: "dp · ep = 4 ranks in 1 micro-batches: dp · ep must divide",
     "--devices 2 --cp 2 --cp-by star " + MODEL: "take one of ring, all_to_all",
     "--devices 8 --cp 4 --tp 2 --cp-by all_to_all " + MODEL: "must divide the heads that tp=2 leaves",
     "--devices 4 --cp 2 --tp 2 --sequence-parallel " + MODEL: "take one",

@@ -11,7 +11,7 @@ There an element's place is counted instead: it is the number of those that come
 from .devices import Placeholder, module_of, on_host
 from .graphs import recording, refuse_in_graph
 
-LONGEST = 256       # elements along the axis of an order that is counted: each two are compared, a byte each
+LONGEST = 256       # elements along the axis of an order that is counted: each two are compared, some 50 bytes
 
 
 def argsort(x, axis):

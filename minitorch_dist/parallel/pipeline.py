@@ -24,6 +24,7 @@ turns out that some rank had a NaN or too large a norm ("post-validation"). Noth
 depends on the schedule.
 """
 
+import zlib
 from contextlib import nullcontext
 
 import numpy as np
@@ -93,6 +94,20 @@ def full_state_dict(chunks, comm):
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
 
 
+def check_same_schedule(schedule, comm):
+    """ValueError on every rank unless all have the same schedule. Collective."""
+    stages, micro_batches = (len({step[place] for row in schedule for step in row}) for place in (2, 1))
+    mine = f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches, steps " \
+           f"{zlib.crc32(repr(schedule).encode()):08x}"
+    versions = {}
+    for rank, said in enumerate(comm.all_gather_object(mine)):
+        versions.setdefault(said, []).append(str(rank))
+    if len(versions) > 1:
+        raise ValueError("Pipeline: the ranks have different schedules: " + "; ".join(
+            f"rank{'s' * (len(who) > 1)} {', '.join(who)} one of {said}" for said, who in versions.items())
+            + ". Make it from the same settings on all of them")
+
+
 class Pipeline:
     """This rank's part of a model that is cut by layers.
 
@@ -102,14 +117,16 @@ class Pipeline:
                or a list of one's own. Exact mode takes the gradients of micro-batches in their order
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
-    Every output's first axis is the samples. ValueError for a schedule that isn't for these ranks, or can't be done.
+    Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
+    ValueError for a schedule that isn't for these ranks, or can't be done, or isn't everybody's.
     """
 
     def __init__(self, chunks, comm, schedule):
-        placement = placement_of(schedule)
-        if len(schedule) != comm.size or len(placement[comm.rank]) != len(chunks):
+        check_same_schedule(schedule, comm)
+        placement, counts = placement_of(schedule), comm.all_gather_object(len(chunks))
+        if counts != [len(stages) for stages in placement]:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
-                             f"{comm.size} ranks; this one has {len(chunks)} chunks")
+                             f"{comm.size} ranks, which have {', '.join(map(str, counts))} chunks")
         if odd := [type(chunk).__name__ for chunk in chunks if getattr(chunk, "reduces_gradients", False)
                    and not isinstance(chunk, DistributedDataParallel)]:
             raise TypeError(f"Pipeline: its chunks are plain modules or DistributedDataParallel; got {', '.join(odd)}")
@@ -123,7 +140,7 @@ class Pipeline:
         self.last = len(self.places) - 1
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
-        self.precision = None       # autocast's, in which they have been told
+        self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0
 
     def _check_order(self, schedule):
@@ -154,9 +171,9 @@ class Pipeline:
                              f"comes in {len(shards)} micro-shards")
         self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
         self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
-        precision = state.autocast and state.autocast.dtype
-        if precision != self.precision:
-            self.specs, self.told, self.precision = {}, set(), precision
+        kind = state.autocast and state.autocast.dtype, shards[0].inputs.dtype, shards[0].inputs.shape[1:]
+        if kind != self.kind:
+            self.specs, self.told, self.kind = {}, set(), kind
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
         for kind, k, stage in self.steps:

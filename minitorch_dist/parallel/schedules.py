@@ -2,8 +2,8 @@
 
     print(drawn(one_forward_one_backward(3, 5)))
 
-    rank 0  0 1 2 . . 0 0 . 3 1 1 . 4 2 2 . . 3 3 . . 4 4       a digit: this micro-batch, forward one cell,
-    …                                                           backward two; a point: the rank waits (the bubble)
+    rank 0  0 1 2 . . . . 0 0 3 1 1 4 2 2 . 3 3 . 4 4       a digit: this micro-batch, forward one cell,
+    …                                                       backward two; a point: the rank waits (the bubble)
 
 The layers are cut into stages, one after another; a Step is the forward or the backward pass of one micro-batch through
 one of them. Which rank has which stages is a value as well, a placement:
@@ -81,10 +81,12 @@ def v_shaped(ranks):
 
 
 def placement_of(schedule):
-    """[[stage]] by rank, as the schedule's steps say. ValueError unless they are 0, 1, … and each has one rank."""
+    """[[stage]] by rank, as the schedule's steps say. ValueError unless they are 0, 1, …, each has one rank, and each
+    rank one at least."""
     stages = [sorted({step.stage for step in row}) for row in schedule]
-    if sorted(sum(stages, [])) != list(range(sum(map(len, stages)))):
-        raise ValueError(f"a schedule's stages are 0, 1, …, each on one rank; by rank this one has {stages}")
+    if not stages or not all(stages) or sorted(sum(stages, [])) != list(range(sum(map(len, stages)))):
+        raise ValueError("a schedule's stages are 0, 1, …, one at least per rank and each on one rank; by rank this "
+                         f"one has {stages}")
     return stages
 
 
@@ -268,8 +270,8 @@ def _needs(step, last):
 
 def _check_complete(schedule, placement):
     micro_batches = {step.micro_batch for step in schedule[0]}
-    if not micro_batches or micro_batches != set(range(len(micro_batches))):
-        raise ValueError(f"a schedule's micro-batches are 0, 1, …; this one has {sorted(micro_batches) or 'none'}")
+    if micro_batches != set(range(len(micro_batches))):
+        raise ValueError(f"a schedule's micro-batches are 0, 1, …; this one has {sorted(micro_batches)}")
     if odd := sorted({step.kind for row in schedule for step in row} - set(KINDS)):
         raise ValueError(f"a schedule's steps are of kinds {', '.join(KINDS)}; this one has {', '.join(map(str, odd))}")
     for rank, row in enumerate(schedule):

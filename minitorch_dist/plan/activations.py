@@ -170,6 +170,8 @@ def activations(job, stage, samples):
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
     behind, block = OUTPUT[ends] if last else [], block_of(job)
+    if job.cp > 1:      # its labels aren't a view of the batch's, but a copy, which I drops
+        behind = [row._replace(late=0) if row.what == "labels" else row for row in behind]
 
     def of(rows):
         return sum(row.nbytes * count[row.per] for row in _there(rows, job.model))

@@ -182,7 +182,7 @@ def lines(plans, tokens=None):
     """The report on plans that differ in their stage alone."""
     job, device = plans[0].job, plans[0].device
     work = job.batch * job.time
-    flops = job.model.step_flops(work, job.time, job.checkpointing)
+    flops = sum(rank.flops for rank in plans[0].ranks) * job.ranks / job.pp
     found = [f"{job.model}",
              f"{job.ranks:,} × {device.name}, {job.mesh()}; {job.precision}: "
              f"{' + '.join(map(str, job.sizes.values()))} bytes per parameter",
@@ -216,6 +216,7 @@ def mesh_lines(args):
     plans, impossible = every_of(args)
     job, device = plans[0].job, plans[0].device
     unit, fit = _held_unit(plans), sum(p.fits for p in plans)
+    order = "those come first, the fastest first" if fit else "first come those that hold least"
     rows = [["mesh", "", "micro-batches", f"{UNITS[unit]} held", f"of {device.memory / unit:,.0f}", "s per step",
              "longest"]]
     for p in plans[:SHOWN]:
@@ -223,8 +224,8 @@ def mesh_lines(args):
                      f"{p.seconds.step:.3g}", p.seconds.longest])
     return [f"{job.model}", f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of "
             f"{job.time:,} tokens", "", *_columns(rows), "",
-            f"{len(plans)} ways, of which {fit} fit; those come first, the fastest first. {impossible} more can't be: "
-            "--dp, --tp, --pp by hand say why.", "", *notes(job)]
+            f"{len(plans)} ways, of which {fit} fit; {order}. {impossible} more can't be: --dp, --tp, --pp by hand say "
+            "why.", "", *notes(job)]
 
 
 def _fits(p):

@@ -51,7 +51,7 @@ class Job:
     offload_optimizer: bool = False
 
     def __post_init__(self):
-        for name in ("dp", "tp", "pp", "cp", "ep", "batch", "time", "micro_batches", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.stage not in (0, 1, 2, 3):
@@ -59,12 +59,13 @@ class Job:
                              "(gradients as well), 3 (parameters as well)")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r}: take one of {', '.join(PRECISIONS)}")
-        by = self.dp * self.ep
+        if self.cp_by not in HOW:
+            raise ValueError(f"--cp-by {self.cp_by}: take one of {', '.join(HOW)}")
+        by, divided = self.dp * self.ep, " · ep" * (self.ep > 1)
         if self.batch % by or self.batch // by < self.micro_batches:
-            raise ValueError(f"a batch of {self.batch} samples on dp={self.dp}{f' · ep={self.ep}' * (self.ep > 1)} "
-                             f"ranks in {self.micro_batches} micro-batches: dp must divide the batch and leave each "
-                             f"rank a sample per micro-batch: --batch {by * self.micro_batches} or a multiple, or "
-                             "fewer --micro-batches")
+            raise ValueError(f"a batch of {self.batch} samples on dp{divided} = {by} ranks in {self.micro_batches} "
+                             f"micro-batches: dp{divided} must divide the batch and leave each rank a sample per "
+                             f"micro-batch: --batch {by * self.micro_batches} or a multiple, or fewer --micro-batches")
         self._check_cut()
         if self.model.layers is not None:
             self._check_sequences()
@@ -82,11 +83,16 @@ class Job:
         if model.heads % self.tp or (model.kv_heads or self.tp) % self.tp:
             raise ValueError(f"tp={self.tp} must divide the {model.heads} heads"
                              f"{f' and {model.kv_heads} kv_heads' * (model.kv_heads is not None)}: take another --tp")
+        if model.inner % self.tp:
+            raise ValueError(f"tp={self.tp} must divide the {model.inner} features within the feed-forward: take "
+                             "another --tp or --hidden")
         if model.vocabulary < self.tp:
             raise ValueError(f"tp={self.tp} ranks can't share a vocabulary of {model.vocabulary}: lower --tp")
         if model.layers < self.pp * self.stages_per_rank:
-            raise ValueError(f"{model.layers} layers can't be cut into pp·chunks = {self.pp * self.stages_per_rank} "
-                             "stages: lower --pp or --chunks")
+            how = ("pp·2", "--pp (zb-v has two stages per rank)") if self.schedule == "zb-v" else \
+                ("pp·chunks", "--pp or --chunks")
+            raise ValueError(f"{model.layers} layers can't be cut into {how[0]} = {self.pp * self.stages_per_rank} "
+                             f"stages: lower {how[1]}")
         if self.precision == "float32" and (model.family != "gpt" or model.hidden or model.kv_heads):
             raise ValueError("--family llama, --hidden and --kv-heads go with --precision mixed: in float32, plan says "
                              "what this library's own GPT keeps, of as many keys as queries")
@@ -103,13 +109,14 @@ class Job:
                              f"a sequence; tp={self.tp}")
 
     def _check_sequences(self):
-        if self.cp_by not in HOW:
-            raise ValueError(f"--cp-by {self.cp_by}: take one of {', '.join(HOW)}")
         if self.cp == 1:
             return
-        if self.time % (2 * self.cp):
+        by = 2 * self.cp
+        if self.time % by:
+            below, above = self.time // by * by, -(-self.time // by) * by
+            fits = [n for n in (above, below) if 0 < n <= self.model.context]
             raise ValueError(f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
-                             f"{self.time} tokens: --sequence-length {-(-self.time // (2 * self.cp)) * 2 * self.cp}")
+                             f"{self.time} tokens: " + (f"--sequence-length {fits[0]}" if fits else "lower --cp"))
         if self.sequence_parallel:
             raise ValueError("--sequence-parallel divides the sequences over tp, --cp over ranks of their own: take "
                              "one")
@@ -171,10 +178,11 @@ class Job:
         """Of a rank, per step."""
         return self.batch // (self.dp * self.ep)
 
-    @property
-    def micro_batch(self):
-        """Samples of the largest."""
-        return -(-self.samples // self.micro_batches)
+    @cached_property
+    def pieces(self):
+        """[samples] of a rank's micro-batches, in order."""
+        bounds = [share(self.samples, k, self.micro_batches) for k in range(self.micro_batches)]
+        return [hi - lo for lo, hi in bounds]
 
     @cached_property
     def steps(self):

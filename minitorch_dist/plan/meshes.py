@@ -11,7 +11,8 @@ def divisors(n):
 
 
 def every(job, device, devices, stages=None, micro_batches=None, sequence_parallel=False, cp=1, ep=1):
-    """([Plan] of every mesh and stage that can be, first those that fit, by the seconds of a step; how many can't be).
+    """([Plan] of every mesh and stage that can be, how many can't be). First those that fit, by the seconds of a step;
+    if none does, by what they hold.
 
     job            says all else
     stages         ZeRO's to try (default: all where dp and cp are more than 1)
@@ -31,7 +32,8 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
                                           sequence_parallel=mesh["tp"] > 1 and sequence_parallel), device))
             except ValueError:
                 impossible += 1
-    return sorted(found, key=lambda p: (not p.fits, p.seconds.step)), impossible
+    fit = any(p.fits for p in found)
+    return sorted(found, key=lambda p: (not p.fits, p.seconds.step if fit else p.fullest.memory)), impossible
 
 
 def meshes(devices, most_tp, most_cp, most_ep):

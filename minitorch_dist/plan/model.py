@@ -140,22 +140,22 @@ class GPT:
         """Rows of all experts together, of so many tokens routed at once: the empty ones too."""
         return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
 
-    def block_flops(self, tokens, time, calls=1):
-        """Of one block, forward: its matrices, then the products of queries with keys and of weights with values. The
-        tokens come in so many calls, which experts' empty rows depend on."""
+    def block_flops(self, tokens, time):
+        """Of one block, forward, of tokens in one call, which experts' empty rows depend on: its matrices, then the
+        products of queries with keys and of weights with values."""
         h, matrices = self.width, 3 if self.family == "llama" else 2
         attention = tokens * (2 * (2 * h + 2 * self.keys) * h + 4 * time * h)
         if not self.experts:
             return attention + tokens * 2 * matrices * h * self.inner
-        rows = calls * self.rows(tokens // calls)
-        return attention + tokens * 2 * self.experts * h + rows * 2 * matrices * h * self.inner
+        return attention + tokens * 2 * self.experts * h + self.rows(tokens) * 2 * matrices * h * self.inner
 
     def output_flops(self, tokens):
         """Of the output layer, forward."""
         return tokens * 2 * self.width * self.vocabulary
 
     def step_flops(self, tokens, time, checkpointing=False):
-        """Of a training step of so many tokens in sequences of `time`; with checkpointing the blocks run twice."""
+        """Of a training step of so many tokens in one call, in sequences of `time`; with checkpointing the blocks run
+        twice."""
         return (4 if checkpointing else 3) * self.layers * self.block_flops(tokens, time) + \
             3 * self.output_flops(tokens)
 

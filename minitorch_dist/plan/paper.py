@@ -5,6 +5,7 @@ the ledger of a real run says the same. So are the float32 activations. Seconds 
 bandwidth (comm/cost.py), and nothing overlaps. What is sent along each axis: the functions of the table SENT_ALONG.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -213,11 +214,11 @@ def buffers(job, stages):
 
 def kept(job, place, stages):
     """The most bytes of activations at once, as the schedule goes."""
-    costs = {number: activations(job, stage, job.micro_batch)
-             for number, stage in zip(job.placement[place], stages, strict=True)}
+    costs = {(number, samples): activations(job, stage, samples)
+             for number, stage in zip(job.placement[place], stages, strict=True) for samples in set(job.pieces)}
     now = most = 0
     for step in job.steps[place]:
-        cost = costs[step.stage]
+        cost = costs[step.stage, job.pieces[step.micro_batch]]
         if step.kind == FORWARD:
             now += cost.until_backward
         elif step.kind == BACKWARD:
@@ -308,10 +309,11 @@ def context_parallel(job, place, stages):
 
 def expert_parallel(job, place, stages):
     """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
-    goes forward again), of the same size whatever the tokens choose."""
-    rows, calls = job.model.rows(round(_tokens(job))), sum(s[0] for s in stages) * job.micro_batches
-    return [Collective("ep", job.ep, "all_to_all", rows * job.model.width * job.sizes["parameter"],
-                       (4 + 2 * job.checkpointing) * calls)]
+    goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
+    micro-batch."""
+    row, each = job.model.width * job.sizes["parameter"], (4 + 2 * job.checkpointing) * sum(s[0] for s in stages)
+    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time) * row, each * times)
+            for samples, times in Counter(job.pieces).items()]
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}
@@ -319,10 +321,11 @@ SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_para
 
 def flops_of(job, stages):
     """Of a rank's step: its layers', divided by tensor parallelism."""
-    tokens = job.samples * job.time // job.cp
-    passes = 4 if job.checkpointing else 3
-    return sum(passes * blocks * job.model.block_flops(tokens, job.time, job.micro_batches)
-               + 3 * last * job.model.output_flops(tokens) for blocks, _, last in stages) / job.tp
+    time, passes = job.time // job.cp, 4 if job.checkpointing else 3
+    block = sum(times * job.model.block_flops(samples * time, job.time) for samples, times in
+                Counter(job.pieces).items())
+    output = job.model.output_flops(job.samples * time)
+    return sum(passes * blocks * block + 3 * last * output for blocks, _, last in stages) / job.tp
 
 
 # ---------------------------------------------------------------- a whole run

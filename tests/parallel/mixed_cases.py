@@ -12,7 +12,7 @@ from minitorch_dist.parallel import moe as ep
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.comm_hooks import PowerSGD
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
+from minitorch_dist.parallel.schedules import one_forward_one_backward, placement_of, schedule_of
 
 from . import plain
 
@@ -92,11 +92,13 @@ def exact_curves(ways, settings):
 def pipelined(name, pp, amp):
     """(losses, whole parameters, factors) of a pipeline in exact mode and mixed precision, in float16 with a scaler."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
-    schedule = {"1f1b": one_forward_one_backward, "zb-h1": zb_h1}[name](pp, 8 // mesh["dp"].size)
-    stage = DistributedDataParallel(cut_sequential(mlp(), pp)[mesh.coords["pp"]], mesh["dp"], exact=True)
-    optimizer = optim.AdamW(stage.parameters(), lr=0.01)
+    schedule = schedule_of(name, pp, 8 // mesh["dp"].size)
+    placement = placement_of(schedule)
+    parts = cut_sequential(mlp(), sum(map(len, placement)))
+    stages = [DistributedDataParallel(parts[i], mesh["dp"], exact=True) for i in placement[mesh.coords["pp"]]]
+    optimizer = optim.AdamW([p for stage in stages for p in stage.parameters()], lr=0.01)
     scaler = optim.GradScaler(2.0 ** 22, growth_interval=3, comm=comm.world(), enabled=amp == "float16")
-    pipeline, losses, factors = Pipeline([stage], mesh["pp"], schedule), [], []
+    pipeline, losses, factors = Pipeline(stages, mesh["pp"], schedule), [], []
     for step, batch in batches(images(mesh["dp"], exact=True), STEPS):
         optimizer.zero_grad()
         with mt.autocast(amp), training.quiet(scaler):
@@ -105,7 +107,8 @@ def pipelined(name, pp, amp):
         scaler.step(optimizer)
         scaler.update()
         factors.append(scaler.get_scale() if scaler.enabled else None)
-    parts = comm.world().all_gather_object({name: np.array(value) for name, value in stage.state_dict().items()})
+    parts = comm.world().all_gather_object({name: np.array(value) for stage in stages
+                                            for name, value in stage.state_dict().items()})
     return losses, {name: value for part in parts for name, value in part.items()}, factors
 
 

@@ -166,6 +166,27 @@ def counted(name, chunks):
     return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}, widths
 
 
+class Cumulated(nn.Module):
+    """The shape of its input, of two axes beside the samples; another result for another shape."""
+
+    def forward(self, x):
+        return mt.cumsum(mt.tanh(x), 1)
+
+
+def other_shapes(name):
+    """[(loss, of the whole)] of one Pipeline and batches whose samples have other shapes: of as many bytes, of more."""
+    world, found = comm.world(), []
+    schedule = schedule_of(name, world.size, 2, 2)
+    whole = nn.Sequential(*[Cumulated() for _ in range(sum(map(len, placement_of(schedule))))])
+    pipeline = Pipeline(parts_for(whole, schedule, world.rank), world, schedule)
+    for shape in ((2, 3), (3, 2), (2, 3), (5, 3)):
+        x = np.random.default_rng(1).standard_normal((4, *shape))
+        batch = next(iter(data.Loader(x, np.zeros(4, int), 4, seed=2).epoch(0)))
+        found.append((pipeline.run(batch, lambda y, labels: mt.sum(y * y), seed=0, step=0),
+                      mt.sum(whole(mt.tensor(x)) ** 2).item() / 4))
+    return found
+
+
 class Tied(nn.Module):
     """One weight, used twice: as it is and transposed."""
 
@@ -246,6 +267,7 @@ def errors():
     attempt("sharded", lambda: Pipeline([sharded], world, gpipe(2, 4)))
     attempt("ranks", lambda: Pipeline(mine, world, gpipe(3, 4)))
     attempt("chunks", lambda: Pipeline(mine, world, interleaved(2, 4, 2)))
+    attempt("count", lambda: Pipeline(mine * (1 + world.rank), world, gpipe(2, 4)))
     attempt("deadlock", lambda: Pipeline(mine, world, [[Step("F", 0, 0), Step("B", 0, 0)],
                                                              [Step("B", 0, 1), Step("F", 0, 1)]]))
     late = [[Step("F", 0, s), Step("W", 0, s), Step("I", 0, s)] for s in (0, 1)]
@@ -263,8 +285,9 @@ def errors():
     attempt("shared", lambda: cut_sequential(shared, 2))
     exact = next(iter(loader_for(np.float64, 8, 0, 1, True).epoch(0)))
     attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
+    attempt("others", lambda: Pipeline(mine, world, one_forward_one_backward(2, 4 - 2 * world.rank)))
+    flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
     if world.rank == 0:
-        flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
         attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))
     return found
 

@@ -67,7 +67,7 @@ def test_exact_mode_has_one_set_of_bits_in_mixed_precision(alone, n, ways):
 
 
 @pytest.mark.parametrize("name, n, pp, amp", [("1f1b", 2, 2, "float16"), ("zb-h1", 4, 2, "float16"),
-                                              ("1f1b", 2, 2, "bfloat16")])
+                                              ("1f1b", 2, 2, "bfloat16"), ("zb-v", 4, 2, "float16")])
 def test_a_pipeline_has_the_bits_of_one_process_in_mixed_precision(alone, name, n, pp, amp):
     for found in crews.call(CASES + "pipelined", n, (name, pp, amp)):
         assert_same(found, alone["ddp", amp, amp == "float16", None])

@@ -81,6 +81,13 @@ def test_ranks_may_take_micro_batches_in_orders_of_their_own():
     assert max(crews.call(CASES + "other_order", 2)) < 1e-12
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_batches_of_other_shapes(name):
+    for found in crews.call(CASES + "other_shapes", 2, (name,)):
+        for got, wanted in found:
+            assert got == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize("n, wrapped", [(2, False), (4, True)])
 def test_backward_in_two_parts_does_nothing_twice(n, wrapped):
     """A tied weight, a checkpointed part with dropout and micro-batches that add up: the bits of 1F1B, as many products
@@ -137,7 +144,8 @@ def test_stages_are_the_best_cut():
 def test_errors_say_what_to_do():
     expected = {
         "ranks": ("ValueError", "a schedule for 3 ranks whose stages are [[0], [1], [2]], on 2 ranks"),
-        "chunks": ("ValueError", "2 ranks whose stages are [[0, 2], [1, 3]], on 2 ranks; this one has 1"),
+        "chunks": ("ValueError", "2 ranks whose stages are [[0, 2], [1, 3]], on 2 ranks, which have 1, 1 chunks"),
+        "count": ("ValueError", "stages are [[0], [1]], on 2 ranks, which have 1, 2 chunks"),
         "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
         "W before I": ("ValueError", "rank 0 before W0 of stage 0"),
         "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
@@ -145,6 +153,8 @@ def test_errors_say_what_to_do():
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
         "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
+        "others": ("ValueError", "rank 0 one of 2 ranks, 2 stages, 4 micro-batches",
+                   "rank 1 one of 2 ranks, 2 stages, 2 micro-batches"),
         "samples": ("ValueError", "the first axis must be the samples"),
     }
     for rank, found in enumerate(crews.call(CASES + "errors", 2)):

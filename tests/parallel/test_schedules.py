@@ -3,6 +3,7 @@
 import pytest
 
 from minitorch_dist.__main__ import main
+from minitorch_dist.parallel import schedules
 from minitorch_dist.parallel.schedules import (
     SCHEDULES,
     Step,
@@ -158,6 +159,10 @@ def test_1f1b_drawn_by_hand():
         "rank 2  . . 0 0 0 1 1 1 2 2 2 3 3 3 . . . ."]
 
 
+def test_the_documented_drawing():
+    assert drawn(one_forward_one_backward(3, 5)).splitlines()[0] + "       a digit" in schedules.__doc__
+
+
 def test_gpipe_drawn_by_hand():
     assert drawn(gpipe(2, 2), 1, 1).splitlines() == ["rank 0  0 1 . . 0 1", "rank 1  . 0 1 0 1 ."]
 
@@ -185,7 +190,9 @@ def rows(*texts):
     (rows("F0 I0 W0 W0"), "rank 0 .* W0"),
     (rows("F0 I0 B0 W0"), "rank 0 .* B0"),
     (rows("F0 F2 B2 B0"), r"are 0, 1, …; this one has \[0, 2\]"),
-    ([[]], "this one has none"), (rows("F-1 B-1"), r"this one has \[-1\]"),
+    ([], r"one at least per rank .* has \[\]"), ([[]], r"has \[\[\]\]"),
+    ([rows("F0 B0")[0], []], r"has \[\[0\], \[\]\]"),
+    (rows("F-1 B-1"), r"this one has \[-1\]"),
     (rows("F0 X0"), "kinds F, B, I, W; this one has X"),
     (rows("F0 I0 F1 B1 W0"), None),
     ([rows("F0 B0")[0]] * 2, r"each on one rank; by rank this one has \[\[0\], \[0\]\]"),
