@@ -76,9 +76,13 @@ def main():
     parser.add_argument("--batch", type=int, default=12, help="sequences of 8 positions (default: 12)")
     parser.add_argument("--plan", type=int, metavar="RANKS", help="plan the block for so many ranks of tp, and end")
     args = parser.parse_args()
-    if args.plan:
-        return print(planned(args.plan, args.batch))
     world = comm.world()
+    if args.plan is not None:
+        if args.plan < 1:
+            parser.error(f"--plan {args.plan}: 1 rank or more")
+        if world.rank == 0:
+            print(planned(args.plan, args.batch))
+        return
     x, cotangent = np.random.default_rng(1).standard_normal((2, args.batch, TIME, DIM))
     dense = lower(block()(mt.tensor(x)))
     rows = []

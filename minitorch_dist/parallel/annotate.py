@@ -120,7 +120,7 @@ def layout_of(name, shape, mesh, dims_mapping):
     for dim, entry in enumerate(dims_mapping):
         axes = []
         for axis, sections in _entries(entry):
-            axis = names[axis] if isinstance(axis, int) and 0 <= axis < len(names) else axis
+            axis = names[axis] if type(axis) is int and 0 <= axis < len(names) else axis
             if axis not in names:
                 raise ValueError(f"{name}: {axis!r} in dims_mapping {list(dims_mapping)} is no axis of the mesh: there "
                                  f"are {', '.join(f'{i} ({axis})' for i, axis in enumerate(names))}, and -1")
@@ -138,7 +138,8 @@ def _entries(entry):
     """[(axis, sections)] of an entry of a dims_mapping."""
     if not isinstance(entry, list | tuple):
         return [] if entry == -1 else [(entry, ())]
-    if len(entry) == 2 and isinstance(entry[1], list | tuple) and all(isinstance(s, int) for s in entry[1]):
+    if len(entry) == 2 and isinstance(entry[1], list | tuple) and all(
+            isinstance(s, int | np.integer) for s in entry[1]):
         return [(entry[0], tuple(entry[1]))]
     return [pair for part in entry for pair in (_entries(part) if isinstance(part, list | tuple) else [(part, ())])]
 
@@ -191,17 +192,21 @@ def shard_parameters(model, mesh, annotations):
 
 def plan(model, mesh, axis, *args, annotations=None, f=None, out=None):
     """Which annotations of a model's parameters on one axis send the fewest bytes, forward and backward, of all that
-    there are. Returns a Plan, which prints; its `annotations` are shard_parameters'.
+    cut each dimension inside of what other axes cut there. Returns a Plan, which prints; its `annotations` are
+    shard_parameters'.
 
     mesh         a paper_mesh: nobody else takes part
     args         annotated, or the same on all ranks; requires_grad_() where a gradient is to flow to them
     annotations  on the mesh's other axes, which stay as they are
-    f            f(model, *args), which only ops lead through (default: the model itself)
+    f            f(model, *args), which only ops lead through (default: the model itself), and which returns what
+                 backward is to start at. Backward's bytes are counted for all that it records: also for what leads to
+                 a comparison, or to nothing
     out          how what it returns is to lie, a dims_mapping: as the input does, where blocks follow each other (None:
                  anyhow, but with its sums made)
 
     Every matrix is to be cut over the axis, in whatever way: to leave all whole would send nothing, and share nothing.
-    A large model's blocks are like a small one's. ValueError where it is no paper_mesh, or has no such axis.
+    A large model's blocks are like a small one's. ValueError where it is no paper_mesh, or has no such axis, and where
+    f does what no op does: brings values together (full, item), or returns something else.
     """
     _check("plan", mesh, DeviceMesh)
     if not is_paper(mesh) or axis not in mesh.axes:

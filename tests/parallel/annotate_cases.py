@@ -277,6 +277,23 @@ def narrow():
     return found
 
 
+def edges():
+    """{what: (got, expected)} on 2 ranks: what is empty, sections where two factors meet, cotangents on other axes."""
+    mesh, x = comm.DeviceMesh(dp=1, tp=-1), values((12, 2), 1)
+    none = a.mesh_split(np.zeros((0, 4)), mesh, ["dp", "tp"])
+    leaf = mt.tensor(x, requires_grad=True)
+    (a.split(leaf, 0, mesh["tp"]) * 2.0).backward(a.split(x, 0, mesh["dp"]))
+    return {"empty": (a.split(x, 1, mesh["tp"])[1:1].full().numpy(), x[1:1]),
+            "product": ((none @ a.replicate(np.ones((4, 3)), mesh)).numpy(), np.zeros((0, 3))),
+            "sum": (mt.sum(none, 0).numpy(), np.zeros(4)),
+            "sections": (mt.reshape(a.mesh_split(x, mesh, [("tp", (3, 9)), -1]), (4, 3, 2)).numpy(),
+                         x.reshape(4, 3, 2)),
+            "sections of another type": (a.mesh_split(x, mesh, [("tp", tuple(np.array([4, 8]))), -1]).numpy(), x),
+            "one part": (mt.concatenate(mt.split(a.split(x, 0, mesh["tp"]), 1), 0).numpy(), x),
+            "one part lies": (str(mt.split(a.split(x, 0, mesh["tp"]), 1)[0].layout), "(tp, ·)"),
+            "cotangent": (leaf.grad.numpy(), 2 * x)}
+
+
 def masks():
     """What dropout makes of ones that are cut, brought together, and of whole ones."""
     mesh, ones = comm.DeviceMesh(tp=-1), np.ones((6, 10))

@@ -20,16 +20,16 @@ from .annotate_cases import apart, values
 
 # ---------------------------------------------------------------- bytes
 
-def matmul_bytes(axes, cuts):
+def matmul_bytes(axes, cuts, dtype="float64"):
     """[({(collective, axis): bytes of this rank, forward and backward}, what the choice expected, the result's layout)]
-    for x (8, 12) @ w (12, 16) in float64, the result settled; cuts: [(dims_mapping of x, of w)]."""
+    for x (8, 12) @ w (12, 16), the result settled; cuts: [(dims_mapping of x, of w)]."""
     mesh, found = comm.DeviceMesh(**axes), []
     for cut in cuts:
-        x, w = (a.mesh_split(values(s, i), mesh, dims).requires_grad_()
+        x, w = (a.mesh_split(values(s, i).astype(dtype), mesh, dims).requires_grad_()
                 for i, (s, dims) in enumerate(zip(((8, 12), (12, 16)), cut, strict=True)))
         with ledger.record() as book:
             y = (x @ w).settle()
-            y.backward(values((8, 16), 3))
+            y.backward(values((8, 16), 3).astype(dtype))
         operands, sizes = [operand(x), operand(w)], {axis: mesh[axis].size for axis in axes}
         factors = rules.RULES["matmul"]([x.shape, w.shape], {})
         best = choice.choices("matmul", factors, operands, sizes)[0]
@@ -231,6 +231,10 @@ def errors():
     attempt("no layout", lambda: cut.redistribute(["tp", -1]))
     attempt("no placement", lambda: a.Layout(2, {"tp": 0}))
     attempt("a parameter", lambda: optim.SGD([a.split(x, 0, mesh["tp"])], lr=0.1))
+    attempt("one section", lambda: a.mesh_split(x, mesh, [("tp", (4,)), -1]))
+    attempt("a fraction", lambda: a.Shard(0, (2.0, 2.0)))
+    attempt("a flag", lambda: a.mesh_split(x, mesh, [True, -1]))
+    attempt("another mesh", lambda: cut.detach().requires_grad_().backward(a.split(x, 1, other["tp"])))
     attempt("too few", lambda: a.split(x[:1], 0, mesh["tp"]))
     attempt("sections", lambda: a.mesh_split(x, mesh, [("tp", (1, 3)), -1]))
     attempt("sum", lambda: cut.redistribute(a.Layout(2, {"tp": a.SUM})))

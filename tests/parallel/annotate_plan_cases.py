@@ -12,9 +12,9 @@ from .annotate_cases import values
 from .annotate_model_cases import LENGTH, VOCABULARY, block, gpt
 
 
-def mlp(sizes=(6, 20, 10)):
+def mlp(sizes=(6, 20, 10), dtype=np.float64):
     mt.manual_seed(6)
-    first, second = (nn.Linear(i, o, dtype=np.float64) for i, o in itertools.pairwise(sizes))
+    first, second = (nn.Linear(i, o, dtype=dtype) for i, o in itertools.pairwise(sizes))
     return nn.Sequential(first, nn.GELU(), second)
 
 
@@ -55,6 +55,48 @@ def exhaustive(n):
             sent.append(book.total_bytes_sent())
         found.append((sum(plan.nbytes), min(sent), len(set(sent))))
     return found
+
+
+def _without_gradients(model, x):
+    with mt.no_grad():
+        return model(x)
+
+
+def _in_16_bits(model, x):
+    with mt.autocast("float16"):
+        return model(x)
+
+
+COUNTED = {     # what runs, with how many arguments x, or with labels; what lies on dp already
+    "same twice": (lambda model, x, y: model(x) + model(y), "x x", {}),
+    "no gradients": (_without_gradients, "x", {}), "16 bits": (_in_16_bits, "x", {}),
+    "labels": (lambda model, x, y: nn.cross_entropy(model(x), y, "sum"), "x labels", {}),
+    "a mask": (lambda model, x: mt.where(x > 0, model(x), 0.0), "x", {}),
+    "a constant": (lambda model, x: model(mt.stop_gradient(mt.tanh(x))), "x", {}),
+    "beside": (lambda model, x: model(x), "x", {"*.weight": ["dp", -1]}),
+}
+
+
+def counted(axes):
+    """{what: (bytes that a plan foretells, bytes that its annotations send on paper)}, forward and backward, of an MLP
+    with the batch over dp; and the latter of the best annotations of the last one that are known."""
+    mesh, found = a.paper_mesh(**axes), {}
+
+    def send(annotations, f, args, dims):
+        model = a.shard_parameters(mlp((12, 48, 12), x.dtype), mesh, annotations)
+        with ledger.record() as forward:
+            y = a.mesh_split(f(model, *args), mesh, dims)
+        with ledger.record() as backward:
+            if y.requires_grad:
+                y.backward(a.Sharded(mt.zeros(y.local.shape, dtype=y.dtype), y.shape, y.layout, y.comms))
+        return forward.total_bytes_sent(), backward.total_bytes_sent()
+    for name, (f, which, others) in COUNTED.items():
+        x = a.split(values((8, 12), 1).astype(np.float32 if name == "16 bits" else np.float64), 0, mesh["dp"])
+        given = {"x": x.requires_grad_(), "labels": a.split(np.arange(8), 0, mesh["dp"])}
+        args, dims = [given[arg] for arg in which.split()], [] if name == "labels" else ["dp", -1]
+        plan = a.plan(mlp((12, 48, 12), x.dtype), mesh, "tp", *args, annotations=others, f=f, out=dims)
+        found[name] = plan.nbytes, send(plan.annotations, f, args, dims)
+    return found, send({"0.weight": [("tp", "dp"), -1], "0.bias": ["tp"], "2.weight": ["dp", "tp"]}, f, args, dims)
 
 
 def loss(model, tokens):
@@ -104,5 +146,10 @@ def errors():
     attempt("mesh", lambda: a.plan(mlp(), paper["tp"], "tp", x))
     attempt("annotated", lambda: a.plan(mlp(), paper, "tp", x, annotations={"0.bias": ["tp"]}))
     attempt("detached", lambda: a.plan(mlp(), paper, "tp", x, f=lambda model, x: model(x.detach())))
+    attempt("full", lambda: a.plan(mlp(), paper, "tp", x, f=lambda model, x: model(x).full()))
+    attempt("item", lambda: a.plan(mlp(), paper, "tp", x, f=lambda model, x: model(x) * mt.sum(model(x)).item()))
+    attempt("nothing", lambda: a.plan(mlp(), paper, "tp", x, f=lambda model, x: []))
+    attempt("parameter", lambda: a.plan(mlp(), paper, "tp", x, f=lambda model, x: model[0].weight))
+    attempt("nobody", lambda: a.paper_mesh(tp=-1))
     attempt("other mesh", lambda: a.plan(mlp(), a.paper_mesh(tp=2), "tp", a.split(x, 1, paper["tp"])))
     return found

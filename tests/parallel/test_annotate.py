@@ -92,6 +92,15 @@ def test_a_product_sends_what_its_closed_form_says_and_the_choice_expects(n):
             assert sum(sent.values()) == pytest.approx(expected)
 
 
+def test_of_16_bits_a_product_sends_what_the_choice_expects():
+    cuts = [[["tp" if d == dim else -1 for d in (0, 1)] for dim in cut] for cut in MATMUL]
+    for results in crews.call(MODEL_CASES + "matmul_bytes", 2, args=({"tp": 2}, cuts, "float16")):
+        for sent, expected, _ in results:
+            assert sum(sent.values()) == expected
+        assert results[1][1] == 2 * X / 4       # an all-reduce over 2 ranks, of x's gradient in float32
+        assert results[4][1] == (2 * Y / 2 + X / 4) / 2
+
+
 TWO = {     # on 2 x 2 ranks: what cuts x, what cuts w: what is sent, in bytes; the result
     # fully sharded beside tensor parallel: each rank gathers, over dp, its part for tp of w
     (("dp", -1), (-1, ("tp", "dp"))): ({("all_gather", "dp"): W / 4, ("reduce_scatter", "dp"): W / 4,
@@ -181,8 +190,12 @@ def test_errors_say_what_to_do():
         "sharded fully": ("ValueError", "lies on a mesh, where gradients are summed already: leave fully_shard out"),
         "in parallel": ("ValueError", "parallelize_module: 0.weight, 0.bias, 3.weight, 3.bias of this model lies on a"),
         "other shape": ("ValueError", "0.weight has shape (14, 9), the values have shape (7, 9)"),
+        "one section": ("ValueError", "Shard(0, (4,)): one section is the dimension: leave it out"),
+        "a fraction": ("TypeError", "'float' object cannot be interpreted as an integer"),
+        "a flag": ("ValueError", "True in dims_mapping [True, -1] is no axis of the mesh"),
+        "another mesh": ("ValueError", "backward: two of its values lie on axes 'tp' of different meshes"),
         "too few": ("ValueError", "1 elements, fewer than the 2 ranks of axis 'tp'"),
-        "sections": ("ValueError", "sections (1, 3) of dimension 0 must add up to its 4 elements, and each have one"),
+        "sections": ("ValueError", "axis 'tp': sections (1, 3) of dimension 0 must add up to its 4 elements, and each"),
         "sum": ("ValueError", "(tp, ·) can't become (·, ·) + Σtp"),
         "same axis": ("ValueError", "add: two of its values lie on axes 'tp' of different meshes"),
         "same ranks": ("ValueError", "matmul: two of its values lie on axes 'all' and 'tp' of different meshes"),
@@ -240,6 +253,12 @@ def test_sums_of_parts_are_what_their_narrow_dtypes_make_of_the_whole():
         for got, expected in product, gradient:
             assert got.dtype == np.float16
             np.testing.assert_allclose(got, expected, rtol=4e-3, atol=4e-3)
+
+
+def test_nothing_sections_and_cotangents_that_lie_otherwise():
+    for found in crews.call(CASES + "edges", 2):
+        for got, expected in found.values():
+            np.testing.assert_array_equal(got, expected)
 
 
 def test_on_a_gpu_the_numbers_are_the_hosts():

@@ -30,6 +30,13 @@ def test_what_is_foretold_is_what_the_ledger_counts():
         assert f"{foretold[0]:14,.0f}{foretold[1]:14,.0f}" in text.splitlines()[-1]
 
 
+def test_what_is_foretold_of_each_way_to_run_is_what_is_sent_on_paper():
+    found, known = crews.call(CASES + "counted", 1, args=({"dp": 2, "tp": 2},))[0]
+    for name, (foretold, sent) in found.items():
+        assert foretold == sent and (sent[1] > 0) == (name != "no gradients"), name
+    assert sum(found["beside"][1]) <= sum(known)
+
+
 def test_paper_sends_what_ranks_send():
     for paper, real in crews.call(CASES + "on_paper", 2, args=(2,)):
         assert paper == real and "all_gather" in paper
@@ -41,6 +48,11 @@ def test_what_cannot_be_planned_is_refused():
                 "mesh": ("TypeError", "plan: got a PaperCommunicator where it takes a DeviceMesh"),
                 "annotated": ("ValueError", "0.bias is annotated on axis 'tp'"),
                 "detached": ("ValueError", "f meets Sharded((dp, ·), shape=(4, 6)"),
+                "full": ("ValueError", "f brings Sharded((dp, ·), shape=(4, 10), dtype=float64) together"),
+                "item": ("ValueError", "f brings Sharded(() + Σdp, shape=(), dtype=float64) together"),
+                "nothing": ("ValueError", "f returns nothing: it takes what backward is to start at"),
+                "parameter": ("ValueError", "f returns 0.weight, which none of its ops has met"),
+                "nobody": ("ValueError", "paper_mesh: sizes {'tp': -1}"),
                 "other mesh": ("ValueError", "lie on axes")}
     found = crews.call(CASES + "errors", 1)[0]
     assert set(found) == set(expected)

@@ -189,3 +189,5 @@ def test_bytes_of_each_move_are_the_rings():
         assert sent(SUM, WHOLE, 960, n, True) == sent(WHOLE, COPIES, 960, n, True) == 2 * ring
         assert sent(Shard(0), WHOLE, 960, n, True) == sent(Shard(0), COPIES, 960, n, False) == ring
         assert sent(Shard(0), Shard(1), 960, n, False) == ring / n      # all but an n-th of an n-th
+        assert sent(SUM, WHOLE, 960, n, True, short=True) == sent(WHOLE, COPIES, 960, n, True, short=True) == 4 * ring
+        assert sent(Shard(0), WHOLE, 960, n, True, short=True) == ring

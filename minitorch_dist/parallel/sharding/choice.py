@@ -16,12 +16,18 @@ from .rules import LINEAR
 
 
 class Operand(NamedTuple):
-    """What of an operand counts here: its shape, layout, bytes, and whether a gradient flows to it."""
+    """What of an operand counts here: its shape, layout, bytes, whether a gradient flows to it, and whether it has
+    floats of 16 bits."""
 
     shape: tuple
     layout: Layout
     nbytes: int
     wants_gradient: bool
+    short: bool = False
+
+    @property
+    def itemsize(self):
+        return self.nbytes // max(1, math.prod(self.shape))
 
 
 class Choice(NamedTuple):
@@ -103,15 +109,15 @@ def price(name, factors, operands, cuts, sizes):
     """Bytes that a rank sends forward and backward, those included that a pending result will cost somebody."""
     total = 0.0
     for operand, target in zip(operands, targets(name, factors, operands, cuts), strict=True):
-        total += sum(move.sent(operand.nbytes, sizes, operand.wants_gradient)
+        total += sum(move.sent(operand.nbytes, sizes, operand.wants_gradient, operand.short)
                      for move in moves(operand.shape, operand.layout, target, sizes))
-    itemsize = max((o.nbytes // max(1, math.prod(o.shape)) for o in operands), default=0)
+    widest = max(operands, key=lambda operand: operand.itemsize)
     for axis, (factor, _) in cuts.items():
         if factor in factors.lost:
             for result in factors.results:
                 others = math.prod(sizes[a] for a, (f, _) in cuts.items() if any(f in dim for dim in result))
-                nbytes = math.prod(factors.extents[f] for dim in result for f in dim) * itemsize / others
-                total += sent(SUM, WHOLE, nbytes, sizes[axis], False)
+                nbytes = math.prod(factors.extents[f] for dim in result for f in dim) * widest.itemsize / others
+                total += sent(SUM, WHOLE, nbytes, sizes[axis], False, widest.short)
     return total
 
 

@@ -20,6 +20,7 @@ So an axis' placement says by itself which rows its ranks have, and no axis has 
 """
 
 import itertools
+import operator
 from dataclasses import dataclass, field
 from math import prod
 
@@ -29,10 +30,16 @@ from ...data.loader import share
 @dataclass(frozen=True)
 class Shard:
     """Each rank of the axis has a part along dimension `dim`: its share of each of the sections, whose extents add up
-    to the dimension's; () is one section."""
+    to the dimension's; () is one section, and ValueError where one is given: Shard(0, (8,)) would not be Shard(0)."""
 
     dim: int
     sections: tuple = ()
+
+    def __post_init__(self):
+        if self.sections:
+            object.__setattr__(self, "sections", tuple(map(operator.index, self.sections)))
+        if len(self.sections) == 1:
+            raise ValueError(f"Shard({self.dim}, {self.sections}): one section is the dimension: leave it out")
 
 
 @dataclass(frozen=True)
@@ -101,15 +108,15 @@ class Layout:
             axes = self.cutting(dim)
             n, both = prod(sizes[axis] for axis in axes), " and ".join(map(repr, axes))
             axis = f"ax{'es' if len(axes) > 1 else 'is'} {both}"
-            if extent < n:
+            if extent < n > 1:
                 raise ValueError(f"{name}: dimension {dim} of shape {tuple(shape)} has {extent} elements, fewer than "
                                  f"the {n} ranks of {axis}: leave it whole there")
-            cuts = [(p.sections, sizes[axis]) for axis, p in axes.items()]
-            for sections, n in cuts:
-                if sections and (sum(sections) != extent or min(sections) < n):
-                    raise ValueError(f"{name}: sections {sections} of dimension {dim} must add up to its {extent} "
-                                     f"elements, and each have one at least for each of {n} ranks")
-            if not nested(extent, cuts):
+            for each, p in axes.items():
+                if p.sections and (sum(p.sections) != extent or min(p.sections) < sizes[each]):
+                    raise ValueError(f"{name}: axis {each!r}: sections {p.sections} of dimension {dim} must add up to "
+                                     f"its {extent} elements, and each have one at least for each of {sizes[each]} "
+                                     "ranks; the parts that an outer axis makes are its sections, too")
+            if not nested(extent, [(p.sections, sizes[each]) for each, p in axes.items()]):
                 raise ValueError(f"{name}: {axis} are to cut dimension {dim} of shape {tuple(shape)}, none of them "
                                  f"inside of another's parts: say which is the outer one, as in mesh_split(x, mesh, "
                                  f"[({', '.join(map(repr, axes))}), …])")

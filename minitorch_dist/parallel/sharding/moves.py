@@ -24,12 +24,18 @@ SENT = {
 ORDER = list(SENT)
 
 
-def sent(old, new, nbytes, n, backward):
-    """Bytes that one of n ranks sends to change the placement of a value of `nbytes`, perhaps with backward's."""
+def adds(old, new):
+    """Whether a move between these kinds of placement adds up: what is pending, or in backward what copies get."""
+    return old is Partial or new is Copies
+
+
+def sent(old, new, nbytes, n, backward, short=False):
+    """Bytes that one of n ranks sends to change the placement of a value of `nbytes`, perhaps with backward's. short:
+    it has floats of 16 bits, and of these moves that add up send float32 (resharding.py)."""
     if old == new:
         return 0
     forth, back = SENT[type(old), type(new)]
-    units = forth + back * backward
+    units = (forth + back * backward) * (2 if short and adds(type(old), type(new)) else 1)
     exchanged = isinstance(old, Shard) and isinstance(new, Shard) and old.dim != new.dim
     return units * nbytes * (n - 1) / (n * n if exchanged else n)
 
@@ -42,10 +48,11 @@ class Move(NamedTuple):
     new: object
     beside: Layout
 
-    def sent(self, nbytes, sizes, backward):
-        """Bytes that a rank sends for it, of a whole value of `nbytes`, perhaps with backward's. Where parts are
-        unequal they are sent as long as the longest, which this doesn't count."""
-        return sent(self.old, self.new, nbytes / prod(sizes[a] for a in self.beside.shards), sizes[self.axis], backward)
+    def sent(self, nbytes, sizes, backward, short=False):
+        """Bytes that a rank sends for it, of a whole value of `nbytes`, perhaps with backward's; short: of floats of 16
+        bits. Where parts are unequal they are sent as long as the longest, which this doesn't count."""
+        return sent(self.old, self.new, nbytes / prod(sizes[a] for a in self.beside.shards), sizes[self.axis], backward,
+                    short)
 
     def cuts(self, shape, ranks):
         """(old, new), each as a Cut of what the other axes leave of a whole `shape`, None where it is no Shard; ranks:
@@ -53,10 +60,9 @@ class Move(NamedTuple):
         def cut(p):
             if not isinstance(p, Shard):
                 return None
-            others = [(q.sections, *ranks[axis]) for axis, q in self.beside.cutting(p.dim).items()]
+            left = held(shape[p.dim], [(q.sections, *ranks[axis]) for axis, q in self.beside.cutting(p.dim).items()])
             n = ranks[self.axis][1]
-            return Cut(p.dim, [within(held(shape[p.dim], others), parts(shape[p.dim], p.sections, rank, n))
-                               for rank in range(n)])
+            return Cut(p.dim, [within(left, parts(shape[p.dim], p.sections, rank, n)) for rank in range(n)])
         return cut(self.old), cut(self.new)
 
 

@@ -47,6 +47,8 @@ class PaperCommunicator(Communicator):
 
 def paper_mesh(**axes):
     """A DeviceMesh of ranks that aren't there: name=size, the slowest first. ValueError for sizes below 1."""
+    if strange := {axis: n for axis, n in axes.items() if type(n) is not int or n < 1}:
+        raise ValueError(f"paper_mesh: sizes {strange}: on paper each axis has a number of ranks, 1 or more")
     return DeviceMesh(PaperCommunicator(axes), **axes)
 
 

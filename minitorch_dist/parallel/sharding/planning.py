@@ -18,28 +18,39 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...autodiff.modes import enable_grad, no_grad
 from ...autodiff.primitive import bind
 from ...autodiff.tree import flatten
 from . import notes
-from .layouts import WHOLE, Layout, Shard, scaled
+from .layouts import WHOLE, Layout, Shard, inside, nested, scaled
 from .sharded import Sharded, Values
 
 
 @dataclass(frozen=True)
 class Ref:
-    """The place of a value among all; raw: as code that looks at arrays sees it."""
+    """The place of a value among all; seen(it) is what the op met: itself, or the value as raw code sees it."""
 
     at: int
-    raw: bool
+    seen: object
+
+
+def _itself(value):
+    return value
+
+
+def _opened(value):
+    return Values(value).opened()
 
 
 class Line(NamedTuple):
-    """An op of the run: its arguments and parameters, with Refs for the values, and the places of its results."""
+    """An op of the run: its arguments and parameters, with Refs for the values, the places of its results, and whether
+    gradients were recorded."""
 
     primitive: object
     args: object
     params: object
     results: list
+    records: bool
 
     @property
     def refs(self):
@@ -62,25 +73,41 @@ class State(NamedTuple):
 
 def traced(run, known):
     """([Line], places of what run() returns); known: [Sharded], which have the first places. ValueError for a value
-    that isn't one of these, nor made of them by ops."""
+    that isn't one of these, nor made of them by ops, and for what isn't sent by ops."""
     with notes.looking(calls=True) as page:     # (which keeps the values: a place is known by its id)
         out = run()
+    # (One number that is no float is whole however its operands lie: running.reduced.)
+    if moved := [value for value in page.moved if value.shape or value.dtype.kind not in "iub"]:
+        raise ValueError(f"plan: f brings {moved[0]} together, which no op asks for, so what that sends would not be "
+                         "counted: leave full, numpy, item, bool and redistribute out, and running statistics "
+                         "(model.eval()); out= says how what it returns is to lie")
     places = {id(value): at for at, value in enumerate(known)}
 
     def place(leaf):
-        value = leaf.sharded if leaf.__class__ is Values else leaf
+        value, seen = (leaf.sharded, Values) if leaf.__class__ is Values else (leaf, _itself)
         if value.__class__ is not Sharded:
             return leaf
+        while id(value) in page.raw:
+            value, seen = page.raw[id(value)][0], _opened
         if id(value) not in places:
-            raise ValueError(f"plan: f meets {value}, which no op has made of its arguments and the parameters: "
-                             "annotate arguments before, and leave detach, full and redistribute out")
-        return Ref(places[id(value)], leaf is not value)
-    lines = []
-    for primitive, args, params, results in page.calls:
+            raise ValueError(f"plan: f meets {value}, which is no argument of it, and which no op has made of these "
+                             "and the parameters: annotate arguments before, and leave detach and redistribute out")
+        return Ref(places[id(value)], seen)
+    lines, count = [], itertools.count(len(known))     # (an argument that is given twice has two places)
+    for primitive, args, params, results, records in page.calls:
         given = _each(place, tuple(args)), _each(place, tuple(params))
-        places |= {id(value): len(places) + i for i, value in enumerate(results)}
-        lines.append(Line(primitive, *given, [places[id(value)] for value in results]))
-    return lines, [ref.at for ref in flatten(_each(place, out))[0] if ref.__class__ is Ref]
+        places |= {id(value): next(count) for value in results}
+        lines.append(Line(primitive, *given, [places[id(value)] for value in results], records))
+    return lines, _ends(_each(place, out))
+
+
+def _ends(out):
+    """The places of what f returns. ValueError where it has none, or other values beside."""
+    leaves, _ = flatten(out)
+    if not leaves or [leaf for leaf in leaves if leaf.__class__ is not Ref]:
+        raise ValueError(f"plan: f returns {', '.join(map(repr, leaves)) or 'nothing'}: it takes what backward is to "
+                         "start at, Sharded values")
+    return [ref.at for ref in leaves]
 
 
 def _each(function, tree):
@@ -89,14 +116,27 @@ def _each(function, tree):
 
 
 def options(p, axis, n, splits):
-    """The placements on an axis of n ranks among which a parameter's is sought: along each dimension that has enough
-    and that no other axis cuts, also in sections as those of `splits`, [sizes of what an op takes apart]. A matrix has
-    to be cut, if it can."""
+    """The placements on an axis of n ranks among which a parameter's is sought: along each dimension that has enough,
+    inside of what other axes cut there, also in sections as those of `splits`, [sizes]. A matrix has to be cut, if it
+    can."""
     found = []
     for dim, extent in enumerate(p.shape):
         ways = [(), *(scaled(sizes, extent, sum(sizes)) for sizes in splits if extent % sum(sizes) == 0)]
-        found += [Shard(dim, own) for own in ways if min(own or (extent,)) >= n and not p.layout.cutting(dim)]
+        found += [Shard(dim, own) for own in dict.fromkeys(ways) if nested(extent, [*others(p, dim), (own, n)])]
     return found if found and len(p.shape) > 1 else [WHOLE, *found]
+
+
+def others(p, dim):
+    """[(sections, n)] of the axes that cut a dimension already."""
+    return [(shard.sections, p.sizes[axis]) for axis, shard in p.layout.cutting(dim).items()]
+
+
+def sectioned(lines, given):
+    """[sizes]: in which sections an axis may cut. What an op takes apart; the parts that other axes make of parameters,
+    for what comes out of one that is cut inside of these meets the next."""
+    found = [line.params[0] for line in lines if line.primitive.name == "split"]
+    found += [inside(extent, others(p, dim)) for p in given for dim, extent in enumerate(p.shape)]
+    return [sizes for sizes in dict.fromkeys(found) if len(sizes) > 1]
 
 
 def search(lines, start, undecided, ends, out):
@@ -125,13 +165,12 @@ def _run(line, state, last, i):
     def value(leaf):
         if leaf.__class__ is not Ref:
             return leaf
-        return Values(values[leaf.at]) if leaf.raw else values[leaf.at]
-    with notes.looking() as page:
+        return leaf.seen(values[leaf.at])
+    with notes.looking() as page, enable_grad() if line.records else no_grad():
         out = bind(line.primitive, _each(value, line.args), _each(value, line.params))
     values |= zip(line.results, out if line.primitive.multi else (out,), strict=True)
     note = page.notes[0]
-    return _after(state, {at: v for at, v in values.items() if last.get(at, -1) > i}, page,
-                  f"{note.op:14} {' '.join(note.operands)} -> {note.result}")
+    return _after(state, {at: v for at, v in values.items() if last.get(at, -1) > i}, page, f"{note.op:14} {note.flow}")
 
 
 def _ended(state, ends, out):
@@ -178,7 +217,9 @@ def planned(run, args, given, axis, n, place, out):
     """A Plan of run(), which works with `args`, [Sharded], and parameters that are whole on the axis of n ranks: given,
     {name: Sharded}. place(name, layout): a parameter that lies so; out(value): what is returned, as it is to lie."""
     lines, ends = traced(run, [*given.values(), *args])
-    splits = dict.fromkeys(line.params[0] for line in lines if line.primitive.name == "split")
+    met, splits = {ref.at for line in lines for ref in line.refs}, sectioned(lines, given.values())
+    if alone := [name for at, name in enumerate(given) if at in ends and at not in met]:
+        raise ValueError(f"plan: f returns {', '.join(alone)}, which none of its ops has met: leave it out")
 
     def layout(name, placement):
         p = given[name].layout

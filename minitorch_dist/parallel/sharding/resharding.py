@@ -16,6 +16,7 @@ that may be of unequal length: in between pieces change their order, and shorter
 
 from math import prod
 
+from ...autodiff.modes import is_grad_enabled
 from ...autodiff.ops import astype, concatenate, pad, reshape, transpose
 from ...autodiff.ops.shape import cut_sizes
 from ...autodiff.primitive import TRACED, LinearOp, Primitive, bind
@@ -52,7 +53,7 @@ def _own(x, cut, comm):
 
 def _is_plain(cut):
     """Whether the ranks' parts are equal, and one after another in the dimension."""
-    return len(set(cut.lengths)) == 1 and all(len(own) == 1 for own in cut.pieces) and sorted(cut.pieces) == cut.pieces
+    return len(set(cut.lengths)) == 1 and all(len(own) < 2 for own in cut.pieces) and sorted(cut.pieces) == cut.pieces
 
 
 def _by_rank(x, cut):
@@ -161,9 +162,9 @@ def reshard(x, shape, layout, target, comms):
     """
     sizes = {axis: comm.size for axis, comm in comms.items()}
     for move in moves(shape, layout, target, sizes):
-        if pages and on_tape(x):
-            nbytes = prod(shape) * x.dtype.itemsize
-            pages[-1].backward += move.sent(nbytes, sizes, True) - move.sent(nbytes, sizes, False)
+        if pages and on_tape(x) and is_grad_enabled():
+            what = prod(shape) * x.dtype.itemsize, sizes
+            pages[-1].backward += move.sent(*what, True, is_short(x.dtype)) - move.sent(*what, False, is_short(x.dtype))
         cuts = move.cuts(shape, {axis: (comm.rank, comm.size) for axis, comm in comms.items()})
         x = BY[type(move.old), type(move.new)](x, comms[move.axis], *cuts)
     return x

@@ -158,7 +158,8 @@ def _concatenate(shapes, p):
 
 def _split(shapes, p):
     names = _letters(shapes[0])
-    return factors([names], [names] * len(p["sizes"]), shapes, sectioned={names[p["axis"]]: tuple(p["sizes"])})
+    return factors([names], [names] * len(p["sizes"]), shapes, sectioned={
+        names[p["axis"]]: tuple(p["sizes"]) if len(p["sizes"]) > 1 else ()})
 
 
 def is_mask(part):

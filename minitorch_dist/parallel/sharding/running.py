@@ -14,7 +14,7 @@ from ...autodiff.ops.shape import swap_last
 from ...autodiff.primitive import OPS, TRACED, bind, lower
 from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
-from ...backend import is_array, is_floating, module_of, refuse, to_device_of, xp
+from ...backend import is_array, is_floating, is_short, module_of, refuse, to_device_of, xp
 from . import choice, notes
 from .layouts import COPIES, WHOLE, Layout, held
 from .resharding import reshard
@@ -54,7 +54,7 @@ def apply(primitive, args, params):
     if (definition := taken_apart(primitive, args)) and choice.stuck(factors, operands, sizes):
         with notes.noted(name + notes.APART, values) as note:
             out = definition(*[None if a is None else v.settle() for a, v in zip(args, values, strict=False)], *params)
-            note.result = layouts_of(out if isinstance(out, tuple) else [out])
+            note.results = layouts_of(out if isinstance(out, tuple) else [out])
         return out
 
     with notes.noted(name, values) as note:
@@ -75,7 +75,7 @@ def apply(primitive, args, params):
             error.add_note(f"{name} ran on this rank's parts of {described(values)}")
             raise
         results = results_of(primitive, out if primitive.multi else (out,), plan, kept)
-        note.result = layouts_of(results)
+        note.results = layouts_of(results)
     return tuple(results) if primitive.multi else results[0]
 
 
@@ -109,13 +109,14 @@ def described(values):
 
 def layouts_of(results):
     """For a note."""
-    return " ".join(str(result.layout) for result in results)
+    return [result.layout for result in results]
 
 
 def operand(value):
     """What choice.py wants to know of a value."""
-    nbytes = math.prod(value.shape) * getattr(getattr(value.local, "dtype", None), "itemsize", 0)
-    return choice.Operand(value.shape, value.layout, nbytes, value.requires_grad)
+    dtype = getattr(value.local, "dtype", None)
+    nbytes, short = (0, False) if dtype is None else (math.prod(value.shape) * dtype.itemsize, is_short(dtype))
+    return choice.Operand(value.shape, value.layout, nbytes, value.requires_grad, short)
 
 
 def whole_shape(dims, local, factors, cuts, sizes):

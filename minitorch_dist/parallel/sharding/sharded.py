@@ -10,7 +10,7 @@ from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
 from ...backend import is_array, module_of, xp
 from .layouts import WHOLE, Layout
-from .notes import called, noted
+from .notes import called, moved, noted, opened
 from .resharding import on_tape, reshard
 
 
@@ -72,10 +72,11 @@ class Sharded(Traced):
         if cut := [axis for axis in layout.pending if axis in self.layout.shards]:
             raise ValueError(f"redistribute: {self.layout} can't become {layout}: what is cut over {', '.join(cut)} is "
                              "no sum; make it whole first")
+        moved(self)
         with noted("redistribute", [self]) as note:
             target = {axis: layout[axis] for axis in self.comms}
             local = reshard(self.local, self.shape, self.layout, target, self.comms)
-            note.result = str(layout)
+            note.results = [layout]
         return Sharded(local, self.shape, layout, self.comms)
 
     def full(self):
@@ -131,8 +132,8 @@ class Sharded(Traced):
         if gradient is not None:
             given = as_sharded(gradient)
             check_cotangent(given, self.shape, self.dtype)
-            axes = dict.fromkeys((*done.layout.placements, *given.layout.placements))
-            gradient = reshard(given.local, given.shape, given.layout, {a: done.layout[a] for a in axes}, self.comms)
+            comms = merged("backward", [done, given])
+            gradient = reshard(given.local, given.shape, given.layout, {a: done.layout[a] for a in comms}, comms)
         done.local.backward(gradient, **options)
 
     def numpy(self):
@@ -156,7 +157,7 @@ def as_sharded(x):
     if x.__class__ is Sharded:
         return x
     if x.__class__ is Values:
-        return x.sharded.settle().detach()
+        return x.opened()
     shape = tuple(getattr(x, "shape", ()))
     return Sharded(x, shape, Layout(len(shape)), {})
 
@@ -194,6 +195,12 @@ class Values:
     def __init__(self, sharded):
         self.sharded = sharded
 
+    def opened(self):
+        """A Sharded again, off the tape."""
+        seen = self.sharded.settle().detach()
+        opened(self.sharded, seen)
+        return seen
+
     def anywhere(self, flag):
         """Whether a bool that the ranks have worked out from their parts, on the host, is true on one. Collective."""
         flag = xp.array(flag, xp.uint8)
@@ -221,13 +228,13 @@ class Values:
                             "the op of minitorch_dist, or x.full()")
         if beside_arrays(inputs):
             return ufunc(*brought_together(inputs))
-        return raw(bind(BY_UFUNC[ufunc], opened(inputs)))
+        return raw(bind(BY_UFUNC[ufunc], as_ops_see(inputs)))
 
     def __array_function__(self, function, types, args, options):
         if function is xp.where and len(args) == 3 and not beside_arrays(args):
-            return raw(bind(OPS["where"], opened(args)))
+            return raw(bind(OPS["where"], as_ops_see(args)))
         if function.__name__ in BY_NAME:
-            return raw(METHODS[function.__name__](*opened(args), **options))
+            return raw(METHODS[function.__name__](*as_ops_see(args), **options))
         args, options = brought_together((args, options))
         return getattr(module_of(self.here), function.__name__)(*args, **options)
 
@@ -249,7 +256,7 @@ BY_NAME = ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpos
            "prod", "any", "all", "clip")
 
 
-def opened(args):
+def as_ops_see(args):
     """Values as Sharded."""
     return [as_sharded(a) if a.__class__ is Values else a for a in args]
 
@@ -261,7 +268,7 @@ def raw(out):
 
 def _method(function):
     def method(*args, **options):
-        out = function(*opened(args), **options)
+        out = function(*as_ops_see(args), **options)
         return out if any(a.__class__ in TRACED for a in args) else raw(out)
     return method
 
@@ -276,7 +283,7 @@ for _name, _function in METHODS.items():
 for _name in ("__bool__", "__float__", "__int__", "__index__", "item", "tolist"):
     setattr(Values, _name, _number(_name))
 Values.__hash__ = object.__hash__
-Values.astype = lambda self, dtype, copy=True: raw(_cast(self.sharded.settle().detach(), xp.dtype(dtype)))
+Values.astype = lambda self, dtype, copy=True: raw(_cast(self.opened(), xp.dtype(dtype)))
 
 
 def _cast(x, dtype):
