@@ -6,18 +6,13 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist.autodiff.tree import flatten
 
-from .samples import CONSTANT, SAMPLES
+from .samples import CONSTANT, SAMPLES, entries
 
 by_id = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 
 
 def test_every_entry_has_a_sample():
-    # Those of ranks are listed once their modules are imported: parallel/test_collectives.py, test_context_parallel.py.
-    modules = {name: getattr(getattr(op, "definition", None) or op.forward, "__module__", None)
-               for name, op in mt.OPS.items()}
-    of_ranks = {name for name, module in modules.items() if str(module).startswith("minitorch_dist.parallel.")}
-    entries = {name for name in mt.OPS if not name.startswith("test_")} - of_ranks
-    assert entries == entries & ({s.covers for s in SAMPLES} | CONSTANT)
+    assert entries() == entries() & ({s.covers for s in SAMPLES} | CONSTANT)
 
 
 def test_samples_run_the_entry_that_they_cover():
