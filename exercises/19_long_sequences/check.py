@@ -140,7 +140,7 @@ def together(case, got):
     """How far the ranks' losses are from the library's, of whole sequences; inf where there are none."""
     if failures(got):
         return np.inf
-    return max(np.abs(np.subtract(rank["losses"], training.library(case[0]))).max() for rank in got)
+    return max(np.abs(np.subtract(rank["losses"], training.of_library(case[0]))).max() for rank in got)
 
 
 def products_of(case, got, way):
@@ -176,4 +176,4 @@ class Zigzag(Check):
 
     def picture(self, runs, path):
         case, got = runs[max(runs)][-1]
-        return drawing.balance(products_of(case, got, "forward"), got[0]["losses"], training.library(case[0]), path)
+        return drawing.balance(products_of(case, got, "forward"), got[0]["losses"], training.of_library(case[0]), path)

@@ -24,7 +24,7 @@ def network(model):
     return nn.GPT(**model, dtype=np.float64)
 
 
-def library(case):
+def of_library(case):
     """The loss of every step, of whole sequences, by the library's own attention."""
     from minitorch_dist import nn, optim
     model, losses = network(case["model"]), []
