@@ -33,6 +33,24 @@ RANGES = {
 }
 
 
+def adamw(model, args):
+    """AdamW for all parameters."""
+    return optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
+
+
+def muon(model, args):
+    """Muon for the blocks' matrices, AdamW for the embeddings, which are the head as well, biases and norms."""
+    hidden, others = [], []
+    for name, p in model.named_parameters():
+        (hidden if p.ndim == 2 and "blocks." in name else others).append(p)
+    return optim.Combined(
+        optim.Muon(hidden, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        optim.AdamW(training.decay_groups(others, args.weight_decay), lr=args.lr, betas=(0.9, 0.99)))
+
+
+OPTIMIZERS = {"adamw": adamw, "muon": muon}
+
+
 class TextTask:
     """Predict each next character of a file."""
 
@@ -93,6 +111,8 @@ def parse(argv):
     p.add_argument("--positions", choices=["learned", "rotary"], default="learned", help="how positions are told")
     p.add_argument("--norm", choices=["layer", "rms"], default="layer", help="which norm")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
+                   help="muon: the blocks' matrices by Muon, with AdamW's rates, and the rest by AdamW")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
@@ -151,7 +171,7 @@ def prepare(args, world):
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
                    args.positions, args.norm).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
-    optimizer = optim.AdamW(training.decay_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.99))
+    optimizer = OPTIMIZERS[args.optimizer](model, args)
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}

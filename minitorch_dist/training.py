@@ -90,8 +90,9 @@ def clip_whole(model, max_norm):
 
 
 def decay_groups(model, weight_decay):
-    """Two groups for an optimizer: weight decay for matrices, none for vectors (biases, norms)."""
-    params = list(model.parameters())
+    """Two groups for an optimizer: weight decay for matrices, none for vectors (biases, norms). model: a module, or a
+    list of parameters."""
+    params = list(model.parameters() if hasattr(model, "parameters") else model)
     return [{"params": [p for p in params if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
 

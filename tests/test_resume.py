@@ -22,7 +22,7 @@ PROGRAMS = {    # of 24 steps -> arguments
     "examples/fully_sharded.py": ["--data", "digits", "--hidden", "16", "--steps", "24", "--clip", "0.5"],
     "examples/pipeline.py": ["--data", "digits", "--hidden", "16,16", "--steps", "24", "--exact", "--dropout", "0.1"],
     "examples/gpt.py": ["--steps", "24", "--layers", "1", "--dim", "16", "--batch-size", "16", "--eval-every", "10",
-                        "--exact", "--dropout", "0.1"],
+                        "--exact", "--dropout", "0.1", "--optimizer", "muon"],
 }
 
 

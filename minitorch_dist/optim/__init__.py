@@ -3,10 +3,12 @@
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
+from .combined import Combined
+from .muon import Muon
 from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedule import LambdaLR, constant, cosine
 from .sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "GradScaler", "LambdaLR", "Optimizer", "clip_grad_norm_",
-           "constant", "cosine"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon", "Optimizer",
+           "clip_grad_norm_", "constant", "cosine"]

@@ -31,8 +31,8 @@ class Adagrad(Optimizer):
                     raise ValueError(f"Adagrad: eps={group['eps']} is 0 in {p.dtype}, the dtype of a parameter of "
                                      f"shape {p.shape}, and would make 0/0: take some 1e-4, or float32 parameters")
 
-    def empty_state(self, flat):
-        state = super().empty_state(flat)
+    def empty_state(self, values):
+        state = super().empty_state(values)
         state["sum"][...] = self.initial_accumulator_value
         return state
 

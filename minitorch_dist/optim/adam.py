@@ -34,11 +34,11 @@ class Adam(Optimizer):
             self.state_names = (*self.state_names, "max_exp_avg_sq")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
-    def empty_state(self, flat):
+    def empty_state(self, values):
         self.fused = None       # kernels.adam.Update per dtype, with the slots it updates; made at the first step
-        exact = xp.promote_types(flat.dtype, xp.float32)
-        state = {name: zeros_like(flat.params, dtype=exact) for name in self.state_names}
-        return state if exact == flat.dtype else {"master": flat.params.astype(exact), **state}
+        exact = xp.promote_types(values.dtype, xp.float32)
+        state = {name: zeros_like(values, dtype=exact) for name in self.state_names}
+        return state if exact == values.dtype else {"master": values.astype(exact), **state}
 
     def step(self, grad_scale=None, found_inf=None):
         """Update every parameter that has a gradient, in place.
@@ -114,13 +114,15 @@ class Adam(Optimizer):
         """[(Update, its slots)], one per dtype of parameters and device."""
         kinds = {}      # (dtype, device) -> ([the arrays of each slot], [slot])
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
-            names = {"p": flat.params, "g": flat.grads, "m": state["exp_avg"], "v": state["exp_avg_sq"]}
+            names = {"m": state["exp_avg"], "v": state["exp_avg_sq"]}
             names |= {"master": state["master"]} if "master" in state else {}
             names |= {"largest": state["max_exp_avg_sq"]} if self.amsgrad else {}
             arrays, here = kinds.setdefault((flat.dtype, device_of(flat.params)), ([], []))
             for slot in slots:
-                part = slice(slot.segment.start, slot.segment.end)
-                arrays.append({name: array[part] for name, array in names.items()})
+                start, end = slot.segment.start, slot.segment.end
+                part, of_state = slice(start, end), slice(slot.at, slot.at + end - start)
+                arrays.append({"p": flat.params[part], "g": flat.grads[part],
+                               **{name: array[of_state] for name, array in names.items()}})
                 here.append(slot)
         update = kernels.load("adam").Update
         return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, self.maximize), slots)

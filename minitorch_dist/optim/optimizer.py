@@ -1,6 +1,7 @@
 """Optimizer: groups of parameters, run over flat storage in tiles that fit into the cache."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .. import ledger
 from ..autodiff.tensor import Tensor
@@ -15,11 +16,17 @@ TILE = 32_768
 
 @dataclass
 class Slot:
-    """One parameter's place: its segment of a flat buffer, its group, and how often it was updated."""
+    """One parameter's place: its segment of a flat buffer, its group, where its state begins, and how often it was
+    updated."""
 
     segment: object
     group: dict
+    at: int
     steps: int = 0
+
+    def state(self, arrays):
+        """{name: its part of each state array}."""
+        return {name: a[self.at:self.at + self.segment.stop - self.segment.start] for name, a in arrays.items()}
 
 
 class Optimizer:
@@ -30,7 +37,8 @@ class Optimizer:
     defaults  the settings of a group that doesn't say otherwise
 
     The parameters move into FlatBuffers, unless they live in some already
-    (DistributedDataParallel puts them there); each state array is flat too.
+    (DistributedDataParallel puts them there); each state array is flat too,
+    and holds this optimizer's parameters alone, where others share the buffer.
     Where parameters have moved to other FlatBuffers since, the next step lets
     the state follow. A subclass names its state arrays and updates one tile.
     """
@@ -54,17 +62,24 @@ class Optimizer:
         self._settle()
 
     def _settle(self):
-        """Make empty state where the parameters live now."""
+        """Make empty state where the parameters live now; an exception changes nothing."""
         group_of = {id(p): group for group in self.groups for p in group["params"]}
-        self.flats = flat_buffers([p for group in self.groups for p in group["params"]])
-        self.state = [self.empty_state(flat) if self.home is None else self.home.move(self.empty_state(flat))
-                      for flat in self.flats]
-        self.slots = [[Slot(s, group_of[id(s.tensor)]) for s in flat.segments if id(s.tensor) in group_of]
-                      for flat in self.flats]
+        flats, all_slots, states = flat_buffers([p for group in self.groups for p in group["params"]]), [], []
+        for flat in flats:
+            mine = [s for s in flat.segments if id(s.tensor) in group_of]
+            whole = len(mine) == len(flat.segments)
+            ends = [0, *accumulate(s.end - s.start for s in mine)]
+            all_slots.append([Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)])
+            values = flat.params if whole else module_of(flat.params).concatenate(
+                [flat.params[s.start:s.end] for s in mine])
+            state = self.empty_state(values)
+            states.append(state if self.home is None else self.home.move(state))
+        self.flats, self.slots, self.state = flats, all_slots, states
 
-    def empty_state(self, flat):
-        """The state arrays for one FlatBuffer, {name: array of its size}, before the first step."""
-        return {name: zeros_like(flat.params) for name in self.state_names}
+    def empty_state(self, values):
+        """The state arrays before the first step, {name: array as long as values}. values: the parameters' in one flat
+        buffer, 1-d, with their padding."""
+        return {name: zeros_like(values) for name in self.state_names}
 
     def _follow(self):
         """Take the state along to where the parameters live now."""
@@ -115,9 +130,9 @@ class Optimizer:
     def apply(self):
         """Update all parameters; their gradients lie in the flat buffers. Here: in tiles, by `update`."""
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
-            for start, stop, group, steps in runs(slots):
-                run = slice(start, stop)
-                arrays = flat.params[run], flat.grads[run], {name: array[run] for name, array in state.items()}
+            for start, stop, at, group, steps in runs(slots):
+                run, of_state = slice(start, stop), slice(at, at + stop - start)
+                arrays = flat.params[run], flat.grads[run], {name: a[of_state] for name, a in state.items()}
                 if self.home is None:
                     self.tiled(*arrays, group, steps)
                 else:
@@ -150,22 +165,23 @@ class Optimizer:
     def state_dict(self, copy=True):
         """{"groups": the settings, "steps": per parameter, "state": per parameter {name: NumPy array}}; arrays are
         copied to the host. copy=False: they are views of those that the optimizer works with, where those are."""
-        places = {id(slot.segment.tensor): (slot, state)
-                  for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
-        order = [places[id(p)] for group in self.groups for p in group["params"]]
+        order = self._in_order()
         return {
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
             "steps": [slot.steps for slot, _ in order],
             "state": [{name: (xp.array(to(part, "cpu")) if copy else part).reshape(slot.segment.tensor.shape)
-                       for name, part in ((name, a[slot.segment.start:slot.segment.stop]) for name, a in state.items())}
-                      for slot, state in order],
+                       for name, part in slot.state(state).items()} for slot, state in order],
         }
 
-    def load_state_dict(self, saved):
-        """Restore what state_dict gave; ValueError where the parameters don't fit."""
+    def _in_order(self):
+        """[(Slot, the state arrays that it lies in)] of the parameters, in the groups' order."""
         places = {id(slot.segment.tensor): (slot, state)
                   for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
-        order = [places[id(p)] for group in self.groups for p in group["params"]]
+        return [places[id(p)] for group in self.groups for p in group["params"]]
+
+    def check_state(self, saved):
+        """ValueError unless load_state_dict can take it."""
+        order = self._in_order()
         if len(saved["state"]) != len(order) or len(saved["groups"]) != len(self.groups):
             raise ValueError(f"the saved state has {len(saved['groups'])} groups and {len(saved['state'])} parameters, "
                              f"this optimizer {len(self.groups)} and {len(order)}")
@@ -177,17 +193,22 @@ class Optimizer:
                 if arrays[name].shape != slot.segment.tensor.shape:
                     raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "
                                      f"{slot.segment.tensor.shape}")
+
+    def load_state_dict(self, saved):
+        """Restore what state_dict gave; ValueError where the parameters don't fit, and nothing is changed then."""
+        self.check_state(saved)
         for group, settings in zip(self.groups, saved["groups"], strict=True):
             group.update(settings)
-        for (slot, state), steps, arrays in zip(order, saved["steps"], saved["state"], strict=True):
+        for (slot, state), steps, arrays in zip(self._in_order(), saved["steps"], saved["state"], strict=True):
             slot.steps = steps
-            for name in state:
-                state[name][slot.segment.start:slot.segment.stop] = to_device_of(arrays[name].ravel(), state[name])
+            for name, part in slot.state(state).items():
+                part[...] = to_device_of(arrays[name].ravel(), part)
         self.loaded = True
 
 
 def runs(slots):
-    """Neighbouring parameters that are updated alike, as (start, stop, group, step): each is one update.
+    """Neighbouring parameters that are updated alike, as (start, stop, where their state starts, group, step): each is
+    one update.
 
     A run takes its parameters' padding along; the zeros there stay zeros. Each parameter's step is counted on.
     """
@@ -199,10 +220,10 @@ def runs(slots):
         s = slot.segment
         if s.start == s.end:    # of a parameter that is cut over the ranks another one has it all
             continue
-        if joined and joined[-1][1] == s.start and joined[-1][2] is slot.group and joined[-1][3] == slot.steps:
+        if joined and joined[-1][1] == s.start and joined[-1][3] is slot.group and joined[-1][4] == slot.steps:
             joined[-1][1] = s.end
         else:
-            joined.append([s.start, s.end, slot.group, slot.steps])
+            joined.append([s.start, s.end, slot.at, slot.group, slot.steps])
     return joined
 
 

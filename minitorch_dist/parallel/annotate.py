@@ -250,7 +250,8 @@ def _parameter(p, mesh, layout):
     local = Parameter(part.local.data, is_floating(p.dtype))
     if local.leaf is not None:
         axes = tuple(axis for axis in mesh.axes if axis in layout.shards)
-        local.leaf.over = mesh[axes] if axes else None
+        if axes:
+            local.leaf.over, local.leaf.part_of = mesh[axes], p.shape
         local.requires_grad_(p.requires_grad)
     return Sharded(local, p.shape, layout, part.comms)
 

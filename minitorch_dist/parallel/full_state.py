@@ -93,10 +93,11 @@ def _parameters(optimizer):
 
 
 def _arrays(model, optimizer, saved):
-    """For each unit and each kind of state: (unit, its name, {parameter's name: its number in the optimizer})."""
+    """For each unit and each kind of state: (unit, its name, {name of a parameter that has it: its number in the
+    optimizer})."""
     number = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     for unit in model.units:
         places = {name: number[id(piece)] for name, piece in zip(unit.names, unit.pieces, strict=True)
                   if id(piece) in number}
-        for name in saved["state"][next(iter(places.values()))] if places else ():
-            yield unit, name, places
+        for name in dict.fromkeys(name for i in places.values() for name in saved["state"][i]):
+            yield unit, name, {parameter: i for parameter, i in places.items() if name in saved["state"][i]}

@@ -68,7 +68,9 @@ class _Part(Module):
                                    "DistributedDataParallel already: cut the model before making those")
             if value is not None and axis is not None:
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
+                shape = value.shape
                 value = Parameter(value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)])
+                value.leaf.part_of = shape
                 value.requires_grad_(trained)
             self._register(self._parameters, name, value)       # a frozen one as well
 

@@ -9,6 +9,7 @@ the same answer. A parameter of which a rank has nothing has an empty piece ther
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..autodiff.primitive import lower
 from ..autodiff.reverse import run_hooks
@@ -120,6 +121,12 @@ class Unit:
         firsts = xp.arange(s.start, s.stop, BLOCK)
         lasts = xp.minimum(firsts + BLOCK, s.stop) - 1
         return start, s.stop - s.start, xp.flatnonzero(firsts // self.share != lasts // self.share)
+
+    def cut_of(self, tensor):
+        """Of a piece: (its parameter's shape, how many of the parameter's elements each rank has)."""
+        s, _ = self.found[id(tensor)]
+        ends = [min(max(rank * self.share, s.start), s.stop) for rank in range(self.comm.size + 1)]
+        return s.tensor.shape, [end - begin for begin, end in pairwise(ends)]
 
     # ------------------------------------------------------------ values
 

@@ -57,6 +57,7 @@ OPTIMIZERS = {
     "adam": lambda groups: optim.Adam(groups, lr=0.01),
     "adamw": lambda groups: optim.AdamW(groups, lr=0.01),
     "adagrad": lambda groups: optim.Adagrad(groups, lr=0.01),
+    "muon": lambda groups: optim.Combined(optim.Muon(groups[:1], lr=0.01), optim.AdamW(groups[1:], lr=0.01)),
 }
 
 
@@ -161,9 +162,9 @@ def test_a_checkpoint_travels(tmp_path, source, target):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_s_state_travels(optimizer):
     def setting(device):
-        params = [mt.tensor([1.0, 2.0, 3.0], requires_grad=True, device=device),
-                  mt.ones(2, 2, device=device, requires_grad=True)]
-        return params, OPTIMIZERS[optimizer](params)
+        params = [mt.tensor([[1.0, 2.0, 3.0]], requires_grad=True, device=device),
+                  mt.ones(2, device=device, requires_grad=True)]
+        return params, OPTIMIZERS[optimizer]([{"params": [p]} for p in params])
 
     def step(params, opt):
         opt.zero_grad()

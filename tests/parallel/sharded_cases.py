@@ -74,6 +74,15 @@ OPTIMIZERS = {
 }
 
 
+def muon(model):
+    """Of all matrices, the embedding too; AdamW of the rest."""
+    return optim.Combined(optim.Muon([p for p in trained(model) if p.ndim == 2], lr=0.02),
+                          optim.AdamW([p for p in trained(model) if p.ndim != 2], lr=0.01))
+
+
+OPTIMIZERS["muon"] = muon
+
+
 def dataset(model, dtype):
     if model != "gpt":
         x, labels = plain.dataset()
@@ -175,6 +184,7 @@ CURVES = {      # name: (model, optimizer, clip, accumulate, batch)
     "gpt, decay, clipped": ("gpt", "adamw", 0.5, 1, 7),
     "gpt, accumulated": ("gpt", "adam", None, 2, 13),
     "odd": ("odd", "adamw", 0.3, 1, 12),
+    "gpt, muon, clipped": ("gpt", "muon", 0.5, 1, 13),
 }
 STEPS = 4
 SOME_WAYS = {3: ("2", "3, kept"), 4: ("1", "3")}     # by ranks; the others do all
@@ -207,6 +217,7 @@ EXACT = {       # name: (model, optimizer, clip)
     "mlp, clipped": ("mlp", "adam", 0.3),
     "gpt, clipped": ("gpt", "adamw", 0.2),
     "odd": ("odd", "adam", 0.3),
+    "gpt, muon": ("gpt", "muon", None),
 }
 EXACT_STEPS = 3
 

@@ -1,0 +1,115 @@
+"""What the ranks do in test_muon."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import checkpoints, comm, ledger, nn, optim
+from minitorch_dist.optim.muon import brought_together
+from minitorch_dist.parallel import (
+    annotate,
+    full_optimizer_state_dict,
+    full_state_dict,
+    fully_shard,
+    load_full_optimizer_state_dict,
+)
+from minitorch_dist.parallel.tensor_parallel import parallelize_module
+
+from . import plain
+
+
+def net():
+    """Matrices of which each rank of two or three has a part, one of a single rank, and vectors."""
+    mt.manual_seed(9)
+    return nn.Sequential(nn.Linear(plain.FEATURES, 700, dtype="f8"), nn.Tanh(), nn.Linear(700, 13, dtype="f8"),
+                         nn.Tanh(), nn.Linear(13, plain.CLASSES, dtype="f8"))
+
+
+def optimizer_of(model):
+    params = list(model.parameters())
+    return optim.Combined(optim.Muon([p for p in params if p.ndim == 2], lr=0.02),
+                          optim.AdamW([p for p in params if p.ndim != 2], lr=0.01))
+
+
+def fit(model, optimizer, steps):
+    """Full-batch steps on the sum of all ranks' samples: the same batch, whoever has which."""
+    world = comm.world()
+    for step in steps:
+        random = np.random.default_rng([31, step])
+        x, ct = random.standard_normal((12, plain.FEATURES)), random.standard_normal((12, plain.CLASSES))
+        optimizer.zero_grad()
+        mine = slice(world.rank, None, world.size) if hasattr(model, "units") else slice(None)
+        (model(mt.tensor(x[mine])) * ct[mine]).sum().backward()
+        optimizer.step()
+
+
+def counted(stage):
+    """(ledger's calls and bytes of a step, [(shape, elements by rank, owner)], unit sizes)."""
+    model = fully_shard(net(), comm.world(), stage=stage, units=[])
+    optimizer = optimizer_of(model)
+    fit(model, optimizer, range(1))
+    with ledger.record() as book:
+        optimizer.step()
+    cuts = [unit.cut_of(piece) for unit in model.units for piece in unit.pieces if piece.ndim == 2]
+    calls, sent = ({op: n for (_, op), n in by.items()} for by in (book.calls, book.bytes_sent))
+    return calls, sent, cuts
+
+
+def together():
+    """Matrices of known numbers: what each rank gets back is its part of what `make` has made of the whole."""
+    world, made = comm.world(), []
+    counts = [[3, 0, 4], [0, 0, 5], [1, 1, 1], [6, 2, 0]]
+    shapes = [(1, 7), (5, 1), (3, 1), (2, 4)]
+    whole = [np.random.default_rng(k).standard_normal(sum(c)) for k, c in enumerate(counts)]
+    starts = [sum(c[:world.rank]) for c in counts]
+    parts = [w[s:s + c[world.rank]] for w, s, c in zip(whole, starts, counts, strict=True)]
+
+    def make(k, u):
+        made.append(k)
+        assert (u == whole[k]).all()
+        return u[::-1] * (k + 2)
+    found = brought_together(world, shapes, counts, parts, make)
+    wanted = [(w[::-1] * (k + 2))[s:s + c[world.rank]]
+              for k, (w, s, c) in enumerate(zip(whole, starts, counts, strict=True))]
+    return made, all((f == w).all() and f.shape == w.shape for f, w in zip(found, wanted, strict=True))
+
+
+def restored(folder, way):
+    """Three steps, saved, three more; and the other three again, from what was saved: both digests, on rank 0."""
+    model = fully_shard(net(), comm.world(), stage=3, units=[])
+    optimizer = optimizer_of(model)
+    fit(model, optimizer, range(3))
+    if way == "full state":
+        state, of_optimizer = full_state_dict(model), full_optimizer_state_dict(model, optimizer)
+    else:
+        checkpoints.Checkpoints(folder, comm.world()).save(3, model, optimizer)
+    fit(model, optimizer, range(3, 6))
+    again = fully_shard(net(), comm.world(), stage=2, units=[])
+    other = optimizer_of(again)
+    if way == "full state":
+        again.load_state_dict(state)
+        load_full_optimizer_state_dict(again, other, of_optimizer)
+    else:
+        checkpoints.Checkpoints(folder, comm.world()).load(again, other)
+    fit(again, other, range(3, 6))
+    return full_state_dict(model), full_state_dict(again), of_optimizer if way == "full state" else None
+
+
+def refused():
+    """What Muon says to parts of matrices."""
+    world, said = comm.world(), {}
+
+    def told(name, model):
+        try:
+            optim.Muon([p for p in model.parameters() if p.ndim > 1])
+            said[name] = None
+        except ValueError as error:
+            said[name] = str(error)
+    mt.manual_seed(1)
+    cut = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    told("tensor parallel", parallelize_module(cut, world, {"0": "column", "2": "row"}))
+    annotated = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    annotate.shard_parameters(annotated, comm.DeviceMesh(tp=world.size), {"0.weight": [0, -1]})
+    told("annotated", annotated)
+    experts = nn.MoE(6, 8, 2 * world.size, k=1)
+    told("experts", parallelize_module(nn.Sequential(experts), world, {"0": "experts"}))
+    return said
