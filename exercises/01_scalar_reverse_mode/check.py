@@ -72,8 +72,9 @@ class Value(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
-                for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2))]
+        found = [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
+                 for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2))]
+        return [*found, {"a": float(rng.uniform(3, 4)), "b": 0.7, "n": 1.5}]
 
     def truth(self, case):
         return mistaken()(case)
@@ -100,6 +101,11 @@ def parents_first(case, got):
 class Order(Check):
     exercise = "01.2"
     demands = [
+        demand("the graph is changed: some node has other parents afterwards, and whoever walks it next finds less. "
+               "Read node.parents, and leave it as it is", lambda case, got: got["graph"] == case["parents"]),
+        demand("a second call with the same root gives another list: something is left from the first, in a default "
+               "argument (it is made once, for all calls), a global name, or the nodes themselves",
+               lambda case, got: got["order"] == got["again"]),
         demand("the result isn't a list of nodes", lambda case, got: all(isinstance(n, int) for n in got["order"])),
         demand("root itself is missing from the list",
                lambda case, got: len(case["parents"]) - 1 in got["order"]),
@@ -190,6 +196,10 @@ def like(**mistake):
     return predicate
 
 
+def first_is_right(case, got):
+    return np.allclose(got["grads"], forward_derivatives(case, len(got["values"]) - 1), rtol=1e-8, atol=0)
+
+
 TOUR = [("mul", 0, 1), ("add", 3, 0), ("tanh", 4), ("sub", 5, 2), ("mul", 6, 6), ("div", 7, 2), ("exp", 5),
         ("add", 8, 9)]
 PLACES = [(0, 1.2), (0, -0.6), (3, 2.3), (1, 0.2), (2, 0.8), (3, 0.8), (4, 1.1), (5, 1.1), (6, 1.1), (4.5, -0.4),
@@ -200,6 +210,8 @@ class Backward(Check):
     exercise = "01.3"
     tolerance = 1e-8
     signatures = [
+        when("some node's .data is another number afterwards: backward sets .grad, and leaves the rest as it was",
+             lambda case, got: not np.allclose(got["values"], evaluate(case)[0], rtol=1e-8, atol=0)),
         when("a node that is used twice keeps only what it was handed last: its gradient is the sum (+=, not =)",
              like(add=False)),
         when("what comes from above is ignored: each parent gets the local derivative alone, not times node.grad",
@@ -211,6 +223,8 @@ class Backward(Check):
              like(clear="root")),
         when("nothing gets beyond root's own parents: the nodes are walked in the wrong direction",
              like(backwards=False)),
+        when("the first call is right and a later one isn't: it found the graph changed. Set .grad alone; .parents and "
+             ".local are needed again", first_is_right),
     ]
 
     def cases(self, rng, ranks):

@@ -14,16 +14,26 @@ EXPRESSIONS = {
 }
 
 
+def slope(made, node, above=()):
+    """∂made/∂node: the local derivative of a parent; of what an operation made of others (a − b as a + (−1)·b), the sum
+    over all ways."""
+    if made is node:
+        return 1.0
+    if len(made.parents) != len(made.local):
+        raise ValueError(f"{len(made.parents)} parents, but {len(made.local)} local derivatives: one for each parent")
+    return sum(local * slope(parent, node, (*above, made))
+               for parent, local in zip(made.parents, made.local, strict=True) if parent not in above)
+
+
 def Value(learner, inputs, run):     # noqa: N802, the name of the exercise's object
-    """The number and the local derivatives of each expression, by the name of the parent; and a and b afterwards."""
+    """The number and the derivatives of each expression, by the names of its operands; and a and b afterwards."""
     a, b = learner(inputs["a"]), learner(inputs["b"])
     values, local = {}, {}
     for text, expression in EXPRESSIONS.items():
         made = expression(a, b, inputs["n"])
         values[text] = made.data
-        slopes = list(zip(made.parents, made.local, strict=True))
-        local[text] = {name: sum(slope for parent, slope in slopes if parent is node)
-                       for name, node in (("a", a), ("b", b)) if name in text.replace("tanh", "")}
+        local[text] = {name: slope(made, node) for name, node in (("a", a), ("b", b))
+                       if name in text.replace("tanh", "")}
     return {"values": values, "local": local, "operands": {"a": a.data, "b": b.data}}
 
 
@@ -35,11 +45,15 @@ class Node:
 
 
 def order(learner, inputs, run):
-    """The names of the nodes in the order that was returned. parents[i]: the numbers of node i's parents."""
+    """The names of the nodes in the orders that two calls returned, and the numbers of every node's parents afterwards.
+
+    parents[i]: the numbers of node i's parents
+    """
     nodes = []
     for name, parents in enumerate(inputs["parents"]):
         nodes.append(Node(name, (nodes[i] for i in parents)))
-    return {"order": [getattr(node, "name", repr(node)) for node in learner(nodes[-1])]}
+    first, again = ([getattr(node, "name", repr(node)) for node in learner(nodes[-1])] for _ in range(2))
+    return {"order": first, "again": again, "graph": [[parent.name for parent in node.parents] for node in nodes]}
 
 
 OPERATIONS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -53,9 +67,9 @@ def backward(learner, inputs, run):
     for op, *which in inputs["program"]:
         nodes.append(OPERATIONS[op](*(nodes[i] for i in which)))
     number = {node: i for i, node in enumerate(nodes)}
-    outputs = {"values": [node.data for node in nodes], "orders": []}
+    outputs = {"orders": []}
     for name, root in (("grads", nodes[-1]), ("again", nodes[-1]), ("second", nodes[inputs["second"]])):
         learner(root, order)
         outputs[name] = [node.grad for node in nodes]
-        outputs["orders"].append([number[node] for node in order(root)])
-    return outputs
+        outputs["orders"].append([number[node] for node in order(root) if node in number])
+    return outputs | {"values": [node.data for node in nodes]}

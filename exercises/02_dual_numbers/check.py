@@ -12,15 +12,19 @@ from .rules import NAMES, TINY, Step, with_rules
 # ---------------------------------------------------------------- 02.1
 
 EXPRESSIONS = ["x + y", "x + 3", "3 + x", "-x", "x - y", "x - 3", "3 - x", "x * y", "x * 3", "3 * x", "x / y", "x / 3",
-               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "n ** 3", "0.7 ** x", "2 ** n", "x ** y", "exp(n)", "tanh(x)",
-               "x if x < y else y", "x if x > y else y", "n if n < 0 else -n", "2 * x if x > e else x * e",
-               "2 * x if x < e else x * e", "2 * x if e < x else e", "2 * x if e > x else e",
-               "exp(-x * y) / (1 + tanh(x) ** 2)"]
+               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "n ** 3", "0.7 ** x", "2 ** n", "x ** y", "(x - e) ** 1",
+               "(x - e) ** 2", "x * x", "exp(n)", "tanh(x)", "x if x < y else y", "x if x > y else y",
+               "n if n < 0 else -n", "2 * x if x > e else x * e", "2 * x if x < e else x * e", "2 * x if e < x else e",
+               "2 * x if e > x else e", "exp(-x * y) / (1 + tanh(x) ** 2)"]
 
 
 def raised(text):
     """Whether some expression has raised an exception that says so."""
     return lambda case, got: any(isinstance(out, str) and text in out for out in got["value"].values())
+
+
+def operand_changed(case, got):
+    return any(tuple(got["operands"][name]) != (case[name], case["d" + name]) for name in NAMES)
 
 
 def numbers_move(case, got):
@@ -31,6 +35,8 @@ def numbers_move(case, got):
 class Dual(Check):
     exercise = "02.1"
     signatures = [
+        when("an operator changes one of its operands, and whatever uses that next is wrong: leave self and other as "
+             "they are, and make a new Dual", operand_changed),
         when("a number on the left fails: in 3 - x Python asks the Dual for __rsub__, and likewise for __radd__, "
              "__rmul__, __rtruediv__ and __rpow__", raised("TypeError")),
         when("a plain number as the other operand fails, as in x + 3: it has no value and tangent until it is lifted",
@@ -122,16 +128,18 @@ class Dual(Check):
 
     def truth(self, case):
         steps = {name: Step(case[name], TINY * case["d" + name]) for name in NAMES}
-        found = {text: eval(text, {"exp": np.exp, "tanh": np.tanh}, steps) for text in case["expressions"]}
-        return {"value": {text: float(out.real) for text, out in found.items()},
-                "tangent": {text: float(out.imag / TINY) for text, out in found.items()}}
+        values, found = ({text: eval(text, {"exp": np.exp, "tanh": np.tanh}, names) for text in case["expressions"]}
+                         for names in (case, steps))
+        return {"value": {text: float(out) for text, out in values.items()},
+                "tangent": {text: float(out.imag / TINY) for text, out in found.items()},
+                "operands": {name: [case[name], case["d" + name]] for name in NAMES}}
 
 
 # ---------------------------------------------------------------- 02.2
 
 def network(case, x):
-    """y = u·tanh(w·x) + x₀·x₁, and a last output that is always 0.5; x may be complex, or several as columns."""
-    y = case["u"] @ np.tanh(case["w"] @ x) + x[0] * x[1]
+    """y = u·tanh(w·x) + x₀·xₙ₋₁, and a last output that is always 0.5; x may be complex, or several as columns."""
+    y = case["u"] @ np.tanh(case["w"] @ x) + x[0] * x[-1]
     return np.concatenate([y, np.full_like(y[:1], 0.5)])
 
 
@@ -172,6 +180,8 @@ class JacobianByColumns(Check):
     exercise = "02.2"
     tolerance = 1e-11
     signatures = [
+        when("the array x has other numbers after jvp, so that what comes next is taken at another point: leave x and "
+             "v as they are", lambda case, got: not np.array_equal(got["x"], case["x"])),
         when("the derivatives come from finite differences: f was called with plain numbers, and half of the digits "
              "are lost. Call it once, with Duals", from_differences),
         gives("every column is J·(1, …, 1), the sum of all columns: for the column j only the tangent j is 1",
@@ -216,7 +226,7 @@ class JacobianByColumns(Check):
     def cases(self, rng, ranks):
         return [{"w": 0.7 * rng.standard_normal((hidden, n)), "u": rng.standard_normal((m - 1, hidden)),
                  "x": rng.uniform(0.3, 0.9, n) * rng.choice([-1, 1], n), "v": rng.standard_normal(n)}
-                for n, hidden, m in ((6, 3, 4), (2, 4, 5), (3, 2, 3))]
+                for n, hidden, m in ((6, 3, 4), (2, 4, 5), (3, 2, 3), (1, 2, 2))]
 
     def truth(self, case):
         return right(case)
@@ -273,8 +283,9 @@ class Derivative(Check):
              "for its own level", still_a_dual),
         gives("where f doesn't depend on its argument, the tangent of an outer derivative is taken for the inner "
               "one's: a result of another level has derivative 0", nested(any_result=True)),
-        gives("the level is taken from the argument, one more than it has: in d/dx [x · d/dy (x + y)] at a plain "
-              "number y both derivatives get level 1, and are confused. Ask for a new level each time",
+        gives("the level is taken from the argument, one more than it has: two that are under way then have the same "
+              "level, as in d/dx [x · d/dy (x + y)] at a plain number y, and are confused. Ask for a new level each "
+              "time",
               nested(levels=lambda level: level + 1)),
         gives("perturbation confusion: d/dx [x · d/dy (x + y)] comes out as 2 in place of 1, because the inner "
               "derivative takes the outer one's tangent of x for its own. Every derivative needs a level of its own, "

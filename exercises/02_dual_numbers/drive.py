@@ -17,9 +17,9 @@ def in_answer(error, run):
 
 
 def Dual(learner, inputs, run):
-    """Every expression, with Duals for the names in it."""
-    names = {name: learner(inputs[name], inputs["d" + name]) for name in "xyne"}
-    names |= {"exp": lambda x: x.exp(), "tanh": lambda x: x.tanh()}
+    """Every expression, with Duals for the names in it; and these Duals afterwards."""
+    operands = {name: learner(inputs[name], inputs["d" + name]) for name in "xyne"}
+    names = operands | {"exp": lambda x: x.exp(), "tanh": lambda x: x.tanh()}
     found = {"value": {}, "tangent": {}}
     for text in inputs["expressions"]:
         try:
@@ -31,16 +31,16 @@ def Dual(learner, inputs, run):
                 raise
             pair = (f"{type(error).__name__}: {error}" + (f", at your line {line}" if line else ""),) * 2
         found["value"][text], found["tangent"][text] = pair
-    return found
+    return found | {"operands": {name: [x.value, x.tangent] for name, x in operands.items()}}
 
 
 def network(w, u):
-    """y = u·tanh(w·x) + x₀·x₁, as a function of a list of numbers or Duals; the last output doesn't depend on x."""
+    """y = u·tanh(w·x) + x₀·xₙ₋₁, as a function of a list of numbers or Duals; the last output doesn't depend on x."""
     w, u = np.asarray(w).tolist(), np.asarray(u).tolist()
 
     def f(x):
         hidden = [tanh(sum(wij * xj for wij, xj in zip(row, x, strict=True))) for row in w]
-        return [sum(uij * h for uij, h in zip(row, hidden, strict=True)) + x[0] * x[1] for row in u] + [0.5]
+        return [sum(uij * h for uij, h in zip(row, hidden, strict=True)) + x[0] * x[-1] for row in u] + [0.5]
 
     def tanh(x):
         return x.tanh() if hasattr(x, "tanh") else math.tanh(x)
@@ -49,33 +49,35 @@ def network(w, u):
 
 def jacobian_by_columns(learner, inputs, run):
     """Jacobian–vector product, columns and rows, with every pass on record."""
-    f, x, Dual = network(inputs["w"], inputs["u"]), inputs["x"], run.earlier["Dual"]
+    f, point, Dual = network(inputs["w"], inputs["u"]), inputs["x"], run.earlier["Dual"]
     passes = []
 
-    def counted(point):
-        passes.append([float(getattr(number, "tangent", "nan")) for number in point])
-        return f(point)
+    def counted(numbers):
+        passes.append([float(getattr(number, "tangent", "nan")) for number in numbers])
+        return f(numbers)
 
     def vjp(u):
         u = np.asarray(u, dtype=float)
         if u.shape != (m,):
             raise ValueError(f"vjp(u) was given a u of shape {list(u.shape)}; it takes one number per output, {m}")
         passes.append(u)
-        w, slope = inputs["w"], 1 - np.tanh(inputs["w"] @ x) ** 2
-        both = np.zeros(len(x))
-        both[:2] = u[:-1].sum() * x[1::-1]
+        w, slope = inputs["w"], 1 - np.tanh(inputs["w"] @ point) ** 2
+        both = np.zeros(len(point))
+        both[0] += u[:-1].sum() * point[-1]
+        both[-1] += u[:-1].sum() * point[0]
         return u[:-1] @ inputs["u"] @ (slope[:, None] * w) + both
 
     m = len(inputs["u"]) + 1
-    pair = run.module.jvp(counted, x.copy(), inputs["v"].copy(), Dual)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+    x, v = point.copy(), inputs["v"]
+    pair = run.module.jvp(counted, x, v, Dual)
+    if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
         raise TypeError(f"jvp returns a pair of arrays, y and J·v; yours returned a {type(pair).__name__}")
     y, tangent = pair
     of_jvp, passes = passes, []
-    columns = learner(counted, x.copy(), Dual)
+    columns = learner(counted, x, Dual)
     of_columns, passes = passes, []
     rows = run.module.jacobian_by_rows(vjp, m)
-    return {"y": y, "tangent": tangent, "columns": columns, "rows": rows, "passes of jvp": of_jvp,
+    return {"y": y, "tangent": tangent, "columns": columns, "rows": rows, "x": x, "v": v, "passes of jvp": of_jvp,
             "passes by columns": of_columns, "passes by rows": passes}
 
 

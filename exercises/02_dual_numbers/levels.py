@@ -16,6 +16,8 @@ TEXTS = {
     "D(lambda x: D(lambda y: D(lambda z: exp(z * z), y), x), a)":
         lambda a, b: (12 * a + 8 * a ** 3) * math.exp(a * a),
     "D(lambda x: D(lambda y: D(lambda z: x * y * z * z, y), x), b)": lambda a, b: 8 * b,
+    "D(lambda x: D(lambda y: y * y * D(lambda z: y * z, x), x), b)": lambda a, b: 6 * b,
+    "D(lambda x: D(lambda y: y * y * y, x * x), b)": lambda a, b: 12 * b ** 3,
     "D(lambda x: exp(x * D(lambda y: exp(x * y), a)), b)":
         lambda a, b: math.exp(b * b * math.exp(a * b)) * (2 * b + a * b * b) * math.exp(a * b),
     "D(lambda x: D(lambda y: y * y, a) * x, b) + D(lambda x: x * x, b)": lambda a, b: 2 * a + 2 * b,

@@ -15,8 +15,10 @@ def computes(sentence, formula):
     def alike(case, got):
         try:
             expected = formula(case)
-        except (ValueError, IndexError):
-            return all(isinstance(got[name], str) for name in got if name == "result" or name.startswith("of "))
+        except (ValueError, IndexError) as error:      # by the same function: of another it's another mistake
+            refused = str(error).split()[0]
+            return all(isinstance(got[name], str) and refused in got[name]
+                       for name in got if name == "result" or name.startswith("of "))
         return expected is not None and all(same(got[name], np.asarray(out), 1e-6) for name, out in expected.items())
     return when(sentence, alike)
 
@@ -37,7 +39,8 @@ def whole(rng, shape):
 # Shape after broadcasting, shape before.
 BROADCASTS = [((3, 3), (3, 1)), ((3, 3), (1, 3)), ((3, 3), (3,)), ((3, 3), (1,)), ((2, 3, 4), (3, 1)),
               ((2, 3, 4), (4,)), ((2, 3, 4), (2, 1, 4)), ((2, 3, 4), (1, 1, 1)), ((2, 3, 4), (2, 3, 4)), ((3, 2), ()),
-              ((), ()), ((5, 1, 4), (1, 4)), ((2, 2, 2, 2), (2, 1)), ((4, 1, 3, 2), (1, 3, 1)), ((0, 3), (1, 3))]
+              ((), ()), ((5, 1, 4), (1, 4)), ((2, 2, 2, 2), (2, 1)), ((4, 1, 3, 2), (1, 3, 1)), ((0, 3), (1, 3)),
+              ((1, 1), (1,))]
 
 
 def shape_of(case):
@@ -93,7 +96,8 @@ class Unbroadcast(Check):
 
 OPERANDS = [((3, 3), (3, 3)), ((2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((2, 2, 2), (2, 2, 2)), ((5, 2, 3), (3, 4)),
             ((2, 3), (5, 3, 4)), ((4, 1, 2, 3), (5, 3, 2)), ((1, 2, 3), (6, 3, 4)), ((1, 3), (3, 1)), ((3,), (3,)),
-            ((2, 3), (3,)), ((3,), (3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((2, 5, 2, 3), (3,)), ((1,), (1, 4))]
+            ((2, 3), (3,)), ((3,), (3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((2, 5, 2, 3), (3,)), ((1,), (1, 4)),
+            ((3,), (2, 5, 3, 4)), ((6, 2, 3), (1, 3, 4))]
 
 
 def with_a_vector(case):
@@ -105,7 +109,8 @@ class MatmulBackward(Check):
     signatures = [
         when("with matrices and batches it is right, with a vector it isn't: on the left of @ a vector is a row, on "
              "the right a column, and the axis that it lent is missing from the gradient. Put it back before you "
-             "multiply: a row's stood last but one, a column's last", lambda case, got: with_a_vector(case)),
+             "multiply: a row's stood last but one, a column's last. Batches are summed as those of matrices",
+             lambda case, got: with_a_vector(case)),
         computes("the other operand isn't transposed: of x it is gradient · yᵀ, of y it is xᵀ · gradient. With square "
                  "matrices the shapes fit either way, and the numbers don't", formulas.not_transposed),
         computes("the order of the factors is turned: of x it is gradient · yᵀ, of y it is xᵀ · gradient. Matrices "
@@ -146,10 +151,13 @@ TRANSPOSES = [((3, 3, 3), "(2, 0, 1)"), ((2, 3, 4), "(1, 2, 0)"), ((2, 3, 4), "(
               ((2, 3, 4, 5), "(-1, 0, -2, 1)"), ((3, 3, 3), "(-2, -1, 0)"), ((4,), "(0,)")]
 SUMS = [((3, 3), "1", "False"), ((3, 3), "0", "False"), ((2, 3, 4), "1", "False"), ((2, 3, 4), "None", "False"),
         ((2, 3, 4), "None", "True"), ((2, 3, 4), "(0, 2)", "False"), ((2, 3, 4), "(2, 0)", "True"),
-        ((2, 3, 4), "-2", "False"), ((2, 3, 4), "(0, -1)", "False"), ((3,), "0", "False")]
+        ((2, 3, 4), "-2", "False"), ((2, 3, 4), "(0, -1)", "False"), ((3,), "0", "False"),
+        ((2, 3, 4), "(1, 0)", "False")]
 PICKS = [((5,), "[3, 0, 3, 3]"), ((5, 3), "np.array([1, 4, 1])"), ((5, 3), "(slice(None), [2, 2])"), ((5, 3), "2"),
          ((5, 3), "(slice(1, 4), 0)"), ((5, 3), "slice(None, None, -2)"), ((4,), "np.array([[0, 1], [1, -1]])"),
-         ((4, 3), "([0, 2, 0, -4], [1, 1, 1, 1])"), ((4,), "np.array([True, False, True, False])"), ((3, 3), "(0, 1)")]
+         ((4, 3), "([0, 2, 0, -4], [1, 1, 1, 1])"), ((4,), "np.array([True, False, True, False])"), ((3, 3), "(0, 1)"),
+         ((2, 3), "np.array([[True, False, True], [False, True, True]])"),
+         ((4, 3), "(np.array([0, 2, 0]), slice(1, 3))"), ((4, 3), "(Ellipsis, None, [2, 2, 0])")]
 
 
 def rule(name, formula):
@@ -186,6 +194,11 @@ class Rules(Check):
                  rule("max", lambda case, g: spread(case, g) * winners(case) / winners(case).sum())),
         computes("ties: the first maximum gets the whole gradient, and those that share it get nothing (argmax knows "
                  "only one)", rule("max", lambda case, g: spread(case, g) * formulas.first_winner(case))),
+        computes("ties: the elements that are close to the maximum are counted as equal to it (np.isclose). They "
+                 "haven't moved the result", rule("max", lambda case, g: spread(case, g) * formulas.shares(
+                     np.isclose(case["x"], case["x"].max(axis=argument(case, "axis"), keepdims=True)), case))),
+        computes("max: the largest magnitude is looked for, but −3 is less than −1",
+                 rule("max", lambda case, g: spread(case, g) * formulas.shares(winners(case, abs(case["x"])), case))),
         computes("max: every element gets the gradient, but only the largest one has moved the result",
                  rule("max", spread)),
         computes("places that come several times in the index keep only the last gradient: out[index] = … writes over, "
@@ -205,7 +218,9 @@ class Rules(Check):
                               "gradient": draw(x.transpose(eval(axes)).shape)})
             for name in ("sum", "max"):
                 for shape, axis, keepdims in SUMS[:many]:
-                    x = draw(shape) if name == "sum" else rng.integers(0, 3, shape).astype(draw((1,)).dtype)
+                    x = draw(shape)
+                    if name == "max":      # with ties; all below 0; and some that lie close together, and are no ties
+                        x = rng.integers(-3, 0, shape).astype(x.dtype) * (2.0 ** -30 if keepdims == "True" else 1)
                     how = {"axis": eval(axis), "keepdims": keepdims == "True"}
                     found.append({"rule": name, "axis": axis, "keepdims": keepdims, "x": x,
                                   "gradient": 6 * draw(np.shape(x.sum(**how)))})
@@ -251,6 +266,8 @@ PROGRAMS = {
     "x[[2, 0, 2]] * y": {"x": (3, 4), "y": (3, 4)},
     "x * x + x": {"x": (3, 2)},
     "x + y + x": {"x": (3,), "y": (3,)},
+    "x": {"x": (2, 3)},
+    "x * x + y": {"x": (2, 3), "y": (3,)},
     "long(x, y)": {"x": (2,), "y": (2,)},
     "(lambda h: h * tanh(tanh(h) * x) + h)(x * y)": {"x": (3, 2), "y": (2,)},
     "(lambda h: tanh(h) * x + (h + y) * h)(x + y)": {"x": (3, 2), "y": (2,)},
@@ -258,6 +275,7 @@ PROGRAMS = {
         {"x": (6, 4), "w1": (5, 4), "b1": (5,), "w2": (3, 5), "b2": (3,)},
 }
 NETWORK = list(PROGRAMS)[-1]
+IN_FLOAT32 = "x * x + y"
 
 
 class Tensor(Check):
@@ -288,12 +306,18 @@ class Tensor(Check):
         demand("right, but the gradients share memory: with each other, with the data, or with the array that backward "
                "was given. Who writes into one changes the other. A leaf's .grad is an array of its own: copy it",
                lambda case, got: not got["shared"]),
+        demand("right, but float64 comes out where float32 went in: the gradients of a float32 network need twice the "
+               "memory. A new array, ones or zeros, takes its dtype from the data",
+               lambda case, got: all(got["once"][name].dtype == leaf.dtype for name, leaf in case["leaves"].items())),
+        demand("right, but the result has a .grad too: only leaves keep theirs. What the others collect is needed "
+               "until it is handed on, and a network has many more of them", lambda case, got: got["kept"] is None),
     ]
 
     def cases(self, rng, ranks):
         return [{"program": program, "gradient": rng.standard_normal(self.shape(program, leaves))
-                 if program != NETWORK else None,
-                 "leaves": {name: rng.standard_normal(shape) for name, shape in leaves.items()}}
+                 if program not in (NETWORK, IN_FLOAT32) else None,
+                 "leaves": {name: whole(rng, shape) if program == IN_FLOAT32 else rng.standard_normal(shape)
+                            for name, shape in leaves.items()}}
                 for program, leaves in PROGRAMS.items()]
 
     def shape(self, program, leaves):

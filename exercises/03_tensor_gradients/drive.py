@@ -73,4 +73,5 @@ def Tensor(learner, inputs, run):
         arrays = [gradient, *grads.values(), *(tensor.data for tensor in leaves.values())]
         arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         found["shared"] |= any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+    found["kept"] = None if any(out is leaf for leaf in leaves.values()) else out.grad
     return found | {"gradient": gradient, "leaves": {name: tensor.data for name, tensor in leaves.items()}}

@@ -99,8 +99,15 @@ def spread(case, g):
     return np.broadcast_to(g, case["x"].shape)
 
 
-def winners(case):
-    return case["x"] == case["x"].max(axis=argument(case, "axis"), keepdims=True)
+def winners(case, x=None):
+    """A mask of the maxima of x, by default the case's own."""
+    x = case["x"] if x is None else x
+    return x == x.max(axis=argument(case, "axis"), keepdims=True)
+
+
+def shares(mask, case):
+    """Equal parts of 1 for what is marked, along the axis."""
+    return mask / mask.sum(axis=argument(case, "axis"), keepdims=True)
 
 
 def first_winner(case):
@@ -130,7 +137,6 @@ def summing(formula):
             return None
         found = formula(case, case["gradient"])
         if case["rule"] == "max":
-            mask = winners(case)
-            found = found * mask / mask.sum(axis=argument(case, "axis"), keepdims=True)
+            found = found * shares(winners(case), case)
         return {"result": found}
     return outputs

@@ -17,21 +17,19 @@ def ran(**wrong):
                          "tangents": case["tangents"]}
 
 
-def in_place(case):
-    """add writes its sum into its first operand."""
+def in_place(case, changing="add"):
+    """The op `changing` writes its result into its first operand."""
     results, tangents = [], []
     for given in case["tangents"]:
         values = [np.array(t) for t in given]
         for op, inputs, r in case["program"]["equations"]:
             ins = [values[i] for i in inputs]
-            if op == "add":
-                ins[0] += ins[1]
-                values.append(ins[0])
-            else:
-                values.append({"neg": lambda ins=ins: -ins[0], "scale": lambda ins=ins, r=r: r * ins[0],
-                               "matvec": lambda ins=ins, r=r: r @ ins[0], "sum": lambda ins=ins: np.sum(ins[0]),
-                               "spread": lambda ins=ins, r=r: np.full(r, ins[0]),
-                               "zero": lambda r=r: np.zeros(r)}[op]())
+            out = np.asarray({"neg": lambda a: -a, "add": lambda a, b: a + b, "scale": lambda a, r=r: r * a,
+                              "matvec": lambda a, r=r: r @ a, "sum": np.sum,
+                              "spread": lambda a, r=r: np.full(r, a), "zero": lambda r=r: np.zeros(r)}[op](*ins))
+            if op == changing:
+                ins[0][...] = out
+            values.append(ins[0] if op == changing else out)
         results.append([np.array(values[v]) for v in case["program"]["outputs"]])
         tangents.append(values[:len(given)])
     return {"runs": results, "tangents": tangents}
@@ -44,7 +42,14 @@ def last_variable(data):
 def only_last_given(case, got):
     """One array per run, and it is the last variable."""
     want = [programs.forward(case["program"], t, last_variable(case["program"])) for t in case["tangents"]]
-    return all(len(g) == 1 and np.allclose(g[0], w[0]) for g, w in zip(got["runs"], want, strict=True))
+    return all(matches(g, w) for g, w in zip(got["runs"], want, strict=True))
+
+
+def each_once(case, got):
+    """The outputs in the order of their numbers, each once."""
+    outputs = sorted(set(case["program"]["outputs"]))
+    return all(matches(g, programs.forward(case["program"], t, outputs))
+               for g, t in zip(got["runs"], case["tangents"], strict=True))
 
 
 def not_a_list(case, got):
@@ -62,8 +67,12 @@ class Program(Check):
              "one", not_a_list),
         when("the program gives back all its variables: the outputs are those whose numbers are in self.outputs",
              lambda case, got: all(len(r) == len(programs.shapes_of(case["program"])) for r in got["runs"])),
+        when("the outputs come in the order of the variables, each once: they come in the order of self.outputs, where "
+             "a variable may stand twice", each_once),
         gives("add writes its sum into its first operand (+=): but that variable, here an input, may be needed again "
               "further down", in_place),
+        *(gives(f"{op} writes its result into its operand: but that variable, here an input, may be needed again "
+                "further down. Make a new array", lambda case, op=op: in_place(case, op)) for op in ("neg", "scale")),
         gives("matvec multiplies from the wrong side: W @ a, not a @ W, which is Wᵀ @ a",
               ran(matvec=lambda r, a: r.T @ a if r.shape[0] == r.shape[1] else r @ a)),
         gives("neg leaves the sign", ran(neg=lambda r, a: a)),
@@ -93,9 +102,9 @@ def matches(got, expected):
 
 # ---------------------------------------------------------------- 04.2
 
-TEXTS = ["x + y", "x + 3", "3 + x", "c + x", "-x", "x - y", "3 - x", "x * y", "x * 3", "c * x", "x * x", "x.sin()",
-         "x.tanh()", "W @ x", "x.sum()", "s * s.sin()", "y", "c", "(W @ (x * y).tanh()).sin()",
-         "(x * x).sin() * y + x", "x.sum() * (y.sin() * y).sum() + s"]
+TEXTS = ["x + y", "x + 3", "3 + x", "c + x", "-x", "x - y", "3 - x", "x * y", "x * 3", "c * x", "x * x", "x + x",
+         "x.sin()", "x.tanh()", "x.tanh() * x.sin()", "W @ x", "x.sum()", "s * s.sin()", "y", "c", "W @ c",
+         "(W @ (x * y).tanh()).sin()", "(x * x).sin() * y + x", "x.sum() * (y.sin() * y).sum() + s"]
 
 
 def point(rng, n, m):
@@ -218,6 +227,13 @@ class Transpose(Check):
              problem("None")),
         when("the transposed program has not as many outputs as the program has inputs: there must be one for each, in "
              "their order, and zero for an input that no output depends on", problem("number of outputs")),
+        when("the transpose is right, but the program itself was changed by it, and no longer runs as before",
+             lambda case, got: loop()(case, got) and (isinstance(got["forward"], str) or not matches(
+                 got["forward"], programs.forward(case["program"], case["tangents"])))),
+        when("the transpose is right, but it can't be transposed itself: transposed twice, it isn't the program again",
+             lambda case, got: loop()(case, got)),
+        when("fan-out is lost where both operands of add are the same variable: it is used twice there, and gets the "
+             "cotangent twice", loop(once=True)),
         when("fan-out is lost: where a variable is used several times, the last cotangent that arrives takes the place "
              "of those before (= for +=). Fan-out becomes addition", loop(keep="last")),
         when("fan-out is lost: where a variable is used several times, only the first cotangent that arrives is kept. "
@@ -246,11 +262,6 @@ class Transpose(Check):
              "cotangents", loop(spread=lambda r, n, ct: [np.mean(ct)])),
         when("the transpose of spread is missing: all copies came from one number, which gets the sum of their "
              "cotangents", loop(spread=lambda r, n, ct: [])),
-        when("the transpose is right, but the program itself was changed by it, and no longer runs as before",
-             lambda case, got: loop()(case, got) and (isinstance(got["forward"], str) or not matches(
-                 got["forward"], programs.forward(case["program"], case["tangents"])))),
-        when("the transpose is right, but it can't be transposed itself: transposed twice, it isn't the program again",
-             lambda case, got: loop()(case, got)),
     ]
     demands = [
         demand(lambda case, got: f"right, but the transposed program has {len(got['drawn'][1]['equations'])} "
@@ -273,9 +284,11 @@ class Transpose(Check):
 
 
 def most(case):
-    """Equations that a transposed program needs at most: one per use of a variable, twice, and the zeros."""
+    """Equations that a transposed program needs at most: two per use of a variable, and a zero for each to begin with.
+    """
     data = case["program"]
-    return (2 * sum(len(inputs) for _, inputs, _ in data["equations"]) + len(data["outputs"]) + len(data["shapes"]))
+    return (2 * sum(len(inputs) for _, inputs, _ in data["equations"]) + len(data["outputs"])
+            + len(programs.shapes_of(data)))
 
 
 # ---------------------------------------------------------------- 04.4
@@ -289,6 +302,10 @@ BAD = {
     "ones add them up in any order. Draw u and v at random",
     "the same matrix, not transposed": "dot_test takes W for its own transpose: with ones, or with u and v alike, ⟨u, "
     "W·v⟩ and ⟨W·u, v⟩ are the same number for any W. Draw u and v at random, each for itself",
+    "the outputs in another order": "dot_test doesn't see that the outputs' cotangents are mixed up: with the same "
+    "number in all of u, their order makes no difference. Draw every element at random",
+    "the inputs in another order": "dot_test doesn't see that the inputs' cotangents are mixed up: with the same "
+    "number in all of v, their order makes no difference. Draw every element at random",
     "the second input's cotangent is zero": "dot_test doesn't see that the second input's cotangent is wrong: ⟨Jᵀu, v⟩ "
     "sums over all inputs",
     "the second output is forgotten": "dot_test doesn't see that the transpose forgets the second output: ⟨u, Jv⟩ sums "
@@ -303,6 +320,14 @@ BAD = {
 def shorter(name):
     """An array or fewer arrays where there must be one per input."""
     return lambda case, got: any(len(got[name][text]) < len(case["xs"]) for text in got[name])
+
+
+def overtaken(case, got):
+    """Pullbacks are right at first, and not when others have been made."""
+    expected = {text: cotangents_of(text, case, us[0]) for text, us in case["vectors"].items()}
+    return (all(matches(got["pulled"][text], cts) for text, cts in expected.items())
+            and any(isinstance(got["late"][text], str) or not matches(got["late"][text], cts)
+                    for text, cts in expected.items()))
 
 
 def tells(name):
@@ -323,6 +348,8 @@ class Grad(Check):
         gives("pull begins with ones, whatever u says: Jᵀ·u is asked for",
               lambda case: gradients(case, np.ones_like)),
         gives("u isn't used after the first call: pull gives the first call's result again", stale),
+        when("a pull gives something else once vjp has been called for another function: what it needs belongs to it "
+             "alone, and not to a global name or an attribute of vjp", overtaken),
         gives("the gradient begins with y itself: that is y·∂y, the gradient of y²/2. The derivative of y by itself "
               "is 1",
               value_of),
@@ -350,6 +377,9 @@ class Grad(Check):
                lambda case, got: abs(got["dots"]["2 times too large, of small numbers"] - 0.5) < 1e-6
                and abs(got["dots"]["the sign"] - 2.0) < 1e-6
                and abs(got["dots"]["all cotangents are zero"] - 1.0) < 1e-6),
+        demand("dot_test draws from somewhere else than rng: with the same state of rng it must give the same number, "
+               "and with another one another. Who finds an error wants to see it again",
+               lambda case, got: got["drawn from rng"][0] == got["drawn from rng"][1] != got["drawn from rng"][2]),
     ]
 
     def cases(self, rng, ranks):
@@ -359,7 +389,7 @@ class Grad(Check):
             us = {text: [rng.standard_normal(value_at(text, case).shape) for _ in range(2)]
                   for text in VECTORS}
             found.append(case | {"vectors": us, "numbers": NUMBERS, "pairs": programs.pairs(rng, n, m),
-                                 "seeds": [int(rng.integers(1 << 30))]})
+                                 "seeds": rng.integers(1 << 30, size=2).tolist()})
         return found
 
     def truth(self, case):

@@ -165,6 +165,7 @@ def gradients(case, u_of=lambda u: u, numbers=1.0):
         "value": {text: value_at(text, case) for text in case["vectors"]},
         "pulled": {text: parts(text, u_of(us[0])) for text, us in case["vectors"].items()},
         "again": {text: parts(text, u_of(us[1])) for text, us in case["vectors"].items()},
+        "late": {text: parts(text, u_of(us[0])) for text, us in case["vectors"].items()},
         "gradient": {text: parts(text, numbers) for text in case["numbers"]},
         "refused": "ValueError",
     }

@@ -114,12 +114,13 @@ def program_cases(rng):
             [rng.standard_normal(shapes[v]) for v in data["outputs"]]
 
 
-def pulled(data, cotangents, keep="sum", order=-1, seeds=None, **wrong):
+def pulled(data, cotangents, keep="sum", order=-1, seeds=None, once=False, **wrong):
     """The inputs' cotangents by the learner's loop with something wrong in it.
 
     keep   what becomes of cotangents that meet at a variable: their "sum", the "last" or the "first"
     order  -1: last equation first
     seeds  how the outputs' cotangents are kept where they meet
+    once   whether an equation hands to a variable that it uses twice only once
     """
     rules, shapes, found = TRANSPOSES | wrong, shapes_of(data), {}
     def hand(variable, ct, keep):
@@ -131,7 +132,8 @@ def pulled(data, cotangents, keep="sum", order=-1, seeds=None, **wrong):
     for out, (op, inputs, r) in list(enumerate(data["equations"], first))[::order]:
         if out in found:
             n = shapes[inputs[0]] if inputs else ()
-            for variable, ct in zip(inputs, rules[op](r, n, found[out]), strict=False):
+            handed = list(zip(inputs, rules[op](r, n, found[out]), strict=False))
+            for variable, ct in dict(handed).items() if once else handed:
                 hand(variable, ct, keep)
     return [found.get(v, np.zeros(shapes[v])) for v in range(first)]
 
@@ -158,6 +160,8 @@ def pairs(rng, n, m):
         "everything zero": (zeros, vector(["zero", [], [n]], shapes=((m,),))),
         "the same matrix, not transposed": (vector(["matvec", [0], V]), vector(["matvec", [0], V])),
         "elements in another order": (scaled(r), scaled(r[::-1].copy())),
+        **{f"the {which} in another order": (vector(["matvec", [0], W]), vector(["matvec", [0], mixed], shapes=((m,),)))
+           for which, mixed in (("outputs", W[::-1].T), ("inputs", W.T[::-1]))},
         "the second input's cotangent is zero": (two, two_back("zero", [], [n])),
         "the second output is forgotten": (wide, wide_back(0.0)),
         "the sign": (scaled(r), scaled(-r)),

@@ -18,19 +18,21 @@ def by_rows(x, dy):
     return x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
 
 
-def linear(case, x=None, dy=None, weight=None):
-    """The right outputs, sums written out; with another input, cotangent or weight what those would give."""
+def linear(case, x=None, dy=None, weight=None, bias=None):
+    """The right outputs, sums written out; with another input, cotangent, weight or bias what those would give."""
     weight = case["weight"] + case["update"] if weight is None else weight
+    bias = case["bias"] + case["bias_update"] if bias is None else bias
     dy = case["dy"] if dy is None else dy
     rows, cotangents = by_rows(case["x"] if x is None else x, dy)
-    return {"y": np.einsum("...i,oi->...o", case["x"], weight) + case["bias"],
+    return {"y": np.einsum("...i,oi->...o", case["x"], weight) + bias,
             "by_x": np.einsum("...o,oi->...i", dy, weight),
             "by_weight": np.einsum("ro,ri->oi", cotangents, rows), "by_bias": np.einsum("ro->o", cotangents)}
 
 
 def mean_over_rows(case):
-    right, rows = linear(case), case["dy"].size // case["dy"].shape[-1]
-    return right | {"by_weight": right["by_weight"] / rows, "by_bias": right["by_bias"] / rows}
+    right, rows = linear(case), np.float64(case["dy"].size // case["dy"].shape[-1])
+    with np.errstate(invalid="ignore"):
+        return right | {"by_weight": right["by_weight"] / rows, "by_bias": right["by_bias"] / rows}
 
 
 def added_to_earlier(case):
@@ -53,27 +55,36 @@ class LinearLayer(Check):
               linear(case)),
         gives("the gradient by weight is transposed: it must have weight's own shape, (outputs, inputs)",
               lambda case: {"by_weight": linear(case)["by_weight"].T}),
-        gives("the bias is forgotten in forward", lambda case: {"y": linear(case)["y"] - case["bias"]}),
+        gives("the bias is forgotten in forward", lambda case: linear(case, bias=0.0)),
         gives("the gradient by weight belongs to the x of an earlier forward: each forward must put its own in place "
               "of the one before",
               lambda case: {"by_weight": linear(case, x=case["earlier_x"])["by_weight"]}),
         gives("the gradients of earlier calls are still in there: a call of backward is for itself", added_to_earlier),
+        gives("the layer works with a copy of bias that was made at the beginning: what an optimizer has written into "
+              "the array since isn't seen", lambda case: linear(case, bias=case["bias"])),
+        gives("the layer works with copies of weight and bias that were made at the beginning: what an optimizer has "
+              "written into the arrays since isn't seen",
+              lambda case: linear(case, weight=case["weight"], bias=case["bias"])),
         gives("the layer works with a copy of weight that was made at the beginning: what an optimizer has written "
               "into the array since isn't seen", lambda case: linear(case, weight=case["weight"])),
     ]
 
+    demands = [demand("right, but the next call writes over what an earlier one returned: y and the gradients belong "
+                      "to who got them. Return new arrays", lambda case, got: got["kept"])]
+
     def cases(self, rng, ranks):
         found = []
-        for before, inputs, outputs in (((7,), 5, 3), ((2, 5), 4, 6), ((6,), 4, 4), ((), 3, 2)):
+        for before, inputs, outputs in (((7,), 5, 3), ((2, 5), 4, 6), ((6,), 4, 4), ((), 3, 2), ((2, 0, 3), 3, 2)):
             def normal(*shape):
                 return rng.standard_normal(shape)
             found.append({"weight": normal(outputs, inputs), "bias": normal(outputs), "update": normal(outputs, inputs),
-                          "x": normal(*before, inputs), "dy": normal(*before, outputs),
+                          "bias_update": normal(outputs), "x": normal(*before, inputs), "dy": normal(*before, outputs),
                           "earlier_x": normal(*before, inputs), "earlier_dy": normal(*before, outputs)})
         return found
 
     def truth(self, case):
-        return linear(case) | {"weight_after": case["weight"] + case["update"]}
+        return linear(case) | {"weight_after": case["weight"] + case["update"],
+                               "bias_after": case["bias"] + case["bias_update"]}
 
 
 # ---------------------------------------------------------------- 05.2
@@ -201,6 +212,8 @@ NOT_IN_PLACE = ("the parameters haven't moved: p = p − … gives the name p to
                 "the list leaves the model's own array as it was; p -= … writes into it")
 LR_FIXED = ("the lr that step is given is ignored: the optimizer goes on with the one from its construction, and a "
             "schedule would have no effect")
+LR_OF_0 = ("an lr of 0 is taken for none: `lr or self.lr` asks whether lr is true, and 0 isn't. A schedule that begins "
+           "or ends at 0 would jump. Ask `lr is None`")
 LR_KEPT = "an lr given to one step is kept for the steps after it; it is for that step alone"
 
 
@@ -227,6 +240,7 @@ class Momentum(Check):
         gives(NOT_IN_PLACE, optimizers.unmoved),
         gives(LR_FIXED, lambda case: sgd(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: sgd(case, lrs=optimizers.kept)),
+        gives(LR_OF_0, lambda case: sgd(case, lrs=optimizers.never_0)),
         gives("the steps go up the gradient: the loss grows. lr · velocity is subtracted",
               lambda case: sgd(case, step=lambda p, v, g, lr, mu: p + lr * v)),
         gives("nothing is remembered: these are the steps of momentum 0",
@@ -252,7 +266,7 @@ class Momentum(Check):
     ]
 
     def cases(self, rng, ranks):
-        changing = [None, None, 0.02, None, 0.3, 0.1, None] + [None] * 20
+        changing = [None, None, 0.02, None, 0.3, 0.0, 0.1, None] + [None] * 20
         return [draw(rng, SHAPES, changing, lr=0.05, momentum=0.8), draw(rng, SHAPES[:2], [None, 0.2, None], lr=0.1)]
 
     def truth(self, case):
@@ -272,6 +286,7 @@ class AdamAndAdamW(Check):
         gives(NOT_IN_PLACE, optimizers.unmoved),
         gives(LR_FIXED, lambda case: adam(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: adam(case, lrs=optimizers.kept)),
+        gives(LR_OF_0, lambda case: adam(case, lrs=optimizers.never_0)),
         gives("no bias correction: m and v begin at 0, and so in the first steps both are far too small, v the longer; "
               "divide them by 1 − βᵗ", lambda case: adam(case, correct=(False, False))),
         gives("m is corrected for its bias, v is not", lambda case: adam(case, correct=(True, False))),
@@ -308,7 +323,7 @@ class AdamAndAdamW(Check):
                       or min(right_answers(case, got[name]) for name in ("sgd", "adam")) > 0.8)]
 
     def cases(self, rng, ranks):
-        lrs = [None, None, 0.02, None, 0.005, 0.1, None] + [None] * 30
+        lrs = [None, None, 0.02, None, 0.005, 0.0, 0.1, None] + [None] * 30
         return [draw(rng, SHAPES, lrs, lr=0.01, betas=[0.8, 0.97], eps=1e-8),
                 draw(rng, SHAPES[:2], lrs[:9], 1e-3, lr=0.01, betas=[0.9, 0.999], eps=1e-4),
                 draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3),

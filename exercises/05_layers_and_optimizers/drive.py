@@ -7,13 +7,15 @@ def Linear(learner, inputs, run):
     """An earlier pass with other numbers, an update of the parameters in place, then the pass that is looked at."""
     weight, bias = inputs["weight"].copy(), inputs["bias"].copy()
     layer = learner(weight, bias)
-    layer.forward(inputs["earlier_x"])
-    layer.backward(inputs["earlier_dy"])
+    earlier = [layer.forward(inputs["earlier_x"]), *layer.backward(inputs["earlier_dy"])]
+    before = [np.array(array) for array in earlier]
     weight += inputs["update"]
+    bias += inputs["bias_update"]
     y = layer.forward(inputs["x"])
     by_x, by_weight, by_bias = layer.backward(inputs["dy"])
     return {"y": y, "by_x": by_x, "by_weight": by_weight, "by_bias": by_bias,
-            "weight_after": weight, "bias": bias, "x": inputs["x"], "dy": inputs["dy"]}
+            "kept": all(np.array_equal(a, b) for a, b in zip(earlier, before, strict=True)),
+            "weight_after": weight, "bias_after": bias, "x": inputs["x"], "dy": inputs["dy"]}
 
 
 def softmax_cross_entropy(learner, inputs, run):
@@ -36,10 +38,10 @@ def steps(learner, inputs):
     """parameters[i][step]: parameter i after each step. grads[step][i]: what is left of the gradients.
 
     A second optimizer of the same class, with numbers of its own, takes its steps in between; and the gradients always
-    come in the same arrays.
+    come in the same arrays. The parameters lie in memory by columns: whoever steps along p.ravel() moves a copy.
     """
-    parameters = [p.copy() for p in inputs["parameters"]]
-    others = [p.copy() for p in inputs["parameters"]]
+    parameters = [p.copy(order="F") for p in inputs["parameters"]]
+    others = [p.copy(order="F") for p in inputs["parameters"]]
     optimizer, other = learner(list(parameters), **inputs["settings"]), learner(list(others), **inputs["settings"])
     buffers = [np.empty_like(g) for g in inputs["grads"][0]]
     path, after = [], []

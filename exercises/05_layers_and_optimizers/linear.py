@@ -26,7 +26,7 @@ class Linear:
 
         dy  (…, outputs), the cotangent of the y of the last forward
 
-        Every call is for itself: nothing is added to earlier gradients.
+        Every call is for itself: it returns new arrays, and nothing is added to earlier gradients.
         """
         raise NotImplementedError("begin with the shapes: each gradient has that of its array, and only one way of "
                                   "multiplying and summing gets there")

@@ -15,6 +15,11 @@ def fixed(case):
     return [case["settings"]["lr"]] * len(case["lrs"])
 
 
+def never_0(case):
+    """Those of one to which 0 says what None says."""
+    return [lr or case["settings"]["lr"] for lr in case["lrs"]]
+
+
 def kept(case):
     """Those of one that goes on with the last that it was given."""
     found = []
@@ -50,7 +55,9 @@ def draw(rng, shapes, lrs, scale=1.0, **settings):
 
 def weighted(weights, values):
     """Σ weights·values; weights is a function of the age, 0 for the newest."""
-    return sum(weights(len(values) - 1 - i) * value for i, value in enumerate(values))
+    if not values:
+        return 0.0
+    return np.tensordot([weights(age) for age in reversed(range(len(values)))], np.array(values), axes=1)
 
 
 def sgd(case, velocity=None, step=lambda p, v, g, lr, mu: p - lr * v, lrs=rates):

@@ -177,6 +177,9 @@ class SegmentCheck(Check):
              "found it, or the next step's masks are others", first_step_right),
         when("forward is right, and backward differentiates another function: computed again, the layers drew other "
              "masks. Set rng back to the state that it had before this segment's first layer", other_masks),
+        when("forward is right, and backward isn't: rng must go back to the state that it had before the first layer "
+             "of this very segment, in its last forward", lambda case, got: np.allclose(
+                 got["y"][0], dropout_steps(case)["y"][0])),
         when("forward doesn't draw its masks from rng as it stands: the output itself is another one",
              lambda case, got: not np.allclose(got["y"][0], dropout_steps(case)["y"][0])),
     ]
@@ -185,6 +188,8 @@ class SegmentCheck(Check):
                "draw again", lambda case, got: max(got["kept"]) <= -(-len(case["weights"]) // case["size"]) + 1),
         demand("right, but a layer's forward runs more than twice per step",
                lambda case, got: max(got["forwards"]) <= 2 * len(case["xs"])),
+        demand("right, but nothing is computed again in backward: then masks and inputs were kept, if only as copies",
+               lambda case, got: min(got["forwards"]) == 2 * len(case["xs"])),
     ]
 
     def cases(self, rng, ranks):

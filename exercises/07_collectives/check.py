@@ -25,10 +25,10 @@ waited = demand("a posted message is never waited for: MPI may still be reading 
 
 # ---------------------------------------------------------------- 07.1
 
-def by_permutation(rng, targets, size, one_array=False):
+def by_permutation(rng, targets, size, one_array=False, dtype=np.float64):
     """A case in which rank r sends to targets[r]."""
     source = np.argsort(targets)
-    return [{"outgoing": rng.standard_normal(size), "dst": int(targets[rank]), "src": int(source[rank]),
+    return [{"outgoing": rng.standard_normal(size).astype(dtype), "dst": int(targets[rank]), "src": int(source[rank]),
              "one_array": one_array} for rank in range(len(targets))]
 
 
@@ -69,7 +69,7 @@ class Exchange(Check):
 
     def cases(self, rng, ranks):
         ring = np.roll(np.arange(ranks), -1)
-        found = [by_permutation(rng, ring, LONG), by_permutation(rng, np.roll(ring, 2), SOME),
+        found = [by_permutation(rng, ring, LONG), by_permutation(rng, np.roll(ring, 2), (3, SOME), dtype=np.float32),
                  by_permutation(rng, ring, LONG, one_array=True)]
         if ranks == 4:
             found += [by_permutation(rng, np.array([2, 3, 0, 1]), LONG), by_permutation(rng, np.array([2, 1, 3, 0]), 7)]
@@ -121,8 +121,9 @@ class Broadcast(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [[{"x": rng.standard_normal(shape), "src": src} for _ in range(ranks)]
-                for shape, src in (((3, 5), 0), (SOME, ranks - 1), ((2, 3), ranks // 2))]
+        return [[{"x": rng.standard_normal(shape).astype(dtype), "src": src} for _ in range(ranks)]
+                for shape, src, dtype in (((3, 5), 0, np.float64), (SOME, ranks - 1, np.float64),
+                                          ((2, 3), ranks // 2, np.float32))]
 
     def truth(self, case):
         return [{"x": case[case[0]["src"]]["x"]}] * len(case)
@@ -199,7 +200,8 @@ class AllReduce(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [[{"x": rng.standard_normal(shape)} for _ in range(ranks)] for shape in ((SOME,), (2, 3, 4))]
+        whole = [{"x": rng.integers(-9, 9, (2, 3, 4)).astype(np.float32)} for _ in range(ranks)]    # sums are exact
+        return [[{"x": rng.standard_normal(SOME)} for _ in range(ranks)], whole]
 
     def truth(self, case):
         return [{"x": total(case)}] * len(case)
@@ -259,6 +261,12 @@ def own_missing(case, got):
     return all(has(rank, i) != (i == rank) for rank in range(len(case)) for i in range(len(case)))
 
 
+def each_part_once(case, got):
+    """By their sizes, which are all different where parts are long."""
+    found = [(m.src, m.bytes) for m in messages(got) if m.bytes > 1000]
+    return len(found) == len(set(found))
+
+
 class AllGather(Check):
     exercise = "07.4"
     tolerance = 0.0
@@ -281,6 +289,8 @@ class AllGather(Check):
         demand("right, but one rank sends everything to everybody and the others wait for it: in a ring no rank sends "
                "a part more than once",
                lambda case, got: max(bytes_sent(got)) <= sum(rank["x"].nbytes for rank in case) + 16 * 4 * len(case)),
+        demand("right, but some rank sends its own part to several others, or one that it has received: in a ring each "
+               "part is handed to one neighbour, who hands it on", each_part_once),
         demand(lambda case: f"right, but the messages take more than {2 * (len(case) - 1)} steps (N-1 for the parts, "
                             "as many for their lengths): the ranks wait for each other in a chain",
                lambda case, got: len(case) == 2 or steps(got) <= 2 * (len(case) - 1)),

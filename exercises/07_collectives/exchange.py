@@ -10,6 +10,8 @@ import numpy as np
 def exchange(comm, outgoing, dst, incoming, src):
     """Send `outgoing` to rank dst and receive rank src's message into `incoming`; all ranks call this at once.
 
+    Each sends one message, and waits for nobody before it is posted: all travel in the same step.
+
     comm      the Communicator: comm.rank, comm.size, comm.send(x, dst), comm.recv(x, src), and
               work = comm.isend(x, dst), which only posts the message and returns; x may not change before work.wait()
     outgoing  array, of any length; afterwards as before, unless it is `incoming`

@@ -65,18 +65,23 @@ def balanced(case, got):
                for parts in batches(case, got, size))
 
 
+def doubled(case):
+    """Seeds that in epoch 0 have the order of `seed` in epoch 1 if both numbers are multiplied."""
+    return 2 * case["seed"], 2 * case["seed"] + 1
+
+
 def shared_order(case, got):
     """Two pairs ((seed, epoch), (seed, epoch)) with the same batches, or None."""
-    pairs = itertools.product((case["seed"], case["seed"] + 1), EPOCHS)
+    pairs = [*itertools.product((case["seed"], case["seed"] + 1), EPOCHS), *((seed, 0) for seed in doubled(case))]
     return next(((one, other) for one, other in itertools.combinations(pairs, 2)
                  if united(case, got, 1, one[1], one[0]) == united(case, got, 1, other[1], other[0])), None)
 
 
 def told_apart(case, got):
     (seed, epoch), (other_seed, other_epoch) = shared_order(case, got)
-    return (f"seed and epoch are mixed into one number, as seed + epoch does: seed {seed} in epoch {epoch} has the "
-            f"order of seed {other_seed} in epoch {other_epoch}. Two runs with neighbouring seeds would train on the "
-            "same batches, an epoch apart; the order must depend on both numbers, each for itself")
+    return (f"seed and epoch are mixed into one number, as seed + epoch or seed · (epoch + 1) does: seed {seed} in "
+            f"epoch {epoch} has the order of seed {other_seed} in epoch {other_epoch}. Two runs with these seeds would "
+            "train on the same batches, epochs apart; the order must depend on both numbers, each for itself")
 
 
 class Shard(Check):
@@ -84,11 +89,13 @@ class Shard(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for n, batch_size in ((61, 16), (29, 7), (int(rng.integers(30, 60)), int(rng.integers(9, 13)))):
-            seed = 2 * int(rng.integers(500))       # even, so that seed ^ epoch shows as well
+        for n, batch_size in ((61, 16), (29, 7), (24, 8), (int(rng.integers(30, 60)), int(rng.integers(9, 13)))):
+            seed = 2 * int(rng.integers(1, 500))       # even, so that seed ^ epoch shows as well
             calls = [{"rank": rank, "size": size, "seed": seed, "epoch": epoch}
                      for size in SIZES for epoch in EPOCHS for rank in range(size)]
             calls += [{"rank": 0, "size": 1, "seed": seed + 1, "epoch": epoch} for epoch in EPOCHS]
+            calls += [{"rank": 0, "size": 1, "seed": other, "epoch": 0}
+                      for other in doubled({"seed": seed})]
             found.append({"n": n, "batch_size": batch_size, "seed": seed, "calls": calls})
         return found
 
@@ -99,7 +106,7 @@ class Shard(Check):
         demand(lambda case: f"the result isn't a list of {-(-case['n'] // case['batch_size'])} int arrays, one per "
                             f"global batch of {case['batch_size']} of {case['n']} samples", well_formed),
         demand("two calls with the same arguments give different samples: the order must depend on seed and epoch "
-               "only, not on NumPy's global generator", same_when_repeated),
+               "only, not on NumPy's global generator, nor on what is left from an earlier call", same_when_repeated),
         demand("every rank holds the whole batch: nothing is divided", divided),
         demand("the parts overlap: some sample is on two ranks in one step, and counts twice",
                not_too_many),
@@ -145,8 +152,9 @@ class BroadcastParameters(Check):
         gives("all ranks have the parameters of the last rank; rank 0's were asked for",
               lambda case: [{"parameters": case[-1]["parameters"]}] * len(case)),
     ]
-    demands = [demand("the right values, but by another way than broadcast: every rank sends, where one would do",
-                      lambda case, got: all(set(g.ops()) == {"broadcast"} for g in got))]
+    demands = [demand("the right values, but by another way than broadcast, which is made for it: in a sum every rank "
+                      "sends",
+                      lambda case, got: all(set(g.ops()) <= {"broadcast"} for g in got))]
 
     def cases(self, rng, ranks):
         return [[{"parameters": arrays(rng)} for _ in range(ranks)]]
@@ -186,7 +194,7 @@ class AverageGradients(Check):
         gives("weighed by the samples, but divided by the number of ranks instead of the samples of all ranks",
               lambda case: weighted(case, lambda r: r["count"], len)),
         gives("each rank still has its own gradients: nothing was exchanged, or the result wasn't written into the "
-              "arrays (grad = … only gives the name to another array)",
+              "arrays (grad = … only gives the name to another array, and grads[i] = … puts one into the list)",
               lambda case: [{"grads": r["grads"]} for r in case]),
         gives("weighed after the sum: each rank multiplies the sum of all means by its own share. Every mean must be "
               "multiplied by its own rank's share, before the sum",
@@ -298,7 +306,8 @@ class Train(Check):
               lambda case: nobody_averages(case, "own")),
         when("the ranks begin with different parameters: their differences stay for ever, whatever is averaged later",
              differences_stay),
-        when("the parameters aren't changed in place: parameter = … makes another array (parameter -= … does not)",
+        when("the parameters aren't changed in place: parameter = … makes another array, and parameters[i] = … puts "
+             "one into the list (parameter -= … writes into the model's own)",
              not_moved),
         gives("the steps are {ranks} times too long: gradients that are already averaged need no factor for the ranks",
               lambda case: [together(case, lr=len(case))] * len(case)),
@@ -313,6 +322,10 @@ class Train(Check):
               lambda case: [found | {"result": together(case, STEPS + 1)["result"][1:]} for found in
                             [together(case)] * len(case)]),
     ]
+
+    demands = [demand("right, but the parameters are sent around more than once: with one start and the same steps "
+                      "they stay alike by themselves, and if they didn't, that would hide it",
+                      lambda case, got: all(g.ops().count("broadcast") <= len(case[0]["parameters"]) for g in got))]
 
     def cases(self, rng, ranks):
         x = rng.standard_normal((41, INPUTS))

@@ -59,26 +59,33 @@ def accumulate(learner, inputs, run):
     """Twice with the same arrays; then no_sync() with an exception inside, and one in another."""
     grads = [np.zeros(inputs["width"]), np.zeros((inputs["width"],) * 2)]
     sync = run.module.GradientSync(run.comm, list(grads))
-    totals = []
+    totals, rows = [], []
+
+    def counted(piece):
+        rows[-1].append(len(piece))
+        return moments(piece)
+
     for pieces in inputs["batches"]:
         for grad in grads:
             grad[...] = 0
-        learner(sync, pieces, moments, inputs["count"])
+        rows.append([])
+        learner(sync, pieces, counted, inputs["count"])
         totals.append([grad.copy() for grad in grads])
-    return {"totals": totals, "after_exception": after_exception(run), "nested": nested(run)}
+    return {"totals": totals, "rows": rows, **after_exception(run), "nested": nested(run), "beside": beside(run)}
 
 
 def after_exception(run):
-    """What a backward() gives after an exception in no_sync(), on arrays that are rank + 1."""
-    total = np.zeros(2)
+    """What was heard of an exception in no_sync(), and what a backward() gives after it, of arrays that are rank + 1.
+    """
+    total, raised = np.zeros(2), "nothing"
     tried = run.module.GradientSync(run.comm, [total])
     try:
         with tried.no_sync():
             raise KeyError("inside")
     except KeyError:
-        pass
+        raised = "KeyError"
     tried.backward([np.full(2, run.comm.rank + 1.0)])
-    return total
+    return {"raised": raised, "after_exception": total}
 
 
 def nested(run):
@@ -87,6 +94,17 @@ def nested(run):
     tried = run.module.GradientSync(run.comm, [total])
     with tried.no_sync():
         with tried.no_sync():
+            pass
+        tried.backward([np.full(2, run.comm.rank + 1.0)])
+    return total
+
+
+def beside(run):
+    """What backward() gives in no_sync(), after that of another GradientSync."""
+    total = np.zeros(2)
+    tried = run.module.GradientSync(run.comm, [total])
+    with tried.no_sync():
+        with run.module.GradientSync(run.comm, [np.zeros(2)]).no_sync():
             pass
         tried.backward([np.full(2, run.comm.rank + 1.0)])
     return total

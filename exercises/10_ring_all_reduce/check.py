@@ -6,71 +6,45 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 from exercises.frame.judge import same, shaped
-from exercises.frame.messages import bytes_sent, messages, steps
+from exercises.frame.messages import SENDS, bytes_sent, messages, steps
+
+from .plans import as_lists, from_the_start_again, goes_on, in_plans, plan, travelled
 
 LONG = 40_003      # elements: no MPI library copies 320,000 bytes aside
 
 
+def neighbours_of(rank):
+    """The ranks that a rank sends to."""
+    return sorted({call["peer"] for call in rank.calls if call["op"] in SENDS})
+
+
+def longest(case):
+    """Bytes of the longest chunk, if they are as even as possible."""
+    x = case[0]["x"]
+    return -(-len(x) // len(case)) * x.itemsize
+
+
+def largest(got):
+    """Bytes of the largest message."""
+    return max((call["bytes"] for rank in got for call in rank.calls), default=0)
+
+
+one_neighbour = demand(
+    lambda case, got: f"right, but that is no ring: rank 0 sends to the ranks {neighbours_of(got[0])}. In a ring each "
+                      "rank sends to one neighbour only, so that N wires are enough, each of them always busy",
+    lambda case, got: all(len(neighbours_of(rank)) <= 1 for rank in got))
 waited = demand("a posted message is never waited for: MPI may still be reading from the array when you change it",
                 lambda case, got: all(call["end"] is not None for rank in got for call in rank.calls))
 
 
 # ---------------------------------------------------------------- 10.1
 
-def travelled(size):
-    """(sends, receives) of all ranks: each hands on in a step what arrived in the one before."""
-    sends, receives = [[rank] for rank in range(size)], [[] for _ in range(size)]
-    for _ in range(2 * (size - 1)):
-        for rank in range(size):
-            receives[rank].append(sends[rank - 1][-1])
-        for rank in range(size):
-            sends[rank].append(receives[rank][-1])
-    return [chunks[:-1] for chunks in sends], receives
-
-
-def as_lists(sends, receives):
-    return {"sends": [list(map(int, chunks)) for chunks in sends],
-            "receives": [list(map(int, chunks)) for chunks in receives]}
-
-
-def plan(send, receive, steps=lambda size: 2 * (size - 1)):
-    """Hypothesis: send(rank, step, size) and receive(rank, step, size)."""
-    def of(case):
-        size = case["size"]
-        every = range(size), range(steps(size))
-        return as_lists([[send(rank, step, size) for step in every[1]] for rank in every[0]],
-                        [[receive(rank, step, size) for step in every[1]] for rank in every[0]])
-    return of
-
-
-def from_the_start_again(rank, step, size):
-    return (rank - step % (size - 1)) % size
-
-
-def planned(case, got):
-    """The plans as arrays (ranks, steps), or None if they are of unequal lengths."""
-    try:
-        return np.array(got["sends"], dtype=int), np.array(got["receives"], dtype=int)
-    except (KeyError, ValueError, TypeError):
-        return None
-
-
-def in_plans(predicate):
-    """Signature's predicate: predicate(sends, receives, size) holds, of plans that are arrays."""
-    def holds(case, got):
-        plans = planned(case, got)
-        return plans is not None and plans[0].ndim == 2 and bool(predicate(*plans, case["size"]))
-    return holds
-
-
-def goes_on(sends, receives, size):
-    return np.array_equal(sends[:, 1:], receives[:, :-1])
-
-
 class Table(Check):
     exercise = "10.1"
     signatures = [
         when("the result isn't a list of pairs (send, receive)", lambda case, got: "no_pairs" in got),
+        when(lambda case, got: f"chunks have the numbers 0, 1, 2 …, and one of yours is {got['no_integer']}: / gives "
+                               "fractions, // and % whole numbers", lambda case, got: "no_integer" in got),
         when("a rank sends and receives the same chunk in one step: what it adds to has just left",
              in_plans(lambda sends, receives, n: np.array_equal(sends, receives))),
         gives("send and receive are mixed up in the pairs",
@@ -168,6 +142,13 @@ def of_own_chunk(value):
     return outputs
 
 
+def too_early(case, got):
+    if min(len(rank.calls) for rank in got) < 2 * (len(case) - 1):
+        return "the part of the rank on which the chunk set out is missing: one step too few"
+    return ("after all steps one rank's part of chunk rank + 1 is still missing: another chunk is complete instead. "
+            "Was it this rank's own plan, table(rank, size)?")
+
+
 class ReduceScatter(Check):
     exercise = "10.2"
     may_change = ("x",)
@@ -179,8 +160,7 @@ class ReduceScatter(Check):
               of_own_chunk(lambda x, rank, n: x[(rank + 1) % n])),
         gives("every rank sends its own numbers in each step: what goes on must be the sum with what arrived before",
               of_own_chunk(lambda x, rank, n: x[rank] + x[rank - 1])),
-        gives("the part of the rank on which the chunk set out is missing: one step too few",
-              of_own_chunk(lambda x, rank, n: sum(x) - x[(rank + 1) % n])),
+        gives(too_early, of_own_chunk(lambda x, rank, n: sum(x) - x[(rank + 1) % n])),
         gives("what arrives is handed on without this rank's own part: keep the sum, and send the sum",
               of_own_chunk(lambda x, rank, n: x[rank] + x[(rank + 1) % n])),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
@@ -193,16 +173,18 @@ class ReduceScatter(Check):
                lambda case, got: all(len(rank.calls) <= 2 * (len(case) - 1) for rank in got)),
         demand(lambda case: f"right, but every rank sends more than {(len(case) - 1) / len(case):.2f} times the array: "
                             "only one chunk leaves in a step, not all of x",
-               lambda case, got: max(bytes_sent(got)) <= (len(case) - 1) * -(-len(case[0]["x"]) // len(case)) * 8),
+               lambda case, got: max(bytes_sent(got)) <= (len(case) - 1) * longest(case)),
         demand(lambda case: f"right, but the messages take more than {len(case) - 1} steps: all ranks send at the same "
                             "time", lambda case, got: len(case) == 2 or steps(got) <= len(case) - 1),
+        one_neighbour,
     ]
 
     def cases(self, rng, ranks):
-        return [[{"x": rng.standard_normal(n)} for _ in range(ranks)] for n in (19, LONG, 3)]
+        sums = [[{"x": rng.standard_normal(n)} for _ in range(ranks)] for n in (19, LONG, 3)]
+        return [*sums, [{"x": rng.integers(-9, 9, 10).astype(np.float32)} for _ in range(ranks)]]
 
     def truth(self, case):
-        return of_own_chunk(lambda x, rank, n: np.sum(x, axis=0))(case)
+        return of_own_chunk(lambda x, rank, n: np.sum(x, axis=0))(case)      # exact in float32: whole numbers
 
 
 # ---------------------------------------------------------------- 10.3
@@ -239,8 +221,10 @@ class RingAllReduce(Check):
              walked(second=None)),
         gives(lambda case: f"the last {len(case[0]['x']) % len(case)} of {len(case[0]['x'])} elements are still each "
                            "rank's own: n // N drops the rest of the division", tail_left),
-        gives("combine is ignored: it was np.maximum, and you have added",
+        gives(lambda case: f"combine is ignored: it was np.{case[0]['combine']}, and you have added",
               lambda case: [{"x": np.sum([rank["x"] for rank in case], axis=0)}] * len(case)),
+        gives("combine is ignored: it was np.minimum, and you have taken the maximum", lambda case: None
+              if case[0]["combine"] == "add" else [{"x": np.max([rank["x"] for rank in case], axis=0)}] * len(case)),
         gives("every rank has the sum of itself and one neighbour: that is right for two ranks only", in_pairs),
         when("the second half begins with the wrong chunk, the own one again, which is complete on another rank: off "
              "by one", sent_again),
@@ -260,17 +244,21 @@ class RingAllReduce(Check):
                lambda case, got: len(messages(got)) <= 2 * (len(case) - 1) * len(case)),
         demand(lambda case: f"right, but some rank sends more than 2(N-1)/N = {2 - 2 / len(case):.2f} times the array: "
                             "chunks go round the ring, not whole arrays",
-               lambda case, got: max(bytes_sent(got)) <=
-               2 * (len(case) - 1) * -(-len(case[0]["x"]) // len(case)) * case[0]["x"].itemsize),
+               lambda case, got: max(bytes_sent(got)) <= 2 * (len(case) - 1) * longest(case)),
+        demand(lambda case, got: f"right, but the chunks aren't as even as they can be: of {case[0]['x'].nbytes} bytes "
+                                 f"in {len(case)} chunks one has {largest(got)}, where {longest(case)} are enough. In "
+                                 "each step all wait for the longest message",
+               lambda case, got: len(case) == 2 or largest(got) <= longest(case)),
         demand(lambda case: f"right, but the messages take more than 2(N-1) = {2 * (len(case) - 1)} steps: all ranks "
                             "send at the same time",
                lambda case, got: len(case) == 2 or steps(got) <= 2 * (len(case) - 1)),
+        one_neighbour,
     ]
 
     def cases(self, rng, ranks):
         return [[{"x": rng.standard_normal(n).astype(dtype), "combine": combine} for _ in range(ranks)]
                 for n, dtype, combine in ((19, np.float64, "add"), (LONG, np.float64, "add"), (3, np.float64, "add"),
-                                          (9, np.float32, "maximum"))]
+                                          (9, np.float32, "maximum"), (7, np.float64, "minimum"))]
 
     def truth(self, case):
         return [{"x": reduced(case)}] * len(case)
@@ -313,29 +301,36 @@ def seconds(case, algorithm):
     return messages_of(case["size"]) * case["alpha"] + moved(case["size"]) * case["beta"] * case["nbytes"]
 
 
-def costs(name, algorithm):
-    """Signature's predicate: the function `name` gives the seconds of another algorithm, whatever the crossover is."""
+def takes(name, algorithm):
+    """Predicate: the function `name` gives the seconds of this algorithm, whatever the crossover is."""
     def holds(case, got):
         expected = seconds(case, algorithm)
         return same(shaped(got.get(name), expected), expected, 1e-9)
     return holds
 
 
+def costs(name, algorithm):
+    """Signature's predicate: `name` gives the seconds of another algorithm, and they aren't the right ones."""
+    right = takes(name, {"ring_seconds": RING, "tree_seconds": TREE}[name])
+    return lambda case, got: takes(name, algorithm)(case, got) and not right(case, got)
+
+
 def meeting(case):
-    """Where the straight lines cross, from two points on each."""
-    (r0, r1), (t0, t1) = [seconds(case | {"nbytes": np.array([0.0, 1.0])}, algorithm) for algorithm in (RING, TREE)]
-    return float((r0 - t0) / ((t1 - t0) - (r1 - r0))) if r0 > t0 else 0.0
+    """Where the straight lines cross, from the height and the slope of each."""
+    heights, slopes = (tuple(seconds(case | more, algorithm) for algorithm in (RING, TREE))
+                       for more in ({"nbytes": 0.0}, {"nbytes": 1.0, "alpha": 0.0}))
+    return float((heights[0] - heights[1]) / (slopes[1] - slopes[0])) if heights[0] > heights[1] else 0.0
 
 
 def per_second(case, got):
     """beta taken for bytes per second."""
     swapped = case | {"beta": 1 / case["beta"]}
-    return all(costs(name, algorithm)(swapped, got) for name, algorithm in (("ring_seconds", RING),
+    return all(takes(name, algorithm)(swapped, got) for name, algorithm in (("ring_seconds", RING),
                                                                             ("tree_seconds", TREE)))
 
 
 def costs_right(case, got):
-    return costs("ring_seconds", RING)(case, got) and costs("tree_seconds", TREE)(case, got)
+    return takes("ring_seconds", RING)(case, got) and takes("tree_seconds", TREE)(case, got)
 
 
 class Crossover(Check):
@@ -356,6 +351,8 @@ class Crossover(Check):
              costs("tree_seconds", (lambda n: 2 * math.log2(n),) * 2)),
         when("the tree's steps are rounded down: on 5 ranks it takes 3 per direction, not 2",
              costs("tree_seconds", (lambda n: 2 * int(math.log2(n)),) * 2)),
+        when("a power of two needs no rounding: on 4 ranks the tree takes 2 steps per direction, on 5 it takes 3. "
+             "n.bit_length() is one more than log₂n", costs("tree_seconds", (lambda n: 2 * n.bit_length(),) * 2)),
         when("the tree's messages are the whole array, not an N-th of it",
              costs("tree_seconds", (TREE[0], lambda n: 2 * doublings(n) / n))),
         when("the costs are right, but not where they cross: set the two straight lines equal, and solve for nbytes",
@@ -365,8 +362,10 @@ class Crossover(Check):
     def cases(self, rng, ranks):
         nbytes = 4096.0 * 2 ** np.arange(0, 18)
         fixed = [{"size": size, "alpha": 5e-6, "beta": 1e-10, "nbytes": nbytes} for size in (4, 16, 64)]
-        return fixed + [{"size": size, "alpha": float(rng.uniform(1e-6, 1e-4)), "beta": float(rng.uniform(1e-11, 1e-8)),
-                         "nbytes": size * np.round(rng.uniform(1, 1e6, 5))} for size in (2, 3, 5, 6, 11)]
+        far = {"size": 32, "alpha": 0.05, "beta": 1e-11, "nbytes": nbytes}      # they cross at 32 GB
+        drawn = [{"size": size, "alpha": float(rng.uniform(1e-6, 1e-4)), "beta": float(rng.uniform(1e-11, 1e-8)),
+                  "nbytes": size * np.round(rng.uniform(1, 1e6, 5))} for size in (2, 3, 5, 6, 11)]
+        return [*fixed, far, *drawn]
 
     def truth(self, case):
         ring, tree = [], []

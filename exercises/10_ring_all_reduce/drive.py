@@ -7,9 +7,12 @@ def table(learner, inputs, run):
     """The plans of all ranks: sends[rank][step] and receives[rank][step]."""
     plans = [learner(rank, inputs["size"]) for rank in range(inputs["size"])]
     try:
+        plans = [[(send, receive) for send, receive in plan] for plan in plans]
         pairs = [[(int(send), int(receive)) for send, receive in plan] for plan in plans]
     except (TypeError, ValueError):
         return {"no_pairs": repr(plans[0])[:80]}
+    if broken := [send for plan in plans for pair in plan for send in pair if int(send) != send]:
+        return {"no_integer": float(broken[0])}
     return {"sends": [[send for send, _ in plan] for plan in pairs],
             "receives": [[receive for _, receive in plan] for plan in pairs]}
 

@@ -54,6 +54,13 @@ def each_once(case, got):
                sorted([("all_gather", whole // len(case)), ("reduce_scatter", whole)] * steps) for g in got)
 
 
+def counted_on(case, got):
+    """Whether t begins with the steps of optimizers before this one, a few times as many as are taken here."""
+    steps = len(case[0]["grads"])
+    later = [stepped(case, clock=lambda t, done=done: t + done) for done in (steps, 2 * steps, 3 * steps)]
+    return any(all(np.allclose(g["xs"], xs, rtol=1e-9) for g in got) for xs in later)
+
+
 class ShardedAdam(Check):
     exercise = "11.1"
     tolerance = 1e-12
@@ -79,6 +86,12 @@ class ShardedAdam(Check):
               lambda case: everywhere(stepped(case, clock=lambda t: 1), case)),
         gives("m and v are used as they are: without the division by 1−β₁ᵗ and 1−β₂ᵗ the first steps are wrong",
               lambda case: everywhere(stepped(case, corrected=False), case)),
+        when("t, the number of the step, goes on where another optimizer has stopped: it belongs to the object (self), "
+             "not to the class or the module", counted_on),
+        gives("eps stands under the root: it is added to √v̂", lambda case: everywhere(
+            stepped(case, below=lambda root, eps, grown: np.sqrt(root * root + eps)), case)),
+        gives("eps is added to √v, before the division by √(1−β₂ᵗ): it is added to √v̂", lambda case: everywhere(
+            stepped(case, below=lambda root, eps, grown: root + eps / grown), case)),
         gives("rank r steps another rank's part of x: part r begins at r · share, for the gradients and for x",
               lambda case: everywhere(stepped(case, put=neighbours_part), case)),
         gives("rank r steps the elements r, r+N, r+2N, …, but the collectives cut an array into stretches, one behind "
@@ -90,6 +103,8 @@ class ShardedAdam(Check):
     ]
     demands = [
         demand("x is right, by luck: something was posted and never waited for", finished),
+        demand("right, but part() gives a view of x where there is nothing to pad: whoever steps it in place changes "
+               "x. A new array was asked for", lambda case, got: not any(g["views"] for g in got)),
         demand("right, but the gradients are all-reduced: a rank needs the sum of its own part alone, and for that a "
                "reduce_scatter sends half as much", lambda case, got: not ops(got, "all_reduce")),
         demand("right, but a step sends more than it must: one reduce_scatter of the gradients and one all_gather of "
@@ -278,6 +293,9 @@ class Clip(Check):
               lambda case: clipped(case, norm_of_all(case, root=lambda total: np.sqrt(total / len(case))))),
         gives("a gradient shorter than max_norm was made longer: it stays as it is",
               lambda case: clipped(case, norm_of_all(case), lambda norm, most: most / norm if norm else 1.0)),
+        gives("1e-6 is added to the norm before dividing (PyTorch does it): the gradient ends a little shorter than "
+              "max_norm, and nothing needs it, since nothing is divided where the norm is 0", lambda case: clipped(
+                  case, norm_of_all(case), lambda norm, most: min(1.0, most / (norm + 1e-6)))),
         gives("each part is clipped by itself: the gradient's direction changes. One factor for all",
               lambda case: [{"norm": norm_of_all(case)(0), "clipped": [
                   p * min(1.0, r["max_norm"] / (two_norm([p]) or 1.0)) for p in real(r)]} for r in case]),

@@ -16,15 +16,19 @@ def padded(x, ranks):
 
 # ---------------------------------------------------------------- 11.1
 
-def adam(case, grads, x, remembered=lambda grads: grads, clock=lambda t: t, corrected=True):
-    """What is taken from x in the step after so many gradients: moments as weighted sums."""
+def adam(case, grads, x, remembered=lambda grads: grads, clock=lambda t: t, corrected=True,
+         below=lambda root, eps, grown: root + eps):
+    """What is taken from x in the step after so many gradients: moments as weighted sums.
+
+    below  what m̂ is divided by, of √v̂, eps and √(1-β₂ᵗ)
+    """
     beta1, beta2 = case[0]["betas"]
     t, known = len(grads), remembered(grads)
     m = sum((1 - beta1) * beta1 ** i * g for i, g in enumerate(known[::-1]))
     v = sum((1 - beta2) * beta2 ** i * g * g for i, g in enumerate(known[::-1]))
     if corrected:
         m, v = m / (1 - beta1 ** clock(t)), v / (1 - beta2 ** clock(t))
-    return case[0]["lr"] * m / (np.sqrt(v) + case[0]["eps"])
+    return case[0]["lr"] * m / below(np.sqrt(v), case[0]["eps"], np.sqrt(1 - beta2 ** clock(t)))
 
 
 def summed(case):

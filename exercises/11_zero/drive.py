@@ -37,8 +37,9 @@ def ShardedAdam(learner, inputs, run):
             optimizer.step(grad)
             xs.append(x.copy())
         kept = held() - sum(copy.nbytes for copy in xs)
-    return {"xs": xs, "kept": kept, "grads": inputs["grads"],
-            "parts": [part(inputs["x"], rank, run.comm.size) for rank in range(run.comm.size)]}
+    parts = [part(inputs["x"], rank, run.comm.size) for rank in range(run.comm.size)]
+    views = any(isinstance(one, np.ndarray) and np.shares_memory(one, inputs["x"]) for one in parts)
+    return {"xs": xs, "kept": kept, "grads": inputs["grads"], "parts": parts, "views": views}
 
 
 # ---------------------------------------------------------------- 11.2
@@ -86,10 +87,13 @@ class Layer:
         self.inputs, self.outputs, self.size, self.look = inputs, outputs, (inputs + 1) * outputs, look
 
     def cut(self, w, where, **rows):
-        for name, value in rows.items():
+        for (name, value), width in zip(rows.items(), (self.inputs, self.outputs), strict=False):
             if not isinstance(value, np.ndarray) or value.ndim != 2:
                 raise TypeError(f"layer.{where} wants a matrix {name} of this rank's samples, and got {value!r:.60}: "
                                 f"what has the {where} of the unit that ran before it returned?")
+            if value.shape[1] != width:
+                raise ValueError(f"layer.{where} wants a matrix {name} with {width} columns, and got one of shape "
+                                 f"{value.shape}: is it another unit's?")
         if not isinstance(w, np.ndarray):
             raise TypeError(f"layer.{where} wants the layer's {self.size} parameters, and got {w!r}: they were freed, "
                             "and must be gathered before they are used")

@@ -77,6 +77,11 @@ def other_context(case, got):
         for (_, number, *_), (kind, k) in zip(rank["events"], inputs["steps"], strict=True) if kind == "B")
 
 
+def unstepped(got):
+    """The ranks whose optimizer hasn't stepped."""
+    return [rank for rank, outputs in enumerate(got) if outputs["optimizer_steps"] == 0]
+
+
 def in_order(case, got):
     """Whether each rank has done its steps as they were listed."""
     return all([[kind, forwards(inputs)[number]] for kind, number, *_ in rank["events"]] == inputs["steps"]
@@ -119,6 +124,8 @@ class RunSchedule(Check):
     signatures = [
         when("stage.step was never called: the gradients are complete, and the parameters are what they were",
              lambda case, got: all(rank["optimizer_steps"] == 0 for rank in got)),
+        when(lambda case, got: f"stage.step was never called on rank {', '.join(map(str, unstepped(got)))}: every rank "
+                               "has layers of its own to step", lambda case, got: unstepped(got)),
         when(lambda case: f"the optimizer has stepped {micro(case)} times, after every micro-batch: the later ones go "
                           "through other parameters than the first. Add the gradients up, and step once, at the end",
              lambda case, got: micro(case) > 1 and all(rank["optimizer_steps"] == micro(case) for rank in got)),
@@ -221,13 +228,12 @@ def shown(case, got):
 
 def alike(case, got):
     """Stages of equally many layers."""
-    lengths = [len(stage) for stage in got["result"]]
-    return max(lengths) - min(lengths) <= 1
+    return len({len(stage) for stage in got["result"]}) == 1
 
 
 def overfull_last(case, got):
-    sums = [sum(case["costs"][i] for i in stage) for stage in got["result"]]
-    return len(sums) > 1 and sums[-1] == max(sums)
+    *others, last = (sum(case["costs"][i] for i in stage) for stage in got["result"])
+    return others and last > 1.5 * max(others)
 
 
 def too_costly(case, got):
@@ -259,14 +265,16 @@ class CutLayers(Check):
         demand(lambda case, got: f"{len(got['result'])} stages, where {case['stages']} were asked for: each rank "
                                  "has one",
                lambda case, got: len(got["result"]) == case["stages"]),
-        demand(too_costly, lambda case, got: most(case, got) == least(case)),
+        demand(too_costly, lambda case, got: most(case, got) <= least(case) * (1 + 1e-9)),
     ]
 
     def cases(self, rng, ranks):
         fixed = [([1, 1, 1, 1, 1, 1, 9, 9], 4), ([4, 3, 2, 6, 1, 1, 5], 3), ([9, 1, 1, 1], 3), ([2, 2, 2, 2, 2], 2),
                  ([7, 7, 1, 1, 1, 6], 2), ([5], 1), ([3, 8, 2], 1), ([3, 8, 2], 3), ([1, 20, 1, 1, 1, 1], 4)]
         drawn = [(rng.integers(1, 30, int(rng.integers(6, 18))).tolist(), int(rng.integers(2, 7))) for _ in range(12)]
-        return [{"costs": costs, "stages": stages} for costs, stages in fixed + drawn
+        free = [([5, 0, 3, 0, 0, 4, 0], 3), ([0, 0, 7, 0], 4)]      # layers without parameters
+        seconds = [((rng.integers(1, 100, 9) / 4096).tolist(), 4) for _ in range(2)]
+        return [{"costs": costs, "stages": stages} for costs, stages in fixed + drawn + free + seconds
                 + [(rng.integers(1, 100, 40).tolist(), 8)]]
 
     def truth(self, case):

@@ -8,9 +8,16 @@ import numpy as np
 def listed(rows):
     """A schedule as lists, or what it looks like where it is none."""
     try:
-        return [[[str(kind), int(k)] for kind, k in row] for row in rows]
+        rows = [[[str(kind), k] for kind, k in row] for row in rows]
+        return [[[kind, whole(k)] for kind, k in row] for row in rows]
     except (TypeError, ValueError):
         return repr(rows)[:80]
+
+
+def whole(k):
+    if int(k) != k:
+        raise ValueError(f"{k} is no whole number")
+    return int(k)
 
 
 def one_forward_one_backward(learner, inputs, run):
@@ -90,7 +97,7 @@ def cut_layers(learner, inputs, run):
     costs = list(inputs["costs"])
     cut = learner(costs, inputs["stages"])
     try:
-        cut = [[int(i) for i in stage] for stage in cut]
+        cut = [[whole(i) for i in stage] for stage in cut]
     except (TypeError, ValueError):
         cut = repr(cut)[:80]
     return {"result": cut, "costs": costs}

@@ -15,10 +15,12 @@ def steps(row):
 
 
 def well_formed(name, case, rows):
-    if (isinstance(rows, list) and len(rows) == case["stages"]
-            and all(kind in ("F", "B") for row in rows for kind, _ in row)):
+    strange = [kind for row in rows for kind, _ in row if kind not in ("F", "B")] if isinstance(rows, list) else []
+    if isinstance(rows, list) and len(rows) == case["stages"] and not strange:
         return None
     what = f"a list of {len(rows)}" if isinstance(rows, list) else f"{rows}"
+    if strange:
+        what += f" with a step called {strange[0]!r}"
     return (f"{called(name, case)} is {what}: it must be a list of {case['stages']} lists, one per stage, of pairs "
             "(\"F\", k) or (\"B\", k)")
 
@@ -78,6 +80,14 @@ def one_order(name, case, rows):
                 return (f"{called(name, case)}: stage {stage} does its {word} in the order "
                         f"{' '.join(map(str, simulator.order(row, kind)))}, and the last stage in the order "
                         f"{' '.join(map(str, first))}: a stage waits while what it could do is there")
+    return None
+
+
+def upside_down(name, case, rows):
+    best = simulator.best_end(len(rows), case["micro_batches"])
+    if simulator.end_of(rows) is None and simulator.end_of(rows[::-1]) == best:
+        return (f"{called(name, case)}: the stages are listed from the last to the first: rows[0] is stage 0, which "
+                "has the first layers and must do the most forwards before a gradient comes back")
     return None
 
 
@@ -175,5 +185,5 @@ def too_much(name, case, rows):
 
 LEGAL = [well_formed, known, none_again, none_missing, forward_first]
 RULES = {GPIPE: [*LEGAL, all_forwards_first, one_order],
-         ALTERNATING: [*LEGAL, in_disguise, one_order, nobody_stuck, same_for_all, last_waits, warm_up_by_one, too_much,
-                       too_slow]}
+         ALTERNATING: [*LEGAL, in_disguise, one_order, upside_down, nobody_stuck, same_for_all, last_waits,
+                       warm_up_by_one, too_much, too_slow]}

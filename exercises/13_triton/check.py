@@ -3,90 +3,60 @@
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
-from exercises.frame.pictures import COLORS, canvas, save
+
+from .drawing import bars, counted, numpy_adam, numpy_softmax
+from .mistakes import (
+    block_of,
+    both,
+    by_thousands,
+    cut_at_a_block,
+    every_fourth,
+    first_block_only,
+    harm,
+    is_out,
+    neighbours,
+    no_sum,
+    one_element_each,
+    one_largest,
+    padded_with,
+    padding,
+    places,
+    program_per_column,
+    right_softmax,
+    right_sum,
+    rows_of_out_at,
+    softmax,
+    tight_rows,
+    unshifted,
+    without_last_block,
+)
 
 NO_HARM = {"elements read outside of the arrays": 0, "elements written outside of the arrays": 0,
            "elements written by two programs": 0}
-
-
-def harm(got, word):
-    """How many elements were read or written outside of the arrays, or written twice: word is "read", …"""
-    return sum(count for name, count in got["memory"].items() if word in name)
-
-
-def is_out(name, f):
-    """A predicate: the output `name` is f(case), element by element, nan where f(case) is nan."""
-    def predicate(case, got):
-        theirs = f(case)
-        return theirs is not None and np.allclose(got[name], theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
-    return predicate
-
-
-def both(*predicates):
-    return lambda case, got: all(predicate(case, got) for predicate in predicates)
 
 
 LAUNCHED = demand("right, but no kernel was launched that writes anything: NumPy has done the work",
                   lambda case, got: got["launches"] > 0 and got["bytes_written"] > 0)
 
 
+def not_by_kernels(got):
+    """What of the arrays no kernel has touched, in words."""
+    both = (("written", got["unwritten"]), ("read", got["unread"]))
+    return ", ".join(f"{count} elements of {name} are {word} by no kernel" for word, arrays in both
+                     for name, count in arrays.items() if count)
+
+
+# Asked last: what is done beside the kernel may be right and fast enough, here.
+BY_KERNELS = [
+    demand(lambda case, got: f"right, but {not_by_kernels(got)}: NumPy has done them, or has made a copy. That is one "
+                             "more way through memory", lambda case, got: not not_by_kernels(got)),
+    demand(lambda case, got: f"right, but NumPy computes with the arrays too, beside the kernel: {got['numpy'][0]}. On "
+                             "a GPU each operation is a launch of its own, and a way through memory",
+           lambda case, got: not got["numpy"]),
+]
+
+
 # ---------------------------------------------------------------- 13.1
-
-def block_of(case):
-    return case["block"].get("block", 1024)
-
-
-def places(case):
-    return np.arange(case["x"].size)
-
-
-def right_sum(case):
-    return case["x"].astype(float) + case["y"].astype(float)
-
-
-def amid_nans(values, step):
-    """What lies in memory, up to as many elements as there are values."""
-    memory = np.full(values.size * step, np.nan)
-    memory[::step] = values
-    return memory[:values.size]
-
-
-def neighbours(case, blind=(0, 1, 2)):
-    """out, if the steps of these arrays (x, y, out) are taken for 1."""
-    if all(case["steps"][i] == 1 for i in blind):
-        return None
-    x, y = (amid_nans(case[name], case["steps"][i]) if i in blind else case[name].astype(float)
-            for i, name in ((0, "x"), (1, "y")))
-    step = case["steps"][2]
-    if 2 not in blind or step == 1:
-        return x + y
-    memory = np.full(x.size * step, np.nan)
-    memory[:x.size] = x + y
-    return memory[::step]
-
-
-def without_last_block(case):
-    return np.where(places(case) < case["x"].size // block_of(case) * block_of(case), right_sum(case), np.nan)
-
-
-def first_block_only(case):
-    return np.where(places(case) < block_of(case), right_sum(case), np.nan)
-
-
-def one_element_each(case):
-    """Programs begin one element further than their neighbour, not a block."""
-    programs = -(-case["x"].size // block_of(case))
-    return np.where(places(case) < programs - 1 + block_of(case), right_sum(case), np.nan)
-
-
-def every_fourth(case):
-    return np.where(places(case) % 4 == 0, right_sum(case), np.nan)
-
-
-def by_thousands(case):
-    """The launcher's grid is for blocks of 1,024, whatever `block` says."""
-    programs = -(-case["x"].size // 1024)
-    return np.where(places(case) < programs * block_of(case), right_sum(case), np.nan)
 
 
 class VectorAdd(Check):
@@ -110,6 +80,9 @@ class VectorAdd(Check):
              is_out("out", lambda case: neighbours(case, (0, 1)))),
         when("out is written as if its elements were neighbours: out + places * step_out",
              is_out("out", lambda case: neighbours(case, (2,)))),
+        when("the mask asks whether places * step < n, but n counts elements, not the memory between them: places < n",
+             is_out("out", lambda case: None if max(case["steps"]) == 1 else np.where(
+                 places(case) * max(case["steps"]) < case["x"].size, right_sum(case), np.nan))),
         when("one step for all: each of the three arrays has strides of its own",
              lambda case, got: len(set(case["steps"])) > 1),
         when("no mask: the last program works on a whole block, and reads and writes behind the end. In a real program "
@@ -127,6 +100,10 @@ class VectorAdd(Check):
         demand("right, but in more than one launch", lambda case, got: got["launches"] == 1),
         demand("right, but it moves more than 12 bytes per element: read x, read y, write out, each once",
                lambda case, got: got["bytes_read"] + got["bytes_written"] <= 12 * case["x"].size),
+        demand(lambda case, got: f"right, but a program works on {got['lanes']} elements at a time, and `block` says "
+                                 f"{block_of(case)}: the caller chooses it",
+               lambda case, got: got["lanes"] <= block_of(case)),
+        *BY_KERNELS,
     ]
 
     def cases(self, rng, ranks):
@@ -144,50 +121,10 @@ class VectorAdd(Check):
 
 # ---------------------------------------------------------------- 13.2
 
-def softmax(z, axis=1):
-    with np.errstate(invalid="ignore"):      # of -inf and -inf
-        return np.exp(z - np.logaddexp.reduce(z, axis=axis, keepdims=True))
-
-
-def right_softmax(case):
-    return softmax(case["x"].astype(float))
-
-
-def padding(case):
-    columns = case["x"].shape[1]
-    return (1 << (columns - 1).bit_length()) - columns
-
-
-def padded_with(case, value):
-    """The softmax of rows that are filled up to a power of 2 with this number (a function of the case)."""
-    x = case["x"].astype(float)
-    filled = np.concatenate([x, np.broadcast_to(value(x), (x.shape[0], padding(case)))], axis=1)
-    return softmax(filled)[:, :x.shape[1]].astype(np.float32)      # what float32 can't hold is 0
-
-
-def tight_rows(case):
-    """The right formula on rows taken to lie right behind each other."""
-    (rows, columns), step = case["x"].shape, case["steps"][0]
-    if step == columns:
-        return None
-    memory = np.full((rows, step), np.nan)
-    memory[:, :columns] = case["x"]
-    return softmax(memory.ravel()[:rows * columns].reshape(rows, columns))
-
-
-def unshifted(case):
-    with np.errstate(all="ignore"):
-        e = np.exp(case["x"])      # in float32, as the kernel does
-        return (e / e.sum(axis=1, keepdims=True)).astype(float)
-
-
-def no_sum(case):
-    return np.exp(case["x"].astype(float) - case["x"].max(axis=1, keepdims=True))
-
 
 class Softmax(Check):
     exercise = "13.2"
-    tolerance = 2e-6
+    tolerance = 2e-5
     signatures = [
         gives("the largest isn't subtracted: exp(89) is more than float32 holds, and inf / inf is nan; far below, "
               "0 / 0 is too", lambda case: {"out": unshifted(case)}),
@@ -200,6 +137,15 @@ class Softmax(Check):
         gives("not divided by the sum: the rows don't add up to 1", lambda case: {"out": no_sum(case)}),
         gives("softmax along the wrong axis: of each column, where rows are asked for",
               lambda case: {"out": softmax(case["x"].astype(float), axis=0)}),
+        gives("the largest of all rows is subtracted from each: a row far below it is exp(-200) = 0 everywhere, and "
+              "0 / 0 is nan. Each row has a largest of its own", lambda case: {"out": one_largest(case)}),
+        when(lambda case: f"a row has {case['x'].shape[1]} elements, and only its beginning is worked on: BLOCK is the "
+                          "next power of 2 of its length, whatever that is", cut_at_a_block),
+        when("the grid has a program per column; a program does one row, so x.shape[0] of them", program_per_column),
+        when("out's rows are written as far apart as x's: each array has strides[0] of its own",
+             is_out("out", rows_of_out_at(lambda case: case["steps"][0]))),
+        when("out's rows are written right behind each other: they are out.strides[0] apart, which may be more than "
+             "columns", is_out("out", rows_of_out_at(lambda case: case["x"].shape[1]))),
         when("rows are taken to lie right behind each other: they are strides[0] apart, which may be more than columns",
              is_out("out", tight_rows)),
         when("padded lanes are undefined: a masked load without `other` gives anything, and the largest and the sum go "
@@ -214,13 +160,15 @@ class Softmax(Check):
         demand("right, but in more than one launch", lambda case, got: got["launches"] == 1),
         demand("right, but it moves more than 8 bytes per element: a row is to be read once, and kept in registers",
                lambda case, got: got["bytes_read"] + got["bytes_written"] <= 8 * case["x"].size),
+        *BY_KERNELS,
     ]
 
     def cases(self, rng, ranks):
         found = []
-        for rows, columns, step, shift in ((5, 7, 7, 0), (3, 16, 16, 0), (4, 33, 40, 0), (3, 5, 8, -300),
-                                           (3, 6, 6, 300), (2, 1, 1, 3)):
-            x = rng.standard_normal((rows, columns)) * 3 + shift + 2 * np.arange(rows)[:, None]
+        for rows, columns, step, shift, apart in ((5, 7, 7, 0, 2), (3, 16, 16, 0, 2), (4, 33, 40, 0, 2),
+                                                  (3, 5, 8, -130, 2), (3, 6, 6, 120, 2), (2, 1, 1, 3, 2),
+                                                  (3, 4, 4, -200, 200), (2, 1100, 1100, 0, 1)):
+            x = rng.standard_normal((rows, columns)) * 3 + shift + apart * np.arange(rows)[:, None]
             if columns == 33:
                 x[1, 4:9] = -np.inf
             found.append({"x": x.astype(np.float32), "out": np.full((rows, columns), np.nan, np.float32),
@@ -244,7 +192,7 @@ def owners(case):
 
 
 def adamw(case, decay=None, step_of=lambda t: t, corrected=(1, 1), square=lambda g: g * g, l2=False, late=False,
-          eps_inside=False, decay_after=False, forgotten=False):
+          eps_inside=False, eps_early=False, decay_after=False, forgotten=False):
     """p after each step in float64; the keywords are mistakes."""
     settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8} | case["settings"]
     (beta1, beta2), eps, lr = settings["betas"], settings["eps"], settings["lr"]
@@ -259,7 +207,8 @@ def adamw(case, decay=None, step_of=lambda t: t, corrected=(1, 1), square=lambda
         first, second = old if late else (m, v)
         mean = first / (1 - beta1 ** step_of(t)) if corrected[0] else first
         root = second / (1 - beta2 ** step_of(t)) if corrected[1] else second
-        step = lr * mean / (np.sqrt(root + eps) if eps_inside else np.sqrt(root) + eps)
+        scaled = eps / (1 - beta2 ** t) ** 0.5 if eps_early else eps
+        step = lr * mean / (np.sqrt(root + eps) if eps_inside else np.sqrt(root) + scaled)
         p = (p - step) * (1 - lr * decay) if decay_after else p * (1 - (0 if l2 else lr) * decay) - step
         found.append(p)
     return np.stack(found)
@@ -271,6 +220,24 @@ def mistake(**how):
 
 def first_decay(case):
     return np.full(case["p"].size, float(case["decays"][0]))
+
+
+def counted_with_others(case, got):
+    """Whether t counts the steps of all optimizers that there are; this one's come by turns with another's."""
+    steps = len(case["grads"])
+    return any(is_out("p", lambda case, done=done: adamw(case, step_of=lambda t: 2 * t - 1 + 2 * done))(case, got)
+               for done in (0, steps, 2 * steps, 3 * steps))
+
+
+def left_behind(case, got):
+    """[(element, its parameter)] that no step has changed; a step changes all of them by something."""
+    same = (got["p"] == case["p"]).all(axis=0)
+    return [(int(at), int(owners(case)[at])) for at in np.flatnonzero(same)]
+
+
+def others_right(case, got):
+    still = (got["p"] == case["p"]).all(axis=0)
+    return np.allclose(got["p"][:, ~still], adamw(case)[:, ~still], rtol=1e-4)
 
 
 class FusedAdam(Check):
@@ -289,9 +256,18 @@ class FusedAdam(Check):
               "the mean of squares (1-β₂) times", mistake(corrected=(0, 0))),
         gives("only the mean of squares is corrected: m / (1-β₁ᵗ) too", mistake(corrected=(0, 1))),
         gives("only the mean is corrected: v / (1-β₂ᵗ) too", mistake(corrected=(1, 0))),
+        when("the number of the step is shared by all optimizers of the program: it belongs to the object (self.t)",
+             counted_with_others),
+        gives("each step takes the first step's gradient: g is read from the array that was given, in each step anew; "
+              "a copy stays as it was",
+              lambda case: {"p": adamw(case | {"grads": case["grads"][:1].repeat(3, axis=0)})}),
+        when(lambda case, got: "p[{}] is never updated, the last element of parameter {}: the rows of the table must "
+                               "reach to where each parameter ends".format(*left_behind(case, got)[-1]),
+             lambda case, got: 0 < len(left_behind(case, got)) <= len(case["ends"]) and others_right(case, got)),
         gives("the step uses the moments as they were before: p moves by what m and v are now, with this gradient in "
               "them", mistake(late=True)),
         gives("eps stands under the root: it is added to √v̂", mistake(eps_inside=True)),
+        gives("eps is added to √v, before the division by √(1-β₂ᵗ): it is added to √v̂", mistake(eps_early=True)),
         gives("the decay goes into the gradient (L2), where √v̂ divides it again: AdamW shrinks p itself",
               mistake(l2=True)),
         gives("no weight decay", mistake(decay=lambda case: 0.0)),
@@ -313,13 +289,14 @@ class FusedAdam(Check):
         demand("right, but it moves more than 28 bytes per parameter: p, g, m and v are read once, and p, m and v "
                "written once; what was just stored is still in a register",
                lambda case, got: got["bytes_read"] + got["bytes_written"] <= len(case["grads"]) * (
-                   28 * case["p"].size + 16 * (case["p"].size // case["settings"]["block"] + len(case["ends"])))),
+                   28 * case["p"].size + 32 * (case["p"].size // case["settings"]["block"] + len(case["ends"])))),
+        *BY_KERNELS,
     ]
 
     def cases(self, rng, ranks):
         found = []
-        for ends, block, more in (((25, 31, 63), 16, {}), ((32, 37), 8, {"betas": (0.7, 0.9), "eps": 0.1, "lr": 0.05}),
-                                  ((70,), 32, {"lr": 0.02}), ((2400, 2410, 3000), 1024, {"lr": 0.01})):
+        for ends, block, more in (((25, 42, 63), 16, {}), ((32, 37), 8, {"betas": (0.7, 0.9), "eps": 0.1, "lr": 0.05}),
+                                  ((65,), 32, {"lr": 0.02}), ((2400, 2410, 3000), 1024, {"lr": 0.01})):
             n = ends[-1]
             p = rng.standard_normal(n) + np.sign(rng.standard_normal(n))
             decays = rng.uniform(0.5, 3, len(ends))
@@ -336,62 +313,3 @@ class FusedAdam(Check):
         case, got = runs[1][-1]
         passes = counted(numpy_adam, *np.abs(case["p"][None].repeat(4, axis=0)))
         return bars(path, "Adam", passes, got, len(case["grads"]) * case["p"].size)
-
-
-# ---------------------------------------------------------------- pictures
-
-class Counting(np.ndarray):
-    """An array that notes how many bytes each operation on it reads and writes."""
-
-    noted = []
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **more):
-        inputs = [x.view(np.ndarray) if isinstance(x, Counting) else x for x in inputs]
-        result = getattr(ufunc, method)(*inputs, **more)
-        Counting.noted.append((ufunc.__name__, result.nbytes + sum(x.nbytes for x in inputs if np.ndim(x))))
-        return result.view(Counting)
-
-
-def counted(function, *arrays):
-    """[(operation, bytes per element)] of a NumPy function of arrays of one shape."""
-    Counting.noted = []
-    function(*(a.view(Counting) for a in arrays))
-    return [(name, count / arrays[0].size) for name, count in Counting.noted]
-
-
-def numpy_softmax(x):
-    e = np.exp(x - np.maximum.reduce(x, axis=1, keepdims=True))
-    return e / np.add.reduce(e, axis=1, keepdims=True)
-
-
-def numpy_adam(p, g, m, v, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1, t=1):
-    p = p * (1 - lr * decay)
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * (g * g)
-    return p - (lr / (1 - beta1 ** t)) * m / (np.sqrt(v / (1 - beta2 ** t)) + eps), m, v
-
-
-def bars(path, title, passes, got, elements):
-    """Bytes per element that NumPy moves, operation by operation, and those of the learner's kernel.
-
-    passes: [(operation, bytes per element)]
-    """
-    figure, axes = canvas(size=(8.6, 2.6))
-    at = 0.0
-    for i, (name, width) in enumerate(passes):
-        axes.barh(0, width, left=at, color=("#bcd4e6", "#9dbfd9")[i % 2])
-        axes.text(at + width / 2, 0, name, ha="center", va="center", rotation=90, fontsize=7, color=COLORS[0])
-        at += width
-    read, written = got["bytes_read"] / elements, got["bytes_written"] / elements
-    axes.barh(1, read, color=COLORS[2], label="read")
-    axes.barh(1, written, left=read, color=COLORS[1], label="written")
-    for place, total in ((0, at), (1, read + written)):
-        axes.text(total, place, f" {total:.3g}", va="center", fontsize=11)
-    axes.set(yticks=(0, 1), yticklabels=("NumPy", "your kernel"), xlabel=f"{title}: bytes moved per element",
-             xlim=(0, 1.08 * at))
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)
-    return (f"your kernel moves {read + written:.3g} bytes per element, NumPy's {len(passes)} operations {at:.3g}: "
-            f"where memory is what one waits for, that is {at / (read + written):.1f} times as fast")

@@ -6,13 +6,26 @@ import numpy as np
 
 from exercises.frame import Check, gives, when
 
-STAGES = range(4)
+from .jobs import (
+    ARRAYS,
+    STAGES,
+    by_doubling,
+    by_nodes,
+    by_stages,
+    changed,
+    planned,
+    results,
+    same_job,
+    search,
+    total,
+    training_days,
+    weigh,
+    without,
+    without_the_limit,
+)
+
 GPT3 = {"sequence": 2048, "hidden": 12288, "heads": 96, "layers": 96}        # Brown et al. 2020
 MT_NLG = {"sequence": 2048, "hidden": 20480, "heads": 128, "layers": 105}    # Smith et al. 2022
-
-
-def results(values):
-    return {"result": values}
 
 
 def times(factor, truth):
@@ -32,27 +45,6 @@ def units(truth):
 
 
 # ---------------------------------------------------------------- 14.1
-
-ARRAYS = [("parameters", 2, 3), ("gradients", 2, 2),                                # name, bytes, divided from stage
-          ("optimizer", 4, 1), ("optimizer", 4, 1), ("optimizer", 4, 1)]            # master copy, m, v
-
-
-def weigh(case, arrays=ARRAYS, shares=lambda n, ranks: n / ranks):
-    """The right bytes, array by array."""
-    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
-    for name, size, divided_from in arrays:
-        n = case["parameters"]
-        found[name] += size * (shares(n, case["ranks"]) if case["stage"] >= divided_from else n)
-    return results(found)
-
-
-def changed(**stages):
-    """ARRAYS with other stages from which on something is divided."""
-    return [(name, size, stages.get(name, stage)) for name, size, stage in ARRAYS]
-
-
-def without(n):
-    return [*ARRAYS[:2], *ARRAYS[2:5 - n]]
 
 
 class BytesPerRank(Check):
@@ -152,6 +144,10 @@ class BytesSent(Check):
         gives("stages 1 and 2 all-reduce the gradients here: a rank needs the sum for its own share only, and a "
               "reduce-scatter gives it that for half the bytes",
               lambda case: send(case, all_reduce=(2, 2, 2, 0), reduce_scatter=(0, 0, 0, 1))),
+        gives("stage 3 reduces the gradients twice here: the parameters come twice, the gradients leave once",
+              lambda case: send(case, reduce_scatter=(0, 1, 1, 2))),
+        gives("one message of 1/N of the data is counted: a ring takes N − 1 of them, one per step",
+              lambda case: send(case, 2 * case["parameters"] / case["ranks"])),
         gives("nobody gathers the updated parameters at stages 1 and 2: each rank has updated its own share only",
               lambda case: send(case, all_gather=(0, 0, 0, 2))),
         gives("stage 0 reduces and gathers as the others here: name it by its collective, all_reduce",
@@ -232,6 +228,19 @@ def one_head(case):
     return results(activations(case)["result"] - found * pairs * (case["heads"] - 1))
 
 
+def pairs_kept(case):
+    if case["recompute"] != "selective":
+        return activations(case)
+    features, pairs = (activations(case | {"recompute": "none"}, **less)["result"] / case["layers"]
+                       for less in ({"heads": 0}, {"hidden": 0}))
+    return results(case["layers"] * pairs + features)
+
+
+def one_more(case):
+    whole = activations(case | {"recompute": "none"}, layers=1)["result"]
+    return results(activations(case, again=False)["result"] + whole)
+
+
 class ActivationBytes(Check):
     exercise = "14.3"
     signatures = [
@@ -251,6 +260,10 @@ class ActivationBytes(Check):
         gives("the layer that is computed again is counted whole, and its input, which was kept, twice", twice),
         gives("nothing is kept with full recomputation here: then backward would begin every layer at the tokens. Each "
               "layer's input stays", nothing_kept),
+        gives("selective recomputation keeps the wrong part here: what belongs to pairs of positions is let go, what "
+              "grows with sequence · batch · hidden stays", pairs_kept),
+        gives("one layer too many: what the layer under way computes again is added to all that is kept, less what "
+              "of that layer is kept", one_more),
         gives("these are the bytes of one layer", lambda case: activations(case, layers=1)),
         gives("the batch is left out", lambda case: activations(case, batch=1)),
         when("recompute makes no difference here", lambda case, got: case["recompute"] != "none" and math.isclose(
@@ -288,46 +301,6 @@ class ActivationBytes(Check):
 # ---------------------------------------------------------------- 14.4
 
 
-def total(parameters, devices, stage):
-    return sum(weigh({"parameters": parameters, "ranks": devices, "stage": stage})["result"].values())
-
-
-def fits(case, devices, stage, gib=2 ** 30, taken=None):
-    taken = case["activations"] if taken is None else taken
-    return total(case["parameters"], devices, stage) <= case["memory_gib"] * gib - taken
-
-
-def training_days(case, devices, operations=None, used=None):
-    operations = (8 if case["recompute"] else 6) if operations is None else operations
-    used = case["utilization"] if used is None else used
-    return operations * case["parameters"] * case["tokens"] / (devices * case["flops"] * used) / 86400
-
-
-def planned(case, per_node=None, rounded=math.ceil, choose=min, **memory):
-    """The right plan: the number of nodes by division, as stage 3 needs least; keywords are mistakes."""
-    per_node = case["per_node"] if per_node is None else per_node
-    left = case["memory_gib"] * memory.get("gib", 2 ** 30) - memory.get("taken", case["activations"])
-    if left <= 0:
-        return results(None)
-    devices = max(1, rounded(16 * case["parameters"] / (left * per_node))) * per_node
-    good = [stage for stage in STAGES if fits(case, devices, stage, **memory)] or [3]
-    return results({"devices": devices, "stage": choose(good), "days": training_days(case, devices)})
-
-
-def without_the_limit(case):
-    """As if the activations were divided among the devices too."""
-    for devices in range(case["per_node"], 10 ** 5, case["per_node"]):
-        good = [s for s in STAGES if fits(case, devices, s, taken=case["activations"] / devices)]
-        if good:
-            return results({"devices": devices, "stage": min(good), "days": training_days(case, devices)})
-
-
-def same_job(case, days):
-    """The right devices and stage with other days."""
-    right = planned(case)["result"]
-    return results(right and right | {"days": days(case, right["devices"])})
-
-
 class Plan(Check):
     exercise = "14.4"
     signatures = [
@@ -338,6 +311,12 @@ class Plan(Check):
         gives("nodes are cut up: the devices come in whole nodes", lambda case: planned(case, per_node=1)),
         gives("rounded down: on that many devices it doesn't fit by a little", lambda case: planned(
             case, rounded=math.floor)),
+        gives("what takes just the memory that there is, fits: at most, not less than",
+              lambda case: search(case, by_nodes, lambda taken, left: taken < left)),
+        gives("the number of nodes is doubled until it fits: half of them may be too many. Add node by node",
+              lambda case: search(case, by_doubling)),
+        gives("the lowest stage of all is taken, on as many devices as that one needs; asked for is the smallest "
+              "number of devices on which any stage fits", lambda case: search(case, by_stages)),
         gives("the highest stage that fits (which is 3, always) instead of the lowest: a lower one sends less",
               lambda case: planned(case, choose=max)),
         gives("2 operations per parameter and token are those of forward; backward takes 4 more",
@@ -363,6 +342,7 @@ class Plan(Check):
         edge = a100 | {"parameters": 2 ** 30 * 8, "tokens": 10 ** 9, "utilization": 0.4, "recompute": False,
                        "memory_gib": 8, "per_node": 4, "activations": 0}
         cases = [gpt3, gpt3 | {"parameters": 10 ** 12, "activations": 20e9},
+                 gpt3 | {"parameters": 10 ** 12, "memory_gib": 8, "per_node": 4, "activations": 4e9},   # 3,488 devices
                  gpt3 | {"parameters": 70_000_000_000, "tokens": 1_400_000_000_000, "recompute": False},
                  edge,                                          # takes just the memory of 16 devices
                  edge | {"parameters": 2 ** 30 * 2, "memory_gib": 11}, edge | {"parameters": 2 ** 30, "memory_gib": 7},

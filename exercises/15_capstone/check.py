@@ -101,6 +101,8 @@ SYNC = [      # what a gradient_sync may do to a rank's share of the gradient, a
     (lambda count, total, ranks: (count / total) ** 2,
      "The conversion is upside down: a share, divided by the samples of all ranks, becomes a mean over the rank's own "
      "by total / count"),
+    (lambda count, total, ranks: count / total * (total // max(count, 1)),
+     "total // count cuts the fraction off: of 33 samples a rank with 17 has 1.94 times its share, not once"),
     (lambda count, total, ranks: total, "The gradients are sums over the samples of all ranks: nobody divided by their "
                                         "number"),
     (lambda count, total, ranks: total / max(count, 1), "Each rank's mean is added up: the ranks' means must be "

@@ -68,6 +68,12 @@ def reversed_parts(case):
     return {"joined": np.concatenate(case["parts"][::-1], int(case["placement"][1]))}
 
 
+def strange_types(case, got):
+    """The dtypes of parts that don't have x's."""
+    return [str(np.asarray(part).dtype) for part in got.get("parts", ()) if "x" in case
+            and np.asarray(part).dtype != case["x"].dtype]
+
+
 class Layouts(Check):
     exercise = "16.1"
     signatures = [
@@ -101,6 +107,11 @@ class Layouts(Check):
     demands = [demand(lambda case, got, rule=rule: rule(case, got),
                       lambda case, got, rule=rule, name=name: name not in got or not rule(case, got))
                for name, rules in (("products", tables.PRODUCT_RULES), ("moves", tables.MOVE_RULES)) for rule in rules]
+    demands.append(demand(
+        lambda case, got: f"right, but of an array of {case['x'].dtype} some parts are of "
+                          f"{strange_types(case, got)[0]}: np.zeros(shape) is float64 whatever x is, np.zeros_like(x) "
+                          "isn't",
+        lambda case, got: not strange_types(case, got)))
 
     def cases(self, rng, ranks):
         def array(*shape, dtype=np.float64):
@@ -227,7 +238,8 @@ class Mlp(Check):
             return rng.standard_normal(shape)
         pairs = {"x": array(4, 3, 5), "ct": array(4, 3, 5)}      # of 4 ranks, whatever their number
         found = [[{name: values[rank] for name, values in pairs.items()} for rank in range(ranks)]]
-        for inputs, hidden, outputs, rows in ((5, 7, 4, (3, 3)), (4, 3, 6, (4, 4)), (48, 192, 48, (64,))):
+        for inputs, hidden, outputs, rows in ((5, 7, 4, (3, 3)), (4, 3, 6, (4, 4)), (3, 2, 5, (2,)),
+                                              (48, 192, 48, (64,))):
             whole = {"A": array(inputs, hidden) / inputs ** 0.5, "a": array(hidden),
                      "B": array(hidden, outputs) / hidden ** 0.5, "b": 1 + array(outputs)}
             case = {"whole": whole, "xs": [array(n, inputs) for n in rows], "dys": [array(n, outputs) for n in rows]}
@@ -278,7 +290,8 @@ MASKS = [
 class Attention(Check):
     exercise = "16.3"
     signatures = [
-        when("nan where scores are in the thousands: exp overflows. Subtract the greatest score of each row first",
+        when("nan where scores are in the thousands: exp overflows, or a whole row vanishes. Subtract the greatest "
+             "score of each row first, that row's own",
              lambda case, got: steps(case) and any(np.isnan(y).any() for rank in got for y in rank["ys"])),
         *[gives(text, between(worlds.attention, {"places": places})) for text, places in PLACES],
         *[gives(sentence, between(worlds.attention, row)) for sentence, row in BETWEEN if "f" not in row],

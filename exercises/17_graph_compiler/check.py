@@ -47,6 +47,17 @@ def outputs_of(which):
     return predicate
 
 
+def once_only(case, got):
+    return case["function"] == "an argument as output" and len(set(got["outputs"])) == len(got["outputs"]) == 2
+
+
+def other_types(case, got):
+    """[(the results' dtypes by the graph, by f)] where they differ."""
+    pairs = [([str(np.asarray(x).dtype) for x in one] for one in both)
+             for both in zip(got["results"], expected(case), strict=True)]
+    return [(mine, right) for mine, right in pairs if mine != right]
+
+
 def arguments(case, got):
     """The nodes begin with one argument after the other."""
     n = len(case["shapes"])
@@ -65,7 +76,8 @@ def found_in(nodes, arrays, what):
 def why(op, what):
     """What is to be remembered of an op's shape or dtype."""
     if what == 4:
-        return "a comparison gives bools" if op == "greater" else "a number in Python doesn't make float64 of float32"
+        return "a comparison gives bools" if op == "greater" else (
+            "a number in Python doesn't make float64 of float32, but an int makes int64 of a bool")
     if op in ("sum", "max"):
         return "of the axis one element is left, and a negative axis is counted from the end"
     return "shapes are aligned at their ends, and an axis of 1 is stretched"
@@ -103,6 +115,8 @@ class Capture(Check):
              broken(lambda due, got: due[0] == got[0] and due[1] != got[1])),
         when(lambda case, got: f"the Break says that {got['due'][0]} was asked for, and it was {case['due'][0]}",
              broken(lambda due, got: due[0] != got[0])),
+        when("f gives one of its results twice, and the graph once: outputs has a name for each that f gives",
+             once_only),
         when("an argument that f doesn't use has no node: then run takes the next array for it",
              lambda case, got: case["function"] in ("unused argument", "an argument as output")),
         when("the tape holds what was captured before as well: every capture begins a new one", kept),
@@ -122,6 +136,10 @@ class Capture(Check):
                                  f"{graphs.ops(got['nodes'])}: a value that is used twice is computed once. Write an "
                                  "op down when it happens, not when its result is used",
                lambda case, got: case["due"] or graphs.ops(got["nodes"]) <= case["ops"]),
+        demand(lambda case, got: "right in numbers, but “{}” gives {}, and its graph {}: a 2 that has become 2.0 makes "
+                                 "float64 of a mask. Write numbers down as they are".format(
+                                     case["function"], *map(", ".join, other_types(case, got)[0][::-1])),
+               lambda case, got: case["due"] or not other_types(case, got)),
         differing(3, "shape"), differing(4, "dtype"),
     ]
 
@@ -205,7 +223,9 @@ def minus(x):
 
 def wrong_only(case, got, name):
     """Whether this output is not what it was, whatever else is wrong."""
-    return len(got[name]) != len(case[{"given": "nodes", "wanted": "outputs"}[name]])
+    if name == "wanted":
+        return list(got[name]) != list(case["outputs"])
+    return [node[0] for node in got[name]] != [node[0] for node in case["nodes"]]
 
 
 # ---------------------------------------------------------------- 17.3
@@ -295,7 +315,7 @@ class Fusion(Check):
                           "which row would be in the cache?)"),
         complains("columns", "{} are one loop, but walk over rows of different lengths. Beside each other there may "
                              "only be one length, and one number per row"),
-        complains("late", "{} are one kernel, and in it the result of a sum over axis 0 is used: that sum is ready "
+        complains("late", "{} are one kernel, and in it the result of a sum or max over axis 0 is used: it is ready "
                           "when the loop has ended, and not before"),
         complains("cycle", "the kernel of {} needs itself: one of its ops needs what a kernel makes that waits for "
                            "another of its ops. So each of them would have to run before the other"),

@@ -63,6 +63,7 @@ FUNCTIONS = {
     "transposed": ("x: x.T @ x - x.T.T @ x.T / 7", [(3, 3)], 8, []),
     "transposed, not square": ("x, y: (x.T @ y).exp().sqrt()", [(4, 3), (4, 2)], 4, []),
     "mask": ("x, y: (x > y, (x < 0.5) * x, -x)", [(3, 4), (4,)], 4, []),
+    "a mask counted": ("x, y: ((x > y) * 2, (x > y).sum(1))", [(3, 4), (4,)], 4, []),
     "a loop": ("x, w: [x := (x @ w).tanh() + k for k in range(3)][-1]", [(2, 3), (3, 3)], 9, []),
     "a number of math": ("x: x * math.sqrt(x.shape[0]) - math.pi", [(4, 3)], 2, []),
     "if": ("x: x if (x > 0).sum(0) else -x", [(1, 1)], 2, ["bool", "sum"]),

@@ -25,7 +25,9 @@ PASSES = {
     "plus zero": ("p = add(a, 0); q = div(1, p); r = add(0.0, a)", "q p r", 3, ""),
     "times zero": ("p = mul(b, 0); q = mul(a, 0.0); r = sub(a, a)", "p q r", 3, ""),
     "zero and minus zero": ("p = add(a, 0.0); q = add(a, -0.0); r = div(1.0, p); s = div(1.0, q)", "r s", 4, ""),
-    "1 and True": ("p = greater(a, b); q = mul(p, 1); r = mul(p, 1.0); s = mul(p, True)", "q r s", 4, ""),
+    "1 and True": ("p = greater(a, b); q = mul(p, 1); r = mul(p, 1.0); s = mul(p, True); t = div(p, 1)", "q r s t", 5,
+                   ""),
+    "times minus one": ("p = mul(b, -1); q = div(b, -1); r = mul(-1, p)", "p q r", 3, ""),
     "times one": ("p = mul(b, 1); q = mul(1.0, p); r = div(q, 1); s = exp(r); t = exp(b); u = sub(s, t)", "u r", 2,
                   "in “times one” more than exp and one sub are left: b · 1, 1.0 · b and b / 1 are b, and exp of them "
                   "is exp of b. So first leave out what changes nothing, then look for what is the same"),
@@ -65,7 +67,8 @@ MISTAKES = [
      "x · 0 was taken for 0, or x − x: where x is ∞ or nan both are nan, and where x is negative, x · 0 is −0.0"),
     ("1 and True",
      "bool · 1, bool · 1.0 and bool · True are an int64, a float64 and a bool: neither are they the same as each "
-     "other, nor are the first two x"),
+     "other, nor are the first two x. Nor is bool / 1: a float64"),
+    ("times minus one", "x · −1, or x / −1, was taken for x: that is −x"),
     ("1 and True, zero and minus zero",
      "constants that are equal in Python, 1 and 1.0 and True, 0.0 and -0.0, were taken for the same: bool · 1 is an "
      "int64, bool · 1.0 a float64, and x + 0.0 isn't x + -0.0. Their types and how they are written (repr) tell them "
@@ -120,6 +123,7 @@ FUSE = {
     "two loops": ("p = exp(a); q = sum(p, 1); r = tanh(b); s = mul(r, q); t = sum(r, 1); u = add(p, t)", [A, D], "s u",
                   3, ""),
     "column sums inside": ("p = sum(a, 0); q = sub(a, p)", [A], "q", 2, ""),
+    "column maxima inside": ("p = max(a, 0); q = sub(a, p)", [A], "q", 2, ""),
     "a sum of all": ("p = sum(a, 1); q = sum(p, 0); r = div(a, q)", [A], "r", 2, ""),
     "column sums at the end": ("p = tanh(a); q = mul(p, p); r = sub(1, q); s = mul(b, r); t = sum(s, 0); u = sum(s, 1)",
                                [A, G], "s t u", 1, "a column sum belongs to the loop that makes its elements: nothing "

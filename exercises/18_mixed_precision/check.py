@@ -161,6 +161,8 @@ class GradScaler(Check):
                second="divides"),
         scales("each rank decides for itself: where one has found inf, the others take their step, and the model is of "
                "two steps; factors drift apart as well. Ask all ranks", together=scaling.alone),
+        scales("update doesn't know that the step was left out: what was found must be kept until then",
+               factors=lambda given, found: 1.0, counts=scaling.unknowing),
         scales("a step is left out only if all ranks have found inf or NaN: one is enough", together=scaling.all_ranks),
         scales("only rank 0's answer counts: each rank has other parameters", together=lambda own: [own[0]] * len(own)),
         scales("NaN isn't looked for: inf - inf and 0 · inf are NaN, and who multiplies them spreads them",
@@ -283,6 +285,14 @@ class MixedAdam(Check):
         remembers("the gradients are multiplied by scale again", divided=lambda g, scale: masters.float64(g) * scale),
         remembers("without the division by 1−β₁ᵗ and 1−β₂ᵗ the first steps are wrong", corrected=False),
         remembers("t stays 1: count the steps", clock=lambda t: 1),
+        remembers("t is counted on with each array: in one step all have the same t", clock_of=lambda t, i, n:
+                  (t - 1) * n + i + 1),
+        when("t goes on where another optimizer has stopped: it belongs to the object (self), not to the class or the "
+             "module", masters.counted_on),
+        remembers("eps stands under the root: it is added to √v̂",
+                  below=lambda root, eps, grown: np.sqrt(root ** 2 + eps)),
+        remembers("eps is added to √v, before the division by √(1−β₂ᵗ): it is added to √v̂",
+                  below=lambda root, eps, grown: root + eps / grown),
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
              masters.moments_in_16),
         when("params aren't masters in 16 bits: they go a way of their own. After each step they are rounded anew",

@@ -36,7 +36,9 @@ def GradScaler(learner, inputs, run):
     found = {name: [] for name in ("scaled", "seen", "used", "scales", "refused", "dtypes")}
     for t, (grads, looked_at) in enumerate(zip(inputs["grads"], inputs["looked_at"], strict=True)):
         with np.errstate(all="ignore"):
-            found["scaled"].append(float(scaler.scale((np.float16 if inputs["half"] else np.float32)(loss))))
+            scaled = scaler.scale((np.float16 if inputs["half"] else np.float32)(loss))
+            found["scaled"].append(float(scaled))
+            found["dtypes"] += ["float16"] * (getattr(scaled, "dtype", None) == np.float16)
             factor = np.float32(found["scaled"][-1] / loss)
             optimizer.grads, optimizer.used = [(g * factor).astype(np.float16) for g in grads], None
             refused = clip(scaler, optimizer, again=t == 2, seen=found["seen"] if looked_at else []) \

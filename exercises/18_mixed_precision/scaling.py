@@ -44,6 +44,8 @@ def cases(rng, ranks):
                  growth_factor=1.5, backoff_factor=0.75, growth_interval=4),
             draw(rng, ranks, "....", [[(40,)], [(3,)], [(50,), (7,)]], size=10.0, sign=False, init_scale=1024.0,
                  growth_factor=2.0, backoff_factor=0.5, growth_interval=9),
+            draw(rng, ranks, "..", [[(2,)], [], [(3,)]], half=True, init_scale=1024.0, growth_factor=2.0,
+                 backoff_factor=0.5, growth_interval=9),
             draw(rng, ranks, "....", [[(2,)], [], [(3,)]], half=True, init_scale=2.0 ** 17, growth_factor=2.0,
                  backoff_factor=0.5, growth_interval=9)]
 
@@ -132,6 +134,11 @@ def world(case, bad=not_finite, together=any_rank, divide=in_float32, again=lamb
                 factor[r] *= factors(used[r], found[r]) * (used[r]["growth_factor"] if grows else 1.0)
                 out[r]["scales"].append(factor[r])
     return out
+
+
+def unknowing(found, clean, interval):
+    """As if no step had been left out."""
+    return counted(False, clean, interval)
 
 
 def never_reset(found, clean, interval):

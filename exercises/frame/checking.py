@@ -54,7 +54,7 @@ class Verdict:
 def _checks(path, mtime):
     """check.py as a package of the chapter's folder, so that it can say `from .tape import Node`."""
     package, folder = f"check_{Path(path).parent.name}", str(Path(path).parent)
-    for name in [name for name in sys.modules if name.startswith(package + ".")]:
+    for name in [name for name in list(sys.modules) if name.startswith(package + ".")]:      # other threads import, too
         del sys.modules[name]       # they may have changed as well
     spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=[folder])
     module = importlib.util.module_from_spec(spec)

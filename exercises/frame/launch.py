@@ -115,8 +115,8 @@ def missing_package(exercise):
 
 
 def patience():
-    """By how much limits grow because the machine is busy with other things: processes per core, 1 to 3."""
-    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 3.0)
+    """By how much limits grow because the machine is busy with other things: processes per core, 1 to 10."""
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 10.0)
 
 
 def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None, start=launcher.launch):
@@ -249,7 +249,7 @@ def _raised(exercise, errors, n, text):
     if kind == "NotImplementedError" and not earlier:
         return Failure("not begun", f"not begun: {words}", [f"    in line {mine[-1]}"] if mine else [])
     if kind == "MismatchError":
-        table = [_shorten(line) for line in words.splitlines()[1:-1]]
+        table = [_shorten(_not_of_the_drive(line, errors, text)) for line in words.splitlines()[1:-1]]
         return Failure("error", "the ranks call different collectives; all must call the same, in the same order",
                        ["  " + line for line in table])
     if kind == "Forbidden":
@@ -268,6 +268,14 @@ def _raised(exercise, errors, n, text):
     if earlier:
         details.append(f"    called by or inside {earlier[-1]}")
     return Failure("error", f"{who}{kind}: {words}", details)
+
+
+def _not_of_the_drive(row, errors, text):
+    """A row of the mismatch table; where a chapter's drive.py has passed the call on, with the learner's line."""
+    rank, _, _ = row.strip().partition(" ")
+    frames = errors.get(int(rank), {"frames": []})["frames"] if rank.isdecimal() else []
+    mine = [line for file, line in frames if file.startswith("answer" + os.sep)]
+    return re.sub(r"\S*[/\\]drive\.py:\d+ in .*", lambda _: _quote(mine[-1], text), row) if mine else row
 
 
 def _shorten(line):

@@ -1,5 +1,8 @@
 """For authors: what a check says over many seeds. docs/authoring.md, "Seeds"."""
 
+import copy
+import dataclasses
+
 import numpy as np
 
 from .check import Outputs
@@ -63,11 +66,24 @@ def clashes(check, ranks, seeds):
         for seed in seeds:
             cases = check.cases(np.random.default_rng(seed), n)
             truths = [per_rank(check.truth(case)) for case in cases]
-            for number, signature in enumerate(check.signatures):
-                heard = signature.outputs and speaks(check, signature, cases, truths)
+            once = copy.copy(check)     # what a mistake gives is asked for by all others
+            once.signatures = [remembering(signature) for signature in check.signatures]
+            for number, signature in enumerate(once.signatures):
+                heard = signature.outputs and speaks(once, signature, cases, truths)
                 if heard:
                     spoken.setdefault((number, n), {}).setdefault(heard, []).append(seed)
     return [(number, n, heard) for (number, n), heard in spoken.items() if len(heard) > 1]
+
+
+def remembering(signature):
+    """The Signature, with the outputs of every case worked out once. The cases must live as long as it does."""
+    known = {}
+
+    def outputs(case):
+        if id(case) not in known:
+            known[id(case)] = signature.outputs(case)
+        return known[id(case)]
+    return dataclasses.replace(signature, outputs=outputs) if signature.outputs else signature
 
 
 def speaks(check, signature, cases, truths):

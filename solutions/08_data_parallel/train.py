@@ -19,6 +19,8 @@ def loss_and_gradients(parameters, x, y):
 def train(comm, parameters, x, y, rows, lr, broadcast_parameters, average_gradients):
     """Train the parameters in place, one step per entry of rows; the losses.
 
+    The parameters are sent around once, at the start: with the same steps they stay alike.
+
     comm        the Communicator
     parameters  [w, b], float64, of shapes (inputs, outputs) and (outputs,); at first different on every rank
     x, y        the whole data set, the same on all ranks

@@ -314,6 +314,19 @@ def test_mistakes_that_look_alike_with_some_seeds_are_found():
                      (1, 1): {"right": sorted(of[0] + of[3]), "0": of[2], "1": of[1]}}
 
 
+def test_what_a_mistake_gives_is_worked_out_once_for_each_case():
+    asked = []
+
+    class Two(Coin):
+        signatures = [gives(str(factor), lambda case, factor=factor: asked.append((case["x"], factor)) or {
+                          "result": factor * case["x"]}) for factor in (2, 4, 5)]
+
+        def cases(self, rng, ranks):
+            return [{"x": 1}, {"x": 7}]
+    assert seeds.clashes(Two(), (1,), [0]) == []
+    assert sorted(asked) == [(x, factor) for x in (1, 7) for factor in (2, 4, 5)]
+
+
 def test_many_seeds_in_one_launch_are_told_what_each_is_alone():
     course = Course()
     folder = course.solutions / "08_data_parallel"

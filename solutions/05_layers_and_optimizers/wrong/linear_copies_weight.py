@@ -1,4 +1,4 @@
-# 05.1: the layer works with a copy of weight
+# 05.1: the layer works with copies of weight and bias
 import numpy as np
 
 

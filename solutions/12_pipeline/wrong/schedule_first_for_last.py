@@ -1,4 +1,4 @@
-# 12.1: wait for each other for ever
+# 12.1: the stages are listed from the last to the first
 def gpipe(stages, micro_batches):
     every = range(micro_batches)
     return [[("F", k) for k in every] + [("B", k) for k in every] for _ in range(stages)]

@@ -1,4 +1,4 @@
-# 17.3: a sum over axis 0 is used
+# 17.3: a sum or max over axis 0 is used
 from math import prod
 
 ALONE = ('matmul', 'transpose', 'random', 'check')

@@ -1,0 +1,53 @@
+"""Plans of 10.1 that all ranks have made together: the right ones, known mistakes, and what can be asked of them."""
+
+import numpy as np
+
+
+def travelled(size):
+    """(sends, receives) of all ranks: each hands on in a step what arrived in the one before."""
+    sends, receives = [[rank] for rank in range(size)], [[] for _ in range(size)]
+    for _ in range(2 * (size - 1)):
+        for rank in range(size):
+            receives[rank].append(sends[rank - 1][-1])
+        for rank in range(size):
+            sends[rank].append(receives[rank][-1])
+    return [chunks[:-1] for chunks in sends], receives
+
+
+def as_lists(sends, receives):
+    return {"sends": [list(map(int, chunks)) for chunks in sends],
+            "receives": [list(map(int, chunks)) for chunks in receives]}
+
+
+def plan(send, receive, steps=lambda size: 2 * (size - 1)):
+    """Hypothesis: send(rank, step, size) and receive(rank, step, size)."""
+    def of(case):
+        size = case["size"]
+        every = range(size), range(steps(size))
+        return as_lists([[send(rank, step, size) for step in every[1]] for rank in every[0]],
+                        [[receive(rank, step, size) for step in every[1]] for rank in every[0]])
+    return of
+
+
+def from_the_start_again(rank, step, size):
+    return (rank - step % (size - 1)) % size
+
+
+def planned(case, got):
+    """The plans as arrays (ranks, steps), or None if they are of unequal lengths."""
+    try:
+        return np.array(got["sends"], dtype=int), np.array(got["receives"], dtype=int)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def in_plans(predicate):
+    """Signature's predicate: predicate(sends, receives, size) holds, of plans that are arrays."""
+    def holds(case, got):
+        plans = planned(case, got)
+        return plans is not None and plans[0].ndim == 2 and bool(predicate(*plans, case["size"]))
+    return holds
+
+
+def goes_on(sends, receives, size):
+    return np.array_equal(sends[:, 1:], receives[:, :-1])

@@ -1,0 +1,158 @@
+"""What the kernels of 13.1 and 13.2 are to give, and what known mistakes in them give."""
+
+import numpy as np
+
+
+def harm(got, word):
+    """How many elements were read or written outside of the arrays, or written twice: word is "read", …"""
+    return sum(count for name, count in got["memory"].items() if word in name)
+
+
+def is_out(name, f):
+    """A predicate: the output `name` is f(case), element by element, nan where f(case) is nan."""
+    def predicate(case, got):
+        theirs = f(case)
+        return theirs is not None and np.allclose(got[name], theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
+    return predicate
+
+
+def both(*predicates):
+    return lambda case, got: all(predicate(case, got) for predicate in predicates)
+
+
+# ---------------------------------------------------------------- 13.1
+
+def block_of(case):
+    return case["block"].get("block", 1024)
+
+
+def places(case):
+    return np.arange(case["x"].size)
+
+
+def right_sum(case):
+    return case["x"].astype(float) + case["y"].astype(float)
+
+
+def amid_nans(values, step):
+    """What lies in memory, up to as many elements as there are values."""
+    memory = np.full(values.size * step, np.nan)
+    memory[::step] = values
+    return memory[:values.size]
+
+
+def neighbours(case, blind=(0, 1, 2)):
+    """out, if the steps of these arrays (x, y, out) are taken for 1."""
+    if all(case["steps"][i] == 1 for i in blind):
+        return None
+    x, y = (amid_nans(case[name], case["steps"][i]) if i in blind else case[name].astype(float)
+            for i, name in ((0, "x"), (1, "y")))
+    step = case["steps"][2]
+    if 2 not in blind or step == 1:
+        return x + y
+    memory = np.full(x.size * step, np.nan)
+    memory[:x.size] = x + y
+    return memory[::step]
+
+
+def without_last_block(case):
+    return np.where(places(case) < case["x"].size // block_of(case) * block_of(case), right_sum(case), np.nan)
+
+
+def first_block_only(case):
+    return np.where(places(case) < block_of(case), right_sum(case), np.nan)
+
+
+def one_element_each(case):
+    """Programs begin one element further than their neighbour, not a block."""
+    programs = -(-case["x"].size // block_of(case))
+    return np.where(places(case) < programs - 1 + block_of(case), right_sum(case), np.nan)
+
+
+def every_fourth(case):
+    return np.where(places(case) % 4 == 0, right_sum(case), np.nan)
+
+
+def by_thousands(case):
+    """The launcher's grid is for blocks of 1,024, whatever `block` says."""
+    programs = -(-case["x"].size // 1024)
+    return np.where(places(case) < programs * block_of(case), right_sum(case), np.nan)
+
+
+# ---------------------------------------------------------------- 13.2
+
+def softmax(z, axis=1):
+    with np.errstate(invalid="ignore"):      # of -inf and -inf
+        return np.exp(z - np.logaddexp.reduce(z, axis=axis, keepdims=True))
+
+
+def right_softmax(case):
+    return softmax(case["x"].astype(float))
+
+
+def padding(case):
+    columns = case["x"].shape[1]
+    return (1 << (columns - 1).bit_length()) - columns
+
+
+def padded_with(case, value):
+    """The softmax of rows that are filled up to a power of 2 with this number (a function of the case)."""
+    x = case["x"].astype(float)
+    filled = np.concatenate([x, np.broadcast_to(value(x), (x.shape[0], padding(case)))], axis=1)
+    return softmax(filled)[:, :x.shape[1]].astype(np.float32)      # what float32 can't hold is 0
+
+
+def tight_rows(case):
+    """The right formula on rows taken to lie right behind each other."""
+    (rows, columns), step = case["x"].shape, case["steps"][0]
+    if step == columns:
+        return None
+    memory = np.full((rows, step), np.nan)
+    memory[:, :columns] = case["x"]
+    return softmax(memory.ravel()[:rows * columns].reshape(rows, columns))
+
+
+def unshifted(case):
+    with np.errstate(all="ignore"):
+        e = np.exp(case["x"])      # in float32, as the kernel does
+        return (e / e.sum(axis=1, keepdims=True)).astype(float)
+
+
+def no_sum(case):
+    return np.exp(case["x"].astype(float) - case["x"].max(axis=1, keepdims=True))
+
+
+def rows_of_out_at(step_of):
+    """Hypothesis: rows of out are written so many elements apart."""
+    def found(case):
+        (rows, columns), step, theirs = case["x"].shape, case["steps"][1], step_of(case)
+        if step == theirs:
+            return None
+        memory = np.full(rows * step, np.nan)
+        for row, values in enumerate(right_softmax(case)):
+            here = memory[row * theirs:row * theirs + columns]
+            here[...] = values[:here.size]
+        return memory.reshape(rows, step)[:, :columns]
+    return found
+
+
+def program_per_column(case, got):
+    rows, columns = case["x"].shape
+    expected = np.where(np.arange(rows)[:, None] < columns, right_softmax(case), np.nan)
+    return is_out("out", lambda case: expected)(case, got) and (
+        harm(got, "read outside") == harm(got, "written outside") == max(columns - rows, 0) * columns)
+
+
+def one_largest(case):
+    """All rows are shifted by the largest number of the whole matrix."""
+    with np.errstate(all="ignore"):
+        e = np.exp(case["x"] - case["x"].max())
+        return (e / e.sum(axis=1, keepdims=True)).astype(float)
+
+
+def cut_at_a_block(case, got):
+    """Whether of a long row the first BLOCK elements are written, and sum up to 1."""
+    known = np.isfinite(got["out"])
+    width = int(known[0].sum())
+    return known[:, :width].all() and not known[:, width:].any() and 0 < width < case["x"].shape[1] and \
+        np.allclose(np.nansum(got["out"], axis=1), 1, rtol=1e-4)

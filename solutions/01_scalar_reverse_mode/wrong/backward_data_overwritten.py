@@ -1,0 +1,10 @@
+# 01.3: .data is another number afterwards
+def backward(root, order):
+    nodes = order(root)
+    for node in nodes:
+        node.grad = 0.0
+    root.grad = 1.0
+    for node in reversed(nodes):
+        for parent, slope in zip(node.parents, node.local, strict=True):
+            parent.grad += slope * node.grad
+        node.data = node.grad

@@ -1,0 +1,16 @@
+# 12.1: it must be a list of 4 lists
+def gpipe(stages, micro_batches):
+    return [[(kind, k + 0.5) for kind in "FB" for k in range(micro_batches)] for _ in range(stages)]
+
+
+def one_forward_one_backward(stages, micro_batches):
+    rows = []
+    for stage in range(stages):
+        warm_up = min(micro_batches, stages - stage)
+        row = [("F", k) for k in range(warm_up)]
+        for k in range(micro_batches):
+            row.append(("B", k))
+            if warm_up + k < micro_batches:
+                row.append(("F", warm_up + k))
+        rows.append(row)
+    return rows

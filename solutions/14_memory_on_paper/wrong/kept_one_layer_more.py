@@ -1,0 +1,5 @@
+# 14.3: one layer too many
+def activation_bytes(sequence, batch, hidden, heads, layers, recompute):
+    f, p = 34 * sequence * batch * hidden, 5 * heads * sequence ** 2 * batch
+    k = {"none": f + p, "selective": f, "full": 2 * sequence * batch * hidden}[recompute]
+    return layers * k + f + p
