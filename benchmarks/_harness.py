@@ -25,10 +25,10 @@ MARK = "<!-- Below this line: written by `python benchmarks/_harness.py` from re
 sys.path.insert(0, str(HERE.parent))    # so that a rival's environment, without this package installed, measures it too
 
 
-def named(about, among=()):
+def named(about, among=(), flags=()):
     """What the command line names of `among`, all of it if nothing. --help prints `about`, the program's docstring; it
-    and anything unknown end the program before something is measured."""
-    given = sys.argv[1:]
+    and anything unknown but `flags` end the program before something is measured."""
+    given = [word for word in sys.argv[1:] if word not in flags]
     if {"-h", "--help"} & set(given):
         print(about.strip())
         raise SystemExit(0)
@@ -157,12 +157,12 @@ def installed(skipped, *names):
 class Report:
     """The rows, aims and surroundings of one benchmark run: printed as it goes, saved at the end."""
 
-    def __init__(self, name, title):
-        self.name, self.title = name, title
+    def __init__(self, name, title, folder=RESULTS):
+        self.name, self.title, self.folder = name, title, folder
         self.tables, self.aims, self.skipped = [], [], {}
 
     def table(self, caption, rows):
-        """Print and keep one table: rows are dicts of column: text or number."""
+        """Print and keep one table: rows are dicts of column: text or number, in which columns may be missing."""
         self.tables.append({"caption": caption, "rows": rows})
         print(f"\n{caption}\n{text_table(rows)}", flush=True)
 
@@ -171,16 +171,16 @@ class Report:
         self.aims.append({"what": what, "aim": wanted, "got": got, "met": bool(met)})
 
     def save(self):
-        """Print the aims and write results/NAME.json."""
+        """Print the aims and write NAME.json into the folder, results/."""
         print("\naims" if self.aims else "")
         for aim in self.aims:
             print(f"  {'met   ' if aim['met'] else 'MISSED'}  {aim['what']}: {aim['got']}, aimed for {aim['aim']}")
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{self.name}.json"
         content = {"title": self.title, "date": datetime.date.today().isoformat(), "machine": machine(),
                    "skipped": self.skipped, "aims": self.aims, "tables": self.tables}
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"\nwritten to {path.relative_to(HERE.parent)}")
+        print(f"\nwritten to {path.relative_to(HERE.parent)}", flush=True)
 
 
 def machine():
@@ -211,9 +211,15 @@ def cpuinfo(field):
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), None)
 
 
+def cells_of(rows):
+    """The lines of a table, as texts: the names of all columns first. What a row doesn't have is empty."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return [columns] + [[str(row.get(column, "")) for column in columns] for row in rows]
+
+
 def text_table(rows):
-    """Rows of equal keys in columns: the first to the left, numbers to the right."""
-    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
+    """Rows in columns: the first to the left, numbers to the right."""
+    cells = cells_of(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  " + "  ".join(cell.rjust(width) if i else cell.ljust(width)
                                       for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
@@ -230,10 +236,10 @@ def markdown(result):
     for name, reason in result["skipped"].items():
         lines.append(f"Skipped: {name}, {reason}.")
     for table in result["tables"]:
-        columns = list(table["rows"][0])
+        columns, *cells = cells_of(table["rows"])
         lines += ["", f"**{table['caption']}**", "", "| " + " | ".join(columns) + " |",
                   "|---" + "|---:" * (len(columns) - 1) + "|"]
-        lines += ["| " + " | ".join(str(v) for v in row.values()) + " |" for row in table["rows"]]
+        lines += ["| " + " | ".join(line) + " |" for line in cells]
     if result["aims"]:
         lines += ["", "| aim | aimed for | got | met |", "|---|---:|---:|---|"]
     lines += [f"| {a['what']} | {a['aim']} | {a['got']} | {'yes' if a['met'] else '**no**'} |" for a in result["aims"]]

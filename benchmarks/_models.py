@@ -15,9 +15,21 @@ LR, DECAY = 1e-3, 0.01
 GPTS = {"gpt": {"vocabulary": 65, "length": 64, "layers": 4, "heads": 4, "dim": 128},
         "gpt2": {"vocabulary": 50304, "length": 512, "layers": 12, "heads": 12, "dim": 768}}
 BATCHES = {"lenet": 64, "gpt": 16, "gpt2": 8}
-TITLES = {"lenet": f"LeNet, batch {BATCHES['lenet']}"} | {
-    name: f"GPT: {size['layers']} layers, d = {size['dim']}, T = {size['length']}, batch {BATCHES[name]}"
-    for name, size in GPTS.items()}
+
+
+def shrink():
+    """Make the GPTs and all batches small: for a run that shows only whether everything works."""
+    BATCHES.update(dict.fromkeys(BATCHES, 2))
+    for size in GPTS.values():
+        size.update(vocabulary=65, length=16, layers=1, heads=2, dim=32)
+
+
+def title(name):
+    """The model and its batch, for people."""
+    if name == "lenet":
+        return f"LeNet, batch {BATCHES[name]}"
+    size = GPTS[name]
+    return f"GPT: {size['layers']} layers, d = {size['dim']}, T = {size['length']}, batch {BATCHES[name]}"
 
 
 def model_of(name):

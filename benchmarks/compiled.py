@@ -196,7 +196,7 @@ def steps(report):
             del os.environ["XDG_CACHE_HOME"]
             if before is not None:
                 os.environ["XDG_CACHE_HOME"] = before
-        times.append({"first step of": _models.TITLES[name], "with gcc": f"{seconds[0]:.2f} s",
+        times.append({"first step of": _models.title(name), "with gcc": f"{seconds[0]:.2f} s",
                       "from the cache on disk": f"{seconds[1]:.2f} s"})
         if installed(report.skipped, "torch"):
             runs["torch eager"] = _models.theirs(name)
@@ -204,7 +204,7 @@ def steps(report):
                 runs["torch.compile"] = torch_compiled(name)
                 runs["torch.compile"]()
         taken = compare(runs, rounds=ROUNDS)
-        rows.append({"training step, AdamW": _models.TITLES[name]} | {
+        rows.append({"training step, AdamW": _models.title(name)} | {
             who: f"{1e3 * s.best:.1f} ms" for who, s in taken.items()} | {
             "× eager": f"{taken['eager'].best / taken['compiled'].best:.2f}"})
         ratio = taken["eager"].best / taken["compiled"].best

@@ -112,7 +112,7 @@ def main(names):
         ours = seconds["ours"].best
         memory = {who: child("peak_bytes", name, who) for who in steps}
         rival = seconds.get("torch eager", seconds["ours"]).best
-        report.table(_models.TITLES[name], [
+        report.table(_models.title(name), [
             {"step of": who, "ms": f"{1e3 * s.best:.1f}", "median": f"{1e3 * s.median:.1f}",
              "× torch's speed": f"{rival / s.best:.2f}", "peak MB": f"{memory[who][0] / 1e6:.0f}",
              "beyond the imports, MB": f"{memory[who][1] / 1e6:.0f}"} for who, s in seconds.items()])

@@ -1,4 +1,5 @@
-"""What the GPU benchmarks share: whether there is a GPU, torch if it can use it, and times."""
+"""What the GPU benchmarks share: whether there is a GPU, torch if it can use it, what --quick makes small, times, and
+rows that fail alone."""
 
 import importlib.metadata
 import sys
@@ -6,9 +7,17 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _harness import installed  # noqa: E402
+from _harness import RESULTS, Report, installed, named, result  # noqa: E402
 
-WARM_UP = 5
+QUICK = "--quick" in sys.argv       # everything small, and once: whether it runs, not how fast
+WARM_UP, REPEATS = (1, 1) if QUICK else (5, 30)
+CALLS, TURNS = (2, 1) if QUICK else (100, 10)       # of in_a_row
+GIB = 1 << 10 if QUICK else 1 << 28                 # floats of 32 bits
+
+
+def asked(about, among=()):
+    """What the command line names of `among`, all of it if nothing; see named."""
+    return named(about, among, ("--quick",))
 
 
 def gpu():
@@ -29,6 +38,12 @@ def gpu():
                   f"{driver % 1000 // 10}, CuPy {cupy.__version__}, Triton {importlib.metadata.version('triton')})")
 
 
+def report_of(name, title, device, names=(), among=()):
+    """A Report of all of a benchmark, or of the parts that were asked for. One of --quick is kept apart."""
+    part = f" ({', '.join(names)})" if set(names) < set(among) else ""
+    return Report(result(name, names, among), f"{title}{part} on {device}", RESULTS / "quick" if QUICK else RESULTS)
+
+
 def rival(report):
     """torch, or None after a line that says why not: its wheel for CPUs alone is no rival."""
     if not installed(report.skipped, "torch"):
@@ -41,18 +56,24 @@ def rival(report):
     return torch
 
 
-def named(title, names, device):
-    """A report's title: of all of a benchmark, or of the parts that were asked for."""
-    return f"{title}{' (' * bool(names)}{', '.join(names)}{')' * bool(names)} on {device}"
+def attempt(row, measure):
+    """The row with what measure() adds to it; where that fails, with the error, and the next is measured all the same.
+    Printed at once: whoever ends the program before its table has the numbers."""
+    try:
+        row = row | measure()
+    except Exception as error:
+        row = row | {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200].rstrip(": ")}
+    print("  " + ", ".join(f"{name} {value}".strip() for name, value in row.items()), flush=True)
+    return row
 
 
-def milliseconds(cupy, run, repeats=30):
+def milliseconds(cupy, run):
     """The median time of run() on the GPU, by events, after a warm-up that may compile.
 
     The GPU clears 1 GiB before each, some 250 µs: it is busy until the host has asked for the run, whose time is then
     that of its kernels, and nothing that the run reads is left in the L2 cache."""
-    times, cleared = [], cupy.empty(1 << 28, cupy.float32)
-    for turn in range(repeats + WARM_UP):
+    times, cleared = [], cupy.empty(GIB, cupy.float32)
+    for turn in range(REPEATS + WARM_UP):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         cleared.fill(0)
         begin.record()
@@ -64,23 +85,23 @@ def milliseconds(cupy, run, repeats=30):
     return sorted(times)[len(times) // 2]
 
 
-def in_a_row(cupy, run, calls=100, turns=10):
+def in_a_row(cupy, run):
     """The best time of run() in ms when one call follows the other, as in training: the host's where it is slower."""
     best = float("inf")
-    for turn in range(turns + 1):
+    for turn in range(TURNS + 1):
         cupy.cuda.Device().synchronize()
         begin = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(CALLS):
             run()
         cupy.cuda.Device().synchronize()
         if turn:
-            best = min(best, (time.perf_counter() - begin) / calls)
+            best = min(best, (time.perf_counter() - begin) / CALLS)
     return 1e3 * best
 
 
 def copy_bandwidth(cupy):
     """GB/s of the device's own copy of 1 GiB, both ways counted."""
-    x = cupy.ones(1 << 28, cupy.float32)
+    x = cupy.ones(GIB, cupy.float32)
     y = cupy.empty_like(x)
     return 2 * x.nbytes / milliseconds(cupy, lambda: cupy.copyto(y, x)) / 1e6
 

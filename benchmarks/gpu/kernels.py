@@ -1,29 +1,28 @@
-"""Each kernel, forward and backward, beside CuPy's unfused formulas and torch: softmax cross-entropy, norms, attention,
-matrix products.
+"""Each kernel, forward and backward, beside torch: softmax cross-entropy, norms, attention, matrix products; and beside
+CuPy's unfused formulas, by the size from which it is faster: wins_from in minitorch_dist/kernels/__init__.py.
 
     python benchmarks/gpu/kernels.py                # needs an NVIDIA GPU with CuPy and Triton; torch is a rival
-    python benchmarks/gpu/kernels.py attention      # of fused, attention, products those that are named: into a result
-                                                    # of its own
+    python benchmarks/gpu/kernels.py attention      # of fused, attention, products, thresholds those that are named:
+                                                    # into a result of its own
+    python benchmarks/gpu/kernels.py --quick        # small, and once: whether it runs; kept in results/quick/
 
 MINITORCH_AUTOTUNE=1 chooses each kernel's configuration by measuring first.
 """
 
-import sys
+from _gpu import QUICK, asked, attempt, copy_bandwidth, free, gpu, in_a_row, milliseconds, report_of, rival
 
-from _gpu import copy_bandwidth, free, gpu, milliseconds, named, rival
-from _harness import Report
-
-TABLES = ("fused", "attention", "products")
+TABLES = ("fused", "attention", "products", "thresholds")
 AIMS = {"softmax cross-entropy": 1.0, "layer norm": 1.0}    # times torch's speed
-ROWS, CLASSES = 8192, 50257
-NORM = (16384, 4096)
-ATTENTION = (4, 16, 2048, 64)       # batch, heads, time, size
-PRODUCTS = ((4096, 4096, 4096), (8192, 1024, 4096))
+LOGITS = (5, 67) if QUICK else (8192, 50257)
+NORM = (5, 67) if QUICK else (16384, 4096)
+ATTENTION = (1, 2, 33, 16) if QUICK else (4, 16, 2048, 64)       # batch, heads, time, size
+SIZES = (512, 1024) if QUICK else tuple(4 ** k for k in range(5, 13))       # elements of an op's first input
+PRODUCTS = ((48, 16, 32),) if QUICK else ((4096, 4096, 4096), (8192, 1024, 4096))
 
 
 def draw(cupy, shape, dtype):
     """Standard normal numbers on the device."""
-    return cupy.random.default_rng(0).standard_normal(shape, "float32").astype(dtype)
+    return cupy.random.default_rng(0).standard_normal(shape, cupy.float32).astype(dtype)
 
 
 def as_torch(torch, array, grad=True):
@@ -34,8 +33,9 @@ def as_torch(torch, array, grad=True):
 def cross_entropy(cupy, torch, dtype):
     """({who: run}, bytes that must move): logits twice read, once written, and rows of numbers."""
     from minitorch_dist.kernels import softmax_cross_entropy as kernel
-    logits, ct = draw(cupy, (ROWS, CLASSES), dtype), draw(cupy, ROWS, dtype)
-    labels = cupy.random.default_rng(1).integers(0, CLASSES, ROWS)
+    rows, classes = LOGITS
+    logits, ct = draw(cupy, LOGITS, dtype), draw(cupy, rows, dtype)
+    labels = cupy.random.default_rng(1).integers(0, classes, rows)
 
     def ours():
         _, kept = kernel.softmax_cross_entropy(logits, labels)
@@ -93,42 +93,85 @@ def product(cupy, torch, dtype, sizes, precision):
     runs = {"ours": lambda: kernel.matmul(a, b, precision=precision)}
     if torch:
         x, y = as_torch(torch, a, False), as_torch(torch, b, False)
-
-        def theirs():
-            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-            return x @ y
-        runs["torch"] = theirs
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        runs["torch"] = lambda: x @ y
     return runs, 2 * m * n * k
 
 
 def measure(cupy, torch, report, title, unit, cases):
-    """One table: cases are (name, {who: run}, bytes or operations)."""
+    """One table: cases are (name, a function that gives {who: run} and bytes or operations)."""
     rows = []
     for name, make in cases:
-        runs, amount = make()
-        ms = {who: milliseconds(cupy, run) for who, run in runs.items()}
-        row = {"": name, **{f"{who} ms": f"{t:.3f}" for who, t in ms.items()}}
-        row[unit] = f"{amount / ms['ours'] / 1e6:,.0f}"
-        if "torch" in ms:
+        def measured(name=name, make=make):
+            free(cupy, torch)
+            runs, amount = make()
+            ms = {who: milliseconds(cupy, run) for who, run in runs.items()}
+            row = {f"{who} ms": f"{t:.3f}" for who, t in ms.items()} | {unit: f"{amount / ms['ours'] / 1e6:,.0f}"}
+            if "torch" not in ms:
+                return row
             ratio = ms["torch"] / ms["ours"]
-            row["× torch"] = f"{ratio:.2f}"
             aim = next((least for kind, least in AIMS.items() if name.startswith(kind)), None)
             if aim:
                 report.aim(f"{name}: times torch's speed", f"≥ {aim}", f"{ratio:.2f}", ratio >= aim)
-        rows.append(row)
-        runs.clear()
-        free(cupy, torch)
+            return row | {"× torch": f"{ratio:.2f}"}
+        rows.append(attempt({"": name}, measured))
     report.table(title, rows)
 
 
-def main(names):
+def steps_of_ops(cupy, size):
+    """{op of kernels.OPS: its forward and backward, as models call it, on a first input of `size` float32 elements}."""
+    import minitorch_dist as mt
+    width = 64
+    rows = size // width
+    x, y, z = (mt.tensor(draw(cupy, (rows, width), "float32"), requires_grad=True) for _ in range(3))
+    square = mt.tensor(draw(cupy, (width, width), "float32"), requires_grad=True)
+    vector = mt.tensor(draw(cupy, width, "float32"), requires_grad=True)
+    labels = cupy.zeros(rows, cupy.int64)
+    heads = [t.detach().reshape(-1, 1, min(rows, 128), width).requires_grad_() for t in (x, y, z)]
+    calls = {"softmax_cross_entropy": ((x,), lambda: mt.softmax_cross_entropy(x, labels)),
+             "layer_norm": ((x, vector), lambda: mt.layer_norm(x, width, vector, vector)),
+             "rms_norm": ((x, vector), lambda: mt.rms_norm(x, width, vector)),
+             "gelu": ((x,), lambda: mt.gelu(x, "tanh")),
+             "linear_gelu": ((x, square, vector), lambda: mt.linear_gelu(x, square, vector, "tanh")),
+             "attention": (heads, lambda: mt.scaled_dot_product_attention(*heads, is_causal=True))}
+
+    def step(leaves, call):
+        y = call()
+        y.backward(mt.ones(*y.shape, device="cuda"))
+        for leaf in leaves:
+            leaf.grad = None
+    return {op: lambda leaves=leaves, call=call: step(leaves, call) for op, (leaves, call) in calls.items()}
+
+
+def thresholds(cupy, torch, report):
+    """How many times as fast as CuPy's formulas each op's kernels are, by size, calls in a row as in training."""
+    from minitorch_dist import kernels
+
+    def ratio(op, size):
+        step = steps_of_ops(cupy, size)[op]
+        fused = in_a_row(cupy, step)
+        with kernels.disable():
+            return in_a_row(cupy, step) / fused
+
+    def measured(op):
+        free(cupy, torch)
+        ratios = {size: ratio(op, size) for size in SIZES}
+        won = [size for size in SIZES if all(ratios[larger] >= 1 for larger in SIZES if larger >= size)]
+        wins = f"{won[0]:,}" if won else "never"
+        return {f"{size:,}": f"{r:.2f}" for size, r in ratios.items()} | {"wins from": wins}
+    rows = []
+    for op, entry in kernels.OPS.items():
+        rows.append(attempt({"op": op, "wins_from now": f"{entry.wins_from:,}"}, lambda op=op: measured(op)))
+    report.table("times CuPy's speed, forward and backward, by the elements of the first input, float32", rows)
+
+
+def main():
     """Measure and report; one line where there is no GPU."""
-    if unknown := {*names} - {*TABLES}:
-        raise SystemExit(f"kernels.py: no tables {sorted(unknown)}; there are {', '.join(TABLES)}")
+    names = asked(__doc__, TABLES)
     cupy, device = gpu()
     if cupy is None:
         return
-    report = Report("_".join(["gpu_kernels", *names]), named("Kernels", names, device))
+    report = report_of("gpu_kernels", "Kernels", device, names, TABLES)
     torch = rival(report)
     copy = copy_bandwidth(cupy)
     kinds = (("softmax cross-entropy", cross_entropy), ("layer norm", layer_norm))
@@ -144,10 +187,10 @@ def main(names):
              lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))
             for sizes in PRODUCTS
             for dtype, precision in (("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"))])}
-    for name in names or TABLES:
-        measure(cupy, torch, report, *tables[name])
+    for name in names:
+        thresholds(cupy, torch, report) if name == "thresholds" else measure(cupy, torch, report, *tables[name])
         report.save()       # what is measured is kept, should the next one fail
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -3,31 +3,31 @@ Ours and torch.compile's also as a CUDA graph, which the host asks for by one ca
 
     python benchmarks/gpu/train.py          # needs an NVIDIA GPU with CuPy and Triton; torch is a rival, if it is there
     python benchmarks/gpu/train.py gpt      # of mlp, lenet, gpt, gpt2 those that are named: a result of its own
+    python benchmarks/gpu/train.py --quick  # small models, few steps: whether they run; kept in results/quick/
 
 A step is forward, cross-entropy, backward and AdamW in float32 (torch's convolutions too: no TF32), with the batch on
-the device already and the loss left there. "launches" counts our own fused kernels, by the ledger.
+the device already and the loss left there. A caption counts the launches of our own kernels, by the ledger.
 """
 
-import sys
 import time
 
-from _gpu import free, gpu, named, rival
-from _harness import Report
-from _models import TITLES
+from _gpu import QUICK, asked, attempt, free, gpu, report_of, rival
 
 NAMES = ("mlp", "lenet", "gpt", "gpt2")
 OURS, GRAPH, PLAIN = "ours", "ours, as a CUDA graph", "ours, CuPy's kernels alone"
 FUSED, BOTH = "ours, mt.compile", "ours, mt.compile, as a CUDA graph"
-VARIANTS = {OURS: {}, GRAPH: {"graph": True}, FUSED: {"compiled": True}, BOTH: {"graph": True, "compiled": True}}
+VARIANTS = {PLAIN: {"kernels": False}, OURS: {}, GRAPH: {"graph": True}, FUSED: {"compiled": True},
+            BOTH: {"graph": True, "compiled": True}}
 EAGER = "torch eager"
 # What torch.compile is asked for. GPT-2 is compiled once only: that takes minutes, and the step waits for the GPU.
 COMPILED = {"torch.compile": {}, "torch.compile, as a CUDA graph": {"mode": "reduce-overhead"}}
 AIMS = {"gpt": (GRAPH, 1.0), "gpt2": (OURS, 1.0)}     # times torch eager's speed
-ROUNDS, CALLS = 15, 20
-MLP = (784, 2048, 2048, 10)
+ROUNDS, TURN, MOST = (1, 0.0, 1) if QUICK else (15, 0.1, 20)     # turns, seconds of one, calls in one
+APART = 1e-2        # losses of the first steps that differ by more come from different programs
+MLP, BATCH = ((784, 32, 10), 4) if QUICK else ((784, 2048, 2048, 10), 512)
 
 
-def mlp(batch=512):
+def mlp():
     """(model, inputs, labels), as _models does for the others."""
     import numpy as np
 
@@ -36,7 +36,7 @@ def mlp(batch=512):
     mt.manual_seed(0)
     layers = [layer for a, b in zip(MLP, MLP[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
     draw = np.random.default_rng(0)
-    return nn.Sequential(*layers[:-1]), draw.random((batch, MLP[0]), np.float32), draw.integers(0, MLP[-1], batch)
+    return nn.Sequential(*layers[:-1]), draw.random((BATCH, MLP[0]), np.float32), draw.integers(0, MLP[-1], BATCH)
 
 
 def parts(name):
@@ -45,9 +45,12 @@ def parts(name):
     return mlp() if name == "mlp" else (_models.model_of(name), *_models.batch_of(name))
 
 
-def ours(name, graph=False, compiled=False):
+def ours(name, graph=False, compiled=False, kernels=True):
     """A step of ours; returns the loss, a Tensor on the device."""
+    from contextlib import nullcontext
+
     from minitorch_dist import backend, compile, cuda_graph, nn, optim
+    from minitorch_dist.kernels import disable
     model, x, labels = parts(name)
     model = model.to("cuda")
     x, labels = backend.to(x, "cuda"), backend.to(labels, "cuda")
@@ -65,9 +68,10 @@ def ours(name, graph=False, compiled=False):
     passes = cuda_graph(passes) if graph else passes
 
     def step():
-        loss = passes(x, labels)
-        optimizer.step()
-        return loss
+        with nullcontext() if kernels else disable():
+            loss = passes(x, labels)
+            optimizer.step()
+            return loss
     return step
 
 
@@ -102,21 +106,16 @@ def theirs(torch, name, compiled=None):
     return step
 
 
-def rivals(torch, name, report):
-    """({who: step}, {who: its first losses}) of torch's that run here: torch.compile wants a C compiler and Python's
-    headers, for one."""
+def makers(torch, name):
+    """{who: a function that makes its step}: first the one whose losses are the measure of the others'."""
+    found = {who: lambda options=options: ours(name, **options) for who, options in VARIANTS.items()}
+    if torch is None:
+        return found
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    steps, losses = {}, {}
-    for who, compiled in {EAGER: None, **COMPILED}.items():
-        if name == "gpt2" and compiled:
-            continue
-        try:
-            step = theirs(torch, name, compiled)
-            losses[who], steps[who] = first_losses(step), step
-        except Exception as error:
-            report.skipped[f"{who} on {name}"] = reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            print(f"skipped: {who} on {name}: {reason}", flush=True)
-    return steps, losses
+    torch.compiler.reset()      # the models before count against its limit of compilations, beyond which it runs eager
+    compiled = {} if name == "gpt2" else COMPILED
+    return ({EAGER: lambda: theirs(torch, name)} | found
+            | {who: lambda options=options: theirs(torch, name, options) for who, options in compiled.items()})
 
 
 def first_losses(step):
@@ -124,67 +123,98 @@ def first_losses(step):
     return [float(step().item()) for _ in range(5)]
 
 
+def prepared(torch, name):
+    """({who: step}, rows that say how long each took to its fifth loss, compiling included, or why it isn't there:
+    torch.compile wants a C compiler and Python's headers, for one)."""
+    steps, rows, known = {}, [], []
+    for who, make in makers(torch, name).items():
+        def ready(who=who, make=make):
+            begin = time.perf_counter()
+            step = make()
+            losses = first_losses(step)
+            known.append(losses)
+            if not max(abs(a - b) for a, b in zip(losses, known[0], strict=True)) <= APART:
+                raise ArithmeticError(f"its losses {losses} should be {known[0]}")
+            steps[who] = step
+            return {"s to the 5th": f"{time.perf_counter() - begin:.1f}"}
+        rows.append(attempt({"step of": who}, ready))
+    return steps, rows
+
+
 def seconds(cupy, steps):
     """{who: (best seconds per step, those until the host had asked for it all)}, in turns; a turn ends when the device
     is done. Where the two are nearly equal, it is the host that the step waits for."""
+    def turn(step, calls):
+        cupy.cuda.Device().synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            step()
+        host = time.perf_counter() - begin
+        cupy.cuda.Device().synchronize()
+        return (time.perf_counter() - begin) / calls, host / calls
+    calls = {who: max(1, min(MOST, round(TURN / turn(step, 1)[0]))) for who, step in steps.items()}
     best = dict.fromkeys(steps, (float("inf"), 0.0))
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for who, step in steps.items():
             step()
-            cupy.cuda.Device().synchronize()
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                step()
-            asked = time.perf_counter()
-            cupy.cuda.Device().synchronize()
-            if turn:
-                best[who] = min(best[who], ((time.perf_counter() - begin) / CALLS, (asked - begin) / CALLS))
+            best[who] = min(best[who], turn(step, calls[who]))
     return best
 
 
-def main(names):
+def kernels_of(steps):
+    """How many of our own kernels a step launches, for a caption."""
+    from minitorch_dist import ledger
+    counts = []
+    for who in (OURS, FUSED):
+        if who in steps:
+            with ledger.record() as book:
+                steps[who]()
+            counts.append(f"{who}: {book.launches.total()}")
+    return "; ".join(counts)
+
+
+def measure(cupy, torch, report, name):
+    """One model's table."""
+    import _models
+    title = f"MLP {'-'.join(map(str, MLP))}, batch {BATCH}" if name == "mlp" else _models.title(name)
+    print(f"\n{title}", flush=True)
+    steps, rows = prepared(torch, name)
+    counts, best = kernels_of(steps), seconds(cupy, steps)
+    base = EAGER if EAGER in best else PLAIN
+    for row in rows:
+        if row["step of"] in best:
+            each, host = best[row["step of"]]
+            row |= {"ms": f"{1e3 * each:.3f}", "until all is asked for": f"{1e3 * host:.3f}"}
+            if base in best:
+                row[f"× {base}"] = f"{best[base][0] / each:.2f}"
+    report.table(f"{title}; kernels of ours per step: {counts}", rows)
+    who, aim = AIMS.get(name, (None, None))
+    if EAGER in best and who in best:
+        ratio = best[EAGER][0] / best[who][0]
+        report.aim(f"{name}, {who}: times torch eager's speed", f"≥ {aim}", f"{ratio:.2f}", ratio >= aim)
+
+
+def main():
     """Measure and report; one line where there is no GPU."""
-    if unknown := {*names} - {*NAMES}:
-        raise SystemExit(f"train.py: no models {sorted(unknown)}; there are {', '.join(NAMES)}")
+    names = asked(__doc__, NAMES)
     cupy, device = gpu()
     if cupy is None:
         return
-    from minitorch_dist import kernels, ledger
-    report = Report("_".join(["gpu_train", *names]), named("Training steps", names, device))
+    if QUICK:
+        import _models
+        _models.shrink()
+    report = report_of("gpu_train", "Training steps", device, names, NAMES)
     torch = rival(report)
-    for name in names or NAMES:
-        steps, losses = {who: ours(name, **options) for who, options in VARIANTS.items()}, {}
-        if torch:
-            theirs_too, losses = rivals(torch, name, report)
-            steps |= theirs_too
-        losses |= {who: first_losses(steps[who]) for who in VARIANTS}
-        if max(abs(a - b) for values in losses.values() for a, b in zip(values, losses[OURS], strict=True)) > 1e-2:
-            raise RuntimeError(f"{name}: the rivals compute something else: {losses}")
-        counts = {}
-        for who in (OURS, FUSED):
-            with ledger.record() as book:
-                steps[who]()
-            counts[who] = book.launches.total()
-        plain = ours(name)
-
-        def without(plain=plain):
-            with kernels.disable():
-                return plain()
-        steps[PLAIN] = without
-        best = seconds(cupy, steps)
-        title = TITLES.get(name, f"MLP {'-'.join(map(str, MLP))}, batch 512")
-        base = EAGER if EAGER in best else PLAIN
-        report.table(f"{title}; kernels of ours per step: {counts[OURS]}, by mt.compile {counts[FUSED]}", [
-            {"step of": who, "ms": f"{1e3 * t:.3f}", "until all is asked for": f"{1e3 * asked:.3f}",
-             f"× {base}": f"{best[base][0] / t:.2f}"} for who, (t, asked) in best.items()])
-        if EAGER in best and name in AIMS:
-            who, aim = AIMS[name]
-            ratio = best[EAGER][0] / best[who][0]
-            report.aim(f"{name}, {who}: times torch eager's speed", f"≥ {aim}", f"{ratio:.2f}", ratio >= aim)
-        steps.clear()
-        free(cupy, torch)
+    for name in names:
+        def measured(name=name):
+            free(cupy, torch)
+            measure(cupy, torch, report, name)
+            return {}
+        row = attempt({"model": name}, measured)
+        if "error" in row:
+            report.table(name, [row])
         report.save()       # what is measured is kept, should the next one fail
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -28,12 +28,12 @@ import triton.language as tl
 
 from . import Kept, Op, launch
 from .autotune import best
-from .kernel import Kernel
+from .kernel import BELOW_80, Kernel
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 WIDEST = 128        # elements of a head
 # (kernel, bytes of an element, heads up to this size) -> block of queries, block of sources, warps, where nothing has
-# been measured: the largest whose code for sm_90 keeps all in registers (`--show sass` has no STL).
+# been measured: the largest whose code for sm_90 keeps all in registers (`--show sass` has no STL). See block_options.
 BLOCKS = {
     ("flash_attention", 2, 64): (64, 64, 4), ("flash_attention", 2, 128): (64, 64, 4),
     ("flash_attention", 4, 64): (32, 32, 4), ("flash_attention", 4, 128): (32, 16, 8),
@@ -280,12 +280,21 @@ def _record(name, fn, arrays, strides, **more):
                       for q, s, warps in blocks for stages in (2, 3)), **more)
 
 
+def block_options(kernel, itemsize, size, capability):
+    """The options where nothing has been measured.
+
+    Below 8.0 Triton multiplies without tensor cores: there the blocks are those of float32, which has none either. The
+    forward kernel of float16 in blocks of (64, 64) would keep 3.7 KB of each thread in memory, in (32, 32) none.
+    """
+    blocks = BLOCKS[kernel, itemsize if capability >= 80 else 4, 64 if size <= 64 else 128]
+    return dict(zip(("QUERIES", "SOURCES", "num_warps"), blocks, strict=True))
+
+
 def _example(kernel, dtype, size, **more):
     """An example as a call of heads of `size` makes it."""
-    queries, sources, warps = BLOCKS[kernel, 4 if dtype == "fp32" else 2, 64 if size <= 64 else 128]
-    width = launch.next_power_of_2(size)
-    return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width, "QUERIES": queries,
-            "SOURCES": sources, "num_warps": warps, **more}
+    width, itemsize = launch.next_power_of_2(size), 4 if dtype == "fp32" else 2
+    return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width,
+            **block_options(kernel, itemsize, size, 90), BELOW_80: block_options(kernel, itemsize, size, 75), **more}
 
 
 FORWARD = _record(
@@ -313,9 +322,7 @@ def _constants(q, v, causal, precision):
 
 
 def _blocks(kernel, q, v):
-    """The options where nothing has been measured."""
-    blocks = BLOCKS[kernel.name, q.itemsize, 64 if max(q.shape[3], v.shape[3]) <= 64 else 128]
-    return dict(zip(("QUERIES", "SOURCES", "num_warps"), blocks, strict=True))
+    return block_options(kernel.name, q.itemsize, max(q.shape[3], v.shape[3]), launch.capability(q))
 
 
 def _side_by_side(x):

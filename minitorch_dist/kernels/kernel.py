@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from .launch import NUMBERS, launch
 
+BELOW_80 = "below 8.0"
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -21,7 +23,8 @@ class Kernel:
     num_stages   how many loads a loop has under way
     fp_fusion    whether a·b + c may be one fused instruction
     examples     what tests compile and `--show` prints, the first by default: {"*": dtype of all "*" pointers,
-                 a pointer's name: its dtype or None, a constexpr's name: its value, "num_warps": …}
+                 a pointer's name: its dtype or None, a constexpr's name: its value, "num_warps": …, BELOW_80: {what is
+                 another for compute capabilities below 8.0}}
     configs      what the autotuner chooses from: ({constexpr or num_warps or num_stages: value}, …)
     """
 
@@ -68,9 +71,12 @@ class Kernel:
             raise TypeError(f"kernel {self.name}: no constexprs {sorted(unknown)}; it has {list(self.constexprs)}")
         return {**self.constexprs, **options}, warps, stages
 
-    def example(self, given):
-        """(types, options) of one of `examples`: {parameter: type or None}, and the keywords of a call."""
+    def example(self, given, capability=90):
+        """(types, options) of one of `examples`: {parameter: type or None}, and the keywords of a call on a GPU of this
+        compute capability."""
         given = dict(given)
+        older = given.pop(BELOW_80, {})
+        given |= older if capability < 80 else {}
         every = given.pop("*", None)
         types = {}
         for name, kind in self.signature.items():

@@ -5,6 +5,8 @@ Module and started by CuPy's Function. What is asked of CUDA stands in CupyDrive
 in its place and compare each launch with the PTX.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from .. import ledger
@@ -31,7 +33,11 @@ def next_power_of_2(n):
 
 def empty(shape, dtype, like):
     """An uninitialised array on `like`'s device: where kernels' outputs come from. Tests fill it with NaN."""
-    return module_of(like).empty(shape, dtype)
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype)
+    device, cuda = like.data.device_id, driver()
+    with nullcontext() if device == cuda.current() else cuda.using(device):
+        return module_of(like).empty(shape, dtype)
 
 
 def contiguous(x):
@@ -98,6 +104,11 @@ def driver():
     if _driver is None:
         _driver = CupyDriver()
     return _driver
+
+
+def capability(x):
+    """The compute capability, 90 for 9.0, of the GPU that an array is on; of NumPy's, which are interpreted, 90 too."""
+    return 90 if isinstance(x, np.ndarray) else driver().capability(x.data.device_id)
 
 
 def launch(kernel, grid, args, options):

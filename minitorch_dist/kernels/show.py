@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from . import MODULES, OPS, installed, interpreting, table
+from .kernel import BELOW_80
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 
@@ -14,7 +15,7 @@ STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 def compiled(kernel, example, capability):
     """Triton's compiled kernel for one of kernel.examples, pointers and divisible numbers being multiples of 16."""
     from .build import compile_triton
-    types, options = kernel.example(example)
+    types, options = kernel.example(example, capability)
     return compile_triton(kernel, types, divisible(kernel, types), options, capability)
 
 
@@ -66,7 +67,8 @@ def usage(cubin):
 def describe(example):
     """An example in a few words: "bf16, MASTER=True, no found_inf"."""
     words = [str(example["*"])] if "*" in example else []
-    words += [f"no {name}" if value is None else f"{name}={value}" for name, value in example.items() if name != "*"]
+    words += [f"no {name}" if value is None else f"{name}={value}" for name, value in example.items()
+              if name not in ("*", BELOW_80)]
     return ", ".join(words) or "as recorded"
 
 

@@ -20,7 +20,7 @@ EXECUTABLE = 4      # of a section's flags
 
 def compiled(kernel, number, capability):
     """(what the tests want to know about one compiled example, its machine code)."""
-    types, options = kernel.example(kernel.examples[number])
+    types, options = kernel.example(kernel.examples[number], capability)
     binary = build.build(kernel, types, show.divisible(kernel, types), options, capability)
     found = {"id": f"{kernel.name}-{number}-sm{capability}", "types": binary.types, "scratch": binary.scratch,
              "shared": binary.shared, "cubin": len(binary.cubin)}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minitorch_dist import kernels
+from minitorch_dist import backend, kernels
 from minitorch_dist.backend import as_dtype, is_floating
 from minitorch_dist.kernels import launch
 from minitorch_dist.kernels.interpret import interpret
@@ -76,14 +76,14 @@ def poison(dtype):
 
 
 class Guard:
-    """In launch.empty's place: outputs full of poison with margins of it before and behind."""
+    """In launch.empty's place: outputs full of poison with margins of it before and behind, where `like` is."""
 
     def __init__(self):
         self.made = []
 
     def __call__(self, shape, dtype, like):
         size = int(np.prod(shape))
-        whole = np.full(size + 2 * MARGIN, poison(dtype), dtype)
+        whole = backend.module_of(like).asarray(np.full(size + 2 * MARGIN, poison(dtype), dtype))   # NumPy's NaN
         self.made.append((whole, size))
         return whole[MARGIN:MARGIN + size].reshape(shape)
 
@@ -92,7 +92,7 @@ class Guard:
         for whole, size in self.made:
             for margin in (whole[:MARGIN], whole[MARGIN + size:]):
                 untouched = np.full(MARGIN, poison(whole.dtype), whole.dtype)
-                np.testing.assert_array_equal(margin.view(np.uint8), untouched.view(np.uint8))
+                np.testing.assert_array_equal(backend.to(margin, "cpu").view(np.uint8), untouched.view(np.uint8))
 
 
 def guarded(monkeypatch):
@@ -120,7 +120,8 @@ def on_stand_in(**libraries):
     with pytest.MonkeyPatch.context() as patch, installed(**libraries) as module, kernels.enable():
         patch.setattr(launch, "start", start)
         patch.setattr(launch, "empty", empty)
-        patch.setattr(launch, "_driver", SimpleNamespace(current=lambda: 0, using=lambda device: nullcontext()))
+        patch.setattr(launch, "_driver", SimpleNamespace(
+            current=lambda: 0, using=lambda device: nullcontext(), capability=lambda device: 90))
         patch.setattr(kernels, "interpreting", lambda: False)       # so that arrays not NumPy's are taken
         yield module
 

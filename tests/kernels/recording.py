@@ -18,7 +18,7 @@ class DeviceArray:
         self.array, self.device = array, SimpleNamespace(id=device)
         self.data = SimpleNamespace(ptr=array.ctypes.data, device_id=device)
         self.dtype, self.shape, self.strides, self.flags = array.dtype, array.shape, array.strides, array.flags
-        self.size, self.ndim = array.size, array.ndim
+        self.size, self.ndim, self.itemsize = array.size, array.ndim, array.itemsize
 
 
 @dataclass

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
-from minitorch_dist.kernels import build, interpret, launch, show
+from minitorch_dist.kernels import build, flash_attention, interpret, launch, show
 from minitorch_dist.kernels.add import ADD
 
 from . import harness
@@ -105,6 +106,15 @@ def arrays(*shape, dtype=np.float32, device=0, count=3):
     return [DeviceArray(np.zeros(shape, dtype), device) for _ in range(count)]
 
 
+@pytest.mark.parametrize("cc, dtype, blocks", [(75, "f2", (32, 32)), (80, "f2", (64, 64)), (80, "f4", (32, 32))])
+def test_attention_takes_smaller_blocks_where_there_are_no_tensor_cores(gpu, monkeypatch, cc, dtype, blocks):
+    gpu.cc = cc
+    monkeypatch.setattr(launch, "empty", lambda shape, dtype, like: DeviceArray(np.empty(shape, dtype)))
+    flash_attention.flash_attention(*arrays(1, 2, 100, 40, dtype=dtype), causal=True, scale=1.0)
+    options, (_, _, grid, *_) = dict(gpu.asked[0].options), gpu.calls[0]
+    assert (options["QUERIES"], options["SOURCES"]) == blocks and grid == (2 * -(-100 // blocks[0]),)
+
+
 def test_a_launch_word_for_word(gpu):
     x, y, out = arrays(1000)
     with ledger.record() as book:
@@ -143,6 +153,18 @@ def test_alignment_is_looked_at_not_believed(gpu):
 def test_arrays_of_another_device_are_launched_there(gpu):
     ADD((1,), *arrays(16, device=2), 16)
     assert gpu.calls[0][0] == 2 and gpu.current() == 0
+
+
+def test_outputs_are_made_where_the_inputs_are(monkeypatch):
+    from ..device.fake_cupy import cupy, installed
+    driver = SimpleNamespace(current=cupy.cuda.runtime.getDevice, using=cupy.cuda.Device)
+    monkeypatch.setattr(launch, "_driver", driver)
+    with installed():
+        with cupy.cuda.Device(1):
+            x = cupy.zeros(3, np.float32)
+        assert [launch.empty((2,), np.int32, like).device.id for like in (x, cupy.zeros(3))] == [1, 0]
+        assert cupy.cuda.runtime.getDevice() == 0
+    assert type(launch.empty((2,), np.int32, np.zeros(3))) is np.ndarray
 
 
 def test_an_empty_grid_starts_nothing(gpu):
