@@ -20,8 +20,8 @@ def pytest_configure(config):
     config.pluginmanager.register(aside.plugin(config), "aside")
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def end_of_crews():
-    """Ranks that tests share live as long as their module."""
+    """Ranks that tests share live until the last test."""
     with crews:
         yield

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minitorch_dist.testing import ranks
+from tests import crews
 from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
@@ -14,9 +15,9 @@ PROGRAM, TRAIN = ROOT / "examples" / "fully_sharded.py", ROOT / "mnist_demo" / "
 SMALL = ["--data", "digits", "--hidden", "90,70", "--dropout", "0.1", "--clip", "0.4", "--steps", "8"]
 
 
-def run(program, n, folder, *flags):
+def run(program, n, folder, *flags, by=crews.launch):
     """(loss of every step, summary)"""
-    ranks.launch([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
+    by([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return [line["loss"] for line in history], json.loads((folder / "summary.json").read_text())
 
@@ -28,7 +29,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (4, ["--stage", "2"])], ids=str)
 def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
-    losses, summary = run(PROGRAM, n, tmp_path, *flags)
+    losses, summary = run(PROGRAM, n, tmp_path, *flags, by=ranks.launch if n == 2 else crews.launch)
     assert losses == whole[0] and summary["parameters_sha256"] == whole[1]["parameters_sha256"]
     assert summary["test_accuracy"] == whole[1]["test_accuracy"]
     head, _, *rows = summary["table"]
@@ -49,7 +50,7 @@ def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
     (["--stage", "2", "--keep"], "--keep --stage 2: parameters are cut in stage 3 only"), (["--lr", "nan"], "--lr nan"),
     (["--stage", "4"], "invalid choice: 4"), (["--batch-size", "0"], "--batch-size 0: must be at least 1")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
-    found = ranks.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], 2, limit=30)
+    found = crews.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], 2, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("fully_sharded.py: ")]
     assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
     assert not (tmp_path / "run" / "summary.json").exists()

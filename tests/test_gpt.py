@@ -15,7 +15,7 @@ import pytest
 
 from minitorch_dist import nn, training
 from minitorch_dist.testing import ranks
-from tests import here
+from tests import crews, here
 from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
@@ -33,10 +33,10 @@ def read(folder):
     return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
 
 
-def train(tmp_path, n, *flags, limit=60, env=None):
+def train(tmp_path, n, *flags, limit=60, env=None, by=crews.launch):
     """A run that must end well: (summary, history, rank 0's stdout, folder)."""
     out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-    run = ranks.launch([GPT, *flags, "--out", out], n=n, limit=limit, env=env).check()
+    run = by([GPT, *flags, "--out", out], n=n, limit=limit, env=env).check()
     assert not any(text.strip() for text in run.stdout[1:]), "only rank 0 speaks"
     return *read(out), run.stdout[0], out
 
@@ -75,7 +75,7 @@ def test_one_curve_on_one_and_two_ranks(tmp_path):
 def test_a_text(tmp_path, n):
     (tmp_path / "moon.txt").write_text(TEXT, encoding="utf-8")
     summary, history, said, _ = train(tmp_path, n, "--text", tmp_path / "moon.txt", *TINY, "--length", "20",
-                                      "--sample", "50", "--steps", "60")
+                                      "--sample", "50", "--steps", "60", by=ranks.launch)
     assert summary["data"] == "moon.txt" and len(history) == 60 and "characters/s" in said
     vocabulary = len(set(TEXT))
     assert f"{vocabulary} characters" in said and f"{round(0.9 * len(TEXT)) - 20:,} samples" in said

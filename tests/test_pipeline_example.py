@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from minitorch_dist.testing import ranks
+from tests import crews
 from tests.crews import threads
 
 ROOT = Path(__file__).parents[1]
@@ -13,9 +14,9 @@ PROGRAM, TRAIN = ROOT / "examples" / "pipeline.py", ROOT / "mnist_demo" / "train
 SMALL = ["--data", "digits", "--hidden", "24,16", "--dropout", "0.1", "--steps", "12"]
 
 
-def run(program, n, folder, *flags):
+def run(program, n, folder, *flags, by=crews.launch):
     """(loss of every step, summary)"""
-    ranks.launch([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
+    by([program, *SMALL, *flags, "--out", folder], n, limit=60, env=threads(n)).check()
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return [line["loss"] for line in history], json.loads((folder / "summary.json").read_text())
 
@@ -36,7 +37,7 @@ def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
 
 def test_a_stage_without_parameters(tmp_path):
     """Five layers on five ranks: two of them have an activation alone."""
-    losses, summary = run(PROGRAM, 5, tmp_path, "--dropout", "0", "--micro-batches", "3")
+    losses, summary = run(PROGRAM, 5, tmp_path, "--dropout", "0", "--micro-batches", "3", by=ranks.launch)
     assert summary["mesh"] == {"dp": 1, "pp": 5} and losses[-1] < losses[0]
 
 
@@ -49,7 +50,7 @@ def test_a_stage_without_parameters(tmp_path):
     (2, ["--schedule", "zb-v", "--hidden", "32", "--dropout", "0"],
      "--hidden 32: 3 layers can't be cut into 4 stages")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, n, flags, words):
-    found = ranks.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)
+    found = crews.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("pipeline.py: ")]
     assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -13,6 +13,7 @@ import pytest
 from minitorch_dist import comm, data, nn, training
 from minitorch_dist.checkpoints import Checkpoints
 from minitorch_dist.testing import ranks
+from tests import crews
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ["--data", "digits", "--hidden", "16", "--steps", "30", "--augment", "1", "--optimizer", "adamw", "--dropout",
@@ -100,13 +101,13 @@ def test_every_program_goes_on_on_another_number_of_ranks(tmp_path, program):
     """Exact mode: the same bits."""
     arguments = [str(ROOT / program), *PROGRAMS[program]]
     alone, both = tmp_path / "alone", tmp_path / "both"
-    ranks.launch([*arguments, "--out", str(alone)], 1).check()
-    ranks.launch([*arguments, "--out", str(both), "--save-every", "9"], 2).check()
+    crews.launch([*arguments, "--out", str(alone)], 1).check()
+    crews.launch([*arguments, "--out", str(both), "--save-every", "9"], 2).check()
     assert end(alone)[:2] == end(both)[:2]
     sent = end(both)[2]["bytes_sent_per_rank"]
     broken_off(both)
     more = ["--stage", "1"] if "sharded" in program else []
-    ranks.launch([*arguments, "--out", str(both), "--resume", *more], 1).check()
+    crews.launch([*arguments, "--out", str(both), "--resume", *more], 1).check()
     digest, history, summary = end(both)
     assert (digest, history) == end(alone)[:2] and summary["resumed_at"] == 18 and summary["ranks"] == 1
     if "sharded" in program:        # what two ranks have sent before counts

@@ -33,19 +33,19 @@ def check_grads_across(f, x, comm, one_input=False, one_output=False, order=2, s
 def _numeric(f, x, u, comm, one_input, one_output, step):
     """The derivative of Σ⟨u, y⟩ by every element of this rank's x."""
     sizes = comm.all_gather_object(x.size)
-    result = np.zeros(x.size)
-    for mover in range(1 if one_input else comm.size):
-        for i in range(sizes[mover]):
-            sides = []
-            for h in (step, -step):
-                moved = x.copy()
-                if one_input or comm.rank == mover:
-                    moved.reshape(-1)[i] += h
-                terms = comm.all_gather_object(float((np.asarray(f(moved)) * u).sum()))
-                sides.append(terms[0] if one_output else sum(terms))
+    moves = [(mover, i) for mover in range(1 if one_input else comm.size) for i in range(sizes[mover])]
+    terms = np.empty((len(moves), 2))
+    for number, (mover, i) in enumerate(moves):
+        for side, h in enumerate((step, -step)):
+            moved = x.copy()
             if one_input or comm.rank == mover:
-                result[i] = (sides[0] - sides[1]) / (2 * step)
-    return result.reshape(x.shape)
+                moved.reshape(-1)[i] += h
+            terms[number, side] = (np.asarray(f(moved)) * u).sum()
+    everyone = np.empty((comm.size, *terms.shape))
+    comm.all_gather(everyone, terms)
+    up, down = (everyone[0] if one_output else everyone.sum(axis=0)).T
+    mine = [one_input or mover == comm.rank for mover, _ in moves]
+    return ((up - down) / (2 * step))[mine].reshape(x.shape)
 
 
 def _compare(mode, got, expected, comm, rtol, atol):

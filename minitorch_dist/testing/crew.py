@@ -4,8 +4,9 @@
         crews.call("tests.comm.cases:views", n=3)                                    # as ranks.call does
         crews.call("tests.comm.cases:groups", n=3, env={"MINITORCH_NODES": "2"})     # other ranks: not these settings
 
-What a call leaves behind in its processes the next one finds (crew_child.py looks for some of it): for what only a
-fresh process shows, and for calls that are meant to fail, take ranks.call.
+The world is as fresh in every call as after a launch. What else a call leaves behind in its processes the next one
+would find: crew_child.py looks for it, and the call has failed that leaves anything. For what only a fresh process
+shows, and for calls that are meant to fail, take ranks.call.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from . import ranks
 
 CHILD = Path(__file__).with_name("crew_child.py")
 IDLE_RANKS = 24       # that a Crews keeps at most
+CALLS = 100           # that a crew is kept for: MPI has some 2,000 communicators, and few calls free theirs
 END_SECONDS = 20      # for the ranks of a crew to leave their programs
 LOOK_EVERY = 0.1      # seconds between two looks whether the ranks still live
 NO_PART = ("PYTEST_CURRENT_TEST",)     # of the environment that ranks are told apart by
@@ -129,7 +131,10 @@ class Crews:
             except BaseException:
                 crew.finish(0)
                 raise
-            self.crews[key] = crew      # the last in the order of their use
+            if crew.calls < CALLS:
+                self.crews[key] = crew      # the last in the order of their use
+            else:
+                crew.end()
         return values
 
     def start(self, n, env):

@@ -5,16 +5,26 @@ FOLDER/rank-R.value-NUMBER and then a line into the pipe FOLDER/done. Without th
 process that gave them is gone; then the folder goes too.
 """
 
+import gc
 import importlib
 import os
 import pickle
+import random
 import shutil
+import signal
 import sys
+import threading
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
 LOOKS = 10      # for messages: a look that finds none makes MPI fetch them
+THREAD_SECONDS = 2      # for threads to end
+# Modules of which a call may not leave a function or a class replaced, besides the library's own.
+KEPT = ("os", "time", "signal", "threading", "mmap", "tempfile", "numpy")
+IMPORTED = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")     # variables that threadpoolctl sets where it is imported
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
 def opened(pipe, mode):
@@ -35,9 +45,40 @@ def left_behind(world):
         "a world with hooks": list(world.hooks), "a world with algorithm": world.algorithm,
         "open ledgers": len(ledger.open_ledgers), "ledger.labels": list(ledger.labels), "ledger.clock": ledger.clock,
         "checks put off": len(backend.put_off), "NumPy's errors": np.geterr(), "filters": list(warnings.filters),
-        "settings": {name: value for name, value in os.environ.items() if name.startswith("MINITORCH_")},
-        "directory": os.getcwd(), "sys.path": list(sys.path),
+        "environment": {name: value for name, value in os.environ.items() if name not in IMPORTED},
+        "directory": os.getcwd(), "sys.path": list(sys.path), "sys.argv": sys.argv,
+        "handlers of signals": [signal.getsignal(number) for number in SIGNALS],
+        "a timer": signal.getitimer(signal.ITIMER_REAL), "sys.stdout and stderr": (sys.stdout, sys.stderr),
+        "Python's random numbers": random.getstate(), "NumPy's random numbers": str(np.random.get_state()),
     }
+
+
+def difference(before, now):
+    """What is to be shown of a value that has changed: of a dict the entries that have."""
+    if not isinstance(now, dict):
+        return now
+    return {name: now.get(name) for name in before | now if before.get(name) != now.get(name)}
+
+
+def threads_since(before):
+    """The names of the threads that have begun since then and don't end: workers do when their pool is collected."""
+    end = time.monotonic() + THREAD_SECONDS
+    while (more := set(threading.enumerate()) - before) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return sorted(thread.name for thread in more)
+
+
+def namespaces():
+    """{module: its names} of the modules that must be the same for every call."""
+    return {name: dict(vars(module)) for name, module in list(sys.modules.items())
+            if name in KEPT or name.partition(".")[0] == "minitorch_dist"}
+
+
+def replaced(before):
+    """Functions and classes of modules that are others now, or gone."""
+    return [f"{module}.{name}" for module, names in before.items() for name, value in names.items()
+            if callable(value) and getattr(sys.modules.get(module), name, None) is not value]
 
 
 def unreceived(world):
@@ -63,17 +104,26 @@ def main(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def renew(world):
+    """The world as it is after a launch: its collectives count from 1, in a window of its own, which a call before this
+    one may have left broken."""
+    world.__init__(world._engine, world.name, algorithm=os.environ.get("MINITORCH_COMM", "auto"))
+
+
 def do(folder, number, world, backend):
     """One call."""
     target, args = pickle.loads((folder / f"call-{number}.pickle").read_bytes())
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
-    before = left_behind(world)
+    renew(world)
+    before, modules, threads = left_behind(world), namespaces(), set(threading.enumerate())
     backend.manual_seed(0)       # as in a process of its own
     value = function(*args)
     after = left_behind(world)
-    changed = {what: now for what, now in after.items() if now != before[what]}
-    if changed := changed | ({"a message": "that nobody received"} if unreceived(world) else {}):
+    changed = {what: difference(before[what], now) for what, now in after.items() if now != before[what]}
+    more = {"replaced": replaced(modules), "threads": threads_since(threads),
+            "a message": "that nobody received" * unreceived(world)}
+    if changed := changed | {what: found for what, found in more.items() if found}:
         raise AssertionError(f"{target} leaves to the next call " + " and ".join(
             f"{what}={now!r}" for what, now in changed.items()))
     part = folder / f"rank-{world.rank}.part"

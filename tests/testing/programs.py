@@ -2,7 +2,9 @@
 
 import atexit
 import os
+import re
 import sys
+import threading
 import time
 
 import numpy as np
@@ -60,6 +62,28 @@ def leaves_a_message():
 
 def leaves_a_variable():
     os.environ["MINITORCH_COLOUR"] = "blue"
+
+
+def leaves_a_function():
+    os.posix_fallocate = print
+
+
+def leaves_a_thread():
+    threading.Thread(target=time.sleep, args=(100,), name="sleeper", daemon=True).start()
+
+
+def draws_for_all():
+    np.random.random()
+
+
+def breaks_the_world():
+    """The number of the collective that the ranks don't agree on."""
+    world = comm.world()
+    world.barrier()
+    try:
+        world.all_reduce(np.zeros(1 + world.rank))
+    except comm.MismatchError as error:
+        return int(re.search("collective number ([0-9]+)", str(error))[1])
 
 
 def leaves_numbers():

@@ -60,7 +60,10 @@ def test_what_fails_ends_the_crew_and_the_next_call_has_a_new_one(crews):
                                        ("leaves_without_a_value", (), 60, "no value from ranks [0, 1, 2]"),
                                        ("leaves_a_hook", (), 60, "leaves to the next call a world with hooks="),
                                        ("leaves_a_message", (), 60, "a message='that nobody received'"),
-                                       ("leaves_a_variable", (), 60, "'MINITORCH_COLOUR': 'blue'")):
+                                       ("leaves_a_variable", (), 60, "environment={'MINITORCH_COLOUR': 'blue'}"),
+                                       ("leaves_a_function", (), 60, "replaced=['os.posix_fallocate']"),
+                                       ("leaves_a_thread", (), 60, "threads=['sleeper']"),
+                                       ("draws_for_all", (), 60, "leaves to the next call NumPy's random numbers")):
         crews.call(PROGRAMS + "rank_and", 3)
         before = pids(crews)
         with pytest.raises(AssertionError) as caught:
@@ -80,6 +83,19 @@ def test_the_longest_idle_go_first(crews, monkeypatch):
     for n in (1, 3, 1, 2):
         crews.call(PROGRAMS + "rank_and", n)
     assert [one.n for one in crews.crews.values()] == [1, 2]
+
+
+def test_a_crew_ends_after_many_calls(crews, monkeypatch):
+    monkeypatch.setattr(crew, "CALLS", 2)
+    for left in (1, 0, 1):
+        crews.call(PROGRAMS + "rank_and", 2)
+        assert len(crews.crews) == left
+
+
+def test_each_call_has_a_world_of_its_own(crews):
+    for _ in range(2):
+        assert crews.call(PROGRAMS + "breaks_the_world", 2) == [2, 2]
+    assert len(crews.crews) == 1
 
 
 def test_all_crews_end_whatever_is_wrong_with_one(tmp_path, monkeypatch):
