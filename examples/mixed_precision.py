@@ -1,12 +1,13 @@
 """Training in 16 bits: which gradients float16 flushes to zero, what loss scaling saves, what bfloat16 does without it
-and pays for it, and how much memory is left.
+and pays for it, and how much memory is left; and products in 8 bits.
 
     python examples/mixed_precision.py                  # the tables, and gradients.png
     python examples/mixed_precision.py --data mnist --hidden 512,512 --epochs 2
 
 Trains an MLP on digits in float32; looks at the gradients of its first layer, one backward per scale, and in bfloat16;
-then trains it again in float16, with and without GradScaler, and in bfloat16. Sources: Micikevicius et al. 2018, "Mixed
-precision training"; Kalamkar et al. 2019, "A study of BFLOAT16 for deep learning training".
+then trains it again in float16, with and without GradScaler, in bfloat16, and with the products of all layers but the
+last rounded to 8 bits. Sources: Micikevicius et al. 2018, "Mixed precision training"; Kalamkar et al. 2019, "A study of
+BFLOAT16 for deep learning training"; Micikevicius et al. 2022, "FP8 formats for deep learning".
 """
 
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import data, ledger, nn, optim, program, training
+from minitorch_dist.compress.float8 import RECIPES, convert_to_float8_training
 from minitorch_dist.viz.models import _save
 
 RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
@@ -41,10 +43,14 @@ def parse(argv):
     return args
 
 
-def train(dataset, args, low, scaler):
-    """(model, steps left out, bytes that the first step kept for backward) after training. low: 16 bits, or None."""
+def train(dataset, args, low, scaler, recipe=None):
+    """(model, steps left out, bytes that the first step kept for backward) after training. low: 16 bits, or None;
+    recipe: of products in 8 bits."""
     mt.manual_seed(args.seed)
     model = nn.mlp(args.widths)
+    if recipe:
+        last = list(model.modules())[-1]
+        convert_to_float8_training(model, recipe, lambda layer, path: layer is not last)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs = args.epochs or (20 if dataset.name == "digits" else dataset.default_epochs)
@@ -120,6 +126,7 @@ def main(argv=None):
         "float16, losses as they are": ("float16", optim.GradScaler(enabled=False)),
         "float16, GradScaler": ("float16", optim.GradScaler()),
         "bfloat16": ("bfloat16", optim.GradScaler(enabled=False)),
+        **{f"float8, {recipe}": (None, optim.GradScaler(enabled=False), recipe) for recipe in RECIPES},
     }
     made = {what: train(dataset, args, *way) for what, way in ways.items()}
 

@@ -1,11 +1,12 @@
 """Derivatives given by hand: custom_vjp, custom_jvp, stop_gradient. The names and signatures are JAX's."""
 
 from ..backend import is_floating, xp, zeros_like
+from ..ledger import keep
 from .forward import Dual
 from .linear import Input, LinVar
 from .primitive import TRACED, lower, mode, state
 from .reverse import check_cotangent, new_level, ready_made, run
-from .tensor import Node, Tensor, count_kept, outputs, user_line, wrap
+from .tensor import Leaf, Node, Tensor, count_kept, outputs, user_line, wrap
 from .tree import flatten, refuse_sharded
 from .writes import log
 
@@ -67,6 +68,9 @@ class Custom:
         call = Call(self, rebuild, rebuild_out, outs, level, len(watched))
         node = Node(call, parents, (*watched, args, extra), None, None)
         if state.counting:
+            for v, p in zip(values, parents, strict=True):
+                if isinstance(p, Leaf):
+                    keep(lower(v), "parameter")
             count_kept(watched)
         if state.anomaly:
             node.where = user_line()

@@ -2,6 +2,7 @@
 
 from . import prune, shrink, sparse
 from .distill import distillation_loss
+from .float8 import Float8Linear, convert_to_float8_training
 from .lottery import lottery_ticket
 from .quant_aware import convert, freeze_ranges, prepare_qat
 from .quant_integer import QuantizedTensor, integer_matmul

@@ -202,3 +202,16 @@ def test_nothing_is_counted_and_nothing_costs_when_it_is_off():
     with pytest.raises(ZeroDivisionError), ledger.record(memory=True):
         1 / 0       # noqa: B018
     assert not state.special and not ledger.open_ledgers
+
+
+def test_parameters_that_a_rule_of_ones_own_keeps_are_parameters():
+    """Not activations: they live anyway."""
+    @mt.custom_vjp
+    def product(x, w):
+        return x @ w
+    product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, ct: (ct @ kept[1].T, kept[0].T @ ct))
+    random = np.random.default_rng(0)
+    w = mt.tensor(random.standard_normal((40, 30)), requires_grad=True)
+    with ledger.record(memory=True) as book:
+        y = product(random.standard_normal((7, 40)), w)
+        assert (book.live["activation"], book.live["parameter"]) == (7 * 40 * 8, 40 * 30 * 8)
