@@ -215,3 +215,4 @@ def test_parameters_that_a_rule_of_ones_own_keeps_are_parameters():
     with ledger.record(memory=True) as book:
         y = product(random.standard_normal((7, 40)), w)
         assert (book.live["activation"], book.live["parameter"]) == (7 * 40 * 8, 40 * 30 * 8)
+        assert y.shape == (7, 30)
