@@ -92,7 +92,7 @@ def parse(argv):
                    help="who reduces: auto (the node's shared memory, else MPI), mpi, shared, ring, tree, "
                         "recursive_doubling, halving_doubling, FILE.py:FUNCTION (default: $MINITORCH_COMM, else auto)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
-    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile, on the CPU")
+    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile")
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
@@ -103,8 +103,6 @@ def parse(argv):
     if args.accumulate > 1 and args.exact:
         p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "
                 "--micro-shards instead")
-    if args.compile and args.device != "cpu":
-        p.error(f"--compile --device {args.device}: mt.compile is for the CPU; for a GPU there is mt.cuda_graph")
     if args.amp and (args.mine or args.dtype == "float64"):
         p.error(f"--amp {args.amp}: autocast leaves float64 as it is, and --mine compares in float64: without "
                 f"{'--mine' if args.mine else '--dtype float64'}")

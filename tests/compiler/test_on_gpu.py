@@ -1,6 +1,9 @@
 """Compiled functions on arrays of a GPU: on the stand-in for CuPy, with Triton's interpreter in its kernels' place."""
 
+import json
+import runpy
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,3 +228,17 @@ def test_host_and_gpu_have_graphs_of_their_own():
     on_host, on_gpu = made(mt.tensor(x)), made(mt.tensor(x, device="cuda"))
     assert on_host.device == "cpu" and on_gpu.device == "cuda:0" and len(made.variants) == 2
     near(on_gpu.cpu().numpy(), on_host.numpy())
+
+
+def test_the_demo_compiled(tmp_path):
+    """The program itself: the losses that it has op by op, within rounding, by kernels of its own."""
+    program, found = runpy.run_path(str(Path(backend.__file__).parents[2] / "mnist_demo" / "train.py")), {}
+    for more in ((), ("--compile",)):
+        out = tmp_path / "".join(("run", *more))
+        with ledger.record() as book:
+            assert program["main"](["--data", "digits", "--steps", "2", "--hidden", "9", "--device", "cuda", *more,
+                                    "--out", str(out)]) == 0
+        history = (out / "history.jsonl").read_text().splitlines()
+        found[more] = [json.loads(line)["loss"] for line in history], book.launches
+    np.testing.assert_allclose(found["--compile",][0], found[()][0], rtol=1e-5)
+    assert set(found["--compile",][1]) - set(found[()][1])
