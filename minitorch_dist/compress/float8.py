@@ -93,7 +93,7 @@ def scaled(x, form, block, power_of_two=False):
     x      (rows, columns), float32 or float64
     block  (rows, columns) of a group; None: all. Those at the ends may be smaller
     scale  (groups of rows, groups of columns): the format's largest number / the group's largest |x|, or the power of
-           two next below. A group of numbers below 1e-12 has 1e-12's, one with inf or NaN is NaN
+           two next below. A group of numbers below 1e-12 has 1e-12's; inf and NaN become NaN
     """
     arrays, (rows, columns) = module_of(x), x.shape
     height, width = (size or max(n, 1) for size, n in zip(block, x.shape, strict=True))
@@ -103,7 +103,6 @@ def scaled(x, form, block, power_of_two=False):
     largest = padded.reshape(groups[0], height, groups[1], width).max((1, 3))
     scale = form.largest / arrays.maximum(largest, 1e-12)
     scale = power_below(scale) if power_of_two else scale
-    scale = arrays.where(arrays.isfinite(largest), scale, xp.nan)
     each = scale[(arrays.arange(rows) // height)[:, None], arrays.arange(columns) // width]
     return form.rounded(x * each), scale
 

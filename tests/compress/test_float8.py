@@ -89,9 +89,13 @@ def test_products_are_those_made_by_hand(name):
 def test_each_of_three_products_rounds_for_itself(name):
     """Of a layer, on three axes: y, dx, dW with random cotangents, from operands rounded along the axis of the sum."""
     recipe, random = RECIPES.get(name, SMALL), np.random.default_rng(2)
+
+    def wide(*shape):       # more than the formats' range: who shares a scale with whom is seen
+        return random.standard_normal(shape) * np.exp2(random.uniform(-14, 14, shape))
     layer = Float8Linear(nn.Linear(11, 6, dtype=np.float64), recipe)
-    x = mt.tensor(random.standard_normal((2, 3, 11)) * np.exp2(random.uniform(-6, 6, (2, 3, 11))), requires_grad=True)
-    ct = random.standard_normal((2, 3, 6)) * np.exp2(random.uniform(-6, 6, (2, 3, 6)))
+    with mt.no_grad():
+        layer.weight[...] = wide(6, 11)
+    x, ct = mt.tensor(wide(2, 3, 11), requires_grad=True), wide(2, 3, 6)
     y = layer(x)
     (y * ct).sum().backward()
     rows, g, w = x.numpy().reshape(6, 11), ct.reshape(6, 6), layer.weight.numpy()
@@ -103,6 +107,14 @@ def test_each_of_three_products_rounds_for_itself(name):
         exact, size = a @ b.T, np.abs(a) @ np.abs(b).T
         assert 1e-4 < np.abs(found - exact).max() / size.max() < 2.0 ** -(min(f.bits for f in forms) - 1)
     np.testing.assert_allclose(layer.bias.grad.numpy(), g.sum(0), rtol=1e-12)
+
+
+def test_the_recipes_are_their_sources():
+    """torchao's tensorwise and rowwise, DeepSeek-V3's blocks: (rows, elements of a sum) that share a scale."""
+    assert {name: (r.gradient.name, r.block, r.weight_block, r.power_of_two) for name, r in RECIPES.items()} == {
+        "tensorwise": ("e5m2", (None, None), (None, None), False),
+        "rowwise": ("e4m3", (1, None), (1, None), True),
+        "blockwise": ("e4m3", (1, 128), (128, 128), True)}
 
 
 def test_one_large_number_costs_its_group_its_digits():
@@ -166,6 +178,9 @@ def test_a_model_is_changed_in_place_and_stays_the_same_to_others():
     optimizer.step()
     assert all((p.numpy() != before[name]).any() for name, p in named.items())
     assert "Float8Linear(8, 32)" in repr(model)
+    pair = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    pair[1].forward = lambda x: x       # it does something of its own
+    assert [type(m) for m in convert_to_float8_training(pair)] == [Float8Linear, nn.Linear]
 
 
 def test_what_can_not_be_changed_raises():
