@@ -35,8 +35,8 @@ def empty(shape, dtype, like):
     """An uninitialised array on `like`'s device: where kernels' outputs come from. Tests fill it with NaN."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, dtype)
-    device, cuda = like.data.device_id, driver()
-    with nullcontext() if device == cuda.current() else cuda.using(device):
+    cuda, device = module_of(like).cuda, like.data.device_id
+    with nullcontext() if device == cuda.runtime.getDevice() else cuda.Device(device):
         return module_of(like).empty(shape, dtype)
 
 

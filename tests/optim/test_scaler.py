@@ -370,9 +370,9 @@ def test_the_example(tmp_path, capsys):
         r"^bfloat16, 2\^0 +([\d.]+) % +([\d.]+) % +([\d.]+) % +([\d.]+) %$", said, re.M))
     scaled_error, = map(float, re.findall(r"^float16, 2\^16 .* ([\d.]+) %$", said, re.M))
     assert ranged == inf == 0 and zero < 1 and 4 * scaled_error < error < 4      # 3 bits fewer, layer by layer
-    wide, low, scaled, brain = (int(x.replace(",", ""))
-                                for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
-    assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide
+    wide, low, scaled, brain, *eight = (int(x.replace(",", ""))
+                                        for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
+    assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide and eight == [wide] * 3
     assert (tmp_path / "gradients.png").stat().st_size > 10_000
     mt.manual_seed(1)
     batch = nn.mlp((16,)), rng.standard_normal((8, 784)).astype(np.float32), np.arange(8)
