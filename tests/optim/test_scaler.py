@@ -374,9 +374,10 @@ def test_the_example(tmp_path, capsys):
                                         for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
     assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide and eight == [wide] * 3
     assert (tmp_path / "gradients.png").stat().st_size > 10_000
-    mt.manual_seed(1)
-    batch = nn.mlp((16,)), rng.standard_normal((8, 784)).astype(np.float32), np.arange(8)
-    small, exact = (program["first_gradient"](*batch, *how) for how in ((-20,), (0, None)))
-    share = np.mean(small[exact != 0] == 0)
-    expected = np.mean(abs(exact[exact != 0]) < 2.0 ** (20 - 25))      # but for what is lost on the way
-    assert 0.1 < expected < share < 1.5 * expected
+    for seed in range(4):
+        mt.manual_seed(1)
+        batch = nn.mlp((16,)), np.random.default_rng(seed).standard_normal((8, 784)).astype(np.float32), np.arange(8)
+        small, exact = (program["first_gradient"](*batch, *how) for how in ((-20,), (0, None)))
+        share = np.mean(small[exact != 0] == 0)
+        expected = np.mean(abs(exact[exact != 0]) < 2.0 ** (20 - 25))      # but for what is rounded on the way
+        assert 0.1 < expected and abs(share / expected - 1) < 0.2
