@@ -109,12 +109,17 @@ class FlatBuffer:
             tensor.leaf.grad_view[...] = grad.data
             tensor.grad = Tensor(tensor.leaf.grad_view)
 
+    @property
+    def live(self):
+        """The segments of tensors that live here still, and haven't moved to another FlatBuffer."""
+        return [s for s in self.segments if s.tensor.leaf.flat is self]
+
     def collect(self, fill_missing):
         """Make `grads` hold every tensor's gradient, those that users have replaced by hand too.
 
         fill_missing  tensors without a gradient get one of zeros; otherwise only their stretch is zeroed
         """
-        for s in self.segments:
+        for s in self.live:
             grad, view = s.tensor.grad, s.tensor.leaf.grad_view
             if grad is None:
                 view[...] = 0
@@ -128,7 +133,7 @@ class FlatBuffer:
 
     def zero_grad(self):
         """Forget all gradients; the next backward overwrites them."""
-        for s in self.segments:
+        for s in self.live:
             s.tensor.grad = None
 
 

@@ -97,9 +97,6 @@ class VectorAdd(Check):
     ]
     demands = [
         LAUNCHED,
-        demand(lambda case, got: f"nearly right: the softmax of one number is 1, and yours is {got['out'].min():.7f}: "
-                                 "something is added to the sum, which is never below 1 and needs no eps",
-               lambda case, got: case["x"].shape[1] > 1 or (got["out"] == 1).all()),
         demand("right, but in more than one launch", lambda case, got: got["launches"] == 1),
         demand("right, but it moves more than 12 bytes per element: read x, read y, write out, each once",
                lambda case, got: got["bytes_read"] + got["bytes_written"] <= 12 * case["x"].size),

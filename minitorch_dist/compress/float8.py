@@ -18,7 +18,8 @@ One large number costs all those of its group their digits, or makes them 0: the
 tokens have groups of tokens: with batches cut over ranks dW is rounded otherwise, but for exact mode.)
 
 The rounding is that of an H100's hardware, the sums are those of float32, by BLAS: it is for seeing what becomes of a
-training, not faster. What backward needs is kept as it was. Sources: Micikevicius et al. 2022, "FP8 formats for deep
+training, not faster. What backward needs is kept as it was, the gathered weights of fully_shard's stage 3 too. Under
+autocast a layer gives what it is given, float32 for float32. Sources: Micikevicius et al. 2022, "FP8 formats for deep
 learning"; DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.3 (blockwise). The names are torchao's.
 """
 
@@ -79,6 +80,11 @@ class Recipe:
     weight_block: tuple
     power_of_two: bool
 
+    def __post_init__(self):
+        if self.block[1] != self.weight_block[1]:
+            raise ValueError(f"Recipe: block {self.block} and weight_block {self.weight_block} must have groups of the "
+                             "same length along the axis that is summed over, the second one")
+
 
 RECIPES = {
     "tensorwise": Recipe(E5M2, (None, None), (None, None), False),
@@ -128,7 +134,7 @@ def product(a, b, forms, blocks, power_of_two):
 @functools.cache
 def linear_in(recipe):
     """f(x, weight) = x weightᵀ by a Recipe, with its gradients: (tokens, in), (out, in) -> (tokens, out), in x's dtype.
-    Sums are made in float32 at least. Differentiable once, in reverse mode: TypeError otherwise."""
+    Sums are made in float32 at least. Differentiable once, by backward(): TypeError otherwise."""
     def of(x, weight, *forms, blocks):
         dtype = xp.promote_types(x.dtype, xp.float32)
         return product(x.astype(dtype), weight.astype(dtype), forms, blocks, recipe.power_of_two)
@@ -136,7 +142,8 @@ def linear_in(recipe):
     @custom_vjp
     def float8_linear(x, weight):
         if x.__class__ in TRACED or weight.__class__ in TRACED:
-            raise TypeError("a product of 8 bits has first derivatives only: its rounding has none")
+            raise TypeError("products of 8 bits are differentiated by backward(), and once: their rounding has no "
+                            "derivative. For functional transforms, convert the model afterwards")
         return of(x, weight, E4M3, E4M3, blocks=(recipe.block, recipe.weight_block)).astype(x.dtype)
 
     def backward(kept, g):

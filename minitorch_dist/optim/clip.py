@@ -59,7 +59,7 @@ def tables(flats, chosen):
     """[(flat buffer, its segments of `chosen` tensors' ids, their Table)]; kept with the buffer for the next time."""
     found = []
     for flat in flats:
-        segments = [s for s in flat.segments if id(s.tensor) in chosen]
+        segments = [s for s in flat.live if id(s.tensor) in chosen]
         key = tuple(s.start for s in segments)
         if flat.norm_table is None or flat.norm_table[0] != key:
             flat.norm_table = key, Table.of(flat, segments)
@@ -109,7 +109,7 @@ def squares(params, sums, flats):
     """Σ g² of all elements of the parameters, other ranks' shares of them included. sums: as from block_sums."""
     if all(flat.over is None for flat in flats):
         return tree_sum(s for p in params for s in sums[id(p)])
-    over = {id(s.tensor): flat.over for flat in flats for s in flat.segments}
+    over = {id(s.tensor): flat.over for flat in flats for s in flat.live}
     shares = {None: []}     # by who has the other shares
     for p in params:
         shares.setdefault(over[id(p)], []).extend(sums[id(p)])

@@ -20,7 +20,9 @@ scalable for LLM training" (adjust_lr_fn="match_rms_adamw", sharded state).
 """
 
 import math
+import zlib
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..autodiff.writes import wrote
 from ..backend import module_of, on_host, xp, zeros_like
@@ -36,17 +38,19 @@ ADJUST = {      # name -> what lr is multiplied by, for a matrix of so many rows
 class Muon(Optimizer):
     """The optimizer above, of matrices; torch's settings and defaults.
 
-    params        of shape (out, in), or (n, …, …) as stacks of n matrices each (nn.Experts); other shapes are a
-                  ValueError. Meant for hidden layers: give embeddings, the output layer, biases and norms to AdamW
+    params        of shape (out, in), or stacks of n matrices as nn.Experts has them, (n, in, out): ValueError for
+                  others. Meant for hidden layers: give embeddings, the output layer, biases and norms to AdamW
     weight_decay  decoupled: p shrinks by lr · weight_decay before the step
     nesterov      False: u = b
     ns_coefficients, ns_steps, eps   of orthogonalized
     adjust_lr_fn  what lr is multiplied by: None or "original", √max(1, out/in); "match_rms_adamw", 0.2·√max(out, in),
                   with which steps are as long as AdamW's usually are, and its lr and weight decay fit
 
-    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16). Pieces of a fully_shard model
-    take the steps that the whole matrices would, by two all-to-alls per step: step() is collective then. ValueError for
-    parts of matrices that tensor parallelism or annotations have cut, which would need the others as well.
+    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16); parameters of 16 bits have no
+    master copy. Pieces of a fully_shard model take the steps that the whole matrices would, by two all-to-alls: step()
+    is collective then, and all ranks give the same parameters in the same order, with gradients for the same ones (else
+    MismatchError on all of them). ValueError for parts of matrices that tensor parallelism or annotations have cut,
+    which would need the others as well.
     """
 
     state_names = ("momentum_buffer",)
@@ -56,20 +60,24 @@ class Muon(Optimizer):
         check_settings(lr=(lr, lr >= 0, "at least 0"), weight_decay=(weight_decay, weight_decay >= 0, "at least 0"),
                        momentum=(momentum, momentum >= 0, "at least 0"), eps=(eps, eps > 0, "more than 0"),
                        ns_coefficients=(ns_coefficients, len(ns_coefficients) == 3, "three numbers"),
-                       ns_steps=(ns_steps, 1 <= ns_steps < 100 and ns_steps % 1 == 0, "a whole number from 1 to 99"),
-                       adjust_lr_fn=(adjust_lr_fn, adjust_lr_fn in (None, *ADJUST), f"None, {' or '.join(ADJUST)}"))
+                       ns_steps=(ns_steps, 1 <= ns_steps < 100 and ns_steps % 1 == 0, "a whole number from 1 to 99"))
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
                                   "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": int(ns_steps),
                                   "adjust_lr_fn": adjust_lr_fn})
         for group in self.groups:
-            for p in group["params"]:
-                if p.ndim not in (2, 3):
-                    raise ValueError(f"Muon: a parameter of shape {p.shape} is neither a matrix nor a stack of them: "
+            name = group["adjust_lr_fn"]
+            check_settings(adjust_lr_fn=(name, name in (None, *ADJUST), f"None, {' or '.join(ADJUST)}"))
+        for flat, slots in zip(self.flats, self.slots, strict=True):
+            for tensor in (slot.segment.tensor for slot in slots):
+                shape = tensor.shape if flat.unit is None else flat.unit.cut_of(tensor)[1]
+                if len(shape) not in (2, 3):
+                    raise ValueError(f"Muon: a parameter of shape {shape} is neither a matrix nor a stack of them: "
                                      "give it to another optimizer, say AdamW")
-                if p.leaf.part_of is not None and p.leaf.part_of[-2:] != p.shape[-2:]:
-                    raise ValueError(f"Muon: a parameter of shape {p.shape} is a part of one of shape {p.leaf.part_of},"
-                                     " which is cut over ranks; the step is one of the whole matrix: give it to another"
-                                     " optimizer, say AdamW, or cut the model by fully_shard instead")
+                part_of = tensor.leaf.part_of
+                if part_of is not None and part_of[-2:] != shape[-2:]:
+                    raise ValueError(f"Muon: a parameter of shape {shape} is a part of one of shape {part_of}, which "
+                                     "is cut over ranks; the step is one of the whole matrix: give it to another "
+                                     "optimizer, say AdamW, or cut the model by fully_shard instead")
 
     def empty_state(self, values):
         return {name: zeros_like(values, dtype=xp.promote_types(values.dtype, xp.float32)) for name in self.state_names}
@@ -81,27 +89,30 @@ class Muon(Optimizer):
         super().settle_in(home)
 
     def apply(self):
-        cut = {}        # (id of a Communicator, dtype) -> (it, [(slot, its part of p, shape of the whole, …)])
+        cut = {}        # (id of a Communicator, dtype) -> (it, an array like the parts, [Cut])
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
+            momentum, pieces = state["momentum_buffer"], None
+            if flat.unit is not None:       # ranks without a gradient take part, too
+                _, _, pieces = cut.setdefault((id(flat.unit.comm), momentum.dtype), (flat.unit.comm, momentum, []))
             for slot in slots:
                 if slot.segment.tensor.grad is None:
                     continue
                 slot.steps += 1
                 part = slice(slot.segment.start, slot.segment.stop)
-                u = self.direction(flat.grads[part], slot.state(state)["momentum_buffer"], slot.group)
-                if flat.unit is None:
-                    self.move(flat.params[part], u, slot.segment.tensor.shape, slot.group)
+                p, u = flat.params[part], self.direction(flat.grads[part], slot.state(state)["momentum_buffer"],
+                                                         slot.group)
+                if pieces is None:
+                    shape = slot.segment.tensor.shape
+                    _step(p, _orthogonalized(u, shape, slot.group), shape, slot.group)
                 else:
-                    comm, pieces = cut.setdefault((id(flat.unit.comm), u.dtype), (flat.unit.comm, []))
-                    pieces.append((flat.params[part], slot.group, *flat.unit.cut_of(slot.segment.tensor), u))
-        for comm, pieces in cut.values():
-            params, groups, shapes, counts, parts = zip(*pieces, strict=True)
-
-            def make(k, u, shapes=shapes, groups=groups):
-                return _orthogonalized(u.reshape(shapes[k]), groups[k]).reshape(-1)
-            for p, o, shape, group in zip(params, brought_together(comm, shapes, counts, parts, make), shapes, groups,
-                                          strict=True):
-                _step(p, o, shape, group)
+                    pieces.append(Cut(p, u, slot.group, *flat.unit.cut_of(slot.segment.tensor)))
+        for comm, like, pieces in cut.values():
+            def make(k, u, pieces=pieces):
+                return _orthogonalized(u, pieces[k].shape, pieces[k].group)
+            cuts, parts = [(c.name, c.shape, c.counts) for c in pieces], [c.u for c in pieces]
+            steps = brought_together(comm, cuts, parts, make, like)
+            for c, o in zip(pieces, steps, strict=True):
+                _step(c.p, o, c.shape, c.group)
 
     def direction(self, g, b, group):
         """u, 1-d, a new array; b is written."""
@@ -110,19 +121,29 @@ class Muon(Optimizer):
         b += g
         return g + group["momentum"] * b if group["nesterov"] else b.copy()
 
-    def move(self, p, u, shape, group):
-        """The step of a whole parameter."""
-        _step(p, _orthogonalized(u.reshape(shape), group).reshape(-1), shape, group)
+
+class Cut(NamedTuple):
+    """This rank's part of a matrix that is cut: of the parameter, and of its direction; name and shape of the whole,
+    and how many of its elements each rank has."""
+
+    p: object
+    u: object
+    group: dict
+    name: str
+    shape: tuple
+    counts: list
 
 
-def _orthogonalized(u, group):
-    return orthogonalized(u, group["ns_coefficients"], group["ns_steps"], group["eps"])
+def _orthogonalized(u, shape, group):
+    return orthogonalized(u.reshape(shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).reshape(-1)
 
 
 def _step(p, o, shape, group):
     """Move p, all or a part of a parameter of this shape, along o."""
+    rows, columns = shape if len(shape) == 2 else shape[:0:-1]
     p *= 1 - group["lr"] * group["weight_decay"]
-    p -= (group["lr"] * ADJUST[group["adjust_lr_fn"] or "original"](*shape[-2:]) * o).astype(p.dtype, copy=False)
+    p -= (group["lr"] * ADJUST[group["adjust_lr_fn"] or "original"](rows, max(columns, 1)) * o).astype(p.dtype,
+                                                                                                      copy=False)
     wrote(p, "Muon.step")
 
 
@@ -159,21 +180,23 @@ def owners(shapes, ranks):
     return owner
 
 
-def brought_together(comm, shapes, counts, parts, make):
+def brought_together(comm, cuts, parts, make, like):
     """This rank's parts of make(k, matrix k), 1-d arrays: each matrix is made whole on its owner. Collective.
 
-    counts[k][r]  how many of matrix k's elements rank r has; they stand in the ranks' order
-    parts[k]      this rank's, 1-d; all of one dtype and device
-    make          make(k, u) -> a 1-d array of the same size, for the 1-d u of all elements
+    cuts   by matrix: (name, shape, [how many of its elements each rank has, in the order in which they stand]); the
+           same on all ranks: MismatchError otherwise
+    parts  by matrix, this rank's elements: 1-d, of like's dtype and device
+    make   make(k, u) -> a 1-d array of the same size, for the 1-d u of all elements
     """
+    shapes, counts = [shape for _, shape, _ in cuts], [each for *_, each in cuts]
     ranks, owner = range(comm.size), owners(shapes, comm.size)
     mine = [k for k, rank in enumerate(owner) if rank == comm.rank]
     order = sorted(range(len(shapes)), key=owner.__getitem__)
     there = [sum(counts[k][comm.rank] for k in order if owner[k] == rank) for rank in ranks]
     here = [sum(counts[k][rank] for k in mine) for rank in ranks]
-    arrays = module_of(parts[0])
-    x, got = arrays.concatenate([parts[k] for k in order]), arrays.empty(sum(here), parts[0].dtype)
-    comm.all_to_all(got, x, there, here, what="Muon's matrices")
+    arrays, which = module_of(like), f"{len(cuts)} matrices, {zlib.crc32(repr(cuts).encode()):08x}"
+    x, got = arrays.concatenate([like[:0], *(parts[k] for k in order)]), arrays.empty(sum(here), like.dtype)
+    comm.all_to_all(got, x, there, here, what=f"Muon's {which}")
     # What has come lies by ranks, and each rank's by matrices.
     starts = dict(zip(((rank, k) for rank in ranks for k in mine), _starts(
         counts[k][rank] for rank in ranks for k in mine), strict=False))

@@ -66,7 +66,7 @@ class Optimizer:
         group_of = {id(p): group for group in self.groups for p in group["params"]}
         flats, all_slots, states = flat_buffers([p for group in self.groups for p in group["params"]]), [], []
         for flat in flats:
-            mine = [s for s in flat.segments if id(s.tensor) in group_of]
+            mine = [s for s in flat.live if id(s.tensor) in group_of]
             whole = len(mine) == len(flat.segments)
             ends = [0, *accumulate(s.end - s.start for s in mine)]
             all_slots.append([Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)])

@@ -201,7 +201,7 @@ class GradScaler:
 def stretches(flat, mine):
     """[[start, stop]] of a flat buffer where the tensors with these ids have gradients."""
     joined = []
-    for s in flat.segments:
+    for s in flat.live:
         if id(s.tensor) in mine and s.tensor.grad is not None and s.end > s.start:
             if joined and joined[-1][1] == s.start:
                 joined[-1][1] = s.end

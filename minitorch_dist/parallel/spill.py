@@ -94,7 +94,10 @@ class Spill:
 
 def mapped(folder, values):
     """A copy of an array of the host, in a file of its own without a name, mapped into memory: the kernel reads and
-    writes its pages. All room is taken at once: OSError where there isn't enough."""
+    writes its pages. All room is taken at once: OSError where there isn't enough. Without elements it needs no file.
+    """
+    if not values.nbytes:
+        return values.copy()
     with nameless_file(folder) as file:
         try:
             if hasattr(os, "posix_fallocate"):      # else a full disk shows as SIGBUS at the first touch

@@ -109,6 +109,7 @@ class Unit:
             start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
             shape = (1,) * (len(s.tensor.shape) - 1) + (stop - start,) * (len(s.tensor.shape) > 0 or stop - start != 1)
             piece = Tensor(values[start:stop].reshape(shape)).requires_grad_()
+            piece.leaf.part_of = s.tensor.leaf.part_of
             self.pieces.append(piece)
             self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
         self.flat = FlatBuffer(self.pieces, storage=(values, grads))
@@ -123,10 +124,11 @@ class Unit:
         return start, s.stop - s.start, xp.flatnonzero(firsts // self.share != lasts // self.share)
 
     def cut_of(self, tensor):
-        """Of a piece: (its parameter's shape, how many of the parameter's elements each rank has)."""
+        """Of a piece: its parameter's (name, shape, how many of its elements each rank has)."""
         s, _ = self.found[id(tensor)]
+        name = next(name for name, piece in zip(self.names, self.pieces, strict=True) if piece is tensor)
         ends = [min(max(rank * self.share, s.start), s.stop) for rank in range(self.comm.size + 1)]
-        return s.tensor.shape, [end - begin for begin, end in pairwise(ends)]
+        return name, s.tensor.shape, [end - begin for begin, end in pairwise(ends)]
 
     # ------------------------------------------------------------ values
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOOKS = 10      # for messages: a look that finds none makes MPI fetch them
-THREAD_SECONDS = 2      # for threads to end
+THREAD_SECONDS = 10     # for threads to end, on a busy machine
 # Modules of which a call may not leave a function or a class replaced, besides the library's own.
 KEPT = ("os", "time", "signal", "threading", "mmap", "tempfile", "numpy")
 IMPORTED = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")     # variables that threadpoolctl sets where it is imported

@@ -53,7 +53,7 @@ class Reference:
     def step(self, p, g):
         self.b = self.momentum * self.b + g
         o = by_svd(g + self.momentum * self.b if self.nesterov else self.b, *self.ns)
-        rows, columns = p.shape[-2:]
+        rows, columns = p.shape if p.ndim == 2 else p.shape[:0:-1]
         scale = 0.2 * max(rows, columns) ** 0.5 if self.adjust == "match_rms_adamw" else max(1, rows / columns) ** 0.5
         return p - self.lr * self.decay * p - self.lr * scale * o
 
@@ -298,3 +298,69 @@ def test_state_is_as_long_as_what_it_is_of(kind):
         optimizer.step()
     assert (params[1].numpy() == before).all() and not any((p.numpy() == 1).any() for p in mine)
     assert book.peak["optimizer"] == len(optimizer.state_names) * 4 * sizes.pop()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "both"])
+def test_parameters_that_have_left_their_buffer_count_where_they_are(kind):
+    """Some move to another flat buffer, others stay: steps, clipping and loss scaling are those of one that stays."""
+    make = {"adamw": lambda m: optim.AdamW(m.parameters(), lr=0.01), "both": both,
+            "sgd": lambda m: optim.SGD(m.parameters(), lr=0.01, momentum=0.9)}[kind]
+    finals, norms = [], []
+    for moves in (False, True):
+        model = model_of()
+        optimizer, scaler = make(model), optim.GradScaler(init_scale=4.0)
+        for step in range(5):
+            if moves and step == 2:
+                FlatBuffer([p for p in model.parameters() if p.shape[0] == 9])
+            optimizer.zero_grad()
+            x = np.random.default_rng(step).standard_normal((8, 6))
+            scaler.scale((model(x) ** 2).sum()).backward()
+            scaler.unscale_(optimizer)
+            norms.append(optim.clip_grad_norm_(model.parameters(), 0.5))
+            scaler.step(optimizer)
+            scaler.update()
+        finals.append(values(model))
+        assert sum(map(len, optimizer.slots)) == 4 if kind != "both" else True
+    assert norms[:5] == norms[5:]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(*finals, strict=True))
+
+
+def test_what_has_left_a_buffer_leaves_no_inf_there():
+    a, b = leaves(start([(3, 2), (5, 4)]), np.float32)
+    optimizer, scaler = optim.Adam([a, b]), optim.GradScaler(init_scale=4.0)
+    for p in (a, b):
+        p.grad = mt.tensor(np.full(p.shape, np.inf, np.float32))
+    scaler.unscale_(optimizer)
+    assert scaler.found_inf(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    FlatBuffer([a])
+    for p in (a, b):
+        p.grad = mt.tensor(np.ones(p.shape, np.float32))
+    scaler.unscale_(optimizer)
+    assert not scaler.found_inf(optimizer)
+
+
+def test_a_stack_of_experts_takes_the_steps_of_its_linears():
+    """nn.Experts hold (n, in, out), a Linear (out, in)."""
+    w = start([(8, 4), (8, 4)])
+    linears, experts = leaves(w), leaves([np.stack([v.T for v in w])])
+    for adjust in (None, "match_rms_adamw"):
+        one, other = optim.Muon(linears, lr=0.1, adjust_lr_fn=adjust), optim.Muon(experts, lr=0.1, adjust_lr_fn=adjust)
+        g = gradients(0, [(8, 4), (8, 4)])
+        for p, each in zip(linears, g, strict=True):
+            p.grad = mt.tensor(each)
+        experts[0].grad = mt.tensor(np.stack([each.T for each in g]))
+        one.step()
+        other.step()
+        for p, found in zip(linears, experts[0].numpy(), strict=True):
+            np.testing.assert_allclose(found.T, p.numpy(), rtol=1e-12)
+
+
+def test_matrices_without_elements_and_settings_of_groups():
+    for shape in ((3, 0), (0, 3)):
+        p, = leaves([np.zeros(shape)])
+        p.grad = mt.tensor(np.zeros(shape))
+        optim.Muon([p]).step()
+    with pytest.raises(ValueError, match="adjust_lr_fn is foo"):
+        optim.Muon([{"params": leaves(start(SHAPES[:1])), "adjust_lr_fn": "foo"}])

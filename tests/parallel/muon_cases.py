@@ -12,6 +12,7 @@ from minitorch_dist.parallel import (
     fully_shard,
     load_full_optimizer_state_dict,
 )
+from minitorch_dist.parallel.offload import offload_optimizer
 from minitorch_dist.parallel.tensor_parallel import parallelize_module
 
 from . import plain
@@ -49,7 +50,7 @@ def counted(stage):
     fit(model, optimizer, range(1))
     with ledger.record() as book:
         optimizer.step()
-    cuts = [unit.cut_of(piece) for unit in model.units for piece in unit.pieces if piece.ndim == 2]
+    cuts = [unit.cut_of(piece)[1:] for unit in model.units for piece in unit.pieces if piece.ndim == 2]
     calls, sent = ({op: n for (_, op), n in by.items()} for by in (book.calls, book.bytes_sent))
     return calls, sent, cuts
 
@@ -67,7 +68,7 @@ def together():
         made.append(k)
         assert (u == whole[k]).all()
         return u[::-1] * (k + 2)
-    found = brought_together(world, shapes, counts, parts, make)
+    found = brought_together(world, list(zip("abcd", shapes, counts, strict=True)), parts, make, parts[0])
     wanted = [(w[::-1] * (k + 2))[s:s + c[world.rank]]
               for k, (w, s, c) in enumerate(zip(whole, starts, counts, strict=True))]
     return made, all((f == w).all() and f.shape == w.shape for f, w in zip(found, wanted, strict=True))
@@ -94,6 +95,30 @@ def restored(folder, way):
     return full_state_dict(model), full_state_dict(again), of_optimizer if way == "full state" else None
 
 
+def disagreeing(how):
+    """What a step says whose ranks have other gradients, or give other matrices, or another order of them."""
+    world = comm.world()
+    mt.manual_seed(4)
+    model = fully_shard(nn.Sequential(nn.Linear(80, 80, dtype="f8"), nn.Linear(80, 80, dtype="f8")), world,
+                        units=[] if how != "order" else None)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    if how == "order" and world.rank == 0:
+        matrices = matrices[::-1]
+    optimizer = optim.Muon(matrices[world.rank:world.rank + 1] if how == "others" else matrices)
+    x = np.random.default_rng(world.rank).standard_normal((3, 80))
+    model(mt.tensor(x)).sum().backward()
+    if how == "gradients":
+        matrices[world.rank].grad = None
+    if how == "one has none" and world.rank:
+        for p in matrices:
+            p.grad = None
+    try:
+        optimizer.step()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
 def refused():
     """What Muon says to parts of matrices."""
     world, said = comm.world(), {}
@@ -110,6 +135,27 @@ def refused():
     annotated = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     annotate.shard_parameters(annotated, comm.DeviceMesh(tp=world.size), {"0.weight": [0, -1]})
     told("annotated", annotated)
+    both = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    mesh = comm.DeviceMesh(dp=1, tp=world.size)
+    told("both", fully_shard(parallelize_module(both, mesh["tp"], {"0": "column", "2": "row"}), mesh["dp"]))
     experts = nn.MoE(6, 8, 2 * world.size, k=1)
     told("experts", parallelize_module(nn.Sequential(experts), world, {"0": "experts"}))
     return said
+
+
+def offloaded(folder):
+    """Whether the steps are those without; of units in which a rank has no element of the matrices."""
+    found = []
+    for away in (False, True):
+        mt.manual_seed(2)
+        model = fully_shard(nn.Sequential(nn.Linear(6, 70, dtype="f8"), nn.Tanh(), nn.Linear(70, 4, dtype="f8")),
+                            comm.world())
+        optimizer = optim.AdamW([p for p in model.parameters() if p.ndim == 2], lr=0.01)
+        if away:
+            offload_optimizer(optimizer, folder)
+        for step in range(2):
+            model.zero_grad()
+            (model(mt.tensor(np.random.default_rng(step).standard_normal((5, 6)))) ** 2).sum().backward()
+            optimizer.step()
+        found.append([p.numpy().copy() for p in model.parameters()])
+    return all((a == b).all() for a, b in zip(*found, strict=True))

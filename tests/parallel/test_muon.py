@@ -8,6 +8,7 @@ import pytest
 from minitorch_dist.optim.muon import owners
 from minitorch_dist.parallel import offload
 from minitorch_dist.parallel.offload import offload_optimizer
+from minitorch_dist.testing import ranks
 from tests.crews import crews
 
 from . import muon_cases as cases
@@ -76,4 +77,16 @@ def test_parts_of_matrices_are_refused_and_experts_are_not():
     for said in crews.call(CASES + "refused", 2):
         assert said["tensor parallel"].startswith("Muon: a parameter of shape (4, 6) is a part of one of shape (8, 6)")
         assert said["annotated"].startswith("Muon: a parameter of shape (4, 6) is a part of one of shape (8, 6)")
-        assert said["experts"] is None
+        assert said["both"] == said["tensor parallel"] and said["experts"] is None
+
+
+@pytest.mark.parametrize("how", ["gradients", "one has none", "others", "order"])
+def test_ranks_that_disagree_are_told_so(how):
+    """On all of them, and at once."""
+    for ended in ranks.call(CASES + "disagreeing", 2, (how,)):
+        assert ended == "MismatchError"
+
+
+def test_state_in_files_of_ranks_that_have_no_part(tmp_path):
+    """Of two matrices in one unit, one rank may have nothing."""
+    assert all(crews.call(CASES + "offloaded", 2, (str(tmp_path),)))
