@@ -45,7 +45,7 @@ def trained(case):
 
 def apart(case, got):
     """How far the ranks' losses are from the library's, of one process."""
-    return max(np.abs(np.subtract(rank["losses"], training.library(case[0]))).max() for rank in got)
+    return max(np.abs(np.subtract(rank["losses"], training.of_library(case[0]))).max() for rank in got)
 
 
 class Parallel(Check):
@@ -70,4 +70,4 @@ class Parallel(Check):
 
     def picture(self, runs, path):
         case, got = runs[training.RANKS][-1]
-        return drawing.curves(case, got[0]["losses"], training.library(case[0]), path)
+        return drawing.curves(case, got[0]["losses"], training.of_library(case[0]), path)

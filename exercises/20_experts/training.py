@@ -24,7 +24,7 @@ def network(case):
     return nn.GPT(**case["model"], dtype=np.float64, moe=case["moe"])
 
 
-def library(case):
+def of_library(case):
     """The loss of every step, in one process with all experts, where each rank's tokens are a group by themselves."""
     from minitorch_dist import nn, optim
     model, losses = network(case), []
