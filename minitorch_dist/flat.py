@@ -119,7 +119,7 @@ class FlatBuffer:
 
         fill_missing  tensors without a gradient get one of zeros; otherwise only their stretch is zeroed
         """
-        for s in self.live:
+        for s in self.segments:
             grad, view = s.tensor.grad, s.tensor.leaf.grad_view
             if grad is None:
                 view[...] = 0
@@ -133,7 +133,7 @@ class FlatBuffer:
 
     def zero_grad(self):
         """Forget all gradients; the next backward overwrites them."""
-        for s in self.live:
+        for s in self.segments:
             s.tensor.grad = None
 
 
