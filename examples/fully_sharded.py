@@ -3,6 +3,7 @@
     python mnist_demo/train.py --exact --epochs 1 --out runs/whole
     mpirun -n 2 python examples/fully_sharded.py --stage 3 --epochs 1 --out runs/sharded
     python mnist_demo/compare.py runs/whole runs/sharded        # identical to the bit
+    mpirun -n 4 python examples/fully_sharded.py --replicas 2   # hybrid: two copies, each cut over two neighbours
 
 First it runs a step of every stage with Adam, and prints what a rank sends in
 it and holds after it, counted, beside the formula of the ZeRO paper. The
@@ -19,12 +20,12 @@ from pathlib import Path
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
-from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel.fully_sharded import BYTES, SENT, held
+from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
+from minitorch_dist.parallel.fully_sharded import BYTES, BYTES_MIXED, held, sent
 
 SETTINGS = ("hidden", "dropout", "lr", "clip", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {
-    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "save_every"),
+    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "save_every", "replicas"),
     program.AT_LEAST_0: ("lr", "seed", "clip"),
     program.PROBABILITY: ("dropout",),
 }
@@ -35,6 +36,7 @@ def parse(argv):
     p = program.ArgumentParser(prog="fully_sharded.py", description=__doc__)
     p.add_argument("--stage", type=int, choices=[1, 2, 3], default=3, help="what is cut (default: 3, parameters too)")
     p.add_argument("--keep", action="store_true", help="stage 3: keep gathered parameters from forward to backward")
+    p.add_argument("--replicas", type=int, default=1, help="copies of the state, each cut over its part of the ranks")
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -66,9 +68,17 @@ def loss_sum(model, shard):
     return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
 
 
-def count(args, world, batch, stage):
-    """The ledger of the second step with Adam in a stage; 0 is DistributedDataParallel."""
-    model = DistributedDataParallel(network(args), world) if stage == 0 else fully_shard(network(args), world, stage)
+def shards(args, world):
+    """The Communicator of the ranks that share a copy. ValueError where the ranks don't make up the copies."""
+    if world.size % args.replicas:
+        raise ValueError(f"--replicas {args.replicas} must divide the {world.size} rank{'s' * (world.size > 1)}")
+    return world.split(world.rank // (world.size // args.replicas), name="shard") if args.replicas > 1 else world
+
+
+def count(args, world, batch, stage, over, policy):
+    """The ledger of the second step with Adam in a stage, cut over so many ranks; 0 is DistributedDataParallel."""
+    model = DistributedDataParallel(network(args), world) if stage == 0 else \
+        fully_shard(network(args), world, stage, shard_over=over, mp_policy=policy)
     optimizer = optim.Adam(model.parameters())
     for step in range(2):
         with ledger.record(memory=True) as book:
@@ -78,21 +88,27 @@ def count(args, world, batch, stage):
             **{kind: book.live[kind] for kind in BYTES}, "gathered": book.peak["buffer"]}
 
 
-def table(args, world, dataset):
-    """What a rank sends and holds, for every stage, as lines of text. Collective."""
+def table(args, world, over, dataset):
+    """What a rank sends and holds, for every stage, in 16 bits, and where there are copies, as lines of text.
+    Collective."""
     loader = data.Loader(dataset.train_images, dataset.train_labels, dataset.default_batch_size, seed=args.seed,
                          rank=world.rank, size=world.size)
     batch = next(iter(loader.epoch(0)))
     size, n = sum(p.size for p in network(args).parameters()), world.size
-    lines = [f"{size:,} parameters in float32, Adam, {n} rank{'s' * (n > 1)}; MB of this rank, counted / on paper",
-             f"{'stage':10}" + "".join(f"{head:>15}" for head in ("sent per step", *(f"{kind}s" for kind in BYTES),
+    lines = [f"{size:,} parameters, Adam, {n} rank{'s' * (n > 1)}; MB of this rank, counted / on paper",
+             f"{'stage':12}" + "".join(f"{head:>15}" for head in ("sent per step", *(f"{kind}s" for kind in BYTES),
                                                                    "most gathered"))]
-    for stage in range(4):
-        counted, paper = count(args, world, batch, stage), held(stage, size, n)
-        paper["sent"] = 4 * SENT[stage] * size * (n - 1) / n
+    whole, short = MixedPrecisionPolicy(), MixedPrecisionPolicy("bfloat16", "bfloat16")
+    ways = [("0, DDP" if stage == 0 else f"{stage}", stage, world, whole) for stage in range(4)]
+    ways += [(f"{stage}, 16 bits", stage, world, short) for stage in (1, 3)]
+    if over.size < n:
+        ways.append((f"{args.stage}, {args.replicas} copies", args.stage, over, whole))
+    for name, stage, over, policy in ways:
+        counted = count(args, world, batch, stage, over, policy)
+        paper = held(stage, size, over.size, BYTES if policy is whole else BYTES_MIXED)
+        paper["sent"] = (4 if policy is whole else 2) * sum(sent(stage, size, over.size, n // over.size))
         cells = [f"{counted[key] / 1e6:7.2f}/{paper[key] / 1e6:5.2f}" for key in ("sent", *BYTES)]
-        lines.append(f"{'0, DDP' if stage == 0 else stage!s:10}" + "".join(f"{cell:>15}" for cell in cells)
-                     + f"{counted['gathered'] / 1e6:15.2f}")
+        lines.append(f"{name:12}" + "".join(f"{cell:>15}" for cell in cells) + f"{counted['gathered'] / 1e6:15.2f}")
     return lines
 
 
@@ -109,17 +125,19 @@ def prepare(args, world):
         training.prepare_exact(world)
     if args.keep and args.stage < 3:
         raise ValueError(f"--keep --stage {args.stage}: parameters are cut in stage 3 only")
+    over = shards(args, world)
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
                          seed=args.seed, rank=world.rank, size=world.size, micro_shards=8 if args.exact else 1)
-    model = fully_shard(network(args), world, args.stage, reshard_after_forward=not args.keep, exact=args.exact)
-    return dataset, loader, model
+    model = fully_shard(network(args), world, args.stage, reshard_after_forward=not args.keep, exact=args.exact,
+                        shard_over=over)
+    return dataset, loader, model, over
 
 
 def train(args, world):
     """Train, and return the summary."""
     with program.usage_errors("fully_sharded.py"):
-        dataset, loader, model = prepare(args, world)
+        dataset, loader, model, over = prepare(args, world)
         epochs, steps = program.length(args, len(loader), dataset.default_epochs)
         optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
         plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
@@ -129,7 +147,7 @@ def train(args, world):
         run = training.Run(args.out, world, settings, args.resume)      # in another stage as well
         run.restore(model, optimizer, plan)
     stop = False
-    lines = table(args, world, dataset)
+    lines = table(args, world, over, dataset)
     with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say("\n".join([dataset.source, *lines]))
         for epoch, batches in run.epochs(loader, steps):
@@ -153,9 +171,9 @@ def train(args, world):
         percent = accuracy(whole, dataset.test_images, dataset.test_labels)
         status = interrupt.status(world)
     return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
-                      dropout=args.dropout, stage=args.stage, keep=args.keep, lr=args.lr, clip=args.clip, epochs=epochs,
-                      batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact, table=lines,
-                      interrupted=stop, exit_status=status)
+                      dropout=args.dropout, stage=args.stage, keep=args.keep, replicas=args.replicas, lr=args.lr,
+                      clip=args.clip, epochs=epochs, batch_size=loader.sampler.batch_size, seed=args.seed,
+                      exact=args.exact, table=lines, interrupted=stop, exit_status=status)
 
 
 def main(argv=None):

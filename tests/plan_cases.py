@@ -47,8 +47,10 @@ def prepare(job, module, mesh):
     if job["ep"] > 1:
         tp.parallelize_module(module, mesh["ep"], moe.plan_of(module))
     replicas = mesh["dp", "cp", "ep"]
-    return DistributedDataParallel(module, replicas) if job["stage"] == 0 else \
-        fully_shard(module, replicas, job["stage"])
+    if job["stage"] == 0:
+        return DistributedDataParallel(module, replicas)
+    shards = job["shard_over"] and replicas.split(replicas.rank // job["shard_over"], name="shard")
+    return fully_shard(module, replicas, job["stage"], shard_over=shards)
 
 
 def parts(sizes):
@@ -108,7 +110,7 @@ def step(job, folder=None):
         train()
     held = dict(book.live)
     model.zero_grad()
-    out = dict.fromkeys(("dp", "tp", "cp", "ep"), 0)
+    out = dict.fromkeys(("dp", "shard", "tp", "cp", "ep"), 0)
     for (name, _), count in book.bytes_sent.items():     # gradients are summed over the product of several axes
         out[name if name in out else "dp"] += count
     return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())

@@ -27,14 +27,24 @@ def whole(tmp_path_factory):
     return run(TRAIN, 1, tmp_path_factory.mktemp("whole"), "--exact")
 
 
-@pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (4, ["--stage", "2"])], ids=str)
+@pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (4, ["--stage", "2", "--replicas", "2"])], ids=str)
 def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
     losses, summary = run(PROGRAM, n, tmp_path, *flags, by=ranks.launch if n == 2 else crews.launch)
     assert losses == whole[0] and summary["parameters_sha256"] == whole[1]["parameters_sha256"]
     assert summary["test_accuracy"] == whole[1]["test_accuracy"]
     head, _, *rows = summary["table"]
     size = sum(a * b + b for a, b in ((784, 90), (90, 70), (70, 10)))
-    assert head.startswith(f"{size:,} parameters in float32") and len(rows) == 4
+    assert head.startswith(f"{size:,} parameters, Adam") and len(rows) == (7 if n == 4 else 6)
+    if n == 4:      # of the two copies: gradients and their state are halves, and a half is summed over both
+        assert rows[6].startswith("2, 2 copies")
+        numbers = [float(x) for x in re.findall(r"\d+\.\d+", rows.pop())][1:-1:2]
+        assert numbers == pytest.approx([x * size / 1e6 for x in (2 * 4 / 2 + 2 * 4 / 2 / 2, 4, 2, 4)], abs=0.006)
+    for stage, row in ((3, rows.pop()), (1, rows.pop())):       # sums of gradients stay float32; pieces are the values
+        assert row.startswith(f"{stage}, 16 bits")
+        counted = [float(x) for x in re.findall(r"\d+\.\d+", row)][:-1:2]
+        wanted = [2 * (3 if stage == 3 else 2) * size * (n - 1) / n, 2 * size * (stage == 1),
+                  2 * size * (stage == 1) + 4 * size / n, 12 * size / n]
+        assert all(0 <= c - w / 1e6 + 0.01 < 3 * n * 4096 * 12e-6 for c, w in zip(counted, wanted, strict=True)), row
     for stage, row in enumerate(rows):
         numbers = [float(x) for x in re.findall(r"\d+\.\d+", row)]
         counted, paper = numbers[:-1:2], numbers[1:-1:2]
@@ -47,6 +57,7 @@ def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
 
 
 @pytest.mark.parametrize("flags, words", [
+    (["--replicas", "3"], "--replicas 3 must divide the 2 ranks"),
     (["--stage", "2", "--keep"], "--keep --stage 2: parameters are cut in stage 3 only"), (["--lr", "nan"], "--lr nan"),
     (["--stage", "4"], "invalid choice: 4"), (["--batch-size", "0"], "--batch-size 0: must be at least 1")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, flags, words):

@@ -14,7 +14,7 @@ from minitorch_dist.plan import DEVICES, GPT, Job, Parameters, plan
 from minitorch_dist.plan.activations import activations
 from minitorch_dist.plan.devices import LATENCY
 from minitorch_dist.plan.layout import buckets
-from minitorch_dist.plan.paper import gpu_hours, pieces_of
+from minitorch_dist.plan.paper import gpu_hours, pieces_of, span_of_shards
 from tests.crews import crews
 
 from . import plan_cases
@@ -204,6 +204,9 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "sequences": {"tp": 2, "time": 10, "sequence_parallel": True},
     "sequences, gathered again": {"tp": 4, "time": 12, "sequence_parallel": "regather", "model": {"tied": False}},
     "sequences, checkpoints": {"tp": 2, "dp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
+    "2, two copies": {"dp": 4, "stage": 2, "shard_over": 2},
+    "3, two copies": {"dp": 4, "stage": 3, "shard_over": 2, "micro_batches": 2},
+    "ring, 1, two copies": {"dp": 2, "cp": 2, "time": 12, "stage": 1, "shard_over": 2},
     "both": {"tp": 2, "dp": 2, "stage": 3}, "both, ddp": {"tp": 2, "dp": 2, "micro_batches": 2},
     "ring of 4": {"cp": 4, "time": 16, "micro_batches": 2, "model": {"dropout": False}},
     "ring, 3": {"cp": 2, "dp": 2, "time": 12, "stage": 3}, "ring, tensors": {"cp": 2, "tp": 2, "time": 12},
@@ -242,7 +245,7 @@ def test_what_is_held_and_sent_is_what_the_ledger_counts(name):
     if job.stage == 3 and not job.checkpointing:
         units = sorted(c.nbytes for c in rank.collectives if c.op == "all_gather")
         assert peak["buffer"] == sum(units[-2:])
-    for axis in ("dp", "tp", "cp", "ep"):       # the mean over the ranks of the axis, which may differ by some bytes
+    for axis in ("dp", "shard", "tp", "cp", "ep"):      # the mean over its ranks, which may differ by some bytes
         counted = [out[axis] for _, _, out, _ in everyone]
         assert sum(counted) == pytest.approx(job.ranks * sent(rank, axis), rel=1e-12)
         assert max(counted) - min(counted) <= 64
@@ -335,6 +338,25 @@ def test_seconds_of_data_parallelism():
             assert found.dp == pytest.approx(times * 2e9 * (dp - 1) / dp / speed, rel=1e-3)
             assert found.compute == pytest.approx(6 * 1e9 * 100 / 1e12)
             assert found.step == found.dp + found.compute and found.longest == "dp"
+
+
+def test_seconds_of_copies():
+    """Machines of four share a copy: all but 1/4 of the gradients stays on fast links. With pp=2 neighbours along dp
+    are two devices apart, or four with cp=2."""
+    for stage, times in ((1, 2), (3, 3)):
+        rank = plan(Job(Parameters(1e9), dp=8, batch=8, stage=stage, shard_over=4), SIMPLE)
+        assert rank.sent("shard") == times * 2e9 * 3 / 4 and rank.sent("dp") == 2 * 2e9 / 4 / 2
+        assert rank.seconds.shard == pytest.approx(times * 2e9 * 3 / 4 / 1e9, rel=1e-3)
+        assert rank.seconds.dp == pytest.approx(2 * 2e9 / 4 / 2 / 1e8, rel=1e-3)
+        assert rank.seconds.step == rank.seconds.dp + rank.seconds.shard + rank.seconds.compute
+    alone = plan(Job(Parameters(1e9), dp=8, batch=8, stage=2, shard_over=1), SIMPLE)
+    assert alone.sent("shard") == 0 and alone.sent("dp") == rank_of(replace(alone.job, stage=0, shard_over=None)
+                                                                   ).collectives[0].sent
+    spans = {(4, 1, 2): 4, (4, 2, 2): 2, (4, 2, 4): 8, (1, 8, 4): 4}      # dp, cp, shard_over, pp=2 where cp < 8
+    for (dp, cp, shards), wanted in spans.items():
+        job = Job(replace(SMALL, tied=False), dp=dp, cp=cp, pp=2 if cp < 8 else 1, batch=dp, time=16, stage=1,
+                  shard_over=shards)
+        assert span_of_shards(job) == wanted, (dp, cp, shards)
 
 
 def test_seconds_of_a_mesh():

@@ -106,17 +106,18 @@ class Communicator(Messages, Objects, OnDevices):
 
     # ------------------------------------------------------------ reductions
 
-    def all_reduce(self, x, op="sum", async_op=False, exact=False, algorithm=None):
+    def all_reduce(self, x, op="sum", async_op=False, exact=False, algorithm=None, what=None):
         """x becomes the sum, mean, max or min of all ranks' x, in place and with the same bits on all ranks.
 
         exact=True (sum only): ((x0+x1)+(x2+x3))+…, the balanced tree in rank order, to the last bit, whatever the
-        engine; the size must be a power of two. algorithm: who reduces, for this call; see the class. (A posted exact
-        reduction outside the window, and those by a function, run inside their `wait`.)
+        engine; the size must be a power of two. algorithm: who reduces, for this call; see the class. what: a name for
+        what x is, which must be the same on all ranks. (A posted exact reduction outside the window, and those by a
+        function, run inside their `wait`.)
         """
         known = self._repeated.get((id(x), op))
         if known is not None and not known.fits(x):
             known = None
-        if known is not None and not (exact or algorithm or self.hooks or ledger.open_ledgers
+        if known is not None and not (exact or algorithm or what or self.hooks or ledger.open_ledgers
                                       or recording.graph is not None):
             if async_op:
                 return Work(self, "all_reduce", (x,), None, known.post())
@@ -129,7 +130,8 @@ class Communicator(Messages, Objects, OnDevices):
         algorithm = self._algorithm if algorithm is None else named(algorithm)
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
         call = Call(self, "all_reduce", x, None)
-        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {name_of(algorithm)}")
+        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {name_of(algorithm)}") + \
+            (f", {what}" if what else "")
         key = "all_reduce", x.dtype, x.shape, detail
         self._begin(call)
         place = self._place(x) if algorithm in ("auto", "shared") else None

@@ -34,6 +34,7 @@ from ..autodiff.writes import wrote
 from ..backend import stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
 from ..parallel import full_state_dict
+from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
 
 # ---------------------------------------------------------------- which weights stay
@@ -141,7 +142,11 @@ def decided(model, names, decide):
     if not names:
         raise ValueError("prune: the model has no parameter of two or more axes: say which by names=…")
     if not isinstance(model, FullySharded):
-        from ..parallel.tensor_parallel import full_state_dict as whole  # it brings further ops into the table
+        # They bring further ops into the table.
+        if annotated(model):
+            from ..parallel.annotate import full_state_dict as whole
+        else:
+            from ..parallel.tensor_parallel import full_state_dict as whole
         state = whole(model)
         return decide({name: state[name] for name in names})
     state, found = full_state_dict(model), None
@@ -161,6 +166,9 @@ def check_whole(model, what):
     if cut := [name for name, m in model.named_modules() if getattr(type(m), "is_part", False)]:
         raise ValueError(f"{what}: of {', '.join(cut[:4])} this rank has a part only: take a whole model, with "
                          "model.load_state_dict(tensor_parallel.full_state_dict(cut_model))")
+    if cut := list(annotated(model)):
+        raise ValueError(f"{what}: of {', '.join(cut[:4])}, which lies on a mesh, this rank has a part only: take a "
+                         "whole model, with model.load_state_dict(annotate.full_state_dict(cut_model))")
 
 
 def check_masks(shapes, masks):
@@ -190,8 +198,8 @@ def from_facts(facts):
 class Pruning:
     """Keeps the weights that masks leave out at zero: now, and at each apply(), to be called after optimizer.step().
 
-    model   a Module, or one in DistributedDataParallel or fully_shard, or cut by parallelize_module. Its parameters may
-            move into flat buffers later
+    model   a Module, or one in DistributedDataParallel or fully_shard, or cut by parallelize_module or by annotations.
+            Its parameters may move into flat buffers later
     masks   {name: bool array of the whole parameter's shape}, the same on all ranks: ValueError on all where not
     """
 
@@ -322,6 +330,7 @@ def _cutting(model):
     """{name: Communicator} of the parameters of which each of its ranks has a part."""
     from ..parallel.tensor_parallel import parts_of
     cut = {name: comm for name, (comm, *_) in parts_of(model).items()}
+    cut |= {name: p.local.leaf.over for name, p in annotated(model).items() if p.local.leaf.over is not None}
     if isinstance(model, FullySharded):
-        cut |= {name: model.comm for unit in model.units for name in unit.names}
+        cut |= {name: unit.comm for unit in model.units for name in unit.names}
     return cut

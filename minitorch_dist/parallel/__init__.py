@@ -4,7 +4,8 @@ from .data_parallel import DistributedDataParallel
 from .exact import BinaryCounter
 from .full_state import full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict
 from .fully_sharded import FullySharded, fully_shard
+from .mixed_precision import MixedPrecisionPolicy
 from .units import ShardedParameterError
 
-__all__ = ["BinaryCounter", "DistributedDataParallel", "FullySharded", "ShardedParameterError",
+__all__ = ["BinaryCounter", "DistributedDataParallel", "FullySharded", "MixedPrecisionPolicy", "ShardedParameterError",
            "full_optimizer_state_dict", "full_state_dict", "fully_shard", "load_full_optimizer_state_dict"]

@@ -14,6 +14,7 @@ Two kinds of encodings, both of one parameter's update H (what training has adde
     Sketch(levels=2)                n·m/8 + 8             each number rounded at random to one of two, the extremes
     Sketch(levels=4, rotate=True)   2·D/8 + 8             D: n·m, up to the next power of two
     Sketch(levels=4, rotate=True, keep=1/16)              a sixteenth of that
+    E3M0()                          n·m/2 + 4             4 bits: a sign and an exponent
 
 Rotating means multiplying by random signs and then by Hadamard's matrix: it makes large and small entries alike, for
 whose sake the levels would otherwise lie far apart. With d entries, n clients and two levels, the mean's expected
@@ -23,7 +24,8 @@ What travels is a message: a list of arrays, whose nbytes are what it costs. Ran
 tuple of strings and integers that both sides know: (seed, round, client, the parameter's name).
 
 Sources: Konečný et al. 2016, "Federated learning: strategies for improving communication efficiency"; Suresh et al.
-2017, "Distributed mean estimation with limited communication" (the two bounds).
+2017, "Distributed mean estimation with limited communication" (the two bounds); Douillard et al. 2025, "Streaming
+DiLoCo with overlapping communication" (E3M0 for differences of parameters).
 """
 
 import math
@@ -149,8 +151,7 @@ class Sketch(Whole):
             return [sent]
         low, high = sent.min(), sent.max()
         if not (np.isfinite(low) and np.isfinite(high)):
-            raise ValueError(f"Sketch: an update of shape {update.shape} has values from {low} to {high}: training has "
-                             "diverged; a smaller learning rate may help")
+            raise _diverged("Sketch", update, low if np.isfinite(high) else high)
         steps = (sent.astype(np.float64) - low) / ((np.float64(high) - low) or 1.0) * (self.levels - 1)
         numbers = np.floor(steps + drawn.rounding.random(sent.size)).astype(np.int64)
         return [np.array([low, high]), to_bits(np.minimum(numbers, self.levels - 1), self.bits)]
@@ -166,6 +167,40 @@ class Sketch(Whole):
         if self.rotate:
             values = hadamard(values) * drawn.signs
         return values[:math.prod(shape)].reshape(shape)
+
+
+@dataclass(frozen=True)
+class E3M0(Whole):
+    """A float of 4 bits without a mantissa: 0 or ±s·2^(e-7), e from 1 to 7, where s is the update's greatest magnitude.
+    Each number is rounded to one of its two neighbours, at random and unbiased, as in Sketch. Its levels lie dense
+    where most numbers are, near 0."""
+
+    def draw(self, shape, dtype, key):
+        return stream("rounding", *key)
+
+    def encode(self, update, drawn):
+        values = update.ravel().astype(np.float64)
+        greatest = np.abs(values).max()
+        if not np.isfinite(greatest):
+            raise _diverged("E3M0", update, greatest)
+        sizes = np.abs(values) / (greatest or 1.0)
+        below = np.minimum(np.searchsorted(SIZES, sizes, side="right") - 1, len(SIZES) - 2)
+        share = (sizes - SIZES[below]) / (SIZES[below + 1] - SIZES[below])
+        exponents = below + (drawn.random(values.size) < share)
+        return [np.array([greatest], update.dtype), to_bits(exponents | np.signbit(values) << 3, 4)]
+
+    def decode(self, message, shape, drawn):
+        numbers = from_bits(message[1], math.prod(shape), 4)
+        values = np.where(numbers & 8, -1.0, 1.0) * SIZES[numbers & 7] * message[0][0]
+        return values.astype(message[0].dtype).reshape(shape)
+
+
+SIZES = np.array([0.0, *(2.0 ** (e - 7) for e in range(1, 8))])      # of E3M0, of the greatest: by exponent
+
+
+def _diverged(what, update, value):
+    return ValueError(f"{what}: an update of shape {update.shape} has a value of {value}: training has diverged; a "
+                      "smaller learning rate may help")
 
 
 class _Draw(NamedTuple):

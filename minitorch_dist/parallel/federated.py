@@ -32,9 +32,10 @@ from ..data.loader import Shard
 from ..data.sampler import Sampler
 from ..nn import cross_entropy
 from ..optim import SGD
-from .data_parallel import check_unwrapped
+from .data_parallel import check_alone, check_unwrapped
 from .encodings import Channel, Whole, nbytes
 from .exact import BinaryCounter
+from .fragments import outer_step, settings_of
 from .same_model import broadcast, check_same_model
 
 # ---------------------------------------------------------------- who has which samples
@@ -120,6 +121,7 @@ class FederatedAveraging:
     def __init__(self, model, inputs, labels, clients, *, lr, fraction=0.1, epochs=1, batch_size=10, encoding=None,
                  server=None, comm=None, loss_sum=None, seed=0):
         check_unwrapped(model)
+        check_alone(model, "FederatedAveraging")
         if len(inputs) != len(labels):
             raise ValueError(f"inputs and labels must be equally many, got {len(inputs)} and {len(labels)}")
         if not 0 < fraction <= 1 or epochs < 1 or (batch_size is not None and batch_size < 1):
@@ -145,8 +147,7 @@ class FederatedAveraging:
                              f"number of ranks must be a power of two, not {self.comm.size}")
         check_same_model(model, self.comm, "FederatedAveraging", lr=lr, epochs=epochs, batch_size=batch_size,
                          fraction=fraction, seed=seed, encoding=_described(self.encoding),
-                         clients=_digest(self.clients), server=server and [_described(server), *(
-                             {k: v for k, v in group.items() if k != "params"} for group in server.groups)])
+                         clients=_digest(self.clients), server=server and settings_of(server))
         for name, p in model.named_parameters():
             broadcast(self.comm, lower(p), name)
         self.server = server
@@ -227,16 +228,16 @@ class FederatedAveraging:
 
     def _update(self, start, sums):
         """The server's step, from its values and the mean of the updates."""
-        end = 0
+        end, gradients = 0, []
         for name, p in self.params.items():
             update = sums[end:end + p.size].reshape(p.shape)
             end += p.size
             if self.server is None:
                 self._write(p, (start[name] + update).astype(p.dtype))
             else:
-                p.grad = (-update).astype(p.dtype)
+                gradients.append((p, (-update).astype(p.dtype)))
         if self.server is not None:
-            self.server.step()
+            outer_step(self.server, gradients)
         self.model.zero_grad()
 
     def _set(self, values):

@@ -22,6 +22,8 @@ before its forward, and frees them after it; and again in backward, where the ne
     forward    gather u0, use, free | gather u1, use, free | …
     backward   … | gather u1 and, ahead, u0 | use u1, reduce its gradients, free | use u0, reduce, free
 
+With `shard_over` N are those ranks, which share a copy of the state; the copies' gradients are added up (hybrid.py).
+
 Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".
 """
 
@@ -41,10 +43,14 @@ from .data_parallel import check_not_annotated, check_samples, check_unwrapped, 
 from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
+from .grouping import default_units, group
+from .hybrid import check_communicator, grid
+from .mixed_precision import AS_IT_IS
 from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
-from .units import Unit, default_units, group
+from .units import Unit
 
 BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
+BYTES_MIXED = {"parameter": 2, "gradient": 2, "optimizer": 12}      # the paper's, of 16 bits beside float32
 CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", "gradient", "parameter")}
 SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
 
@@ -53,6 +59,12 @@ def held(stage, elements, ranks, sizes=BYTES):
     """{kind: bytes} that a rank holds of a model of so many elements, trained with Adam, in a stage. sizes: bytes per
     element of each kind; as they stand, float32's."""
     return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in sizes.items()}
+
+
+def sent(stage, elements, ranks, replicas=1):
+    """Elements that a rank sends per step, in a stage in which so many ranks share a copy: (among them, to the
+    replicas)."""
+    return SENT[stage] * elements * (ranks - 1) / ranks, 2 * elements / ranks * (replicas - 1) / replicas
 
 
 def fully_shard(module, comm=None, stage=3, **options):
@@ -65,11 +77,15 @@ class FullySharded(Module):
 
     module             built alike on all ranks (checked), before any optimizer; rank 0's values are broadcast. Frozen
                        parameters and buffers stay whole
+    comm               all ranks that have samples (default: the world's)
+    shard_over         hybrid sharding: the Communicator of the ranks that share one copy of the state, say a node's
+                       (default: comm); the other groups of comm hold copies. ValueError unless these make a grid
     stage              1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well
     units              modules whose parameters are gathered and reduced together (default: those in the outermost
                        Sequentials, such as a GPT's blocks). A parameter belongs to the innermost unit around all
                        modules that hold it; what is in none is a unit by itself, alive while the whole model runs
     reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ)
+    mp_policy          a MixedPrecisionPolicy: parameters and gradients of 16 bits beside float32 pieces
     broadcast_buffers, exact, micro_shards   as DistributedDataParallel's
 
     parameters() and named_parameters() give this rank's pieces, under the module's names (units.py). The module's own
@@ -86,12 +102,13 @@ class FullySharded(Module):
 
     reduces_gradients = True
 
-    def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=True, broadcast_buffers=True,
-                 exact=False, micro_shards=8):
+    def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=True, mp_policy=AS_IT_IS,
+                 broadcast_buffers=True, exact=False, micro_shards=8, shard_over=None):
         super().__init__()
         if stage not in (1, 2, 3):
             raise ValueError(f"fully_shard: stage={stage!r}; 1 cuts the optimizer's state, 2 gradients as well, 3 "
                              "parameters as well (0 is DistributedDataParallel)")
+        check_communicator(shard_over)
         check_unwrapped(module)
         check_not_annotated(module, "fully_shard")
         if owned := [name for name, p in module.named_parameters() if p.leaf is not None and p.leaf.flat is not None]:
@@ -103,14 +120,19 @@ class FullySharded(Module):
                              "or float64")
         self.add_module("", module)
         self.comm = comm if comm is not None else communication.world()
-        self.stage, self.exact, self.reshard = stage, exact, reshard_after_forward
+        self.stage, self.exact, self.reshard, self.policy = stage, exact, reshard_after_forward, mp_policy
         if exact:
             check_shape(micro_shards, self.comm.size)
+            if mp_policy.reduce_dtype:
+                raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
+                                 f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
         self._sum_parts_of_sequences(module)
         groups = group(module, default_units(module) if units is None else units)
         check_same_model(module, self.comm, "fully_shard", stage=stage, units=[name for _, name, _ in groups],
-                         reshard_after_forward=reshard_after_forward, broadcast_buffers=broadcast_buffers, exact=exact,
-                         micro_shards=micro_shards)
+                         reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
+                         broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards,
+                         shard_over=shard_over and shard_over.size)
+        self.grid = grid(self.comm, shard_over)
         if not groups:
             raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train")
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
@@ -139,7 +161,7 @@ class FullySharded(Module):
                 m.summed = True
 
     def _make_units(self, groups):
-        self.units = [Unit(name, named, self.comm, self.stage) for _, name, named in groups]
+        self.units = [Unit(name, named, self.grid, self.stage, self.policy) for _, name, named in groups]
         self.unit_of = {key: unit for unit in self.units for key in unit.places}
         self.piece_of = {id(s.tensor): piece for unit in self.units
                          for s, piece in zip(unit.segments, unit.pieces, strict=True)}
@@ -170,17 +192,17 @@ class FullySharded(Module):
 
     def forward(self, *inputs, **options):
         check_unchanged(self.frozen, self.tree)
+        inputs, options = self.policy.inputs(inputs), self.policy.inputs(options)
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
         if self.training and self.sync:
             from_rank_0(self.comm, self.module, self.synchronised_buffers)
         for unit in self.units if ledger.open_ledgers else ():
-            ledger.keep(unit.flat.params, "parameter")
-            ledger.keep(unit.flat.grads, "gradient")
+            unit.count()
         with ledger.spanning("compute", "forward"):
             if self.stage < 3:
                 self._refresh()
-                return self.module(*inputs, **options)
+                return self.policy.outputs(self.module(*inputs, **options))
             with self.values.forward():
                 for unit in self.units if self.values.held else ():
                     if write := log.since(unit.flat.params, self.dated):
@@ -192,7 +214,7 @@ class FullySharded(Module):
                         mode(again_in=lambda: self.values.again(outer)):
                     output = self.module(*inputs, **options)
                 self.values.leave(self.values.outer, output)
-            return output
+            return self.policy.outputs(output)
 
     def _in_backward(self):
         """Whether a backward pass that has come to this model is under way."""
@@ -267,7 +289,7 @@ class FullySharded(Module):
             unit.reduce(self.exact, folded=self.exact and self.done > 0)
             self.in_flight.append(unit)
             if len(self.in_flight) > 1:     # beside the one on its way a rank holds one more unit's whole gradients
-                self.in_flight.pop(0).finish()
+                self.in_flight.pop(0).finish(self.exact)
         elif self.exact:
             unit.fold()
         if not unit.users:
@@ -282,8 +304,10 @@ class FullySharded(Module):
         for unit in self.order[self.posted:]:
             self._complete(unit)
         for unit in self.in_flight:
-            unit.finish()
+            unit.finish(self.exact)
         self.in_flight = []
+        for unit in self.order if self.last else ():
+            unit.settle()
         self.values.backward_ends()
         if self.exact:
             self.statistics.fold(self.last)

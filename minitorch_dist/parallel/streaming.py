@@ -30,8 +30,8 @@ from ..comm.device import pinned, up
 from ..comm.together import together
 from ..flat import round_up
 from ..nn.absent import Absent, Unmade
+from .grouping import default_units, group
 from .spill import read_into, refused
-from .units import default_units, group
 
 ALIGN = 64      # bytes: each rank's share of a unit is a multiple of it
 

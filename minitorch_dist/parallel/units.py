@@ -15,12 +15,12 @@ from ..autodiff.primitive import lower
 from ..autodiff.reverse import run_hooks
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import log, tick, wrote
-from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
+from ..backend import byte_range, device_of, is_short, module_of, to, to_device_of, xp, zeros, zeros_like
 from ..flat import BLOCK, FlatBuffer, layout, round_up
 from ..ledger import event, keep, labelled, open_ledgers
 from ..nn.absent import Absent, AbsentParameterError
-from ..nn.module import Sequential
 from .exact import BinaryCounter
+from .mixed_precision import AS_IT_IS, SumOfShort
 
 
 class ShardedParameterError(AbsentParameterError):
@@ -61,7 +61,9 @@ class Unit:
     """Parameters of one dtype that are cut over the ranks as one.
 
     named   [(name, tensor)]; each tensor's values are kept, its storage is replaced
+    grid    the Grid of the ranks (hybrid.py); those that share a copy are `comm`, those with the same part `replicas`
     stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
+    policy  a MixedPrecisionPolicy: the dtypes of whole and grads
 
     size    elements of the whole, a multiple of ranks · 4,096; each rank has size / ranks of them
     pieces  this rank's pieces of the parameters, leaves, in order; they live in `flat`, a FlatBuffer
@@ -70,22 +72,26 @@ class Unit:
     users   how many modules that are running want `whole`
     """
 
-    def __init__(self, name, named, comm, stage):
-        self.name, self.comm, self.stage = name, comm, stage
+    def __init__(self, name, named, grid, stage, policy=AS_IT_IS):
+        self.name, self.stage = name, stage
+        everyone, self.comm, self.replicas = grid
         self.names, tensors = [n for n, _ in named], [t for _, t in named]
         self.segments, used = layout(tensors)
-        self.share = round_up(-(-used // comm.size), BLOCK)
-        self.size, self.first = comm.size * self.share, comm.rank * self.share
+        self.share = round_up(-(-used // self.comm.size), BLOCK)
+        self.size, self.first = self.comm.size * self.share, self.comm.rank * self.share
         dtype, device = tensors[0].dtype, tensors[0].device
         if len(devices := {t.device for t in tensors}) > 1:
             raise ValueError(f"fully_shard: {name} lives on {' and '.join(sorted(devices))}: move the model as a "
                              "whole, with model.to(device)")
-        self.whole = self._array(dtype, device, kept=stage < 3)
+        self.values_dtype, self.grads_dtype = policy.values(dtype), policy.gradients(dtype)
+        self.whole = self._array(dtype, device, kept=stage < 3 and self.values_dtype == dtype)
         for s in self.segments:
             self.whole[s.start:s.stop] = s.tensor.data.reshape(-1)
-        comm.broadcast(self.whole, src=0)
-        self.grads = self._array(dtype, device, kept=True) if stage == 1 else None
+        everyone.broadcast(self.whole, src=0)
+        self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 else None
         self._cut()
+        if stage < 3 and self.values_dtype != dtype:
+            self.whole = self._array(self.values_dtype, device, kept=True)
         self.absent = [Elsewhere(n, t.shape, dtype, device) for n, t in named]
         self.places = {id(s.tensor): s for s in self.segments}
         self.gathering = self.reducing = None       # a Work that is under way
@@ -102,8 +108,10 @@ class Unit:
     def _cut(self):
         """Make the pieces, in a FlatBuffer on this rank's part."""
         mine = slice(self.first, self.first + self.share)
-        values = self.whole[mine] if self.stage < 3 else self.whole[mine].copy()
-        grads = self.grads[mine] if self.stage == 1 else zeros_like(values)
+        dtype = self.whole.dtype
+        values = self.whole[mine] if self.stage < 3 and self.values_dtype == dtype else self.whole[mine].copy()
+        grads = self.grads[mine] if self.stage == 1 and self.grads_dtype == dtype else \
+            (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device_of(values))
         self.pieces, self.found = [], {}
         for s in self.segments:
             start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
@@ -130,18 +138,24 @@ class Unit:
         ends = [min(max(rank * self.share, s.start), s.stop) for rank in range(self.comm.size + 1)]
         return name, s.tensor.shape, [end - begin for begin, end in pairwise(ends)]
 
+    def count(self):
+        """Tell the ledger what is held: pieces beside values of other dtypes are what the optimizer has for itself."""
+        keep(self.flat.grads, "gradient")
+        keep(self.flat.params, "parameter" if self.values_dtype == self.flat.dtype else "optimizer")
+        if self.stage < 3:
+            keep(self.whole, "parameter")
+
     # ------------------------------------------------------------ values
 
     def post_gather(self):
         """Begin to collect the values from all ranks, unless they are here or on the way."""
         if self.whole is None:
-            self.whole = module_of(self.flat.params).empty(self.size, self.flat.dtype)
+            self.whole = module_of(self.flat.params).empty(self.size, self.values_dtype)
             log.forget(self.whole)
             if open_ledgers:
                 keep(self.whole, "buffer")
                 event("gather", self.name)
-            with labelled(f"parameters of {self.name}"):
-                self.gathering = self.comm.all_gather(self.whole, self.flat.params, async_op=True, what=self.name)
+            self._post_all_gather()
 
     def gather(self):
         """Have the values."""
@@ -153,8 +167,14 @@ class Unit:
 
     def post_refresh(self):
         """Stages 1 and 2: begin to collect what the other ranks' optimizers have made of the values."""
+        self._post_all_gather()
+
+    def _post_all_gather(self):
+        mine = self.flat.params
         with labelled(f"parameters of {self.name}"):
-            self.gathering = self.comm.all_gather(self.whole, self.flat.params, async_op=True, what=self.name)
+            self.gathering = self.comm.all_gather(
+                self.whole, mine if self.values_dtype == mine.dtype else mine.astype(self.values_dtype),
+                async_op=True, what=self.name)
 
     def refresh(self):
         """Stages 1 and 2: have the new values."""
@@ -214,10 +234,13 @@ class Unit:
         if not self.written:
             self._make_room()
         view = self.grads[s.start:s.stop].reshape(tensor.shape)
-        if id(tensor) in self.written:
+        if id(tensor) not in self.written:
+            if grad.data is not leaf.grad_view:
+                view[...] = grad.data
+        elif view.dtype == grad.dtype:
             view += grad.data
-        elif grad.data is not leaf.grad_view:
-            view[...] = grad.data
+        else:
+            view[...] = view + grad.data
         wrote(view, "the sum of gradients")
         self.written.add(id(tensor))
         tensor.grad = leaf.grad_view = None
@@ -225,7 +248,7 @@ class Unit:
 
     def _make_room(self):
         if self.grads is None:
-            self.grads = zeros(self.size, self.flat.dtype, self.flat.device)
+            self.grads = zeros(self.size, self.grads_dtype, self.flat.device)
         if open_ledgers:
             keep(self.grads, "gradient")
         for s in self.segments:     # those that are still to come are written there at once
@@ -265,15 +288,29 @@ class Unit:
         if open_ledgers:
             event("post", self.name)
         with labelled(f"gradients of {self.name}"):
-            self.reducing = self.comm.reduce_scatter(self.flat.grads, self.grads, async_op=True, exact=exact,
-                                                     what=self.name)
+            if is_short(self.grads_dtype):
+                self.reducing = SumOfShort(self.comm, self.flat.grads, self.grads, what=self.name)
+            else:
+                self.reducing = self.comm.reduce_scatter(self.flat.grads, self.grads, async_op=True, exact=exact,
+                                                         what=self.name)
 
-    def finish(self):
-        """The sum over all ranks is here: the rank's own gradients go."""
-        work, self.reducing = self.reducing, None
-        work.wait()
-        wrote(self.flat.grads, "the reduce-scatter of gradients")
+    def finish(self, exact):
+        """The sum over those who share the copy is here: the rank's own gradients go. Begin to add the replicas'."""
+        self._wait()
         self.empty()
+        if self.replicas is not None:
+            with labelled(f"gradients of {self.name}"):
+                self.reducing = self.replicas.all_reduce(self.flat.grads, async_op=True, exact=exact, what=self.name)
+
+    def settle(self):
+        """Have the sum over all ranks."""
+        self._wait()
+        wrote(self.flat.grads, "the sum of gradients over the ranks")
+
+    def _wait(self):
+        if self.reducing is not None:
+            work, self.reducing = self.reducing, None
+            work.wait()
 
     def empty(self):
         """Forget this rank's own gradients."""
@@ -305,9 +342,7 @@ class Unit:
 
     def forget(self):
         """The step under way counts for nothing. What all ranks have posted is waited for."""
-        if self.reducing is not None:
-            work, self.reducing = self.reducing, None
-            work.wait()
+        self._wait()
         self.counter.forget()
         self.used = [0] * len(self.used)
         self.empty()
@@ -315,7 +350,10 @@ class Unit:
     # ------------------------------------------------------------ from and to one rank
 
     def collect(self, part):
-        """{name: array} of all parameters on rank 0, {} elsewhere, from each rank's `part` (of share elements)."""
+        """{name: array} of all parameters on rank 0, {} elsewhere, from the `part` (of share elements) of each rank of
+        its copy."""
+        if self.replicas is not None and self.replicas.rank:
+            return {}
         out = zeros_like(part, self.size) if self.comm.rank == 0 else None
         self.comm.gather(out, part, dst=0)
         if out is None:
@@ -325,56 +363,13 @@ class Unit:
 
     def spread(self, values, part):
         """The other way: rank 0 has {name: array}, and each rank's `part` is written."""
-        whole = None
-        if self.comm.rank == 0:
+        whole, first = None, self.replicas is None or self.replicas.rank == 0
+        if first and self.comm.rank == 0:
             whole = zeros_like(part, self.size)
             for name, s in zip(self.names, self.segments, strict=True):
                 if name in values:
                     whole[s.start:s.stop] = to_device_of(lower(values[name]).reshape(-1), whole)
-        self.comm.scatter(part, whole, src=0)
-
-
-# ---------------------------------------------------------------- which parameters belong together
-
-def default_units(module, frozen=False):
-    """The modules that become units of their own: those in the outermost Sequentials of more than one, if they have
-    parameters that want a gradient. frozen: or any."""
-    if isinstance(module, Sequential) and len(module) > 1:
-        return [m for m in module if any(p.requires_grad or frozen for p in m.parameters())]
-    return [unit for child in module._modules.values() for unit in default_units(child, frozen)]
-
-
-def group(module, units, frozen=False):
-    """[(module or None, name, [(name, tensor)])]: the parameters that want a gradient, each in the innermost unit that
-    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype each. frozen: those
-    too that want none."""
-    chosen, around = {id(m) for m in units}, {}
-
-    def walk(m, outside):
-        if id(m) in chosen and id(m) not in outside:
-            outside = (*outside, id(m))
-        for p in m._parameters.values():
-            if p is not None and (p.requires_grad or frozen):
-                before = around.get(id(p), outside)
-                common = [a for a, b in zip(before, outside, strict=False) if a == b]
-                around[id(p)] = tuple(common)
-        for child in m._modules.values():
-            walk(child, outside)
-    walk(module, ())
-    paths = {}
-    for path, m in module.named_modules():
-        paths.setdefault(id(m), (path, m))
-    if strangers := [type(m).__name__ for m in units if id(m) not in paths]:
-        raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
-    groups = {}
-    for name, p in module.named_parameters():
-        if p.requires_grad or frozen:
-            place = around[id(p)][-1] if around[id(p)] else None
-            groups.setdefault((place, p.dtype), []).append((name, p))
-    inside = {(place if place is not None else 0): sum(key[0] == place for key in groups) for place, _ in groups}
-    found = []
-    for (place, dtype), named in groups.items():
-        path, m = paths[place] if place is not None else ("", None)
-        several = f" ({dtype})" if inside[place or 0] > 1 else ""
-        found.append((m, (path or ("the rest" if m is None else "the model")) + several, named))
-    return found
+        if first:
+            self.comm.scatter(part, whole, src=0)
+        if self.replicas is not None:
+            self.replicas.broadcast(part, src=0)

@@ -24,6 +24,7 @@ class Job:
                    cp's and ep's, then pp's
     cp_by          "ring" or "all_to_all", as in parallel/context_parallel.py
     stage          ZeRO's along dp and cp, 0 to 3
+    shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/hybrid.py
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
     schedule       of parallel/schedules.py, with so many chunks of layers per rank
@@ -49,11 +50,17 @@ class Job:
     cp_by: str = "ring"
     ep: int = 1
     offload_optimizer: bool = False
+    shard_over: int | None = None
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.shard_over is not None and (self.shard_over < 1 or self.replicas % self.shard_over):
+            raise ValueError(f"--shard-over {self.shard_over}: it must divide the {self.replicas} ranks along dp and "
+                             "cp, of which so many share a copy")
+        if self.shard_over is not None and self.stage == 0:
+            raise ValueError(f"--shard-over {self.shard_over} with stage 0, which cuts nothing: take --stage 1, 2 or 3")
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"stage {self.stage}: ZeRO has 0 (nothing is cut), 1 (the optimizer's state), 2 "
                              "(gradients as well), 3 (parameters as well)")
@@ -164,6 +171,16 @@ class Job:
         return self.dp * self.cp * self.ep
 
     @property
+    def shards(self):
+        """Of the replicas, those over which one copy is cut."""
+        return self.replicas if self.shard_over is None else self.shard_over
+
+    @property
+    def copies(self):
+        """How many there are then."""
+        return self.replicas // self.shards
+
+    @property
     def stages_per_rank(self):
         """Of the pipeline."""
         return 2 if self.schedule == "zb-v" else self.chunks
@@ -204,7 +221,7 @@ class Job:
 
     def mesh(self):
         """As text."""
-        more = {"cp": self.cp, "ep": self.ep}
+        more = {"cp": self.cp, "ep": self.ep, "copies": self.copies}
         return f"dp={self.dp} tp={self.tp} pp={self.pp}{''.join(f' {axis}={n}' for axis, n in more.items() if n > 1)}"
 
     def shapes(self, stage):

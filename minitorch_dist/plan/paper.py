@@ -16,7 +16,7 @@ from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
 from .activations import activations
 from .layout import buckets, stepped, unit
 
-AXES = ("dp", "tp", "pp", "cp", "ep")
+AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Seconds:
 
     compute: float
     dp: float
+    shard: float
     tp: float
     pp: float
     cp: float
@@ -126,7 +127,7 @@ def plan(job, device):
     ranks = [rank_of(job, place) for place in range(job.pp)]
     bubble = play(job.steps).bubble if job.pp > 1 else 0.0
     spans = {"tp": job.tp, "cp": job.tp * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
-             "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep}
+             "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep, "shard": span_of_shards(job)}
     took = {axis: max(sum(c.seconds(device.costs(spans[axis])) for c in rank.collectives if c.axis == axis)
                       for rank in ranks) for axis in AXES}
     compute = max(rank.flops for rank in ranks) / device.flops[job.precision]
@@ -136,11 +137,16 @@ def plan(job, device):
         host=max(rank.crossing for rank in ranks) / device.host))
 
 
+def span_of_shards(job):
+    """Among how many devices, numbered as the mesh goes, those that share a copy are."""
+    return job.tp * job.shards if job.shards <= job.cp else job.ranks // job.dp * -(-job.shards // job.cp)
+
+
 def rank_of(job, place):
     """The Rank at a place in the pipeline."""
     if job.model.layers is None:
         size = job.model.count
-        pieces, buffered, activations_kept = [(size, job.replicas)], 0, None
+        pieces, buffered, activations_kept = [(size, job.shards)], 0, None
         collectives = data_parallel(job, pieces, 0)
         flops = job.model.step_flops(job.samples * job.time, job.time, job.checkpointing)
     else:
@@ -164,9 +170,10 @@ def rank_of(job, place):
 # ---------------------------------------------------------------- held
 
 def pieces_of(job, stages):
-    """[(elements, ranks that hold the same)] of a rank's buckets or units."""
+    """[(elements, ranks that hold the same)] of a rank's buckets, or [(elements, ranks that share them)] of its units.
+    """
     if job.stage:
-        return [(size, job.replicas) for stage in stages for size in units(job, stage)]
+        return [(size, job.shards) for stage in stages for size in units(job, stage)]
     found = []
     for stage in stages:
         for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
@@ -177,7 +184,7 @@ def pieces_of(job, stages):
 
 def state(job, pieces):
     """Bytes of parameters, gradients and the optimizer's state, of so many elements."""
-    memory = held(job.stage, sum(size for size, _ in pieces), job.replicas, job.sizes)
+    memory = held(job.stage, sum(size for size, _ in pieces), job.shards, job.sizes)
     return memory["parameter"], memory["gradient"], memory["optimizer"]
 
 
@@ -188,7 +195,7 @@ def units(job, stage):
         before, blocks = before + blocks[0], []
         if nested(job):
             before, blocks = before[:-4], [before[-4:-2], before[-2:]]
-    return [unit(shapes, job.replicas) for shapes in (before + behind, *blocks) if shapes]
+    return [unit(shapes, job.shards) for shapes in (before + behind, *blocks) if shapes]
 
 
 def nested(job):
@@ -237,22 +244,21 @@ def kept(job, place, stages):
 
 def data_parallel(job, pieces, parameters):
     """Of gradients and parameters, in pieces of (elements, ranks): buckets or units; with them travels which of the
-    parameters somebody has used: in the buckets, or as an int32 each."""
-    sizes, found = job.sizes, []
+    parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies."""
+    sizes, found, axis = job.sizes, [], "shard" if job.copies > 1 else "dp"
     for i, (size, ranks) in enumerate(pieces):
-        if ranks == 1:
-            continue
         if job.stage == 0:
             found.append(Collective("dp", ranks, "all_reduce", size * sizes["gradient"]))
             continue
         # A single block's attention is in the first unit, which two others have displaced when backward comes to it.
         again = job.stage == 3 and i == 0 and nested(job)
         gathers = (SENT[job.stage] - 1 + again) * (job.micro_batches if job.stage == 3 else 1)
-        found += [Collective("dp", ranks, "all_gather", size * sizes["parameter"], gathers),
-                  Collective("dp", ranks, "reduce_scatter", size * sizes["gradient"])]
-    if job.stage and parameters and job.replicas > 1:
+        found += [Collective(axis, ranks, "all_gather", size * sizes["parameter"], gathers),
+                  Collective(axis, ranks, "reduce_scatter", size * sizes["gradient"]),
+                  Collective("dp", job.copies, "all_reduce", size / ranks * sizes["gradient"])]
+    if job.stage and parameters:
         found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
-    return found
+    return [it for it in found if it.ranks > 1]
 
 
 def _tokens(job):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.parallel.encodings import (
+    E3M0,
     Channel,
     LowRank,
     RandomMask,
@@ -19,7 +20,7 @@ from minitorch_dist.parallel.encodings import (
 
 STRUCTURED = [RandomMask(0.3), RandomMask(0.01), LowRank(1), LowRank(3), LowRank(50)]
 SKETCHES = [Sketch(), Sketch(levels=2), Sketch(levels=5, rotate=True), Sketch(rotate=True, keep=0.3),
-            Sketch(levels=16, keep=0.4), Sketch(levels=3, rotate=True, keep=0.5)]
+            Sketch(levels=16, keep=0.4), Sketch(levels=3, rotate=True, keep=0.5), E3M0()]
 
 
 def values(*shape, seed=0, dtype=np.float64):
@@ -129,6 +130,28 @@ def test_bytes_of_a_sketch(levels, bits):
     assert (from_bits(to_bits(numbers, bits), 101, bits) == numbers).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_e3m0_sends_a_sign_and_an_exponent_in_four_bits(dtype):
+    """The greatest magnitude and its halves, six times over, come out as they were; a number between two of them as one
+    of these, as far off as the closed form says."""
+    levels = np.array([0.0, *(6.0 / 2 ** k for k in range(7))])
+    exact = np.concatenate([levels, -levels[1:]]).astype(dtype).reshape(3, 5)
+    message = E3M0().encode(exact, E3M0().draw(exact.shape, exact.dtype, ("e",)))
+    assert [part.nbytes for part in message] == [exact.itemsize, 8]
+    out = through(E3M0(), exact, ("e",))
+    assert out.dtype == dtype and (out == exact).all()
+    update = values(7, 31, seed=8, dtype=dtype)
+    own = np.append(np.abs(update).max() / 2.0 ** np.arange(6, -1, -1), 0)
+    below = np.array([own[own <= abs(x)].max() for x in update.ravel()])
+    above = np.array([own[own >= abs(x)].min() for x in update.ravel()])
+    expected = ((np.abs(update.ravel()) - below) * (above - np.abs(update.ravel()))).sum()
+    found = [through(E3M0(), update, ("n", key)) for key in range(300)]
+    assert all(np.isin(np.abs(out), own.astype(dtype)).all() and (out * update >= 0).all() for out in found)
+    assert np.mean([((out - update) ** 2).sum() for out in found]) == pytest.approx(expected, rel=0.03)
+    zeros = np.zeros((2, 3), dtype)
+    assert (through(E3M0(), zeros, ("z",)) == zeros).all()
+
+
 def test_extremes_and_equal_values_come_out_as_they_were():
     update = values(4, 6, dtype=np.float32)
     out = through(Sketch(levels=2), update, ("x",))
@@ -167,5 +190,6 @@ def test_settings_that_mean_nothing_are_refused(make, words):
 def test_a_diverged_update_is_refused():
     update = values(3, 3)
     update[1, 1] = np.nan
-    with pytest.raises(ValueError, match="diverged"):
-        through(Sketch(levels=4), update, ("x",))
+    for encoding in (Sketch(levels=4), E3M0()):
+        with pytest.raises(ValueError, match="diverged"):
+            through(encoding, update, ("x",))
