@@ -25,7 +25,7 @@ from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import E3M0
-from minitorch_dist.viz.models import _save
+from minitorch_dist.viz.models import save
 
 RANGES = {
     program.AT_LEAST_1: ("steps", "batch_size", "fragments"),
@@ -149,7 +149,7 @@ def picture(found, path):
         axes.set_ylabel("test accuracy, %")
         axes.set_xscale("log")
         axes.legend(loc="lower right")
-    _save(draw, path, (8, 4.5))
+    save(draw, path, (8, 4.5))
 
 
 def main(argv=None):

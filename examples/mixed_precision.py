@@ -18,7 +18,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import data, ledger, nn, optim, program, training
 from minitorch_dist.compress.float8 import RECIPES, convert_to_float8_training
-from minitorch_dist.viz.models import _save
+from minitorch_dist.viz.models import save
 
 RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
 SCALES = (0, 8, 16, 24, 32)         # powers of 2
@@ -112,7 +112,7 @@ def draw(gradients, lost, path):
             axes.set_ylabel("gradients")
         axes.set_xlabel("log2 of a gradient of the first layer")
         axes.legend(loc="upper left")
-    _save(panels, path, (8, 5.5))
+    save(panels, path, (8, 5.5))
 
 
 def main(argv=None):

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from ..backend import as_dtype, is_short, recording, xp
 from .ops.elementwise import astype
 from .primitive import OPS, bind, mode, state
+from .saved import note_cast
 from .tensor import Tensor, attach
 from .writes import log, tick
 
@@ -65,6 +66,12 @@ def autocast(dtype="float16", enabled=True):
     outer = state.autocast
     with mode(autocast=Region(as_dtype(name), outer.casts if outer else {}) if enabled else None):
         yield
+
+
+def lowered(x):
+    """x as products get it here: in autocast's 16 bits if it is on and x is float32, or other 16 bits; else as it is.
+    For functions with a rule by hand, which run as given."""
+    return x if state.autocast is None else state.autocast.lowered(x)
 
 
 def autocast_table():
@@ -115,8 +122,12 @@ class Region:
             return x
         # A capture finds equal casts by itself, a graph must make its own at every run, and who packs what is saved
         # (fully_shard's gathered values, offloading) decides what stays alive.
-        if x.__class__ is not Tensor or not x.is_leaf or x.node is None or recording.graph or state.pack:
-            return astype(x, self.dtype)
+        leaf = x.__class__ is Tensor and x.is_leaf and x.node is not None
+        if not leaf or recording.graph or state.pack:
+            low = astype(x, self.dtype)
+            if leaf and state.pack and x.ndim:
+                note_cast(low.data, x.data)
+            return low
         array, key = x.data, (id(x.node), self.dtype)
         cast = self.casts.get(key)
         if cast is None or cast.array() is not array or log.newest > cast.date and log.since(array, cast.date):

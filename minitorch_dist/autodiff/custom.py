@@ -6,7 +6,8 @@ from .forward import Dual
 from .linear import Input, LinVar
 from .primitive import TRACED, lower, mode, state
 from .reverse import check_cotangent, new_level, ready_made, run
-from .tensor import Leaf, Node, Tensor, count_kept, outputs, user_line, wrap
+from .saved import Packed
+from .tensor import Leaf, Node, Tensor, check_forward, count_kept, outputs, wrap
 from .tree import flatten, refuse_sharded
 from .writes import log
 
@@ -40,6 +41,8 @@ def peel(values, level):
 class Custom:
     """A function whose derivative is given by hand. Subclasses handle each kind of traced value."""
 
+    flops = None    # flops(*args) -> floating-point operations of one run, for nn.summary
+
     def __init__(self, f):
         self.f = f
         self.__name__, self.__doc__ = getattr(f, "__name__", "custom"), f.__doc__
@@ -64,16 +67,19 @@ class Custom:
         parents = [v.node if isinstance(v, Tensor) and v.level == level and state.off < level else None for v in values]
         if all(p is None for p in parents):
             return rebuild_out([wrap(o, None, level) for o in outs])
-        watched = [lower(r) for r in self.residuals(extra)]
-        call = Call(self, rebuild, rebuild_out, outs, level, len(watched))
-        node = Node(call, parents, (*watched, args, extra), None, None)
+        kept, rebuild_kept = self.residuals(extra)
+        call = Call(self, rebuild, rebuild_kept, rebuild_out, outs, level, len(kept))
+        saved = (*kept, *peel(values, level))
+        if state.pack is not None:
+            saved = Packed(saved, *state.pack)
+        node = Node(call, parents, saved, None, None)
         if state.counting:
             for v, p in zip(values, parents, strict=True):
                 if isinstance(p, Leaf):
                     keep(lower(v), "parameter")
-            count_kept(watched)
+            count_kept(saved)
         if state.anomaly:
-            node.where = user_line()
+            node.where = check_forward(call, peel(values, level), outs, several=True)
         return rebuild_out(outputs(node, outs, level))
 
     def closed(self, value, level):
@@ -88,38 +94,47 @@ class Custom:
 
 
 class Call:
-    """One recorded call of a Custom function; it stands where a Node has its primitive. The node has saved the
-    residuals' arrays, which are watched for writes, the arguments, and what the rule asked to keep."""
+    """One recorded call of a Custom function; it stands where a Node has its primitive. The node has saved what the
+    rule asked to keep, which is watched for writes, then the arguments, for a rule that is to be differentiated."""
 
     pulls, multi = None, True
 
-    def __init__(self, custom, rebuild, rebuild_out, outs, level, watched):
-        self.name, self.custom, self.rebuild, self.rebuild_out = custom.__name__, custom, rebuild, rebuild_out
+    def __init__(self, custom, rebuild, rebuild_kept, rebuild_out, outs, level, watched):
+        self.name, self.custom, self.watched = custom.__name__, custom, watched
+        self.rebuild, self.rebuild_kept, self.rebuild_out = rebuild, rebuild_kept, rebuild_out
         self.outs = [(o.shape, o.dtype) for o in outs]
         self.level, self.depth, self.layout = level, state.level, ("residual",) * watched
         self.autocast = state.autocast
+
+    def flops(self, saved):
+        """Of one run, as the function's `flops` says; 0 where it doesn't."""
+        count = self.custom.flops
+        return 0 if count is None else count(*self.rebuild(saved[self.watched:]))
 
     def cotangents(self, node, saved, ct, wanted):
         self.fresh = (False,) * len(node.parents)
         if ct is None:
             return ready_made([None] * len(node.parents))
-        *_, args, extra = saved
+        kept, values = saved[:self.watched], saved[self.watched:]
         example = lower(next(c for c in ct.parts if c is not None))
         parts = [zeros_like(example, *like) if c is None else c for c, like in zip(ct.parts, self.outs, strict=True)]
         again = self.level == 0 and any(c.__class__ in TRACED for c in parts)
         if again:   # to be differentiated again: what the derivative is made of must hang on the inputs
-            check_rerun(node, args)
+            check_rerun(node, values)
             with mode(off=-1, level=max(state.level, self.depth), autocast=self.autocast and self.autocast.anew()):
-                _, extra = self.custom.forward(flatten(args)[0], self.rebuild)
-        gs = self.custom.pull(extra, parts, self.rebuild_out, args, node.parents)
+                _, extra = self.custom.forward([v if p is None else Tensor(v, p) for v, p in zip(
+                    values, node.parents, strict=True)], self.rebuild)
+        else:
+            extra = self.rebuild_kept(kept)
+        gs = self.custom.pull(extra, parts, self.rebuild_out, self.rebuild(values), node.parents)
         if self.level == 0 and not again:
             gs = [g if g is None else lower(g) for g in gs]
         return ready_made(gs)
 
 
-def check_rerun(node, args):
+def check_rerun(node, values):
     """Raise if an argument was overwritten since the first run."""
-    for value in map(lower, flatten(args)[0]):
+    for value in map(lower, values):
         write = log.since(value, node.date) if hasattr(value, "strides") else None
         if write:
             raise RuntimeError(f"the second derivative of {node.primitive.name!r} needs its argument of shape "
@@ -145,7 +160,9 @@ class custom_vjp(Custom):
         f.defvjp(forward, backward)
 
     forward(*args) -> (f(*args), residuals); backward(residuals, cotangent) -> a tuple with one cotangent per
-    argument, None for arguments that get none. Forward mode raises: give a rule for it with custom_jvp.
+    argument, None for arguments that get none. Forward mode raises: give a rule for it with custom_jvp. Residuals and
+    arguments are kept as any op's, by way of saved_tensors_hooks. f.flops, if set to a function of the arguments, says
+    how many floating-point operations nn.summary is to count.
     """
 
     _forward = None
@@ -164,7 +181,7 @@ class custom_vjp(Custom):
         return result
 
     def residuals(self, extra):
-        return flatten(extra)[0]
+        return flatten(extra)
 
     def pull(self, residuals, parts, rebuild_out, args, parents):
         gs = self._backward(residuals, rebuild_out(parts))
@@ -243,19 +260,26 @@ class custom_jvp(Custom):
         return rebuild_out(outs), (leaves, [t.node if t.__class__ is LinVar else None for t in ts])
 
     def residuals(self, extra):
-        seen, stack, found = set(), [n for n in extra[1] if n is not None], []
+        program, stack = {}, [n for n in extra[1] if n is not None]
         while stack:
             node = stack.pop()
-            if node not in seen and node.primitive is not None:
-                seen.add(node)
-                found.extend(node.saved)
+            if node not in program and node.primitive is not None:
+                program[node] = True
                 stack.extend(node.parents)
-        return found
+        kept, rebuild = flatten([node.saved for node in program])
+        for node in program:
+            node.empty()
+
+        def filled(kept):
+            for node, saved in zip(program, rebuild(kept), strict=True):
+                node.saved = saved
+            return extra
+        return kept, filled
 
     def pull(self, extra, parts, rebuild_out, args, parents):
         leaves, nodes = extra
         found = {}
-        run([(n, ct) for n, ct in zip(nodes, parts, strict=True) if n is not None], retain=True, into=found)
+        run([(n, ct) for n, ct in zip(nodes, parts, strict=True) if n is not None], into=found)
         return [None if leaf is None else found.get(leaf) for leaf in leaves]
 
 

@@ -29,7 +29,8 @@ from .reverse import (
     one_pass,
     run_hooks,
 )
-from .tensor import FREED, count_kept
+from .saved import FREED
+from .tensor import count_kept
 from .writes import log
 
 INPUT, WEIGHTS = "input gradient", "weight gradients"       # what timelines call the parts

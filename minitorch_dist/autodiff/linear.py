@@ -67,11 +67,17 @@ class Equation:
         self.parents = [parent for _, parent, _ in terms]
         self.name = " + ".join(linear.name for linear, _, _ in terms)
         # What check_stale looks at: a residual may be an array of the user's, and be overwritten.
-        self.saved = tuple(flatten([residual for _, _, residual in terms])[0])
+        residuals = [flatten(residual) for _, _, residual in terms]
+        ends = [0, *itertools.accumulate(len(leaves) for leaves, _ in residuals)]
+        self.saved = tuple(leaf for leaves, _ in residuals for leaf in leaves)
         self.layout = ("residual",) * len(self.saved)
-        self.pulls = tuple(lambda ct, saved, linear=linear, residual=residual: linear.transpose(ct, residual)
-                           for linear, _, residual in terms)
+        self.pulls = tuple(_pull(linear, build, slice(*its)) for (linear, _, _), (_, build), its in zip(
+            terms, residuals, itertools.pairwise(ends), strict=True))
         self.fresh = (False,) * len(terms)
+
+    def empty(self):
+        """Let go of the residuals, which somebody else keeps: only transposing works then, once `saved` is set."""
+        self.saved = self.terms = None
 
     primitive = property(lambda self: self)     # set as an attribute it would be a cycle
 
@@ -84,6 +90,11 @@ class Equation:
         for part in parts[1:]:
             total = total + part
         return astype(broadcast_to(total, self.shape), self.dtype)
+
+
+def _pull(linear, build, its):
+    """A term's transpose, of which `its` part of what is saved is the residual, taken apart."""
+    return lambda ct, saved: linear.transpose(ct, build(saved[its]))
 
 
 class LinVar(Traced):

@@ -37,7 +37,8 @@ def is_grad_enabled():
 @contextmanager
 def saved_tensors_hooks(pack, unpack):
     """Ops recorded inside keep pack(array) instead of each array that backward needs, and backward works on
-    unpack(packed): to compress, or to offload to disk. What checkpoints and custom rules keep is left as it is."""
+    unpack(packed): to compress, or to offload to disk. What a rule by hand keeps, and its arguments, go there too; what
+    checkpoints keep is left as it is."""
     with mode(pack=(pack, unpack)):
         yield
 

@@ -41,7 +41,8 @@ from ..ledger import NOTHING, keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
 from .primitive import TRACED, Into, Primitive, lower, mode, state
-from .tensor import FREED, Leaf, Lifted, Tensor, outputs
+from .saved import FREED
+from .tensor import Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
 
 hooked = False      # whether any tensor ever had a hook on its gradient: most programs never look further

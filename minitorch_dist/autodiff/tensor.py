@@ -5,9 +5,10 @@ import traceback
 import weakref
 
 from .. import backend
-from ..backend import ARRAY_TYPES, is_array, module_of, recording, to, to_device_of, xp
+from ..backend import ARRAY_TYPES, module_of, recording, to, to_device_of, xp
 from ..ledger import keep
 from .primitive import TRACED, Traced, aux_of, bind, lower, run_forward, state
+from .saved import Packed
 from .writes import tick, wrote
 
 
@@ -239,7 +240,13 @@ class Tensor(Traced):
         return twin
 
     def __reduce__(self):
-        return _restore, (xp.array(to(self.data, "cpu")), self.requires_grad and self.is_leaf, self.device)
+        leaf = self.leaf
+        if leaf is not None and leaf.over is not None:
+            raise TypeError(f"this parameter of shape {self.shape} is a share of one of shape {leaf.part_of}, whose "
+                            "others are on other ranks: it can't be pickled, or copied by copy.copy. Take detach(), "
+                            "its values alone, or copy.deepcopy")
+        return _restore, (xp.array(to(self.data, "cpu")), self.requires_grad and self.is_leaf, self.device,
+                          leaf and leaf.part_of)
 
     @staticmethod
     def process(primitive, args, params, level):
@@ -262,8 +269,11 @@ class Lifted(Tensor):
         return f"Lifted({self.data!r}, level={self.level})"
 
 
-def _restore(array, requires_grad, device="cpu"):
-    return Tensor(to(array, device)).requires_grad_(requires_grad)
+def _restore(array, requires_grad, device="cpu", part_of=None):
+    made = Tensor(to(array, device))
+    if part_of is not None:
+        made.requires_grad_().leaf.part_of = part_of
+    return made.requires_grad_(requires_grad)
 
 
 def tensor(values, dtype=None, requires_grad=False, device=None):
@@ -362,38 +372,6 @@ def count_kept(values):
             stack.extend(part for _, part in value.parts)
         else:
             keep(value, "activation")
-
-
-class Packed:
-    """A node's saved values under saved_tensors_hooks: arrays of one axis or more went through pack(), those in a tuple
-    (what a fused op keeps) too."""
-
-    def __init__(self, saved, pack, unpack):
-        self.unpack = unpack
-        self.parts = [self._packed(v, pack) for v in saved]     # (True, packed), (False, as it is) or (tuple, parts)
-
-    def _packed(self, value, pack):
-        if value.__class__ is tuple and any(map(is_array, value)):
-            return tuple, [self._packed(v, pack) for v in value]
-        return (True, pack(value)) if is_array(value) and value.ndim else (False, value)
-
-    def open(self, node):
-        """The saved values again."""
-        return self._opened(self.parts)
-
-    def _opened(self, parts):
-        return tuple([self._opened(v) if how is tuple else self.unpack(v) if how else v for how, v in parts])
-
-
-class Freed:
-    """What takes the place of a node's saved values when backward has used them."""
-
-    def open(self, node):
-        raise RuntimeError(f"backward through {node.primitive.name!r} a second time, but what it needs was freed "
-                           "after the first: pass retain_graph=True to the first")
-
-
-FREED = Freed()
 
 
 def check_forward(primitive, raw, out, several=False):

@@ -11,29 +11,31 @@ def skeleton(tree):
 
 
 def flatten(tree, order=sorted):
-    """(leaves in order, rebuild): rebuild(leaves) gives the same nesting. Dicts go in key order (order=list: in their
-    own); None has no leaves."""
+    """(leaves in order, rebuild): rebuild(leaves) gives the same nesting, and itself holds no leaf. Dicts go in key
+    order (order=list: in their own); None has no leaves."""
+    kind = type(tree)
     if tree is None:
         return [], lambda leaves: None
     if isinstance(tree, dict):
-        keys, children = order(tree), [tree[k] for k in order(tree)]
+        keys = order(tree)
+        children = [tree[k] for k in keys]
 
         def make(values):
-            return type(tree)(zip(keys, values, strict=True))
+            return kind(zip(keys, values, strict=True))
     elif isinstance(tree, (tuple, list)):
-        children = list(tree)
+        children, named = list(tree), hasattr(tree, "_fields")
 
         def make(values):
-            return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+            return kind(*values) if named else kind(values)
     else:
         return [tree], lambda leaves: leaves[0]
 
     parts = [flatten(child, order) for child in children]
-    sizes = [len(leaves) for leaves, _ in parts]
+    sizes, builds = [len(leaves) for leaves, _ in parts], [build for _, build in parts]
 
     def rebuild(leaves):
         leaves, at, values = list(leaves), 0, []
-        for size, (_, build) in zip(sizes, parts, strict=True):
+        for size, build in zip(sizes, builds, strict=True):
             values.append(build(leaves[at:at + size]))
             at += size
         return make(values)

@@ -70,6 +70,18 @@ class WriteLog:
         return newest if newest[0] > date else None
 
 
+def merged(ranges):
+    """Writes of one date [(first, last + 1, author)], later ones over earlier ones, as disjoint ranges in order;
+    neighbours by one author are one."""
+    log, found = WriteLog(), []
+    log.add_ranges(ranges)
+    for start, stop, (_, author) in zip(log.starts, log.stops, log.entries, strict=True):
+        if found and found[-1][1:] == (start, author):
+            start = found.pop()[0]
+        found.append((start, stop, author))
+    return found
+
+
 log = WriteLog()
 
 

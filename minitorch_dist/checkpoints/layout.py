@@ -108,7 +108,7 @@ def state_of(model, optimizer):
     names = [name for group in groups for name in group]
     for name, state in zip(names, saved["state"], strict=True):
         arrays |= {f"optimizer.{kind}.{name}": (kinds[name], array) for kind, array in state.items()}
-    return arrays, {"class": type(optimizer).__name__, "steps": dict(zip(names, saved["steps"], strict=True)),
+    return arrays, {"class": saved["class"], "steps": dict(zip(names, saved["steps"], strict=True)),
                     "groups": [{"names": group, "settings": settings}
                                for group, settings in zip(groups, saved["groups"], strict=True)]}
 

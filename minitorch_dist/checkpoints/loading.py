@@ -50,7 +50,7 @@ def load(path, model, optimizer=None, comm=None, verify=True):
 def check_ungathered(model):
     """RuntimeError for a model that is inside gathered() in stage 3: its values there would stay the old ones."""
     for chunk in [model] if isinstance(model, Module) else model:
-        if isinstance(chunk, FullySharded) and chunk.values.held:
+        if isinstance(chunk, FullySharded) and chunk.values.held > chunk.keeping:
             raise RuntimeError("a checkpoint can't be loaded inside gathered(), whose values would stay as they were: "
                                "end that block before")
 
@@ -199,6 +199,7 @@ def write_optimizer(optimizer, groups, index, values):
             kind, _, name = rest.partition(".")
             state[name][kind] = array
     optimizer.load_state_dict({
+        "class": index.optimizer["class"], "sizes": [len(group) for group in groups],
         "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group["settings"].items()}
                    for group in index.optimizer["groups"]],
         "steps": [index.optimizer["steps"][name] for name in names],

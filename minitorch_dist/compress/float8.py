@@ -18,18 +18,20 @@ One large number costs all those of its group their digits, or makes them 0: the
 tokens have groups of tokens: with batches cut over ranks dW is rounded otherwise, but for exact mode.)
 
 The rounding is that of an H100's hardware, the sums are those of float32, by BLAS: it is for seeing what becomes of a
-training, not faster. What backward needs is kept as it was, the gathered weights of fully_shard's stage 3 too. Under
-autocast a layer gives what it is given, float32 for float32. Sources: Micikevicius et al. 2022, "FP8 formats for deep
-learning"; DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.3 (blockwise). The names are torchao's.
+training, not faster. What backward needs is kept as it was, in its own precision. Under autocast a layer takes and
+gives 16 bits, as a Linear does; its weight is rounded to 8 bits from float32. Sources: Micikevicius et al. 2022, "FP8
+formats for deep learning"; DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.3 (blockwise). Names, and what autocast
+does, are torchao's.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 from ..autodiff import ops
+from ..autodiff.autocast import lowered
 from ..autodiff.custom import custom_vjp
-from ..autodiff.primitive import TRACED
-from ..backend import module_of, xp
+from ..backend import matmul, module_of, xp
 from ..nn.layers import Linear
 from ..nn.module import Module
 from .quant_model import replaced
@@ -127,36 +129,41 @@ def product(a, b, forms, blocks, power_of_two):
             part = slice(start, start + width)
             of_a, of_b = (scale[:, i][arrays.arange(size) // (block[0] or max(size, 1))]
                           for scale, block, size in zip((scale_a, scale_b), blocks, (m, n), strict=True))
-            out += arrays.matmul(a[:, part], b[:, part].T) / of_a[:, None] / of_b
+            out += matmul(a[:, part], b[:, part].T) / of_a[:, None] / of_b
     return out
 
 
 @functools.cache
 def linear_in(recipe):
     """f(x, weight) = x weightᵀ by a Recipe, with its gradients: (tokens, in), (out, in) -> (tokens, out), in x's dtype.
-    Sums are made in float32 at least. Differentiable once, by backward(): TypeError otherwise."""
+    Sums are made in float32 at least. Rounding passes derivatives on as they are; so there is one of the first order,
+    in reverse mode: TypeError for others, when they are asked for."""
     def of(x, weight, *forms, blocks):
         dtype = xp.promote_types(x.dtype, xp.float32)
         return product(x.astype(dtype), weight.astype(dtype), forms, blocks, recipe.power_of_two)
 
     @custom_vjp
     def float8_linear(x, weight):
-        if x.__class__ in TRACED or weight.__class__ in TRACED:
-            raise TypeError("products of 8 bits are differentiated by backward(), and once: their rounding has no "
-                            "derivative. For functional transforms, convert the model afterwards")
         return of(x, weight, E4M3, E4M3, blocks=(recipe.block, recipe.weight_block)).astype(x.dtype)
 
-    def backward(kept, g):
-        x, weight = kept
+    @custom_vjp
+    def float8_linear_backward(x, weight, g):
         dx = of(g, weight.T, recipe.gradient, E4M3, blocks=(recipe.block, recipe.weight_block))
         dw = of(g.T, x.T, recipe.gradient, E4M3, blocks=(recipe.block, recipe.block))
         return dx.astype(x.dtype), dw.astype(weight.dtype)
-    return float8_linear.defvjp(lambda x, weight: (float8_linear.f(x, weight), (x, weight)), backward)
+
+    def once(kept, cotangents):
+        raise TypeError("products of 8 bits can be differentiated once only: their gradients are rounded too, and a "
+                        "second derivative would be none of what is computed. Convert the model afterwards")
+    float8_linear_backward.defvjp(lambda *args: (float8_linear_backward(*args), None), once)
+    float8_linear.flops = lambda x, weight: 2 * x.shape[0] * weight.size
+    return float8_linear.defvjp(lambda x, weight: (float8_linear(x, weight), (x, weight)),
+                                lambda kept, g: float8_linear_backward(*kept, g))
 
 
 class Float8Linear(Module):
-    """A Linear whose products are of numbers of 8 bits: (…, in_features) -> (…, out_features). Its parameters are the
-    layer's own, in their own precision.
+    """A Linear whose products are of numbers of 8 bits: (…, in_features) -> (…, out_features), in the input's dtype, or
+    autocast's. Its parameters are the layer's own, in their own precision.
 
     recipe  a Recipe, or one of RECIPES by name
     """
@@ -170,9 +177,9 @@ class Float8Linear(Module):
             self._register(self._parameters, name, getattr(linear, name))
 
     def forward(self, x):
-        y = linear_in(self.recipe)(ops.reshape(x, (-1, x.shape[-1])), self.weight)
+        y = linear_in(self.recipe)(ops.reshape(lowered(x), (math.prod(x.shape[:-1]), x.shape[-1])), self.weight)
         y = ops.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + ops.astype(self.bias, y.dtype)
 
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape[::-1]))

@@ -15,8 +15,8 @@ def _linear(shape, weight, **_):
     return 2 * math.prod(shape) * weight.shape[1]
 
 
-def _attention(shape, q, k, **_):
-    scores = math.prod(q.shape[:3]) * k.shape[2]
+def _attention(shape, q, k, comm=None, **_):
+    scores = math.prod(q.shape[:3]) * k.shape[2] * (comm.size if comm else 1)       # each rank's keys come by
     return 2 * scores * (q.shape[3] + shape[-1])
 
 
@@ -26,6 +26,7 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "linear_gelu": _linear,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
+    "ring_attention": _attention,
     "einsum": lambda shape, work, x1=None, **_: 2 * work,
 }
 
@@ -91,8 +92,9 @@ def summary(model, *inputs):
 
     FLOPs are counted op by op on the tape, two per multiply-add of matrix products, convolutions, attention and einsum;
     elementwise ops are left out, as in torch's FlopCounterMode: they are bound by memory. Ops whose inputs depend on no
-    parameter (and a checkpoint's inside) are not on the tape, and not counted. A layer without parameters, FLOPs
-    or layers in it has a row too. Raises RuntimeError under no_grad().
+    parameter (and a checkpoint's inside) are not on the tape, and not counted. A function with a rule by hand counts
+    as its `flops` says (custom_vjp). A layer without parameters, FLOPs or layers in it has a row too. Raises
+    RuntimeError under no_grad().
     """
     calls, removers = [], []        # calls: (first date, last date, module, outputs)
     modes = [(module, module.training) for module in model.modules()]
@@ -149,9 +151,11 @@ def _nodes(starts):
 
 
 def _flops(node):
-    count = FLOPS.get(node.primitive.name)
-    if count is None or (node.primitive.name == "einsum" and len(node.parents) < 2):
+    count, by_hand = FLOPS.get(node.primitive.name), getattr(node.primitive, "flops", None)
+    if not (count or by_hand) or (node.primitive.name == "einsum" and len(node.parents) < 2):
         return 0
     saved = node.saved if isinstance(node.saved, tuple) else node.saved.open(node)      # packed
+    if by_hand:
+        return by_hand(saved)
     kept = zip(node.primitive.layout, saved, strict=True)
     return count(node.shape, **{name: value for name, value in kept if value is not None})

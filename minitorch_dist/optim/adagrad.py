@@ -11,7 +11,7 @@ class Adagrad(Optimizer):
     lr_decay                   step t is taken with lr / (1 + (t - 1) · lr_decay)
     weight_decay               adds weight_decay · p to g (L2)
     initial_accumulator_value  s at the beginning
-    eps                        more than 0 in the parameters' dtype (ValueError): an element that never had a gradient
+    eps                        more than 0 in the state's dtype (ValueError): an element that never had a gradient
                                would be 0/0
     Source: Duchi, Hazan & Singer 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
     """
@@ -27,9 +27,10 @@ class Adagrad(Optimizer):
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps})
         for group in self.groups:
             for p in group["params"]:
-                if not p.dtype.type(group["eps"]) > 0:
-                    raise ValueError(f"Adagrad: eps={group['eps']} is 0 in {p.dtype}, the dtype of a parameter of "
-                                     f"shape {p.shape}, and would make 0/0: take some 1e-4, or float32 parameters")
+                exact = xp.promote_types(p.dtype, xp.float32)
+                if not exact.type(group["eps"]) > 0:
+                    raise ValueError(f"Adagrad: eps={group['eps']} is 0 in {exact}, in which a parameter of shape "
+                                     f"{p.shape} is updated, and would make 0/0: take some 1e-10")
 
     def empty_state(self, values):
         state = super().empty_state(values)

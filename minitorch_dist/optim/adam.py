@@ -3,9 +3,8 @@
 from math import sqrt
 
 from .. import kernels
-from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import device_of, xp, zeros_like
+from ..backend import device_of, xp
 from .optimizer import Optimizer, check_settings
 
 
@@ -16,59 +15,40 @@ class Adam(Optimizer):
     amsgrad       v̂ is made of the largest v so far
     maximize      goes up the gradient
 
-    torch's settings and arithmetic. Parameters of 16 bits have a float32 master copy ("master" in the state), which is
-    updated and then rounded. On a GPU with Triton the whole model is updated in one launch (kernels/adam.py); on the
-    CPU in tiles that fit into the cache. Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad).
+    torch's settings and arithmetic. On a GPU with Triton the whole model is updated in one launch (kernels/adam.py),
+    which takes step's grad_scale and found_inf where they are; on the CPU in tiles that fit into the cache.
+    Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad).
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
     decoupled = False
-    step_supports_amp_scaling = True
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False):
         check_settings(lr=(lr, lr >= 0, "at least 0"), eps=(eps, eps >= 0, "at least 0"),
                        betas=(betas, all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
                        weight_decay=(weight_decay, weight_decay >= 0, "at least 0"))
-        self.amsgrad, self.maximize = amsgrad, maximize
+        self.amsgrad = amsgrad
         if amsgrad:
             self.state_names = (*self.state_names, "max_exp_avg_sq")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
+                                  "maximize": maximize})
 
     def empty_state(self, values):
         self.fused = None       # kernels.adam.Update per dtype, with the slots it updates; made at the first step
-        exact = xp.promote_types(values.dtype, xp.float32)
-        state = {name: zeros_like(values, dtype=exact) for name in self.state_names}
-        return state if exact == values.dtype else {"master": values.astype(exact), **state}
+        return super().empty_state(values)
 
-    def step(self, grad_scale=None, found_inf=None):
-        """Update every parameter that has a gradient, in place.
-
-        grad_scale  the gradients were multiplied by it (loss scaling): they are divided by it on the way, and stay
-        found_inf   where it isn't 0, no parameter changes and no step is counted
-
-        Both are numbers, or float32 arrays of one element where the parameters are: then a GPU is not waited for.
-        """
-        self.scaling = lower(grad_scale), lower(found_inf)
-        super().step()
-
-    def apply(self):
+    def apply(self, grad_scale, found_inf):
         if self.home is None and all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
-            return self.apply_fused()
+            return self.apply_fused(grad_scale, found_inf)
         self.count_on_host()
         self.fused = None
-        grad_scale, found_inf = (s.item() if hasattr(s, "item") else s for s in self.scaling)
-        if not found_inf:
-            self.factor = (-1.0 if self.maximize else 1.0) / (1.0 if grad_scale is None else grad_scale)
-            super().apply()
+        super().apply(grad_scale, found_inf)
 
     def update(self, p, g, state, group, step):
-        low, p = p, state.get("master", p)
         m, v, t = state["exp_avg"], state["exp_avg_sq"], self.scratch(p)
         beta1, beta2 = group["betas"]
-        if low is not p:        # a parameter that somebody has set since the last step counts as set
-            xp.copyto(p, low, where=p.astype(low.dtype) != low)
-        if self.factor != 1 or low is not p:
-            g = xp.multiply(g, self.factor, out=self.scratch(p, 1), dtype=p.dtype)
+        if group["maximize"]:
+            g = xp.negative(g, out=self.scratch(p, 1))
         if group["weight_decay"] and self.decoupled:
             p *= 1 - group["lr"] * group["weight_decay"]
         elif group["weight_decay"]:
@@ -92,17 +72,15 @@ class Adam(Optimizer):
         xp.divide(m, t, out=t)
         t *= group["lr"] * correction / (1 - beta1 ** step)
         p -= t
-        if low is not p:
-            low[...] = p
 
     # ---------------------------------------------------------------- on a GPU: one launch
 
-    def apply_fused(self):
-        """Update all parameters of one dtype in one launch."""
+    def apply_fused(self, *scaling):
+        """Update all parameters of one kind in one launch. scaling: grad_scale and found_inf."""
         if self.fused is None:
             self.fused = self.tables()
         alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in self.groups}
-        scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in self.scaling]
+        scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in scaling]
         for update, slots in self.fused:
             update([None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots], *scaling)
         for flat, slots in zip(self.flats, self.slots, strict=True):
@@ -111,22 +89,22 @@ class Adam(Optimizer):
                 wrote(array, f"{type(self).__name__}.step")
 
     def tables(self):
-        """[(Update, its slots)], one per dtype of parameters and device."""
-        kinds = {}      # (dtype, device) -> ([the arrays of each slot], [slot])
+        """[(Update, its slots)], one per dtype of parameters, device and direction."""
+        kinds = {}      # (dtype, device, whether it goes up) -> ([the arrays of each slot], [slot])
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
             names = {"m": state["exp_avg"], "v": state["exp_avg_sq"]}
             names |= {"master": state["master"]} if "master" in state else {}
             names |= {"largest": state["max_exp_avg_sq"]} if self.amsgrad else {}
-            arrays, here = kinds.setdefault((flat.dtype, device_of(flat.params)), ([], []))
             for slot in slots:
+                arrays, here = kinds.setdefault((flat.dtype, device_of(flat.params), slot.group["maximize"]), ([], []))
                 start, end = slot.segment.start, slot.segment.end
                 part, of_state = slice(start, end), slice(slot.at, slot.at + end - start)
                 arrays.append({"p": flat.params[part], "g": flat.grads[part],
                                **{name: array[of_state] for name, array in names.items()}})
                 here.append(slot)
         update = kernels.load("adam").Update
-        return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, self.maximize), slots)
-                for arrays, slots in kinds.values()]
+        return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, maximize), slots)
+                for (*_, maximize), (arrays, slots) in kinds.items()]
 
     def count_on_host(self):
         """Bring the numbers of updates, which the kernel counts on the device, back to the slots."""

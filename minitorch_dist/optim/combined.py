@@ -32,20 +32,34 @@ class Combined(Optimizer):
         """The state arrays, in the order of `flats`."""
         return [arrays for o in self.optimizers for arrays in o.state]
 
-    def step(self):
+    def step(self, grad_scale=None, found_inf=None):
         for o in self.optimizers:
-            o.step()
+            o.step(grad_scale, found_inf)
 
     def settle_in(self, home):
-        for o in self.optimizers:
-            o.settle_in(home)
+        before = [o.home for o in self.optimizers]
+        try:
+            for o in self.optimizers:
+                o.settle_in(home)
+        except BaseException:
+            for o, there in zip(self.optimizers, before, strict=True):
+                if o.home is not there:
+                    o.settle_in(there)
+            raise
+
+    @property
+    def kind(self):
+        """With the kind of each group, so that no part takes another's state."""
+        return f"Combined({', '.join(o.kind for o in self.optimizers for _ in o.groups)})"
 
     def state_dict(self, copy=True):
         """As Optimizer.state_dict, of the first optimizer's parameters, then of the second's, …"""
         saved = [o.state_dict(copy) for o in self.optimizers]
-        return {key: [entry for each in saved for entry in each[key]] for key in ("groups", "steps", "state")}
+        return {"class": self.kind, **{key: [entry for each in saved for entry in each[key]]
+                                       for key in ("groups", "sizes", "steps", "state")}}
 
     def check_state(self, saved):
+        self.check_kind(saved)
         for o, part in self._parts(saved):
             o.check_state(part)
 
@@ -61,6 +75,6 @@ class Combined(Optimizer):
             last = o is self.optimizers[-1]
             groups = slice(group, None if last else (group := group + len(o.groups)))
             params = slice(param, None if last else (param := param + sum(len(g["params"]) for g in o.groups)))
-            found.append((o, {"groups": saved["groups"][groups], "steps": saved["steps"][params],
-                              "state": saved["state"][params]}))
+            found.append((o, {"class": o.kind, "groups": saved["groups"][groups], "sizes": saved["sizes"][groups],
+                              "steps": saved["steps"][params], "state": saved["state"][params]}))
         return found

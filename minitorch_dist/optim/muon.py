@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..autodiff.writes import wrote
-from ..backend import module_of, on_host, xp, zeros_like
+from ..backend import module_of, on_host
 from .optimizer import Optimizer, check_settings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -46,11 +46,10 @@ class Muon(Optimizer):
     adjust_lr_fn  what lr is multiplied by: None or "original", √max(1, out/in); "match_rms_adamw", 0.2·√max(out, in),
                   with which steps are as long as AdamW's usually are, and its lr and weight decay fit
 
-    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16); parameters of 16 bits have no
-    master copy. Pieces of a fully_shard model take the steps that the whole matrices would, by two all-to-alls: step()
-    is collective then, and all ranks give the same parameters in the same order, with gradients for the same ones (else
-    MismatchError on all of them). ValueError for parts of matrices that tensor parallelism or annotations have cut,
-    which would need the others as well.
+    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16). Pieces of a fully_shard model
+    take the steps that the whole matrices would, by two all-to-alls: step() is collective then, and all ranks give the
+    same parameters in the same order, with gradients for the same ones (else MismatchError on all of them). ValueError
+    for parts of matrices that tensor parallelism or annotations have cut, which would need the others as well.
     """
 
     state_names = ("momentum_buffer",)
@@ -79,16 +78,13 @@ class Muon(Optimizer):
                                      "is cut over ranks; the step is one of the whole matrix: give it to another "
                                      "optimizer, say AdamW, or cut the model by fully_shard instead")
 
-    def empty_state(self, values):
-        return {name: zeros_like(values, dtype=xp.promote_types(values.dtype, xp.float32)) for name in self.state_names}
-
     def settle_in(self, home):
         if not all(on_host(flat.params) for flat in self.flats):
             raise ValueError("Muon's state can't lie on the host while its parameters are on a GPU: the update needs "
                              "whole matrices beside it")
         super().settle_in(home)
 
-    def apply(self):
+    def update_all(self):
         cut = {}        # (id of a Communicator, dtype) -> (it, an array like the parts, [Cut])
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
             momentum, pieces = state["momentum_buffer"], None
@@ -98,35 +94,35 @@ class Muon(Optimizer):
                 if slot.segment.tensor.grad is None:
                     continue
                 slot.steps += 1
-                part = slice(slot.segment.start, slot.segment.stop)
-                p, u = flat.params[part], self.direction(flat.grads[part], slot.state(state)["momentum_buffer"],
-                                                         slot.group)
+                part, mine = slice(slot.segment.start, slot.segment.stop), slot.state(state)
+                p, exact = flat.params[part], self.exact(flat.params[part], mine)
+                u = self.direction(self.divided(flat.grads[part], exact), mine["momentum_buffer"], slot.group)
                 if pieces is None:
                     shape = slot.segment.tensor.shape
-                    _step(p, _orthogonalized(u, shape, slot.group), shape, slot.group)
+                    _step(p, exact, _orthogonalized(u, shape, slot.group), shape, slot.group)
                 else:
-                    pieces.append(Cut(p, u, slot.group, *flat.unit.cut_of(slot.segment.tensor)))
+                    pieces.append(Cut(p, exact, u, slot.group, *flat.unit.cut_of(slot.segment.tensor)))
         for comm, like, pieces in cut.values():
             def make(k, u, pieces=pieces):
                 return _orthogonalized(u, pieces[k].shape, pieces[k].group)
             cuts, parts = [(c.name, c.shape, c.counts) for c in pieces], [c.u for c in pieces]
             steps = brought_together(comm, cuts, parts, make, like)
             for c, o in zip(pieces, steps, strict=True):
-                _step(c.p, o, c.shape, c.group)
+                _step(c.p, c.exact, o, c.shape, c.group)
 
     def direction(self, g, b, group):
         """u, 1-d, a new array; b is written."""
-        g = g.astype(b.dtype, copy=False)
         b *= group["momentum"]
         b += g
         return g + group["momentum"] * b if group["nesterov"] else b.copy()
 
 
 class Cut(NamedTuple):
-    """This rank's part of a matrix that is cut: of the parameter, and of its direction; name and shape of the whole,
-    and how many of its elements each rank has."""
+    """This rank's part of a matrix that is cut: of the parameter, of what is updated of it, and of its direction; name
+    and shape of the whole, and how many of its elements each rank has."""
 
     p: object
+    exact: object
     u: object
     group: dict
     name: str
@@ -138,12 +134,13 @@ def _orthogonalized(u, shape, group):
     return orthogonalized(u.reshape(shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).reshape(-1)
 
 
-def _step(p, o, shape, group):
-    """Move p, all or a part of a parameter of this shape, along o."""
+def _step(p, exact, o, shape, group):
+    """Move p, all or a part of a parameter of this shape, along o: its master copy, if `exact` is that."""
     rows, columns = shape if len(shape) == 2 else shape[:0:-1]
-    p *= 1 - group["lr"] * group["weight_decay"]
-    p -= (group["lr"] * ADJUST[group["adjust_lr_fn"] or "original"](rows, max(columns, 1)) * o).astype(p.dtype,
-                                                                                                      copy=False)
+    exact *= 1 - group["lr"] * group["weight_decay"]
+    exact -= group["lr"] * ADJUST[group["adjust_lr_fn"] or "original"](rows, max(columns, 1)) * o
+    if exact is not p:
+        p[...] = exact
     wrote(p, "Muon.step")
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from .. import ledger
+from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
@@ -30,7 +31,7 @@ class Slot:
 
 
 class Optimizer:
-    """Base of SGD and Adam.
+    """Base of all optimizers.
 
     params    leaf tensors, or (name, tensor) pairs (named_parameters()), or a list of groups
               {"params": …, "lr": …} whose other entries override the defaults
@@ -41,10 +42,15 @@ class Optimizer:
     and holds this optimizer's parameters alone, where others share the buffer.
     Where parameters have moved to other FlatBuffers since, the next step lets
     the state follow. A subclass names its state arrays and updates one tile.
+
+    State is float32 at least. Parameters of 16 bits have a float32 master copy
+    ("master" in the state), which is updated and then rounded: in 16 bits a
+    step that is small beside its parameter would be lost. What somebody sets a
+    parameter to between two steps counts.
     """
 
     state_names = ()
-    step_supports_amp_scaling = False       # whether step takes grad_scale and found_inf (GradScaler)
+    step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
     loaded = False      # whether its state has come by load_state_dict
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
@@ -79,7 +85,9 @@ class Optimizer:
     def empty_state(self, values):
         """The state arrays before the first step, {name: array as long as values}. values: the parameters' in one flat
         buffer, 1-d, with their padding."""
-        return {name: zeros_like(values) for name in self.state_names}
+        exact = xp.promote_types(values.dtype, xp.float32)
+        state = {name: zeros_like(values, dtype=exact) for name in self.state_names}
+        return state if exact == values.dtype else {"master": values.astype(exact), **state}
 
     def _follow(self):
         """Take the state along to where the parameters live now."""
@@ -111,8 +119,15 @@ class Optimizer:
             for p in group["params"]:
                 p.grad = None
 
-    def step(self):
-        """Update every parameter that has a gradient, in place."""
+    def step(self, grad_scale=None, found_inf=None):
+        """Update every parameter that has a gradient, in place.
+
+        grad_scale  the gradients were multiplied by it (loss scaling): they are divided by it on the way, and stay
+        found_inf   where it isn't 0, no parameter changes and no step is counted
+
+        Both are numbers, or float32 arrays of one element where the parameters are. A GPU is waited for, but for Adam's
+        kernel.
+        """
         refuse_in_graph(f"{type(self).__name__}.step")
         begin = ledger.now() if ledger.open_ledgers else None
         if any(slot.segment.tensor.leaf.flat is not flat
@@ -123,12 +138,19 @@ class Optimizer:
                 for array in state.values():
                     ledger.keep(array, "optimizer")
             flat.collect(fill_missing=False)
-        self.apply()
+        self.apply(lower(grad_scale), lower(found_inf))
         if begin is not None:
             ledger.span("compute", "optimizer", begin)
 
-    def apply(self):
-        """Update all parameters; their gradients lie in the flat buffers. Here: in tiles, by `update`."""
+    def apply(self, grad_scale, found_inf):
+        """Update all parameters, or none; their gradients lie in the flat buffers."""
+        grad_scale, found_inf = on_the_host(grad_scale, found_inf)
+        if not found_inf:
+            self.factor = 1.0 if grad_scale is None else 1.0 / grad_scale
+            self.update_all()
+
+    def update_all(self):
+        """Update all parameters. Here: in tiles, by `update`."""
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
             for start, stop, at, group, steps in runs(slots):
                 run, of_state = slice(start, stop), slice(at, at + stop - start)
@@ -146,28 +168,51 @@ class Optimizer:
         tile = TILE if isinstance(p, xp.ndarray) else p.size
         for start in range(0, p.size, tile):
             part = slice(start, start + tile)
-            self.update(p[part], g[part], {name: array[part] for name, array in state.items()}, group, step)
+            low, of_state = p[part], {name: array[part] for name, array in state.items()}
+            exact = self.exact(low, of_state)
+            self.update(exact, self.divided(g[part], exact), of_state, group, step)
+            if low is not exact:
+                low[...] = exact
+
+    def exact(self, p, state):
+        """What is to be updated: a parameter, or the master copy of one of 16 bits, as somebody may have set it since
+        the last step."""
+        master = state.get("master", p)
+        if master is not p:
+            xp.copyto(master, p, where=master.astype(p.dtype) != p)
+        return master
+
+    def divided(self, g, p):
+        """A gradient divided by the loss scale, in p's dtype."""
+        if self.factor == 1.0 and g.dtype == p.dtype:
+            return g
+        return xp.multiply(g, self.factor, out=self.scratch(p, "gradient"), dtype=p.dtype)
 
     def update(self, p, g, state, group, step):
-        """Update one tile in place: p, g and the state arrays are 1-d and of equal length; step counts from 1.
-        g may be overwritten only by writing it back as it was: users read gradients after the step."""
+        """Update one tile in place: p, g and the state arrays are 1-d and of equal length, of one dtype; step counts
+        from 1. g may be overwritten only by writing it back as it was: users read gradients after the step."""
         raise NotImplementedError
 
     def scratch(self, like, k=0):
-        """The k-th working array of a tile's length and dtype; its content is whatever was left there."""
-        if not isinstance(like, xp.ndarray):
+        """Working array k of a tile's length and dtype; its content is whatever was left there."""
+        if not isinstance(like, xp.ndarray) or like.size > TILE:
             return module_of(like).empty_like(like)     # from CuPy's memory pool
         key = (k, like.dtype)
         if key not in self._scratch:
             self._scratch[key] = xp.empty(TILE, like.dtype)
         return self._scratch[key][:like.size]
 
+    kind = property(lambda self: type(self).__name__, doc="What it is called in saved state.")
+
     def state_dict(self, copy=True):
-        """{"groups": the settings, "steps": per parameter, "state": per parameter {name: NumPy array}}; arrays are
-        copied to the host. copy=False: they are views of those that the optimizer works with, where those are."""
+        """{"class": the optimizer's, "groups": the settings, "sizes": how many parameters each group has, "steps": per
+        parameter, "state": per parameter {name: NumPy array}}; arrays are copied to the host. copy=False: they are
+        views of those that the optimizer works with, where those are."""
         order = self._in_order()
         return {
+            "class": self.kind,
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
+            "sizes": [len(group["params"]) for group in self.groups],
             "steps": [slot.steps for slot, _ in order],
             "state": [{name: (xp.array(to(part, "cpu")) if copy else part).reshape(slot.segment.tensor.shape)
                        for name, part in slot.state(state).items()} for slot, state in order],
@@ -179,12 +224,20 @@ class Optimizer:
                   for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
         return [places[id(p)] for group in self.groups for p in group["params"]]
 
+    def check_kind(self, saved):
+        """ValueError where saved state is another kind of optimizer's, or of other groups."""
+        if saved["class"] != self.kind:
+            raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {self.kind}")
+        if saved["sizes"] != (sizes := [len(group["params"]) for group in self.groups]):
+            raise ValueError(f"the saved state has groups of {saved['sizes']} parameters, this {self.kind} of {sizes}")
+
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
+        self.check_kind(saved)
         order = self._in_order()
-        if len(saved["state"]) != len(order) or len(saved["groups"]) != len(self.groups):
-            raise ValueError(f"the saved state has {len(saved['groups'])} groups and {len(saved['state'])} parameters, "
-                             f"this optimizer {len(self.groups)} and {len(order)}")
+        if len(saved["state"]) != len(order):
+            raise ValueError(f"the saved state is of {len(saved['state'])} parameters, this {self.kind} has "
+                             f"{len(order)}")
         for (slot, state), arrays in zip(order, saved["state"], strict=True):
             if set(arrays) != set(state):
                 raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "
@@ -204,6 +257,13 @@ class Optimizer:
             for name, part in slot.state(state).items():
                 part[...] = to_device_of(arrays[name].ravel(), part)
         self.loaded = True
+
+
+def on_the_host(*values):
+    """Numbers as they are; arrays of one element as numbers, which a GPU is asked for once."""
+    arrays = [v.reshape(1) for v in values if hasattr(v, "reshape")]
+    numbers = iter(to(module_of(arrays[0]).concatenate(arrays), "cpu").tolist() if arrays else ())
+    return [next(numbers) if hasattr(v, "reshape") else v for v in values]
 
 
 def runs(slots):

@@ -57,8 +57,9 @@ class GradScaler:
                      DistributedDataParallel's sums have inf on all ranks; those of fully_shard and of divided experts
                      name their ranks. Of a model that tensor parallelism or a pipeline cuts give all its ranks
 
-    On a GPU nobody waits: factor and decision stay there, and Adam's kernel takes them (its gradients then stay
-    scaled). Other optimizers are asked for by the decision. unscale_ and step are collective where gradients are cut.
+    Without unscale_ before it step hands the factor on to the optimizer, and the gradients stay scaled. On a GPU nobody
+    waits: factor and decision stay there, and Adam's kernel takes them; other optimizers ask for them. unscale_ and
+    step are collective where gradients are cut.
     """
 
     def __init__(self, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True,
@@ -104,7 +105,8 @@ class GradScaler:
 
     def step(self, optimizer):
         """optimizer.step() on the divided gradients, unless one of them is inf or NaN: then nothing changes, and no
-        step is counted. RuntimeError if called twice without an update between."""
+        step is counted. One that isn't the library's takes no factor (step_supports_amp_scaling): its gradients are
+        unscaled before. RuntimeError if called twice without an update between."""
         if not self.enabled:
             optimizer.step()
             return
@@ -184,7 +186,7 @@ class GradScaler:
         found = zeros(1, xp.float32, device_of(self._scale))
         if short := [flat.dtype for flat in flats if divide and flat.dtype.itemsize == 2]:
             raise ValueError(f"unscale_: gradients of {short[0]} can't be divided in place, which would flush them to "
-                             "zero: let step() hand the factor to Adam")
+                             "zero: let step() hand the factor to the optimizer, without unscale_ before it")
         for flat in flats:
             flat.collect(fill_missing=False)
             for start, stop in stretches(flat, mine):

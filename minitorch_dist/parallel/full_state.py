@@ -67,13 +67,7 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
     problem = None
     if model.comm.rank == 0:
-        found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
-        odd = [i for i in range(max(len(found), len(wanted))) if found[i:i + 1] != wanted[i:i + 1]]
-        if odd or len(saved["groups"]) != len(mine["groups"]):
-            problem = (f"the saved optimizer state has {len(saved['groups'])} groups and {len(found)} parameters, this "
-                       f"optimizer {len(mine['groups'])} and {len(wanted)}")
-            for i in odd[:1]:
-                problem += f"; the first difference: parameter {i}, {found[i:i + 1]} saved for {wanted[i:i + 1]}"
+        problem = _misfit(optimizer, saved, wanted)
     problem, groups, steps = model.comm.broadcast_object(
         (problem, saved["groups"], saved["steps"]) if model.comm.rank == 0 else None)
     if problem:
@@ -85,7 +79,21 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
         for parameter, i in places.items():
             s = unit.flat.segments[unit.names.index(parameter)]
             mine["state"][i][name] = part[s.start:s.stop].reshape(s.tensor.shape)
-    optimizer.load_state_dict({"groups": groups, "steps": steps, "state": mine["state"]})
+    optimizer.load_state_dict({**mine, "groups": groups, "steps": steps})
+
+
+def _misfit(optimizer, saved, wanted):
+    """What is wrong with saved state, or None. wanted: [{name of an array: its whole shape}] by parameter."""
+    try:
+        optimizer.check_kind(saved)
+    except ValueError as error:
+        return str(error)
+    found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
+    for i in range(max(len(found), len(wanted))):
+        if found[i:i + 1] != wanted[i:i + 1]:
+            return (f"the saved optimizer state is of {len(found)} parameters, this optimizer has {len(wanted)}; the "
+                    f"first difference: parameter {i}, {found[i:i + 1]} saved for {wanted[i:i + 1]}")
+    return None
 
 
 def _parameters(optimizer):

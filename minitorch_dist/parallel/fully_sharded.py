@@ -33,7 +33,7 @@ from .. import comm as communication
 from .. import ledger
 from ..autodiff.modes import saved_tensors_hooks
 from ..autodiff.primitive import lower, mode, state
-from ..autodiff.reverse import at_end_of_backward
+from ..autodiff.reverse import at_end_of_backward, one_pass
 from ..autodiff.writes import log, tick
 from ..backend import xp
 from ..comm.reduction import REDUCIBLE
@@ -84,7 +84,8 @@ class FullySharded(Module):
     units              modules whose parameters are gathered and reduced together (default: those in the outermost
                        Sequentials, such as a GPT's blocks). A parameter belongs to the innermost unit around all
                        modules that hold it; what is in none is a unit by itself, alive while the whole model runs
-    reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ)
+    reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ); None:
+                       True, but False in a Pipeline
     mp_policy          a MixedPrecisionPolicy: parameters and gradients of 16 bits beside float32 pieces
     broadcast_buffers, exact, micro_shards   as DistributedDataParallel's
 
@@ -93,7 +94,7 @@ class FullySharded(Module):
     piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none.
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
-    micro-shards + 1 of them), in every stage. What a checkpoint or a custom rule keeps of a unit's values is freed when
+    micro-shards + 1 of them), in every stage. What a checkpoint keeps of a unit's values is freed when
     backward has used it. In stage 3 all ranks go through the same units, and use the same parameters of each, or get a
     MismatchError; in the others a parameter may be used by some ranks only. Those that no rank has used in the last
     step stand in `unused_parameters`, and have no gradient. At most two units are gathered at a time (gathering.py);
@@ -102,7 +103,7 @@ class FullySharded(Module):
 
     reduces_gradients = True
 
-    def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=True, mp_policy=AS_IT_IS,
+    def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=None, mp_policy=AS_IT_IS,
                  broadcast_buffers=True, exact=False, micro_shards=8, shard_over=None):
         super().__init__()
         if stage not in (1, 2, 3):
@@ -170,11 +171,13 @@ class FullySharded(Module):
             for s in unit.segments:
                 s.tensor.register_post_accumulate_grad_hook(self.hook)
         self.order, self.posted, self.in_flight = self.units, 0, []     # of reductions
-        self.stale = True       # stages 1 and 2: other ranks may have stepped parameters that this one hasn't gathered
+        self.once = self.stage < 3      # parameters are gathered once a step, all of them in its first forward
+        self.stale = True       # if so: other ranks may have stepped parameters that this one hasn't gathered
+        self.keeping = False    # stage 3: values are here from the first forward to the backward that reduces
         of_module = {}
         for (m, _, _), unit in zip(groups, self.units, strict=True):
             of_module.setdefault(id(m), (m, []))[1].append(unit)
-        self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard)
+        self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard is not False)
         self.values.in_backward, self.values.used = self._in_backward, self._value_used
         for m, units in of_module.values() if self.stage == 3 else ():
             self.values.watch(m, units)
@@ -200,7 +203,7 @@ class FullySharded(Module):
         for unit in self.units if ledger.open_ledgers else ():
             unit.count()
         with ledger.spanning("compute", "forward"):
-            if self.stage < 3:
+            if self.once:
                 self._refresh()
                 return self.policy.outputs(self.module(*inputs, **options))
             with self.values.forward():
@@ -221,8 +224,12 @@ class FullySharded(Module):
         return state.callbacks is not None and self.at_end in state.callbacks
 
     def _refresh(self):
-        """Stages 1 and 2: gather the parameters that the optimizers have stepped."""
+        """Gather the parameters that the optimizers have stepped."""
         if self.stale:
+            if self.stage == 3 and not self.keeping:
+                self.values.settle()
+                self.values.hold(1)
+                self.keeping = True
             for unit in self.units:
                 unit.post_refresh()
             for unit in self.units:
@@ -295,6 +302,12 @@ class FullySharded(Module):
         if not unit.users:
             unit.drop()
 
+    def _let_go(self):
+        """Stage 3: what has been kept over forwards and backwards may be freed."""
+        if self.keeping:
+            self.values.hold(-1)
+            self.keeping, self.stale = False, True
+
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
         for unit in self.units:
@@ -308,6 +321,8 @@ class FullySharded(Module):
         self.in_flight = []
         for unit in self.order if self.last else ():
             unit.settle()
+        if self.last:
+            self._let_go()
         self.values.backward_ends()
         if self.exact:
             self.statistics.fold(self.last)
@@ -362,6 +377,19 @@ class FullySharded(Module):
         finally:
             self.sync = outer
 
+    def set_reshard_after_backward(self, reshard):
+        """False: stage 3 gathers all parameters once a step, in its first forward, and keeps them until the backward
+        that reduces gradients is through, over any number of micro-batches. True, at the beginning: not so. The other
+        stages do it always."""
+        self.once = self.stage < 3 or not reshard
+        if not self.once:
+            self._let_go()
+
+    def backward_without_gradients(self):
+        """A backward pass that reaches no parameter here: this rank's zeros, for those that wait for them."""
+        with one_pass("backward"):
+            self._pass_begins()
+
     def forget_step(self):
         """Give up the step under way, whose backward passes so far then count for nothing."""
         self._forget()
@@ -371,7 +399,8 @@ class FullySharded(Module):
     def gathered(self):
         """Inside, the module's own parameters have their whole values, to be read: for generating text, or looking at
         weights. Collective. RuntimeError if something has written to them, which would be lost."""
-        if self.stage < 3:
+        kept = self.keeping
+        if self.once:
             self._refresh()
         elif not self.values.held:
             if not (self.values.running or self._in_backward()):
@@ -388,6 +417,8 @@ class FullySharded(Module):
             written = [unit.name for unit in self.units if log.since(unit.whole, begin)]
         finally:
             self.values.hold(-change)
+            if not kept:
+                self._let_go()
         if written:
             raise RuntimeError(f"parameters of {', '.join(written)} were written inside gathered(), which changes "
                                "this rank's copy only: use load_state_dict")

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..autodiff.primitive import lower
-from ..autodiff.tensor import Leaf, Packed
+from ..autodiff.saved import Packed
+from ..autodiff.tensor import Leaf
 from .curves import STYLE
 
 MOST_NODES = 60         # a picture of more is no picture

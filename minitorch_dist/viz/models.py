@@ -12,7 +12,7 @@ from .curves import COLORS, MOST_POINTS, STYLE, _binned
 INK = COLORS[0]
 
 
-def _save(draw, path, size):
+def save(draw, path, size):
     """Make a figure of `size` inches, let draw(figure) fill it, and write it."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def learning_curve(run, path):
         axes.grid(axis="y", alpha=0.2)
         axes.legend(frameon=False)
         axes.set_title(f"{run.summary.get('data', '')} · {run.label}", loc="left", fontsize=11)
-    _save(draw, path, (8.6, 4))
+    save(draw, path, (8.6, 4))
 
 
 def filters(weight, path, most=64):
@@ -73,7 +73,7 @@ def filters(weight, path, most=64):
         title = f"{out} filters over {inside} channel{'s' * (inside > 1)}"
         title += f", {len(images)} of {out * inside} shown" if len(images) < out * inside else ""
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    _save(draw, path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6)))
+    save(draw, path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6)))
 
 
 def attention_maps(weights, path, labels=None, title=""):
@@ -95,7 +95,7 @@ def attention_maps(weights, path, labels=None, title=""):
                 axes.set_yticks(range(image.shape[0]), names[:image.shape[0]], fontsize=7)
         grid[0].set_ylabel("position")
         figure.colorbar(shown, ax=grid, shrink=0.7, label="weight")
-    _save(draw, path, (2.6 * len(weights) + 1, 3.1))
+    save(draw, path, (2.6 * len(weights) + 1, 3.1))
 
 
 def confusion_matrix(labels, predictions, path, classes=10):
@@ -120,7 +120,7 @@ def confusion_matrix(labels, predictions, path, classes=10):
         right = np.trace(counts)
         axes.set_title(f"{right:,} of {counts.sum():,} right ({100 * right / max(1, counts.sum()):.2f} %)", loc="left",
                        fontsize=11)
-    _save(draw, path, (5.4, 5.2))
+    save(draw, path, (5.4, 5.2))
     return counts
 
 
@@ -153,4 +153,4 @@ def text_surprise(text, probabilities, path, width=72, note=""):
         axes.axis("off")
         axes.set_title("\n".join([f"{np.nanmean(surprise):.2f} nats per character", "the darker, the less expected",
                                   *([note] if note else [])]), loc="left", fontsize=10)
-    _save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.2 * bool(note) + 0.21 * (places[-1][0] + 2)))
+    save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.2 * bool(note) + 0.21 * (places[-1][0] + 2)))

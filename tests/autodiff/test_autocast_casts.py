@@ -1,5 +1,7 @@
 """Autocast: parameters are cast once in a region, and no cast is ever stale."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,9 @@ import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
 from minitorch_dist.autodiff.autocast import Region
 from minitorch_dist.autodiff.primitive import state
+from minitorch_dist.autodiff.saved import Packed, note_cast
+from minitorch_dist.autodiff.writes import log, tick, wrote
+from minitorch_dist.backend import to_half
 
 from .autocast_cases import draws, each_dtype, rounded
 
@@ -101,3 +106,31 @@ def test_activations_take_half_the_memory(dtype):
     (wide, _), (low, _) = kept(False), kept(True)
     assert wide == 5 * x.nbytes
     assert low == wide // 2 + sum(2 * p.size for p in model.parameters())       # with the weights as they were cast
+
+
+@each_dtype
+def test_of_a_cast_that_hooks_leave_what_it_was_made_of_is_kept_instead(dtype):
+    """Views of it come back at their places; where hooks leave the source too, and of other arrays, nothing changes."""
+    randn, _ = draws()
+    source = randn(6, 5)
+    low = to_half(source, np.dtype(dtype))
+    other = low.copy()
+    note_cast(low, source)
+    views = low, low[2:, 1::2].T, low[:, 3], other
+
+    def pack(array):
+        return ("away", array.copy()) if array.dtype == np.float32 else array
+
+    def unpack(kept):
+        return kept[1] if isinstance(kept, tuple) else kept
+    wanted, date = [np.array(v) for v in views], tick()
+    packed, as_is = Packed(views, pack, unpack), Packed(views, lambda a: a, lambda a: a)
+    assert all(a is b for a, b in zip(as_is.open(None), views, strict=True))
+    strides = [v.strides for v in views]
+    gone = weakref.ref(low)
+    del low, views, as_is
+    assert gone() is None
+    wrote(np.ones((6, 5), dtype), "somebody, at addresses that are free again")
+    for value, want, there in zip(packed.open(None), wanted, strides, strict=True):
+        assert value.dtype == dtype and value.strides == there and log.since(value, date) is None
+        np.testing.assert_array_equal(value, want)

@@ -1,6 +1,8 @@
 """custom_vjp, custom_jvp, stop_gradient, and every nesting of the transforms to third order."""
 
+import contextlib
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -257,7 +259,6 @@ def test_residuals_that_were_overwritten_raise():
 
 
 def test_what_a_rule_kept_goes_when_backward_has_used_it():
-    import weakref
     x = mt.tensor(np.ones(2), requires_grad=True)
     kept = []
 
@@ -271,6 +272,74 @@ def test_what_a_rule_kept_goes_when_backward_has_used_it():
     assert alive() is None
     with pytest.raises(RuntimeError, match="a second time"):
         y.backward()
+
+
+# ---------------------------------------------------------------- what is kept
+
+def twisted():
+    """x sin(w), its rule for reverse mode and that for both."""
+    @mt.custom_vjp
+    def v(x, w):
+        return x * mt.sin(w)
+
+    @mt.custom_jvp
+    def j(x, w):
+        return x * mt.sin(w)
+    v.defvjp(lambda x, w: (x * mt.sin(w), {"of": (x, [w, None])}),
+             lambda kept, ct: (ct * mt.sin(kept["of"][1][0]),
+                               mt.sum(ct * kept["of"][0] * mt.cos(kept["of"][1][0]), 0)))
+    j.defjvp(lambda p, t: (p[0] * mt.sin(p[1]), t[0] * mt.sin(p[1]) + t[1] * p[0] * mt.cos(p[1])))      # keeps p[0]
+    return {"vjp": v, "jvp": j}
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_what_a_rule_keeps_goes_through_hooks_and_nothing_else_keeps_it(kind):
+    f, random = twisted()[kind], np.random.default_rng(2)
+    arrays = [random.standard_normal(shape) for shape in ((5, 3), (3,))]
+    alive, packed = [], []
+
+    def pack(array):
+        packed.append(array.shape)
+        return array.tolist()
+    found = {}
+    for hooks in (False, True):
+        x, w = (mt.tensor(a, requires_grad=True) for a in arrays)
+        with mt.saved_tensors_hooks(pack, np.array) if hooks else contextlib.nullcontext():
+            h = mt.exp(x)
+            alive.append(weakref.ref(h.data))
+            y = f(h, w).sum()
+        del h
+        assert (alive[-1]() is None) == hooks
+        y.backward(retain_graph=True)
+        found[hooks] = [x.grad.numpy().copy(), w.grad.numpy().copy()]
+        x.grad = w.grad = None
+        y.backward(create_graph=True)       # the argument alone serves, too
+        g, x.grad, w.grad = w.grad, None, None
+        (g * g).sum().backward()
+        found[hooks] += [x.grad.numpy(), w.grad.numpy()]
+    assert packed.count((5, 3)) >= 2 and (3,) in packed
+    for a, b in zip(found[True], found[False], strict=True):
+        np.testing.assert_array_equal(a, b)
+    (x, w), e = arrays, np.exp(arrays[0])
+    np.testing.assert_allclose(found[True][0], e * np.sin(w))
+    np.testing.assert_allclose(found[True][1], (e * np.cos(w)).sum(0))
+    np.testing.assert_allclose(found[True][3], -2 * (e.sum(0) ** 2 * np.cos(w) * np.sin(w)))
+
+
+def test_no_array_outlives_its_use():
+    """Outputs and arguments are held by nobody but their users: not by how they were nested."""
+    x = mt.tensor(np.ones(4), requires_grad=True)
+    f = mt.custom_vjp(rename(lambda a: (a[0] * 2.0,), "f")).defvjp(
+        lambda a: ((a[0] * 2.0,), None), lambda _, ct: ([ct[0] * 2.0],))
+    h = x + 1.0
+    y, = f([h])
+    refs = [weakref.ref(h.data), weakref.ref(y.data)]
+    z = (y + 3.0).sum()         # needs neither
+    del h, y
+    assert refs[0]() is not None and refs[1]() is None      # an argument may be asked for again
+    z.backward()
+    assert refs[0]() is None
+    np.testing.assert_array_equal(x.grad.numpy(), np.full(4, 2.0))
 
 
 # ---------------------------------------------------------------- custom_jvp

@@ -342,6 +342,10 @@ def test_anomaly_with_several_outputs_checkpoints_and_custom_rules():
         with pytest.raises(FloatingPointError) as e:
             y.backward()
         assert "made NaN" in str(e.value) and line in str(e.value)
+        f = mt.custom_vjp(lambda x: x).defvjp(lambda x: (np.log(x - x), None), lambda r, ct: (ct,))
+        with pytest.raises(FloatingPointError) as e:
+            f(x)
+        assert "made inf out of finite inputs" in str(e.value) and here(-1) in str(e.value)
 
 
 def test_a_user_folder_whose_name_begins_like_the_package_is_the_users(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist.autodiff import reverse
-from minitorch_dist.autodiff.writes import WriteLog
+from minitorch_dist.autodiff.writes import WriteLog, merged
 
 
 def leaf(*shape, dtype=np.float64):
@@ -329,11 +329,29 @@ def test_write_log_against_a_plain_array_of_dates():
         if a < b:
             dates[a:b] = log.newest
         c, d = sorted(rng.integers(0, 401, 2))
-        since = int(log.newest) - int(rng.integers(0, 20))
+        since = max(0, int(log.newest) - int(rng.integers(0, 20)))
         newest = dates[c:d].max(initial=0)
         found = log.since(memory[c:d], since)
         assert (found[0] if found else None) == (newest if newest > since else None)
     assert len(log.starts) < 400
+
+
+def test_merged_writes_have_the_last_author_of_every_byte():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        memory, ranges = np.zeros(60, "U1"), []
+        for author in rng.choice(list("abc"), rng.integers(0, 12)):
+            start, stop = sorted(rng.integers(0, 61, 2))
+            if start < stop:
+                memory[start:stop] = author
+                ranges.append((start, stop, author))
+        found, again = merged(ranges), np.zeros(60, "U1")
+        for start, stop, author in found:
+            assert not again[start:stop].any()
+            again[start:stop] = author
+        np.testing.assert_array_equal(again, memory)
+        edges = memory[1:][(memory[1:] != memory[:-1]) & (memory[1:] != "")]
+        assert len(found) == len(edges) + (memory[0] != "")
 
 
 # ---------------------------------------------------------------- values

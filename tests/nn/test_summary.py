@@ -1,10 +1,16 @@
 """The model table against numbers counted by hand; module hooks."""
 
+import importlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
+from minitorch_dist.autodiff.autocast import CLASSES, LOWER
+
+summary = importlib.import_module("minitorch_dist.nn.summary")      # (nn.summary is the function)
 
 zeros = np.zeros
 
@@ -66,6 +72,39 @@ def test_products_that_are_not_layers():
             return mt.einsum("bi,ij->bj", x, self.w) + x @ self.w + mt.linear_gelu(x, self.w.T, zeros(6))
     table, _ = by_path(Products(), zeros((4, 5)))
     assert table.flops == 3 * (2 * 4 * 5 * 6)
+
+
+def test_functions_with_a_rule_by_hand_say_what_they_do():
+    @mt.custom_vjp
+    def product(pair):
+        return pair[0] @ pair[1]
+    product.defvjp(lambda pair: (pair[0] @ pair[1], None), None)
+
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(zeros((5, 6)))
+
+        def forward(self, x):
+            return product((x, self.w))
+    assert by_path(Uses(), zeros((4, 5)))[0].flops == 0
+    product.flops = lambda pair: 2 * pair[0].size * pair[1].shape[1]
+    assert by_path(Uses(), zeros((4, 5)))[1] == {"": ((4, 6), 30, 2 * 4 * 5 * 6)}
+    with mt.saved_tensors_hooks(lambda a: a.tolist(), np.array):
+        assert by_path(Uses(), zeros((4, 5)))[0].flops == 2 * 4 * 5 * 6
+
+
+def test_every_product_of_the_table_is_counted():
+    """Autocast's first class is that of the products."""
+    assert set(CLASSES[LOWER].split()) == set(summary.FLOPS)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_ring_of_ranks_meets_all_keys(ranks):
+    """A rank's 3 queries, the keys of all."""
+    q, k = zeros((2, 4, 3, 8)), zeros((2, 2, 3, 8))
+    count = summary.FLOPS["ring_attention"](q.shape, q=q, k=k, comm=SimpleNamespace(size=ranks), causal=True)
+    assert count == 2 * 2 * 4 * 3 * (3 * ranks) * 8 * 2
 
 
 def test_a_block_called_twice_and_one_never_called():

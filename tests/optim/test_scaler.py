@@ -310,8 +310,8 @@ def test_a_gpu_is_not_waited_for(optimizer):
 
 def test_the_kernel_is_handed_factor_and_decision_where_they_are():
     class Told(optim.Adam):
-        def apply(self):
-            told.append(self.scaling)
+        def apply(self, *scaling):
+            told.append(scaling)
     with installed():
         p, told = leaf(1.0, 2.0, device="cuda"), []
         opt, scaler = Told([p]), optim.GradScaler(4.0)

@@ -285,3 +285,43 @@ def columns(amp):
             mt.sum(y * np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)).backward()
         found.append(x.grad.numpy().copy())
     return found
+
+
+# ---------------------------------------------------------------- what stage 3 keeps
+
+class Products(nn.Module):
+    """Weights by themselves, transposed, in einsum, in a convolution, twice, and inside a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(2, 5, 3)
+        self.wide, self.square = nn.Linear(20, 48), nn.Linear(48, 48, bias=False)
+        self.table = nn.Parameter(np.random.default_rng(2).standard_normal((48, 7)).astype("f4"))
+
+    def forward(self, x):
+        h = mt.tanh(self.square(mt.tanh(self.wide(self.conv(x).reshape((len(x), 20))))))
+        h = h + mt.einsum("bi,ji->bj", h, self.square.weight)
+        return h @ self.table + mt.checkpoint(lambda v: mt.einsum("bi,ij->bj", v, self.table))(h)
+
+
+def kept_in_16_bits(amp, steps=2):
+    """{whether the model is cut: ({name: gradient}, bytes of activations and of gathered values after forward, the
+    number of its weights)}."""
+    world, found = comm.world(), {}
+    for cut in (False, True):
+        mt.manual_seed(7)
+        model = Products()
+        size = sum(p.size for p in model.parameters())
+        model = fully_shard(model, world, units=[model.wide]) if cut else model
+        for step in range(steps):       # what the second time finds at its addresses was written before
+            x = np.random.default_rng(step).standard_normal((3, 2, 6)).astype("f4")
+            model.zero_grad()
+            with ledger.record(memory=True) as book:
+                with mt.autocast(amp):
+                    y = model(x)
+                kept = book.live["activation"], book.live["buffer"], size
+                y.astype(np.float32).sum().backward()
+        grads = {name: g / world.size for unit in model.units for name, g in unit.collect(unit.flat.grads).items()} \
+            if cut else {name: p.grad.numpy() for name, p in model.named_parameters()}
+        found[cut] = grads, *kept
+    return found

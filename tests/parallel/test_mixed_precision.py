@@ -184,3 +184,15 @@ def test_what_amp_doesn_t_go_with(capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["--amp", "float16", *flags])
         assert f"without {flags[0]}" in capsys.readouterr().err
+
+
+@each_dtype
+def test_stage_3_keeps_no_weights_in_16_bits(amp):
+    """They are cast again of what is gathered again; the gradients' bits are those of the whole model."""
+    found = crews.call(CASES + "kept_in_16_bits", 2, (amp,))[0]
+    (whole, activations, _, size), (cut, rest, gathered, _) = found[False], found[True]
+    assert activations - rest >= 1.8 * size and gathered == 0
+    assert set(whole) == set(cut)
+    for name, value in whole.items():
+        assert np.abs(value).max() > 0.1
+        np.testing.assert_array_equal(cut[name], value, err_msg=name)

@@ -1,0 +1,92 @@
+"""What a node keeps for backward where that isn't a plain tuple: packed by hooks, or freed."""
+
+import weakref
+from typing import NamedTuple
+
+from ..backend import byte_range, is_array, module_of, to_half
+from .writes import log
+
+
+class Packed:
+    """A node's saved values under saved_tensors_hooks: arrays of one axis or more went through pack(), those in a tuple
+    (what a fused op keeps) too. Of an array that pack() leaves where it is, and that is a cast of one that it takes
+    elsewhere, the latter is kept: 16 bits of a weight that fully_shard gathers again anyway."""
+
+    def __init__(self, saved, pack, unpack):
+        self.unpack = unpack
+        # (True, packed), (False, as it is), (tuple, parts) or (Recast, it)
+        self.parts = [self._packed(v, pack) for v in saved]
+
+    def _packed(self, value, pack):
+        if value.__class__ is tuple and any(map(is_array, value)):
+            return tuple, [self._packed(v, pack) for v in value]
+        if not (is_array(value) and value.ndim):
+            return False, value
+        packed = pack(value)
+        cast = Recast.of(value, pack) if packed is value else None
+        return (True, packed) if cast is None else (Recast, cast)
+
+    def open(self, node):
+        """The saved values again."""
+        return self._opened(self.parts)
+
+    def _opened(self, parts):
+        return tuple([self._opened(v) if how is tuple else v.opened(self.unpack) if how is Recast else
+                      self.unpack(v) if how else v for how, v in parts])
+
+
+class Recast(NamedTuple):
+    """A view of an array's cast, as what has been packed of the array: which bytes of the cast it looks at."""
+
+    source: object
+    dtype: object
+    offset: int
+    shape: tuple
+    strides: tuple
+
+    @classmethod
+    def of(cls, array, pack):
+        """For an array that looks into a cast, if pack() takes what that was made of elsewhere; else None."""
+        owner = array
+        while is_array(owner.base):
+            owner = owner.base
+        low, source = (ref() for ref in _casts.get(id(owner), (_nothing, _nothing)))
+        if low is not owner or source is None or not array.size:
+            return None
+        if not owner.flags.c_contiguous or min(array.strides) < 0:
+            return None
+        packed = pack(source)
+        offset = byte_range(array)[0] - byte_range(owner)[0]
+        return None if packed is source else cls(packed, array.dtype, offset, array.shape, array.strides)
+
+    def opened(self, unpack):
+        """The view again, of the array cast anew."""
+        arrays = module_of(array := unpack(self.source))
+        low = to_half(arrays.ascontiguousarray(array), self.dtype)
+        log.forget(low)     # what was written to its addresses before was written to something else
+        first = low.reshape(-1)[self.offset // low.itemsize:]
+        return arrays.lib.stride_tricks.as_strided(first, self.shape, self.strides)
+
+
+_casts = {}     # id of a cast's array -> weak references to it and to the array that it was made of
+
+
+def _nothing():
+    """What a reference to nothing gives."""
+
+
+def note_cast(low, source):
+    """Under saved_tensors_hooks: the array `low` is `source` in another dtype, which can be had again."""
+    key = id(low)
+    _casts[key] = weakref.ref(low, lambda _: _casts.pop(key, None)), weakref.ref(source)
+
+
+class Freed:
+    """What takes the place of a node's saved values when backward has used them."""
+
+    def open(self, node):
+        raise RuntimeError(f"backward through {node.primitive.name!r} a second time, but what it needs was freed "
+                           "after the first: pass retain_graph=True to the first")
+
+
+FREED = Freed()
