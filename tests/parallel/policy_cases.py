@@ -167,6 +167,24 @@ def accumulated(stage):
     return found
 
 
+def on_a_gpu():
+    """{policy: (how far parameters of a training on the stand-in for a GPU are from one on the host, where)}."""
+    from tests.device.fake_cupy import installed
+    world, found = comm.world(), {}
+    with installed():
+        for stage, policy in ((1, "float16"), (3, "float16"), (2, "gradients")):
+            states = []
+            for device in ("cpu", "cuda"):
+                model = fully_shard(mlp().to(device), world, stage, mp_policy=POLICIES[policy])
+                optimizer = optim.SGD(model.parameters(), lr=LR)
+                for step, batch in batches(world.rank, world.size):
+                    training.train_step(model, optimizer, batch, loss_of, world, seed=1, step=step)
+                states.append(full_state_dict(model))
+            apart = max((abs(states[0][key] - states[1][key]).max() for key in states[0]), default=0.0)
+            found[policy, stage] = apart, {p.device[:4] for p in model.parameters()}
+    return found
+
+
 def refused():
     """{what: error}."""
     world, errors = comm.world(), {}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.backend import as_dtype
+from minitorch_dist.testing import ranks
 from tests.crews import crews
 
 from . import policy_cases as cases
@@ -93,6 +94,14 @@ def test_accumulation_and_checkpoints(stage):
     for one, unrounded in zip(*(crews.call(CASES + "accumulated", 1, (stage,))[0][way] for way in ("one", "values")),
                               strict=True):
         np.testing.assert_array_equal(one, unrounded.astype(as_dtype("bfloat16")).astype(np.float32))
+
+
+def test_on_a_gpu():
+    """The host's bits where 16 bits only travel; where products are made in them, one rounding may differ."""
+    for seen in ranks.call(CASES + "on_a_gpu", 2):       # the GPU that is played there stays with its process
+        assert {where for _, (apart, (where,)) in seen.items()} == {"cuda"}
+        assert seen["gradients", 2][0] == 0
+        assert all(apart < 1e-4 for apart, _ in seen.values()), seen
 
 
 def test_what_is_refused():
