@@ -34,7 +34,7 @@ from . import kernels, ledger
 from .autodiff.primitive import lower, state
 from .autodiff.tensor import Tensor
 from .autodiff.tree import flatten
-from .autodiff.writes import log
+from .autodiff.writes import log, merged
 from .backend import byte_range, check_devices, device_name, is_array, load_cupy, on_host, recording, refuse, to
 from .kernels.cublas import WORKSPACE, Cublas
 from .surroundings import PLAIN, Place, described, of_tensor, surroundings, unchanged
@@ -176,15 +176,18 @@ class Graphed:
                     outputs = recorder.run(call, inputs, detached)
                     graph = stream.end_capture()
                 except BaseException as error:
-                    abandon(stream)
+                    given_up = abandon(stream)
                     recorder.undo()
-                    if isinstance(error, (NotImplementedError, cuda.runtime.CUDARuntimeError)):
+                    # Some of what can't be recorded CuPy refuses itself. What CUDA refuses comes as whatever the
+                    # library in between makes of it (Thrust: a bare RuntimeError), but ends the recording.
+                    if isinstance(error, Exception) and (given_up or isinstance(error, (
+                            NotImplementedError, cuda.runtime.CUDARuntimeError))):
                         raise RuntimeError(f"{self.name}: this function can't be recorded as a CUDA graph: {error}"
                                            ) from error
                     raise
         recorder.close()
         grads = [byte_range(seen.after.data) for seen in recorder.leaves if seen.after is not None]
-        recorder.writes[:0] = [(*bounds, self.name) for bounds in grads if bounds]
+        recorder.writes = merged([(*bounds, self.name) for bounds in grads if bounds] + recorder.writes)
         return Graph(graph, recorder, outputs, pool, workspace)
 
 
@@ -384,11 +387,12 @@ def no_garbage_collection():
 
 
 def abandon(stream):
-    """End a recording that has failed."""
+    """End a recording that has failed; returns whether CUDA had given it up."""
     try:
         stream.end_capture()
     except Exception:       # it says once more that it has failed
-        pass
+        return True
+    return False
 
 
 def differ(x, y):

@@ -67,7 +67,7 @@ def layer_norm(cupy, torch, dtype):
 
 def attention(cupy, torch, dtype):
     """Causal; the second number is the floating-point operations: 4·b·h·t²·d forward, 2.5 times that backward, half of
-    it masked."""
+    it masked. torch has several implementations: the one that it chooses, and cuDNN's, which it leaves out."""
     from minitorch_dist.kernels import flash_attention as kernel
     q, k, v, ct = (draw(cupy, ATTENTION, dtype) for _ in range(4))
     scale = ATTENTION[3] ** -0.5
@@ -79,8 +79,14 @@ def attention(cupy, torch, dtype):
     if torch:
         leaves = [as_torch(torch, a) for a in (q, k, v)]
         c = as_torch(torch, ct, False)
-        runs["torch"] = lambda: torch.autograd.grad(
-            torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True), leaves, c)
+
+        def theirs():
+            torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True), leaves, c)
+
+        def cudnn():
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                theirs()
+        runs |= {"torch": theirs} | ({"torch, cuDNN": cudnn} if dtype == "float16" else {})
     batch, heads, time, size = ATTENTION
     return runs, 4 * batch * heads * time ** 2 * size * 3.5 / 2
 
@@ -105,15 +111,20 @@ def measure(cupy, torch, report, title, unit, cases):
         def measured(name=name, make=make):
             free(cupy, torch)
             runs, amount = make()
-            ms = {who: milliseconds(cupy, run) for who, run in runs.items()}
-            row = {f"{who} ms": f"{t:.3f}" for who, t in ms.items()} | {unit: f"{amount / ms['ours'] / 1e6:,.0f}"}
-            if "torch" not in ms:
+            ms, row = {"ours": milliseconds(cupy, runs.pop("ours"))}, {}
+            for who, run in runs.items():
+                try:
+                    ms[who] = milliseconds(cupy, run)
+                except RuntimeError as error:       # a rival that isn't there for this case
+                    row[f"{who} ms"] = str(error).splitlines()[0][:60]
+            row |= {f"{who} ms": f"{t:.3f}" for who, t in ms.items()} | {unit: f"{amount / ms['ours'] / 1e6:,.0f}"}
+            if len(ms) == 1:
                 return row
-            ratio = ms["torch"] / ms["ours"]
+            ratio = min(t for who, t in ms.items() if who != "ours") / ms["ours"]
             aim = next((least for kind, least in AIMS.items() if name.startswith(kind)), None)
             if aim:
                 report.aim(f"{name}: times torch's speed", f"≥ {aim}", f"{ratio:.2f}", ratio >= aim)
-            return row | {"× torch": f"{ratio:.2f}"}
+            return row | {"× torch's best": f"{ratio:.2f}"}
         rows.append(attempt({"": name}, measured))
     report.table(title, rows)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from .launch import NUMBERS, launch
 
 BELOW_80 = "below 8.0"
@@ -14,7 +16,7 @@ class Kernel:
     name         as the ledger counts it and `python -m minitorch_dist kernels` lists it
     fn           the @triton.jit function
     signature    {parameter: type} of all its parameters but the constexprs, in order. "*": a pointer to whatever dtype
-                 the array has, or None; "*fp32": to that alone; "i32", "i64", "fp32": a number
+                 the array has, or None; "*fp32": to that alone; behind them "i32", "i64", "fp32": a number
     constexprs   {constexpr: value} where a call doesn't say otherwise
     divisible    numbers whose divisibility by 16 the code is compiled for, when it holds; pointers always are.
                  The length of an array belongs here: without it there are no 128-bit loads
@@ -47,10 +49,16 @@ class Kernel:
             raise TypeError(f"kernel {self.name}: its function takes {names}, its record says {ours}")
         if unknown := {*self.divisible, *self.strided} - set(self.signature):
             raise TypeError(f"kernel {self.name}: {sorted(unknown)} are not in its signature {list(self.signature)}")
-        # Per argument, for the launch: (name, its number's type, None for a pointer; divisible; strided).
-        object.__setattr__(self, "parameters", tuple(
-            (name, NUMBERS.get(kind), name in self.divisible, name in self.strided)
-            for name, kind in self.signature.items()))
+        kinds = [kind[0] == "*" for kind in self.signature.values()]
+        if kinds != sorted(kinds, reverse=True):
+            raise TypeError(f"kernel {self.name}: its pointers must come before its numbers: {self.signature}")
+        # For the launch: of each pointer (name, strided), and behind them of each number (its type, divisible).
+        count = sum(kinds)
+        object.__setattr__(self, "pointers", tuple((name, name in self.strided) for name in ours[:count]))
+        object.__setattr__(self, "numbers", tuple(
+            (NUMBERS[kind], name in self.divisible) for name, kind in list(self.signature.items())[count:]))
+        object.__setattr__(self, "floats", tuple(
+            i for i, (kind, _) in enumerate(self.numbers) if issubclass(kind, np.floating)))
 
     def __call__(self, grid, *args, **options):
         """Start one program per point of `grid`, a tuple of up to three numbers; an empty grid starts nothing.

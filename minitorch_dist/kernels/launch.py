@@ -5,8 +5,6 @@ Module and started by CuPy's Function. What is asked of CUDA stands in CupyDrive
 in its place and compare each launch with the PTX.
 """
 
-from contextlib import nullcontext
-
 import numpy as np
 
 from .. import ledger
@@ -35,9 +33,11 @@ def empty(shape, dtype, like):
     """An uninitialised array on `like`'s device: where kernels' outputs come from. Tests fill it with NaN."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, dtype)
-    cuda, device = module_of(like).cuda, like.data.device_id
-    with nullcontext() if device == cuda.runtime.getDevice() else cuda.Device(device):
-        return module_of(like).empty(shape, dtype)
+    cupy, device = module_of(like), like.data.device_id
+    if device == cupy.cuda.runtime.getDevice():
+        return cupy.empty(shape, dtype)
+    with cupy.cuda.Device(device):
+        return cupy.empty(shape, dtype)
 
 
 def contiguous(x):
@@ -50,8 +50,9 @@ class CupyDriver:
 
     def __init__(self):
         import cupy
+        from cupy.cuda.function import CPointer
         from cupy_backends.cuda.api import driver
-        self.cupy, self.driver = cupy, driver
+        self.cupy, self.driver, self.pointer = cupy, driver, CPointer
 
     def current(self):
         """The number of the current device."""
@@ -77,6 +78,12 @@ class CupyDriver:
         end.record()
         end.synchronize()
         return self.cupy.cuda.get_elapsed_time(begin, end)
+
+    def packed(self, numbers):
+        """(what a function takes, the memory it points to) of NumPy's numbers. CuPy takes the numbers, too, and makes
+        the same of them at every launch: with 20 of them that takes longer than all else."""
+        memory = [np.array(number) for number in numbers]
+        return tuple(self.pointer(number.ctypes.data) for number in memory), memory
 
     def load(self, binary, device):
         """Load machine code on the current device: function(grid, block, args, shared_mem) on the current stream."""
@@ -113,10 +120,10 @@ def capability(x):
 
 def launch(kernel, grid, args, options):
     """Start a kernel: see Kernel.__call__."""
-    if len(args) != len(kernel.parameters):
-        raise TypeError(f"kernel {kernel.name} takes {len(kernel.parameters)} arguments "
+    if len(args) != len(kernel.signature):
+        raise TypeError(f"kernel {kernel.name} takes {len(kernel.signature)} arguments "
                         f"({', '.join(kernel.signature)}), got {len(args)}")
-    device, values, specifics = described(kernel, args)
+    device, arrays, specifics = described(kernel, args)
     if 0 in grid:
         return
     if device is None:
@@ -125,41 +132,40 @@ def launch(kernel, grid, args, options):
     else:
         cuda = driver()
         if device == cuda.current():
-            start(kernel, cuda, device, grid, args, options, values, specifics)
+            start(kernel, cuda, device, grid, args, options, arrays, specifics)
         else:
             with cuda.using(device):
-                start(kernel, cuda, device, grid, args, options, values, specifics)
+                start(kernel, cuda, device, grid, args, options, arrays, specifics)
     ledger.launch(kernel.name)
 
 
 def described(kernel, args):
-    """(device, values, specifics) of a call: where its arrays are, by number, None for NumPy's; what CuPy is given; and
-    per parameter what its code depends on: type and alignment. TypeError or ValueError where an argument isn't usable
-    as it is. (A launch is short: what it costs is this Python.)"""
-    device, values, specifics = -1, [], []
-    for (name, number, divisible, strided), a in zip(kernel.parameters, args, strict=True):
-        if number is not None:
-            values.append(number(a))        # a bare Python float would go as a double, an int as 64 bits
-            specifics.append(divisible and a % 16 == 0)
-        elif a is None:
+    """(device, arrays, specifics) of a call: where its arrays are, by number, None for NumPy's; those that CuPy is
+    given; and per pointer what the code depends on: type and alignment. TypeError or ValueError where an argument isn't
+    usable as it is. (A launch is short: what it costs is this Python.)"""
+    device, arrays, specifics = -1, [], []
+    for (name, strided), a in zip(kernel.pointers, args, strict=False):     # behind the pointers come the numbers
+        if a is None:
             specifics.append(None)
+            continue
+        flags = getattr(a, "flags", None)
+        if flags is None:
+            raise TypeError(f"kernel {kernel.name}: {name} must be an array, it is a {type(a).__name__}")
+        if not (strided or flags.c_contiguous):
+            raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
+                             "C-contiguous (ascontiguousarray copies it)")
+        if isinstance(a, np.ndarray):
+            here = None
         else:
-            if not hasattr(a, "flags"):
-                raise TypeError(f"kernel {kernel.name}: {name} must be an array, it is a {type(a).__name__}")
-            if not (strided or a.flags.c_contiguous):
-                raise ValueError(f"kernel {kernel.name}: {name} of shape {a.shape} has strides {a.strides}; it must be "
-                                 "C-contiguous (ascontiguousarray copies it)")
-            if isinstance(a, np.ndarray):
-                here = None
-            else:
-                here = a.data.device_id
-                values.append(a)            # CuPy passes its address
-                specifics.append((a.dtype, a.data.ptr % 16 == 0))
-            if here != device != -1:
-                raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on "
-                                 f"{places(kernel, args)}")
-            device = here
-    return device, values, specifics
+            memory = a.data
+            here = memory.device_id
+            arrays.append(a)            # CuPy passes its address
+            specifics.append((a.dtype, memory.ptr % 16 == 0))
+        if here != device != -1:
+            raise ValueError(f"kernel {kernel.name}: its arrays must be on one device, they are on "
+                             f"{places(kernel, args)}")
+        device = here
+    return device, arrays, specifics
 
 
 def places(kernel, args):
@@ -168,19 +174,37 @@ def places(kernel, args):
             for name, a in zip(kernel.signature, args, strict=True) if hasattr(a, "flags")}
 
 
+MANY = 10_000       # sets of numbers that are kept packed
+_packed = {}        # (kernel, numbers, its floats as text) -> what `packed` gives
 _functions = {}     # (kernel, types and alignment, options, device) -> (function, block, scratch, shared memory)
 
 
-def start(kernel, cuda, device, grid, args, options, values, specifics):
+def packed(kernel, cuda, numbers):
+    """(a call's numbers as the driver wants them, per number whether it is a multiple of 16 that the code depends on,
+    memory to be kept for the time of the call). A training step asks with the same numbers again and again."""
+    key = kernel, numbers, *[repr(numbers[i]) for i in kernel.floats]       # 0.0 == -0.0
+    found = _packed.get(key)
+    if found is None:
+        if len(_packed) >= MANY:
+            _packed.clear()
+        # A bare Python float would go as a double, an int as 64 bits.
+        given, memory = cuda.packed([kind(a) for (kind, _), a in zip(kernel.numbers, numbers, strict=True)])
+        found = _packed[key] = given, tuple(
+            divisible and a % 16 == 0 for (_, divisible), a in zip(kernel.numbers, numbers, strict=True)), memory
+    return found
+
+
+def start(kernel, cuda, device, grid, args, options, arrays, specifics):
     """Launch on the current device, which holds the arrays."""
-    key = kernel, tuple(specifics), tuple(options.items()), device
+    numbers, multiples, memory = packed(kernel, cuda, args[len(kernel.pointers):])
+    key = kernel, (*specifics, *multiples), tuple(options.items()), device
     loaded = _functions.get(key)
     if loaded is None:
-        loaded = _functions[key] = prepare(kernel, cuda, device, args, specifics, options)
-    function, block, scratch, shared = loaded
+        loaded = _functions[key] = prepare(kernel, cuda, device, args, key[1], options)
+    function, block, (scratch, _), shared = loaded
     if len(grid) > 1 and max(grid[1:]) > 65535 or grid[0] >= 2 ** 31:
         raise ValueError(f"kernel {kernel.name}: a grid of {grid}; CUDA takes up to 2³¹ - 1, 65,535 and 65,535")
-    function(tuple(grid), block, (*values, *scratch), shared_mem=shared)
+    function(tuple(grid), block, (*arrays, *numbers, *scratch), shared_mem=shared)
 
 
 def prepare(kernel, cuda, device, args, specifics, options):
@@ -193,7 +217,7 @@ def prepare(kernel, cuda, device, args, specifics, options):
         if special is True or isinstance(special, tuple) and special[1]:
             divisible.append(name)
     binary = build(kernel, types, divisible, options, cuda.capability(device))
-    return cuda.load(binary, device), (32 * binary.warps, 1, 1), (NULL,) * binary.scratch, binary.shared
+    return cuda.load(binary, device), (32 * binary.warps, 1, 1), cuda.packed([NULL] * binary.scratch), binary.shared
 
 
 def pointer_type(kernel, name, array):

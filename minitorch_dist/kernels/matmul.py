@@ -27,9 +27,15 @@ from . import launch
 from .autotune import best
 from .bias_gelu import definition as gelu_definition
 from .bias_gelu import gelu_share
-from .kernel import Kernel
+from .kernel import BELOW_80, Kernel
 
 ACTIVATIONS = ("none", "relu", "gelu")
+# How factors are multiplied -> TILE_M, TILE_N, TILE_K, warps where nothing has been measured: (many tiles, few). Larger
+# tiles read less: from the L2 cache 2 · K · (M·N/TILE_N + M·N/TILE_M) elements. But every multiprocessor should have
+# one. All keep what they need in registers on sm_80 and sm_90; "ieee" has no tensor cores, and more to keep.
+TILES = {"16 bits": ((128, 128, 64, 8), (64, 64, 32, 4)), "tf32": ((128, 128, 32, 8), (64, 64, 32, 4)),
+         "ieee": ((64, 64, 16, 4), (64, 64, 16, 4))}
+MANY = 132          # an H200's multiprocessors
 
 
 @triton.jit
@@ -83,6 +89,20 @@ def definition(a, b, bias=None, activation="none"):
     return {"none": lambda x: x, "relu": lambda x: x * (x > 0), "gelu": gelu_definition}[activation](out)
 
 
+def tile_options(m, n, precision, itemsize, capability):
+    """The options where nothing has been measured. Below 8.0 Triton multiplies without tensor cores."""
+    kind = "ieee" if capability < 80 else "16 bits" if itemsize == 2 else precision
+    many, few = TILES[kind]
+    tile = many if launch.cdiv(m, many[0]) * launch.cdiv(n, many[1]) >= MANY else few
+    return dict(zip(("TILE_M", "TILE_N", "TILE_K", "num_warps"), tile, strict=True))
+
+
+def _example(dtype, m, n, precision="ieee", **more):
+    """An example as a call that makes m · n elements makes it."""
+    options = (tile_options(m, n, precision, 4 if dtype == "fp32" else 2, capability) for capability in (90, 75))
+    return {"*": dtype, "PRECISION": precision, **next(options), BELOW_80: next(options), **more}
+
+
 MATMUL = Kernel(
     "matmul", _matmul,
     {"a": "*", "b": "*", "bias": "*", "out": "*", "M": "i32", "N": "i32", "K": "i32", "a_stride": "i32",
@@ -90,9 +110,10 @@ MATMUL = Kernel(
     {"A_COLUMNS": False, "B_COLUMNS": False, "ACTIVATION": "none", "PRECISION": "ieee", "TILE_M": 64, "TILE_N": 64,
      "TILE_K": 32, "GROUP": 8},
     divisible=("M", "N", "K", "a_stride", "b_stride"), strided=("a", "b"),
-    examples=({"*": "fp16", "bias": None}, {"*": "fp32", "bias": None},
-              {"*": "fp32", "PRECISION": "tf32", "ACTIVATION": "relu", "B_COLUMNS": True},
-              {"*": "bf16", "ACTIVATION": "gelu", "A_COLUMNS": True}),
+    examples=(_example("fp16", 512, 512, bias=None), _example("fp32", 512, 512, bias=None),
+              _example("fp32", 512, 512, "tf32", ACTIVATION="relu", B_COLUMNS=True),
+              _example("bf16", 512, 512, ACTIVATION="gelu", A_COLUMNS=True),
+              _example("fp16", 4096, 4096), _example("fp32", 4096, 4096, "tf32", bias=None)),
     configs=tuple({"TILE_M": m, "TILE_N": n, "TILE_K": k, "num_warps": warps, "num_stages": stages}
                   for m, n, k, warps, stages in (
                       (32, 32, 32, 4, 3), (64, 32, 32, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 3),
@@ -133,9 +154,8 @@ def matmul(a, b, bias=None, activation="none", precision="ieee"):
     out = launch.empty((m, n), a.dtype, a)
 
     def run(options):
-        tiles = MATMUL.constexprs | options
-        MATMUL((launch.cdiv(m, tiles["TILE_M"]) * launch.cdiv(n, tiles["TILE_N"]),), a, b, bias, out, m, n, k, a_stride,
-               b_stride, A_COLUMNS=a_columns, B_COLUMNS=b_columns, ACTIVATION=activation, PRECISION=precision,
-               **options)
-    run(best(MATMUL, (m, n, k), a, run))
+        grid = (launch.cdiv(m, options["TILE_M"]) * launch.cdiv(n, options["TILE_N"]),)
+        MATMUL(grid, a, b, bias, out, m, n, k, a_stride, b_stride, A_COLUMNS=a_columns, B_COLUMNS=b_columns,
+               ACTIVATION=activation, PRECISION=precision, **options)
+    run(best(MATMUL, (m, n, k), a, run) or tile_options(m, n, precision, a.itemsize, launch.capability(a)))
     return out

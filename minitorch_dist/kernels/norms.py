@@ -26,9 +26,12 @@ from .column_sums import column_sums, stripes
 from .kernel import Kernel
 
 WIDEST = 8192       # elements of a row: more don't fit into a program's registers
-WARPS = {2048: 8, 4096: 16, 8192: 8}    # by padded row, else 4: so that backward has room for it on sm_90
+# By padded row: warps, and how many tiles backward's loop loads at once; others have 4 and 3. So backward keeps all in
+# registers on sm_90. Where rows are no multiples of 16, each element has a load, an address and a mask of its own (and
+# beyond 4,096 some 100 bytes of a thread's registers are kept in memory all the same).
+TILES = {2048: (8, 3), 4096: (16, 3), 8192: (8, 2)}
+ODD = {2048: (8, 2), 4096: (16, 1), 8192: (32, 1)}
 PROGRAMS = 528      # of backward: four for each of an H200's 132 multiprocessors; half as many where rows are long
-AHEAD = {8192: 2}   # tiles of backward's loop that are loaded at once, by padded row, else 3: what has room
 
 
 @triton.jit
@@ -127,20 +130,22 @@ BACKWARD = Kernel(
      "rows": "i32", "size": "i32", "stripe": "i32"},
     {"LAYER": True, "WEIGHT": True, "BIAS": True, "ROWS": 1, "BLOCK": 1024, "AHEAD": 3}, divisible=("size",),
     examples=tuple({key: value for key, value in example.items() if key != "bias"} | {
-        "BIAS": "bias" not in example, "AHEAD": AHEAD.get(example.get("BLOCK"), 3)} for example in _EXAMPLES))
+        "BIAS": "bias" not in example, "AHEAD": TILES.get(example.get("BLOCK"), (4, 3))[1]} for example in _EXAMPLES))
 KERNELS = (FORWARD, BACKWARD)
 
 
 def _tile(size):
-    """The options for rows of `size` elements: short rows share a program, long ones get more warps."""
+    """(the options for rows of `size` elements, backward's AHEAD): short rows share a program, long ones get more
+    warps."""
     block = max(16, launch.next_power_of_2(size))
-    return {"ROWS": max(1, 1024 // block), "BLOCK": block, "num_warps": WARPS.get(block, 4)}
+    warps, ahead = (ODD if size % 16 else TILES).get(block, (4, 3))
+    return {"ROWS": max(1, 1024 // block), "BLOCK": block, "num_warps": warps}, ahead
 
 
 def _norm(x, weight, bias, n, eps, layer):
     x = launch.contiguous(x)
     size = math.prod(x.shape[-n:])
-    rows, tile = x.size // size, _tile(size)
+    rows, (tile, _) = x.size // size, _tile(size)
     y = launch.empty(x.shape, x.dtype, x)
     mean = launch.empty((rows,), np.float32, x) if layer else None
     scale = launch.empty((rows,), np.float32, x)
@@ -154,13 +159,13 @@ def _pull(ct, x, weight, n, aux, wanted, layer):
     ct, x, (mean, scale) = launch.contiguous(ct), launch.contiguous(x), aux
     shape = x.shape[-n:]
     size = math.prod(shape)
-    rows, tile = x.size // size, _tile(size)
+    rows, (tile, ahead) = x.size // size, _tile(size)
     stripe, programs = stripes(launch.cdiv(rows, tile["ROWS"]), PROGRAMS // 2 if tile["BLOCK"] > 2048 else PROGRAMS)
     gx = launch.empty(x.shape, x.dtype, x) if wanted[0] else None
     _, for_weight, for_bias = map(bool, wanted)
     shares = launch.empty((programs, size * (for_weight + for_bias)), np.float32, x) if any(wanted[1:]) else None
     BACKWARD((programs,), ct, x, None if weight is None else launch.contiguous(weight), mean, scale, gx, shares, rows,
-             size, stripe, LAYER=layer, WEIGHT=for_weight, BIAS=for_bias, AHEAD=AHEAD.get(tile["BLOCK"], 3), **tile)
+             size, stripe, LAYER=layer, WEIGHT=for_weight, BIAS=for_bias, AHEAD=ahead, **tile)
     sums = iter(column_sums(shares, x.dtype, [w for w in wanted[1:] if w]) if any(wanted[1:]) else ())
     sums = [next(sums) if w else None for w in wanted[1:]]
     return gx, *(s if s is None or s.shape == shape else s.reshape(shape) for s in sums)    # an Into's own array stays

@@ -9,12 +9,13 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, cuda_graphs, ledger, nn, optim
+from minitorch_dist.compress.float8 import convert_to_float8_training
 from minitorch_dist.kernels import cublas
 from minitorch_dist.parallel import DistributedDataParallel
 
-from . import fake_cublas
-from .fake_cuda import recorded
+from . import fake_cublas, fake_cuda
 from .fake_cupy import installed, launches, transfers
+from .graph_programs import assert_equal, values
 
 MODELS = {
     "mlp": (lambda: nn.mlp((16, 12)), lambda rng: (rng.standard_normal((5, 784)).astype("f4"), rng.integers(0, 10, 5))),
@@ -37,7 +38,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(cublas, "load_library", fake_cublas.FakeCublas)
         fake_cublas.calls.clear()
         yield cupy
-        assert recorded() is None and backend.recording.graph is None
+        assert fake_cuda.recorded() is None and backend.recording.graph is None
 
 
 def made(*shape, dtype="f4", seed=0):
@@ -340,6 +341,42 @@ def check_failure(forgets):
         for p, grad, old in zip(layer.parameters(), grads, before, strict=True):
             assert p.grad is grad
             np.testing.assert_array_equal(grad.cpu().numpy(), old)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
+def test_products_of_8_bits_are_recorded(recipe):
+    ends = []
+    for wrap in (mt.cuda_graph, lambda f: f):
+        mt.manual_seed(0)
+        layer = convert_to_float8_training(nn.Sequential(nn.Linear(48, 32)), recipe).to("cuda")
+
+        def passes(x, layer=layer):
+            layer.zero_grad()
+            y = layer(x)
+            (y * y).sum().backward()
+            return y
+        passes, x = wrap(passes), on_gpu(made(16, 48))
+        ends.append([values([passes(x), *(p.grad for p in layer.parameters())]) for _ in range(4)][-1])
+        assert wrap is not mt.cuda_graph or passes.graphs == 1
+    assert_equal(*ends)
+
+
+@pytest.mark.parametrize("kind, raised", [(RuntimeError, RuntimeError), (MemoryError, RuntimeError),
+                                          (KeyboardInterrupt, KeyboardInterrupt)])
+def test_what_cuda_refuses_to_record_is_said_whatever_type_it_comes_as(kind, raised):
+    """Thrust, which sorts for CuPy, waits for the GPU and makes a bare RuntimeError of CUDA's answer."""
+    why = "operation not permitted when stream is capturing"
+
+    @mt.cuda_graph
+    def f(x):
+        fake_cuda.refuse_while_recording(kind(why))
+        return x + 1
+
+    f(on_gpu(made(2)))
+    words = rf"cuda_graph\(f\): this function can't be recorded as a CUDA graph: {why}"
+    with pytest.raises(raised, match=words if raised is RuntimeError else why):
+        f(on_gpu(made(2)))
+    assert fake_cuda.recorded() is None and f.graphs == 0
 
 
 def test_an_error_of_the_functions_own_goes_through():

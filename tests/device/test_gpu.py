@@ -110,16 +110,19 @@ def test_curves_of_cpu_and_gpu_agree(name, fused):
 
 @pytest.mark.parametrize("optimizer", test_steps.OPTIMIZERS)
 def test_optimizers_agree_on_given_gradients(optimizer):
+    """A matrix, and a vector, which Muon leaves to AdamW."""
     rng, ends = np.random.default_rng(4), []
-    starts, gradients = rng.standard_normal(4097), rng.standard_normal((5, 4097))
+    starts, *gradients = [[rng.standard_normal(shape) for shape in ((61, 67), (4097,))] for _ in range(6)]
     for device in ("cpu", "cuda"):
-        p = mt.tensor(starts, dtype=np.float32, device=device, requires_grad=True)
-        opt = test_steps.OPTIMIZERS[optimizer]([p])
-        for g in gradients:
-            p.grad = mt.tensor(g, dtype=np.float32, device=device)
+        params = [mt.tensor(start, dtype=np.float32, device=device, requires_grad=True) for start in starts]
+        opt = test_steps.OPTIMIZERS[optimizer](params)
+        for step in gradients:
+            for p, g in zip(params, step, strict=True):
+                p.grad = mt.tensor(g, dtype=np.float32, device=device)
             opt.step()
-        ends.append(p.detach().cpu().numpy())
-    assert_close(*ends)
+        ends.append([p.detach().cpu().numpy() for p in params])
+    for here, there in zip(*ends, strict=True):
+        assert_close(there, here)
 
 
 @pytest.mark.parametrize("forget, graphs", test_cuda_graphs.WAYS)

@@ -1,9 +1,11 @@
-"""Compile every example of every kernel for the given compute capabilities; prints a JSON line of facts for each.
+"""Compile every example of every kernel for the given compute capabilities, or the Variants of a pickle for 8.0 and
+9.0; prints a JSON line of facts for each.
 
 A process of its own, because Triton either interprets or compiles: python -m tests.kernels.compile_all 75 90
 """
 
 import json
+import pickle
 import re
 import struct
 import sys
@@ -16,6 +18,7 @@ WATCHED = re.compile(r"\b(LDG|LDGSTS|STG|LDL|STL|HGMMA|HMMA)((?:\.\w+)*) ")
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
 PLACE = re.compile(r"/\*([0-9a-f]{4,})\*/")
 EXECUTABLE = 4      # of a section's flags
+MACHINES = {80: "80", 90: "90a"}        # as the disassembler calls them
 
 
 def compiled(kernel, number, capability):
@@ -27,11 +30,17 @@ def compiled(kernel, number, capability):
     return found, binary.cubin
 
 
-def taken_apart(cubins):
-    """What machine code for 9.0 is made of: a dict for each cubin. One run of the disassembler for all, for it takes
+def chosen(variant, capability):
+    """The machine code of a Variant."""
+    kernel = table()[variant.kernel]
+    return build.build(kernel, dict(variant.types), variant.divisible, dict(variant.options), capability).cubin
+
+
+def taken_apart(cubins, capability=90):
+    """What machine code is made of: a dict for each cubin. One run of the disassembler for all, for it takes
     half a second to begin, and next to none for a kernel."""
     parts = [instructions(cubin) for cubin in cubins]
-    lines = show.listing(b"".join(parts), "nvdisasm", "--binary=SM90a").splitlines()
+    lines = show.listing(b"".join(parts), "nvdisasm", f"--binary=SM{MACHINES[capability]}").splitlines()
     placed = [(int(found[1], 16), line) for line in lines if (found := PLACE.search(line))]
     for cubin, (first, end) in zip(cubins, pairwise(accumulate(map(len, parts), initial=0)), strict=True):
         code = "\n".join(line for place, line in placed if first <= place < end)
@@ -72,6 +81,14 @@ def examples(kernel, capability):
 
 
 if __name__ == "__main__":
+    if not sys.argv[1].isdecimal():
+        with open(sys.argv[1], "rb") as file:
+            variants = pickle.load(file)
+        for machine in MACHINES:
+            asked = [variant for variant, capability in variants if capability == machine]
+            for facts in taken_apart([chosen(variant, machine) for variant in asked], machine):
+                print(json.dumps(facts))
+        sys.exit()
     for argument in map(int, sys.argv[1:]):
         made = []
         for one in table().values():

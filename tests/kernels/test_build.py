@@ -124,6 +124,7 @@ def test_a_record_that_does_not_describe_its_function_is_refused():
     for signature, constexprs, divisible in (({"x": "*", "y": "*", "n": "i32"}, {"BLOCK": 1}, ()),
                                              ({"y": "*", "x": "*", "out": "*", "n": "i32"}, {"BLOCK": 1}, ()),
                                              ({"x": "*", "y": "*", "out": "*", "n": "i32"}, {}, ()),
+                                             ({"x": "*", "y": "i32", "out": "*", "n": "i32"}, {"BLOCK": 1}, ()),
                                              ({"x": "*", "y": "*", "out": "*", "n": "i32"}, {"BLOCK": 1}, ("m",))):
         with pytest.raises(TypeError, match="kernel wrong"):
             Kernel("wrong", ADD.fn, signature, constexprs, divisible)

@@ -1,5 +1,6 @@
 """Launch arguments against a recording driver: all samples' launches with their PTX, then the launcher's own rules."""
 
+import ctypes
 import os
 import pickle
 import subprocess
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
-from minitorch_dist.kernels import build, flash_attention, interpret, launch, show
+from minitorch_dist.kernels import build, flash_attention, interpret, launch, norms, show
 from minitorch_dist.kernels.add import ADD
 
 from . import harness
@@ -37,7 +38,7 @@ def launches():
         on_gpu = [DeviceArray(a) if isinstance(a, np.ndarray) else a for a in args]
         launch._functions.clear()
         patch.setattr(launch, "_driver", gpu)
-        launch.launch(kernel, grid, on_gpu, options)
+        launch.launch(kernel, grid, tuple(on_gpu), options)
         now.append((kernel, args, grid, *gpu.calls))
 
     patch.setattr(interpret, "interpret", record)
@@ -141,6 +142,29 @@ def test_machine_code_is_made_once_per_types_alignment_options_and_device(gpu):
     assert {"n" in v.divisible for v in gpu.asked} == {True, False}
 
 
+def test_numbers_are_packed_once_and_each_value_by_itself(gpu, monkeypatch):
+    """0.0 == -0.0 == False for Python, but not for a kernel."""
+    packings, pack = [], gpu.packed
+    monkeypatch.setattr(gpu, "packed", lambda numbers: packings.append(numbers) or pack(numbers))
+    monkeypatch.setattr(launch, "_packed", {})
+    x, y, scale = *arrays(1, 16, count=2), *arrays(1, count=1)
+    for eps in (0.0, -0.0, 1e-5, 0.0, 1e-5):
+        norms.FORWARD((1,), x, None, None, y, None, scale, 1, 16, eps, LAYER=False)
+    given = [call[4][3:6] for call in gpu.calls]
+    assert [[(type(n), float(n), np.signbit(n)) for n in numbers] for numbers in given] == [
+        [(np.int32, 1.0, False), (np.int32, 16.0, False), (np.float32, float(np.float32(eps)), np.signbit(eps))]
+        for eps in (0.0, -0.0, 1e-5, 0.0, 1e-5)]
+    assert len([p for p in packings if p and type(p[0]) is np.int32]) == 3
+
+
+def test_packed_numbers_do_not_pile_up(gpu, monkeypatch):
+    monkeypatch.setattr(launch, "_packed", {})
+    monkeypatch.setattr(launch, "MANY", 5)
+    for n in range(16, 40):
+        ADD((1,), *arrays(16), n)
+    assert len(launch._packed) <= 5 and [int(call[4][3]) for call in gpu.calls] == list(range(16, 40))
+
+
 def test_alignment_is_looked_at_not_believed(gpu):
     whole = np.zeros(64, np.float32)
     start = -whole.ctypes.data % 64 // 4
@@ -241,6 +265,15 @@ class FakeCupy:
         return made
 
 
+def test_a_packed_number_is_its_bytes_in_memory():
+    driver = FakeCupy().driver_on_it()
+    driver.pointer = lambda address: address
+    numbers = np.int32(-7), np.float32(0.1), np.int64(-1 << 40), np.uint64(0)
+    addresses, memory = driver.packed(numbers)
+    assert [ctypes.string_at(at, n.itemsize) for at, n in zip(addresses, numbers, strict=True)] == [
+        n.tobytes() for n in numbers]
+
+
 @pytest.mark.parametrize("shared", [0, 49_152, 49_153, 232_448])
 def test_shared_memory_above_48_kib_is_asked_for(shared):
     cupy = FakeCupy()
@@ -268,5 +301,6 @@ def test_the_names_that_the_driver_uses_exist_in_cupy():
                          (cupy.cuda, "Event Device get_elapsed_time"), (cupy.cuda.function, "Module Function"),
                          (cupy.cuda.function.Module, "load get_function"), (cupy.cuda.Event, "record synchronize"),
                          (cupy.cuda.Device, "compute_capability"),
+                         (cupy.cuda.function, "CPointer"),
                          (driver.driver, "funcSetAttribute CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")):
         assert not [name for name in names.split() if not hasattr(owner, name)]

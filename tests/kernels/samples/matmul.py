@@ -32,6 +32,8 @@ SAMPLES = [
     sample(33, 65, 31, 65, "float16", True, "relu"), sample(33, 65, 31, 65, "bfloat16", True),
     # Tensor cores take 10 bits of each factor and cut the others off: 2⁻¹⁰ at most, twice. The interpreter takes all.
     sample(33, 65, 31, 65, precision="tf32", label="tf32", tolerance=2e-3),
+    # So many elements that large tiles are taken.
+    sample(1537, 70, 1409, 1537, "float16", True, "relu", label="large tiles"),
     # Multiples of 16: 128 bits at a time.
     sample(128, 64, 160, 160), sample(128, 64, 160, 160, "float16", True, "gelu"), sample(64, 96, 128, 128, "bfloat16"),
     sample(128, 64, 160, 160, a=transposed, b=transposed, label="both transposed"),
