@@ -21,7 +21,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
-from minitorch_dist.parallel.fully_sharded import BYTES, BYTES_MIXED, held, sent
+from minitorch_dist.parallel.zero import BYTES, BYTES_MIXED, held, sent
 
 SETTINGS = ("hidden", "dropout", "lr", "clip", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {

@@ -5,7 +5,8 @@
     python mnist_demo/compare.py runs/whole runs/pipeline       # identical to the bit
 
 The options that both programs have mean the same in both. On more ranks than
-stages the samples are divided too: mpirun -n 4 … --stages 2. The schedules are
+stages the samples are divided too: mpirun -n 4 … --stages 2; and with --zero 1,
+2 or 3 the optimizer's state, gradients, parameters of each stage. The schedules are
 drawn by python -m minitorch_dist pipeline 1f1b; of those with two stages per
 rank, --schedule zb-v has the least bubble. Ctrl-C, or SIGTERM, ends after the
 step under way, and saves what there is.
@@ -18,7 +19,7 @@ from pathlib import Path
 import minitorch_dist as mt
 from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, play, schedule_of
 
@@ -37,6 +38,8 @@ def parse(argv):
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when")
     p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (zb-v has 2)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 8; --exact has its own)")
+    p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0,
+                   help="ZeRO's stage, over the ranks that share the samples (default: 0, nothing is cut)")
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -63,6 +66,12 @@ def accuracy(model, images, labels):
         return 100.0 * float((model(images).argmax(axis=1).numpy() == labels).mean())
 
 
+def network(args):
+    """The whole model."""
+    mt.manual_seed(args.seed)
+    return nn.mlp(args.widths, args.dropout, xp.dtype("float32"))
+
+
 def prepare(args, world):
     """All that training needs. ValueError on all ranks where something doesn't fit."""
     if world.size % (args.stages or 1):
@@ -78,15 +87,19 @@ def prepare(args, world):
                          seed=args.seed, rank=dp.rank, size=dp.size, micro_shards=8 if args.exact else 1)
     schedule = schedule_of(args.schedule, pp.size, 8 // dp.size if args.exact else args.micro_batches or 8, args.chunks)
     placement = placement_of(schedule)
-    mt.manual_seed(args.seed)
-    whole, count = nn.mlp(args.widths, args.dropout, xp.dtype("float32")), sum(map(len, placement))
+    whole, count = network(args), sum(map(len, placement))
     if len(whole) < count:
         raise ValueError(f"--hidden {args.hidden}: {len(whole)} layers can't be cut into {count} stages, "
                          f"{count // pp.size} on each of {pp.size} ranks: lower --stages or --chunks, or give more "
                          "widths")
     parts = cut_sequential(whole, count)
-    stages = [DistributedDataParallel(parts[stage], dp, exact=args.exact) for stage in placement[pp.rank]]
-    return mesh, dataset, loader, schedule, whole, Pipeline(stages, pp, schedule)
+
+    def wrapped(part):
+        if not args.zero or not list(part.parameters()):     # an activation alone has nothing to cut
+            return DistributedDataParallel(part, dp, exact=args.exact)
+        return fully_shard(part, dp, args.zero, exact=args.exact)
+    stages = [wrapped(parts[stage]) for stage in placement[pp.rank]]
+    return mesh, dataset, loader, schedule, Pipeline(stages, pp, schedule)
 
 
 def loss_sum(logits, labels):
@@ -97,7 +110,7 @@ def loss_sum(logits, labels):
 def train(args, world):
     """Train, and return the summary."""
     with program.usage_errors("pipeline.py"):
-        mesh, dataset, loader, schedule, whole, pipeline = prepare(args, world)
+        mesh, dataset, loader, schedule, pipeline = prepare(args, world)
         epochs, steps = program.length(args, len(loader), dataset.default_epochs)
         parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
         optimizer = optim.SGD(parameters, lr=args.lr, momentum=0.9) if parameters else None
@@ -111,7 +124,8 @@ def train(args, world):
     played = play(schedule)
     with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{args.schedule}, ranks: {mesh.axes['pp']} along the pipeline × "
-                     f"{mesh.axes['dp']} sharing the samples; {pipeline.micro_batches} micro-batches\n"
+                     f"{mesh.axes['dp']} sharing the samples{f', ZeRO {args.zero}' * (args.zero > 0)}; "
+                     f"{pipeline.micro_batches} micro-batches\n"
                      f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches"
                      f"{' of one stage' * (len(pipeline.chunks) > 1)} of which a rank holds something for backward at "
                      f"once: {', '.join(map(str, played.held))}")
@@ -135,11 +149,12 @@ def train(args, world):
             if stop:
                 progress.say(interrupt.said(run, steps))
                 break
+        whole = network(args)
         whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
         percent = accuracy(whole, dataset.test_images, dataset.test_labels)
         status = interrupt.status(world)
     return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
-                      dropout=args.dropout, pipeline_schedule=args.schedule, lr=args.lr, epochs=epochs,
+                      dropout=args.dropout, pipeline_schedule=args.schedule, zero=args.zero, lr=args.lr, epochs=epochs,
                       batch_size=loader.sampler.batch_size, seed=args.seed, exact=args.exact, mesh=mesh.axes,
                       micro_batches=pipeline.micro_batches, bubble=played.bubble, interrupted=stop, exit_status=status)
 

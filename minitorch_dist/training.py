@@ -50,6 +50,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
                          "raise micro_shards instead")
     scaler = optim.GradScaler(enabled=False) if scaler is None else scaler
+    check_scaler(model, scaler)
     with autocast(amp) if amp else nullcontext(), quiet(scaler):
         for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
             pieces, loss = cut(shard, accumulate), 0.0
@@ -69,6 +70,17 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def check_scaler(model, scaler):
+    """ValueError if a scaler would look at this rank's parts only of what tensor parallelism has cut. (Experts say
+    themselves which ranks have the others.)"""
+    if scaler.enabled and scaler.comm is None and (parts := [
+            path for path, m in model.named_modules() if getattr(type(m), "is_part", False)
+            and not hasattr(m, "divided_over")]):
+        raise ValueError(f"train_step: a GradScaler without comm looks at this rank's part of {', '.join(parts[:4])} "
+                         "alone, and the other ranks might step where this one doesn't: make it with comm=…, all ranks "
+                         "that train the model")
 
 
 def quiet(scaler):

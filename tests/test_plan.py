@@ -14,7 +14,7 @@ from minitorch_dist.plan import DEVICES, GPT, Job, Parameters, plan
 from minitorch_dist.plan.activations import activations
 from minitorch_dist.plan.devices import LATENCY
 from minitorch_dist.plan.layout import buckets
-from minitorch_dist.plan.paper import gpu_hours, pieces_of, span_of_shards
+from minitorch_dist.plan.paper import gpu_hours, pieces_of, span_of_shards, units
 from tests.crews import crews
 
 from . import plan_cases
@@ -219,6 +219,9 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, one layer": {"dp": 2, "stage": 3, "model": {"experts": 4, "layers": 1}},
     "experts, uneven": {"ep": 2, "batch": 14, "micro_batches": 3, "model": {"experts": 4}},
     "experts, divided twice": {"dp": 2, "ep": 2, "model": {"experts": 6, "capacity_factor": 3.0}},
+    "experts, 1, divided": {"ep": 2, "stage": 1, "model": {"experts": 4}},
+    "experts, 2, divided, two copies": {"dp": 2, "ep": 2, "stage": 2, "shard_over": 2, "model": {"experts": 4}},
+    "experts, 3, divided twice": {"dp": 2, "ep": 2, "stage": 3, "micro_batches": 2, "model": {"experts": 6}},
 }
 
 
@@ -233,18 +236,19 @@ def test_what_is_held_and_sent_is_what_the_ledger_counts(name):
     rank = rank_of(job)
     everyone = crews.call(CASES + "step", job.ranks, (asdict(job),))
     # Without others, communicators' arrays are aligned by hand.
-    aligned = 64 * sum(ranks == 1 for _, ranks in pieces_of(job, job.stages_of(0)))
+    aligned = 64 * sum(ranks == 1 for _, ranks, _ in pieces_of(job, job.stages_of(0)))
     held, peak, *_ = everyone[-1]           # whose parts of the vocabulary are the largest
-    assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
-    assert held["gradient"] == rank.gradients + aligned
+    assert held["parameter"] == rank.parameters + aligned * (job.stage in (1, 2))
+    assert held["optimizer"] == rank.optimizer
+    assert held["gradient"] == rank.gradients + aligned * (job.stage < 2)
     # Tokens and labels are the program's: those of micro-batches that are through are there as well.
     even = job.samples % job.micro_batches == 0     # else the first is the largest, and nothing was before it
     others = 16 * job.time // job.cp * (job.samples - job.pieces[0]) if job.tp == 1 and even else 0
     assert peak["activation"] == rank.activations + others
     assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers
     if job.stage == 3 and not job.checkpointing:
-        units = sorted(c.nbytes for c in rank.collectives if c.op == "all_gather")
-        assert peak["buffer"] == sum(units[-2:])
+        modules = sorted(sum(size for size, *_ in module) for module in units(job, job.stages_of(0)[0]))
+        assert peak["buffer"] == 4 * sum(modules[-2:])
     for axis in ("dp", "shard", "tp", "cp", "ep"):      # the mean over its ranks, which may differ by some bytes
         counted = [out[axis] for _, _, out, _ in everyone]
         assert sum(counted) == pytest.approx(job.ranks * sent(rank, axis), rel=1e-12)
@@ -303,6 +307,10 @@ PIPELINES = {
     "zb-h1, sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "zb-v": ({"pp": 2, "micro_batches": 4, "schedule": "zb-v"}, [0, 1, 2, 3, 5]),
     "sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 3}, [0, 2, 5]),
+    "1": ({"pp": 2, "dp": 2, "micro_batches": 3, "stage": 1}, [0, 2, 5]),
+    "2, interleaved": ({"pp": 2, "dp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "stage": 2},
+                       [0, 1, 2, 3, 5]),
+    "3, zb-h1": ({"pp": 2, "dp": 2, "micro_batches": 3, "schedule": "zb-h1", "stage": 3}, [0, 2, 5]),
 }
 
 
@@ -316,7 +324,14 @@ def test_what_a_pipeline_holds_and_sends(name):
         aligned = 64 * job.stages_per_rank if job.replicas == 1 else 0
         assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
         assert held["gradient"] == rank.gradients + aligned
-        assert out == sent(rank, "pp")
+        assert out["pp", "send"] == sent(rank, "pp")
+        if job.stage:
+            counted = sum(n for (axis, _), n in out.items() if axis != "pp")
+            assert counted == sent(rank, "dp") + 8, (counted, sent(rank, "dp"), out)      # and the loss
+            gathered = sum(c.nbytes for c in rank.collectives if c.op == "all_gather") * (job.stage == 3)
+            assert held["buffer"] == 0 and peak["buffer"] == gathered
+            message = job.pieces[0] * job.time * job.model.width * 4        # on its way
+            assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers + job.micro_batches * message
         # What has been received counts as parameters; tokens and labels are there of the whole batch, but the labels of
         # a part of the sequences, which are copied as they are used.
         found, most = peak["activation"] + peak["parameter"] - held["parameter"], play(job.steps).held[place]

@@ -36,7 +36,7 @@ def test_the_command(capsys):
     out = said(capsys, "--devices 2 --pp 2 --untied --layers 2 --width 8 --heads 2 --vocabulary 9 --context 4")[1]
     assert "a step: 8 samples of 4 tokens" in out and "8 micro-batches, bubble 11.1 %" in out
     status, out, _ = said(capsys, GPT3)
-    assert status == 0 and "175,244,992,512 parameters" in out and "bubble 7.2 %" in out and "ZeRO 2" not in out
+    assert status == 0 and "175,244,992,512 parameters" in out and "bubble 7.2 %" in out and "ZeRO 3" in out
     assert "Korthikanti" in out and "Exact counts" in out and "compute" in out
     assert "exact, what this library's tape keeps" in said(
         capsys, "--devices 2 --precision float32 --layers 2 --width 8 --heads 2 --vocabulary 9 --context 4")[1]
@@ -48,7 +48,7 @@ def test_all_meshes(capsys):
     plans, impossible = every(Job(model, batch=16, time=32), SIMPLE, 8)
     seen = {(p.job.dp, p.job.tp, p.job.pp, p.job.stage) for p in plans}
     wanted = {(dp, tp, pp, stage) for tp in (1, 2) for pp in (1, 2) for dp in (8 // tp // pp,)
-              for stage in range(4 if pp == 1 else 2)}      # 4 doesn't divide the heads, 3 layers aren't 4 stages
+              for stage in range(4)}    # 4 doesn't divide the heads, 3 layers aren't 4 stages
     assert seen == wanted and len(plans) == len(seen)
     all_of_them = sum(4 if 8 // tp // pp > 1 else 1 for tp in (1, 2, 4) for pp in (1, 2, 4, 8) if tp * pp <= 8)
     assert impossible == all_of_them - len(plans)       # tensors across machines of 4 aren't tried
@@ -109,7 +109,8 @@ def test_all_meshes_of_new_axes(capsys):
 def test_the_command_on_experts_sequences_and_zero_bubbles(capsys):
     status, out, _ = said(capsys, "--layers 32 --width 4096 --heads 32 --kv-heads 8 --hidden 14336 --family llama "
                                   "--vocabulary 32000 --context 32768 --untied --no-dropout --experts 8 --top-k 2 "
-                                  "--capacity-factor 1 --devices 64 --ep 8 --batch 64 --sequence-length 4096")
+                                  "--capacity-factor 1 --devices 64 --ep 8 --batch 64 --sequence-length 4096 "
+                                  "--stage 0")
     lines = out.split("\n")
     assert status == 0 and "46,702,792,704 parameters, 12,879,925,248 of them active" in lines[0]
     assert "dp=8 tp=1 pp=1 ep=8" in lines[1] and lines[7].startswith("per step  GB sent dp  GB sent ep")
@@ -132,9 +133,8 @@ MISTAKES = {
     "--devices 4 --device B9 " + MODEL: "device 'B9' is unknown: take one of V100, A100, H100, H200",
     "--devices 4 --heads 5 --layers 3 --width 36 --vocabulary 50 --context 16": "5 heads must divide the width 36",
     "--devices 2 --pp 2 " + MODEL: "add --untied",
-    "--devices 2 --pp 2 --untied --stage 3 " + MODEL: "take --stage 0 or 1",
     "--devices 2 --stage 4 " + MODEL: "stage 4",
-    "--devices 8 --shard-over 3 " + MODEL: "--shard-over 3: it must divide the 8 ranks along dp and cp",
+    "--devices 8 --shard-over 3 " + MODEL: "--shard-over 3: it must divide the 8 ranks along dp, cp and ep",
     "--devices 8 --shard-over 0 " + MODEL: "--shard-over 0: it must divide",
     "--devices 8 --shard-over 4 --stage 0 " + MODEL: "with stage 0, which cuts nothing",
     "--devices 8 --shard-over 4 --meshes --batch 8 " + MODEL: "leave --shard-over out",
@@ -179,7 +179,7 @@ MISTAKES = {
     "--devices 2 --cp 2 --parameters 1e9": "give --layers, --width and --heads",
     "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",
     "--devices 2 --ep 2 " + MODEL: "can't share 0 experts",
-    "--devices 2 --ep 2 --stage 1 " + EXPERTS: "take --stage 0, or --ep 1",
+    "--devices 6 --ep 2 --shard-over 3 --stage 1 " + EXPERTS: "take a multiple or a divisor of --ep",
     "--devices 2 --tp 2 " + EXPERTS: "tp=2 of a mixture of experts",
     "--devices 2 --top-k 7 " + EXPERTS: "7 of 6 experts per token",
     "--devices 2 --top-k 2 " + MODEL: "--top-k without --experts",

@@ -23,7 +23,7 @@ import weakref
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..backend import as_dtype, is_short, recording, xp
+from ..backend import as_dtype, is_array, is_short, recording, xp
 from .ops.elementwise import astype
 from .primitive import OPS, bind, mode, state
 from .saved import note_cast
@@ -122,7 +122,7 @@ class Region:
             return x
         # A capture finds equal casts by itself, a graph must make its own at every run, and who packs what is saved
         # (fully_shard's gathered values, offloading) decides what stays alive.
-        leaf = x.__class__ is Tensor and x.is_leaf and x.node is not None
+        leaf = x.__class__ is Tensor and x.is_leaf and x.node is not None and is_array(x.data)
         if not leaf or recording.graph or state.pack:
             low = astype(x, self.dtype)
             if leaf and state.pack and x.ndim:

@@ -14,25 +14,49 @@ class Packed:
 
     def __init__(self, saved, pack, unpack):
         self.unpack = unpack
-        # (True, packed), (False, as it is), (tuple, parts) or (Recast, it)
-        self.parts = [self._packed(v, pack) for v in saved]
+        # (Elsewhere, it), (False, as it is), (tuple, parts) or (Recast, it)
+        self.parts = self._packed_all(saved, pack, {})
 
-    def _packed(self, value, pack):
-        if value.__class__ is tuple and any(map(is_array, value)):
-            return tuple, [self._packed(v, pack) for v in value]
-        if not (is_array(value) and value.ndim):
-            return False, value
-        packed = pack(value)
-        cast = Recast.of(value, pack) if packed is value else None
-        return (True, packed) if cast is None else (Recast, cast)
+    def _packed_all(self, values, pack, known):
+        """known: {id of an array: what it became}; one that is kept twice is packed once."""
+        parts = []
+        for v in values:
+            if v.__class__ is tuple and any(map(is_array, v)):
+                parts.append((tuple, self._packed_all(v, pack, known)))
+            elif not (is_array(v) and v.ndim):
+                parts.append((False, v))
+            else:
+                if id(v) not in known:
+                    known[id(v)] = self._packed(v, pack)
+                parts.append(known[id(v)])
+        return parts
+
+    def _packed(self, array, pack):
+        packed = pack(array)
+        cast = Recast.of(array, pack) if packed is array else None
+        return (Elsewhere, Elsewhere(packed, weakref.ref(owner_of(array)))) if cast is None else (Recast, cast)
 
     def open(self, node):
         """The saved values again."""
         return self._opened(self.parts)
 
     def _opened(self, parts):
-        return tuple([self._opened(v) if how is tuple else v.opened(self.unpack) if how is Recast else
-                      self.unpack(v) if how else v for how, v in parts])
+        return tuple([self._opened(v) if how is tuple else v.opened(self.unpack) if how else v for how, v in parts])
+
+
+class Elsewhere(NamedTuple):
+    """What pack() made of an array, and a weak reference to whose memory that was."""
+
+    packed: object
+    owner: object
+
+    def opened(self, unpack):
+        """The array again. In other memory than before: what was written there until now was written to something
+        else."""
+        array = unpack(self.packed)
+        if is_array(array) and owner_of(array) is not self.owner():
+            log.forget(array)
+        return array
 
 
 class Recast(NamedTuple):
@@ -47,9 +71,7 @@ class Recast(NamedTuple):
     @classmethod
     def of(cls, array, pack):
         """For an array that looks into a cast, if pack() takes what that was made of elsewhere; else None."""
-        owner = array
-        while is_array(owner.base):
-            owner = owner.base
+        owner = owner_of(array)
         low, source = (ref() for ref in _casts.get(id(owner), (_nothing, _nothing)))
         if low is not owner or source is None or not array.size:
             return None
@@ -66,6 +88,13 @@ class Recast(NamedTuple):
         log.forget(low)     # what was written to its addresses before was written to something else
         first = low.reshape(-1)[self.offset // low.itemsize:]
         return arrays.lib.stride_tricks.as_strided(first, self.shape, self.strides)
+
+
+def owner_of(array):
+    """The array whose memory this one looks into; itself, if it is its own."""
+    while is_array(array.base):
+        array = array.base
+    return array
 
 
 _casts = {}     # id of a cast's array -> weak references to it and to the array that it was made of

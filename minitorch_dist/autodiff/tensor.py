@@ -33,17 +33,18 @@ class Leaf:
     where set, is the array that the gradient must live in (a slice of a flat
     buffer), and `flat` the buffer that it is a slice of. `over`: where it is this
     rank's share of a parameter, the Communicator of the ranks with the others;
-    `part_of`: the shape of that parameter.
+    `part_of`: the shape of that parameter; `part`: which part, where tensor
+    parallelism has cut it.
     """
 
     __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "over", "part_of",
-                 "__weakref__")
+                 "part", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
         self.shape, self.dtype = shape, dtype
         self.tensor = weakref.ref(tensor) if tensor is not None else None
-        self.hooks = self.grad_view = self.flat = self.over = self.part_of = None
+        self.hooks = self.grad_view = self.flat = self.over = self.part_of = self.part = None
 
 
 class Tensor(Traced):
@@ -232,7 +233,7 @@ class Tensor(Traced):
         twin = Tensor(self.data.copy())
         if self.leaf is not None:
             twin.requires_grad_()
-            twin.leaf.over, twin.leaf.part_of = self.leaf.over, self.leaf.part_of
+            twin.leaf.over, twin.leaf.part_of, twin.leaf.part = self.leaf.over, self.leaf.part_of, self.leaf.part
             twin.requires_grad_(self.requires_grad)
         if self.grad is not None:
             twin.grad = Tensor(self.grad.data.copy())

@@ -1,5 +1,7 @@
 """Nested tuples, lists and dicts of arrays: taken apart and put together again."""
 
+from copy import copy
+
 
 def skeleton(tree):
     """The nesting alone: equal for two trees that differ in their leaves only."""
@@ -18,10 +20,14 @@ def flatten(tree, order=sorted):
         return [], lambda leaves: None
     if isinstance(tree, dict):
         keys = order(tree)
-        children = [tree[k] for k in keys]
+        children, empty = [tree[k] for k in keys], copy(tree)
+        empty.clear()
 
         def make(values):
-            return kind(zip(keys, values, strict=True))
+            new = copy(empty)       # a defaultdict stays one
+            for key, value in zip(keys, values, strict=True):
+                new[key] = value
+            return new
     elif isinstance(tree, (tuple, list)):
         children, named = list(tree), hasattr(tree, "_fields")
 

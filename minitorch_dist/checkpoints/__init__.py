@@ -9,13 +9,13 @@
       rank-0.safetensors        what rank 0 has written
       rank-1.safetensors
 
-Arrays stand under the names and shapes that the model has in one process. What a rank holds of one is a piece of it, a
-box; ranks that hold the same piece (data parallelism) share the work of writing. So it does not matter how a model is
-cut: over data, ZeRO's stages, a pipeline's layers, tensor parallelism's parts, by annotations.
+Arrays stand under the names and shapes that the model has in one process. What a rank holds of one are pieces of it,
+boxes; ranks that hold the same piece (data parallelism) share the work of writing. So it does not matter how a model is
+cut: over data, ZeRO's stages, a pipeline's layers, tensor parallelism's parts, by annotations, or by several of these.
 
-    whole w (6, 4)         3 ranks of ZeRO          2 ranks of column parallelism
-                           elements 0-7, 8-15, …    rows 0-2, 3-5
-    read back by any:      what overlaps with the piece that is wanted
+    whole w (6, 4)         3 ranks of ZeRO          2 ranks of column parallelism    2 × 2 of ZeRO over these
+                           elements 0-7, 8-15, …    rows 0-2, 3-5                    row 0 and half of row 1, …
+    read back by any:      what overlaps with the pieces that are wanted
 
 Nothing is lost: a checkpoint is written under another name, and gets its own when all of it is on disk. Whatever ends
 the program before that leaves the checkpoint before it.

@@ -3,6 +3,8 @@
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,13 +14,22 @@ from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
 
 
+class Place(NamedTuple):
+    """Where elements are in what this rank has of an array: at `index` of it; or, where `elements` is a slice, at
+    `index` of these of its elements in C order, as an array of this shape."""
+
+    index: tuple
+    elements: slice | None = None
+    shape: tuple = ()
+
+
 @dataclass(frozen=True)
 class Layout:
     """What this rank holds of an array.
 
     shape   of the whole array
-    pieces  ((box, place), …): box is ((start, stop) per axis) of the whole, or ((start, stop),) of its elements in
-            C order; place is the index of the same elements in what this rank has
+    pieces  ((box, Place), …): box is ((start, stop) per axis) of the whole, or ((start, stop),) of its elements in
+            C order; the Place has the same elements, in an array of the box's shape
     """
 
     shape: tuple
@@ -40,37 +51,105 @@ def layouts(model):
              for name, value in named_arrays(model)}
     found |= {name: boxed(p.shape, p.layout.local_intervals(p.shape, p.ranks)) for name, p in annotated(model).items()}
     if isinstance(model, FullySharded):
-        if cut:
-            raise ValueError("a checkpoint of a model that is cut by both parallelize_module and fully_shard is not "
-                             "possible: take DistributedDataParallel beside parallelize_module")
         for unit in model.units:
             for name, s, piece in zip(unit.names, unit.segments, unit.pieces, strict=True):
                 start, _, _ = unit.piece(piece)
-                found[name] = Layout(tuple(s.tensor.shape), ((((start, start + piece.size),), (...,)),))
+                mine = start, start + piece.size
+                found[name] = (parted(s.tensor.shape, *cut[name][1:], mine) if name in cut
+                               else ranged(s.tensor.shape, mine))
     return found
 
 
 def whole(shape):
     """The Layout of who has all of it."""
-    return Layout(tuple(shape), ((tuple((0, extent) for extent in shape), (...,)),))
+    return boxed(shape, [[(0, extent)] for extent in shape])
 
 
-def parted(shape, axis, indices, extent):
-    """The Layout of who has these indices along an axis, in this order; `extent` is all there are."""
+def ranged(shape, mine):
+    """The Layout of who has the elements (start, stop) in C order, 1-d or otherwise."""
+    count = mine[1] - mine[0]
+    return Layout(tuple(shape), (((mine,), Place((slice(0, count),), slice(None), (count,))),))
+
+
+def parted(shape, axis, indices, extent, mine=None):
+    """The Layout of who has these indices along an axis, in this order; `extent` is all there are. mine: boxed's."""
     starts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     runs = [(int(indices[lo]), int(indices[lo]) + hi - lo) for lo, hi in itertools.pairwise(starts) if lo < hi]
     full = (*shape[:axis], extent, *shape[axis + 1:])
-    return boxed(full, [runs if i == axis else [(0, e)] for i, e in enumerate(full)])
+    return boxed(full, [runs if i == axis else [(0, e)] for i, e in enumerate(full)], mine)
 
 
-def boxed(shape, intervals):
-    """The Layout of who has these [(start, stop)] of each axis, one after another."""
-    sides = []
-    for own in intervals:
-        ends = list(itertools.accumulate(stop - start for start, stop in own))
-        sides.append([(side, slice(end - (side[1] - side[0]), end)) for side, end in zip(own, ends, strict=True)])
-    pieces = (tuple(zip(*piece, strict=True)) or ((), (...,)) for piece in itertools.product(*sides))
+def boxed(shape, intervals, mine=None):
+    """The Layout of who has these [(start, stop)] of each axis, one after another.
+
+    mine  (start, stop): only these elements of that, in C order, which are what this rank has, 1-d or otherwise
+    """
+    extents, pieces, at = [sum(stop - start for start, stop in own) for own in intervals], [], 0
+    for part in boxes_of(extents, *(mine or (0, prod(extents)))):
+        sizes = tuple(stop - start for start, stop in part)
+        elements = None if mine is None else slice(at, at := at + prod(sizes))
+        for sides in itertools.product(*map(common, intervals, part)):
+            index = (*(there for _, there in sides), ...)       # so that a number is an array, too
+            pieces.append((tuple(side for side, _ in sides), Place(index, elements, () if mine is None else sizes)))
     return Layout(tuple(shape), tuple(pieces))
+
+
+def common(own, side):
+    """[((start, stop) of an axis, the slice where these are in `side`)] of who has the intervals `own` of it, one after
+    another; side: (start, stop) of what that rank has."""
+    found, at = [], -side[0]        # where an interval begins in `side`
+    for start, stop in own:
+        lo, hi = max(at, 0), min(at + stop - start, side[1] - side[0])
+        if lo < hi or start == stop:
+            found.append(((start - at + lo, start - at + hi), slice(lo, hi)))
+        at += stop - start
+    return found
+
+
+def boxes_of(shape, start, stop):
+    """[box] of the elements start to stop of an array in C order: each a range itself, at most 2d - 1 for d axes.
+
+        . . . .
+        . . a a        the end of a row
+        b b b b        whole rows
+        c . . .        the beginning of one
+    """
+    if (start, stop) == (0, prod(shape)):
+        return [tuple((0, extent) for extent in shape)]
+    if start == stop:
+        return []
+    size = prod(shape[1:])
+    first, last = -(-start // size), stop // size       # whole rows
+    if first > last:
+        return _in_row(shape, last, start - last * size, stop - last * size)
+    head = _in_row(shape, first - 1, start - (first - 1) * size, size) if start < first * size else []
+    rows = [((first, last), *((0, extent) for extent in shape[1:]))] if first < last else []
+    return head + rows + _in_row(shape, last, 0, stop - last * size)
+
+
+def _in_row(shape, row, start, stop):
+    return [((row, row + 1), *box) for box in boxes_of(shape[1:], start, stop)]
+
+
+def refined(layout, ends):
+    """The Layout with pieces that end wherever one of `ends` is inside of them, where boxes have one side."""
+    pieces = []
+    for box, place in layout.pieces:
+        if len(parts := cut_at(box, ends)) == 1:
+            pieces.append((box, place))
+            continue
+        first = place.index[0].start - box[0][0]
+        pieces += [(part, place._replace(index=(slice(first + start, first + stop),)))
+                   for part in parts for start, stop in part]
+    return Layout(layout.shape, tuple(pieces))
+
+
+def cut_at(box, ends):
+    """[box] of a box with one side that is cut at each of some ends inside of it; of any other, itself."""
+    if len(box) != 1:
+        return [box]
+    (start, stop), = box
+    return [(side,) for side in itertools.pairwise([start, *(end for end in sorted(ends) if start < end < stop), stop])]
 
 
 def named_arrays(model):
@@ -113,7 +192,8 @@ def state_of(model, optimizer):
                                for group, settings in zip(groups, saved["groups"], strict=True)]}
 
 
-def piece_of(array, layout, place):
-    """This rank's array at a place of its Layout: 1-d where that counts elements."""
-    flat = any(len(box) != len(layout.shape) for box, _ in layout.pieces)
-    return (array.reshape(-1) if flat else array)[place]
+def piece_of(array, place):
+    """The elements at a Place of this rank's array: a view of the box's shape."""
+    if place.elements is not None:
+        array = array.reshape(-1)[place.elements].reshape(place.shape)
+    return array[place.index]

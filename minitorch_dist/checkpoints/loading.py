@@ -107,7 +107,7 @@ def read_all(path, index, arrays):
     for name, (layout, array) in arrays.items():
         values = found[name] = np.empty(array.shape, array.dtype)
         for box, place in layout.pieces:
-            piece_of(values, layout, place)[...] = reader.read(name, box)
+            piece_of(values, place)[...] = reader.read(name, box)
     return found
 
 
@@ -116,18 +116,20 @@ class Reader:
 
     def __init__(self, path, index, verify=False):
         self.path, self.index, self.verify, self.files = path, index, verify, {}
+        self.all = None, None       # (name, values) of an array that was read as a whole, the last one
 
     def read(self, name, box):
         """The elements of a box, of its shape. Where boxes count axes here and elements there, all of the array is
-        read."""
+        read, once for boxes that are asked for one after another."""
         from safetensors import SafetensorError
         there = self.index.arrays[name]
         if any(len(piece["box"]) != len(box) for piece in there["pieces"]):
             pieces, shape = there["pieces"], there["shape"]
-            full = [(0, e) for e in shape] if len(pieces[0]["box"]) == len(shape) else [(0, prod(shape))]
-            values = self.read(name, full)
+            if self.all[0] != name:
+                self.all = name, self.read(name, [(0, e) for e in shape] if len(pieces[0]["box"]) == len(shape)
+                                           else [(0, prod(shape))])
             flat = len(box) != len(shape)
-            return values.reshape(-1 if flat else shape)[tuple(slice(*side) for side in box)]
+            return self.all[1].reshape(-1 if flat else shape)[tuple(slice(*side) for side in box)]
         values = np.empty([stop - start for start, stop in box], as_dtype(there["dtype"]))
         for piece in there["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece["box"], strict=True)]

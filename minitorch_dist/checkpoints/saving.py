@@ -1,10 +1,12 @@
 """Writing a checkpoint: every rank its share, and a name when all of it is on disk."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from ..backend import STORED, dtype_code, to
 from ..comm.together import gathered, together
 from ..launch_env import launched_rank
 from .index import INDEX, Index, key, number
-from .layout import named_buffers, piece_of, state_of
+from .layout import cut_at, named_buffers, piece_of, refined, state_of
 
 
 def save(path, model, optimizer=None, facts=None, comm=None):
@@ -32,8 +34,12 @@ def save(path, model, optimizer=None, facts=None, comm=None):
     partial = path.with_name(f".{path.name}.partial{of_group(comm)}")
     arrays, about = state_of(model, optimizer)
     together(comm, lambda: check_savable(arrays, facts or {}))
-    everybodys = gathered(comm, [(name, layout.shape, dtype_code(array.dtype), [box for box, _ in layout.pieces])
-                                 for name, (layout, array) in arrays.items()])
+    held = gathered(comm, [(name, layout.shape, dtype_code(array.dtype), [box for box, _ in layout.pieces])
+                           for name, (layout, array) in arrays.items()])
+    ends = ends_of(held)
+    everybodys = [[(*kind, [part for box in boxes for part in cut_at(box, ends[kind[0]])]) for *kind, boxes in theirs]
+                  for theirs in held]
+    arrays = {name: (refined(layout, ends[name]), array) for name, (layout, array) in arrays.items()}
     buffers = {f"model.{name}" for name in named_buffers(model)}
     index = Index.planned(everybodys, first=set().union(*gathered(comm, buffers)))
     index.optimizer, index.facts = merged(gathered(comm, about)), facts or {}
@@ -41,7 +47,7 @@ def save(path, model, optimizer=None, facts=None, comm=None):
                        if name.startswith("model.") and name not in buffers})
     together(comm, lambda: begin(path, partial) if rank == 0 else None)
     file = f"rank-{rank}.safetensors"
-    mine = {key(name, box): (array, layout, box, place) for name, (layout, array) in arrays.items()
+    mine = {key(name, box): (array, box, place) for name, (layout, array) in arrays.items()
             for box, place in layout.pieces if index.writer(name, box) == file}
     try:
         index.files = dict(gathered(comm, (file, together(comm, lambda: write(partial / file, blocks(mine))))))
@@ -50,6 +56,16 @@ def save(path, model, optimizer=None, facts=None, comm=None):
         if rank == 0:       # the room is wanted by others, perhaps
             shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def ends_of(held):
+    """{name: where any rank's range of its elements ends}. held: [[(name, …, [box])]] of each rank. Beside tensor
+    parallelism's unequal parts fully_shard's pieces of the same parameter begin and end elsewhere on each of its
+    ranks."""
+    ends = defaultdict(set)
+    for name, *_, boxes in itertools.chain(*held):
+        ends[name].update(end for box in boxes if len(box) == 1 for end in box[0])
+    return ends
 
 
 def of_group(comm):
@@ -78,7 +94,7 @@ def check_alike(comm, arrays):
     mine, values = {}, {}
     for name, (layout, array) in arrays.items():
         for box, place in layout.pieces:
-            mine[name, box] = zlib.crc32(on_host(piece_of(array, layout, place)))
+            mine[name, box] = zlib.crc32(on_host(piece_of(array, place)))
     for rank, theirs in enumerate(gathered(comm, mine)):
         for (name, box), crc32 in theirs.items():
             if values.setdefault((name, box), (rank, crc32))[1] != crc32:
@@ -107,11 +123,11 @@ def there_already(path):
 
 
 def blocks(pieces):
-    """The bytes of a file of safetensors with pieces {key: (array, layout, box, place)}: a header, then the arrays one
-    by one."""
+    """The bytes of a file of safetensors with pieces {key: (array, box, place)}: a header, then the arrays one by
+    one."""
     order = sorted(pieces.items(), key=lambda piece: -piece[1][0].dtype.itemsize)     # so that all are aligned
     header, at = {}, 0
-    for name, (array, _, box, _) in order:
+    for name, (array, box, _) in order:
         shape = [stop - start for start, stop in box]
         end = at + int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
         header[name] = {"dtype": STORED[array.dtype.name], "shape": shape, "data_offsets": [at, end]}
@@ -119,8 +135,8 @@ def blocks(pieces):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, (array, layout, _, place) in order:
-        yield on_host(piece_of(array, layout, place))
+    for _, (array, _, place) in order:
+        yield on_host(piece_of(array, place))
 
 
 def write(path, blocks):

@@ -17,6 +17,14 @@ scales. A Linear has three products, and each rounds its operands anew, in group
 One large number costs all those of its group their digits, or makes them 0: the finer the groups, the fewer. (Sums over
 tokens have groups of tokens: with batches cut over ranks dW is rounded otherwise, but for exact mode.)
 
+Of a layer that tensor parallelism has cut each rank rounds its part to what one process has there. Where several ranks
+have numbers of one group they need its largest: they ask for all of these at once, by an all-reduce for y and another
+for dx and dW, or none. Of so many numbers, for x (tokens, in):
+
+                                        tensorwise: y, dx and dW    rowwise: y, dx and dW       blockwise
+    column parallel: out is cut             1          3               –         tokens + in    – where 128 divides
+    row parallel:    in is cut              2          2          tokens + out        –           all ranks' parts
+
 The rounding is that of an H100's hardware, the sums are those of float32, by BLAS: it is for seeing what becomes of a
 training, not faster. What backward needs is kept as it was, in its own precision. Under autocast a layer takes and
 gives 16 bits, as a Linear does; its weight is rounded to 8 bits from float32. Sources: Micikevicius et al. 2022, "FP8
@@ -27,13 +35,17 @@ does, are torchao's.
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from ..autodiff import ops
 from ..autodiff.autocast import lowered
 from ..autodiff.custom import custom_vjp
-from ..backend import matmul, module_of, xp
+from ..backend import is_floating, matmul, module_of, to_device_of, xp
 from ..nn.layers import Linear
 from ..nn.module import Module
+from ..parallel.parts import indices_of_ranks
 from .quant_model import replaced
 
 
@@ -95,61 +107,152 @@ RECIPES = {
 }
 
 
-def scaled(x, form, block, power_of_two=False):
-    """A matrix in 8 bits: (x · scale, rounded to the Format `form`; scale by group), both in x's dtype.
+# ---------------------------------------------------------------- groups, of which several ranks may have numbers
+
+class Groups(NamedTuple):
+    """The elements of an axis that are here, by groups.
+
+    count    how many groups have some here
+    size     how many elements a whole one has
+    of       the group of each element, counted from 0 among those here
+    place    where the elements stand among count · size
+    members  the elements of each group
+    numbers  which of all ranks' groups those here are; these are `total`
+    shared   whether a group has elements on several ranks: the same on all of them
+    """
+
+    count: int
+    size: int
+    of: object
+    place: object
+    members: list
+    numbers: object
+    total: int
+    shared: bool
+
+
+def groups_of(extent, size, like, cut=None):
+    """The Groups of so many elements (None: of all) along an axis that has `extent` here, for arrays like `like`.
+    cut: the Cut, where it is one rank's part of the axis."""
+    if cut is not None and size not in (None, 1):
+        groups = cut.groups(size)
+        there = {name: to_device_of(getattr(groups, name), like) for name in ("of", "place", "numbers")}
+        return groups._replace(**there, members=[to_device_of(each, like) for each in groups.members])
+    shared = size is None and cut is not None and cut.comm.size > 1
+    count, size = (1, max(extent, 1)) if size is None else (-(-extent // size), size)
+    return Groups(count, size, module_of(like).arange(extent) // size, slice(extent),
+                  [slice(i * size, (i + 1) * size) for i in range(count)], slice(count), count, shared)
+
+
+class Cut:
+    """An axis that is cut over the ranks of comm. indices: those that each rank has."""
+
+    def __init__(self, comm, indices):
+        self.comm, self.indices, self.found = comm, indices, {}
+
+    def groups(self, size):
+        """The Groups of this rank's part."""
+        if size not in self.found:
+            ranks = [np.unique(each // size) for each in self.indices]
+            total = -(-sum(map(len, self.indices)) // size)
+            mine = self.indices[self.comm.rank]
+            numbers, of = np.unique(mine // size, return_inverse=True)
+            self.found[size] = Groups(len(numbers), size, of, of * size + mine % size,
+                                      [np.flatnonzero(of == i) for i in range(len(numbers))], numbers, total,
+                                      sum(map(len, ranks)) > total)
+        return self.found[size]
+
+
+class Operand:
+    """A matrix on its way into 8 bits.
 
     x      (rows, columns), float32 or float64
+    form   the Format
     block  (rows, columns) of a group; None: all. Those at the ends may be smaller
-    scale  (groups of rows, groups of columns): the format's largest number / the group's largest |x|, or the power of
-           two next below. A group of numbers below 1e-12 has 1e-12's; inf and NaN become NaN
+    cuts   the Cut of each axis, None where all of it is here; one at most
+    largest  by (group of rows, group of columns): the largest |x|, of this rank's until over_ranks has been called
     """
-    arrays, (rows, columns) = module_of(x), x.shape
-    height, width = (size or max(n, 1) for size, n in zip(block, x.shape, strict=True))
-    groups = -(-rows // height), -(-columns // width)
-    padded = arrays.zeros((groups[0] * height, groups[1] * width), x.dtype)
-    padded[:rows, :columns] = arrays.absolute(x)
-    largest = padded.reshape(groups[0], height, groups[1], width).max((1, 3))
-    scale = form.largest / arrays.maximum(largest, 1e-12)
-    scale = power_below(scale) if power_of_two else scale
-    each = scale[(arrays.arange(rows) // height)[:, None], arrays.arange(columns) // width]
-    return form.rounded(x * each), scale
+
+    def __init__(self, x, form, block, cuts=(None, None)):
+        self.x, self.form = x, form
+        self.groups = rows, columns = [groups_of(n, size, x, cut) for n, size, cut
+                                       in zip(x.shape, block, cuts, strict=True)]
+        self.comm = next((cut.comm for cut, of in zip(cuts, self.groups, strict=True) if of.shared), None)
+        arrays = module_of(x)
+        padded = arrays.zeros((rows.count * rows.size, columns.count * columns.size), x.dtype)
+        padded[rows.place, columns.place] = arrays.absolute(x)
+        self.largest = padded.reshape(rows.count, rows.size, columns.count, columns.size).max((1, 3))
+
+    def scaled(self, power_of_two):
+        """(x · scale, rounded; scale by group), both in x's dtype. The scale is the format's largest number / the
+        group's largest, or the power of two next below. A group of numbers below 1e-12 has 1e-12's; inf and NaN become
+        NaN."""
+        scale = self.form.largest / module_of(self.x).maximum(self.largest, 1e-12)
+        scale = power_below(scale) if power_of_two else scale
+        rows, columns = self.groups
+        return self.form.rounded(self.x * scale[rows.of[:, None], columns.of]), scale
 
 
-def product(a, b, forms, blocks, power_of_two):
-    """a bᵀ of matrices (m, k) and (n, k) that are rounded to 8 bits: (m, n), in their dtype.
+def over_ranks(operands):
+    """Let `largest` be that of all ranks' numbers, where several have some of a group: by one all-reduce, or none."""
+    shared = [o for o in operands if o.comm is not None]
+    if not shared:
+        return
+    arrays, wholes = module_of(shared[0].x), []
+    for o in shared:
+        rows, columns = o.groups
+        wholes.append(arrays.zeros((rows.total, columns.total), o.x.dtype))
+        wholes[-1][rows.numbers, columns.numbers] = o.largest
+    sent = arrays.concatenate([whole.reshape(-1) for whole in wholes])
+    sent[arrays.isnan(sent)] = xp.inf       # of which the scale is as bad; but a maximum may pass NaN over
+    shared[0].comm.all_reduce(sent, "max", what="the largest numbers of float8's groups")
+    for o, whole in zip(shared, wholes, strict=True):
+        (rows, columns), (mine, sent) = o.groups, (sent[:whole.size], sent[whole.size:])
+        o.largest = mine.reshape(whole.shape)[rows.numbers, columns.numbers]
 
-    forms, blocks  of each, as `scaled` takes them; blocks of both are equally long along k
-    """
-    arrays, (m, k), n = module_of(a), a.shape, b.shape[0]
+
+def products(pairs, power_of_two):
+    """[a bᵀ] of pairs of Operands (m, k) and (n, k) whose groups are equally long along k: each (m, n), in their
+    dtype; where k is cut over ranks, this one's part of the sum."""
     with xp.errstate(invalid="ignore", divide="ignore"):        # inf and NaN are for a GradScaler to see
-        (a, scale_a), (b, scale_b) = (scaled(x, form, block, power_of_two)
-                                      for x, form, block in zip((a, b), forms, blocks, strict=True))
-        out, width = arrays.zeros((m, n), a.dtype), blocks[0][1] or max(k, 1)
-        for i, start in enumerate(range(0, k, width)):
-            part = slice(start, start + width)
-            of_a, of_b = (scale[:, i][arrays.arange(size) // (block[0] or max(size, 1))]
-                          for scale, block, size in zip((scale_a, scale_b), blocks, (m, n), strict=True))
-            out += matmul(a[:, part], b[:, part].T) / of_a[:, None] / of_b
+        over_ranks([operand for pair in pairs for operand in pair])
+        return [_product(*pair, power_of_two) for pair in pairs]
+
+
+def _product(a, b, power_of_two):
+    (x, scale_x), (y, scale_y) = a.scaled(power_of_two), b.scaled(power_of_two)
+    out = module_of(x).zeros((len(x), len(y)), x.dtype)
+    for i, part in enumerate(a.groups[1].members):
+        of_x, of_y = scale_x[:, i][a.groups[0].of], scale_y[:, i][b.groups[0].of]
+        out += matmul(x[:, part], y[:, part].T) / of_x[:, None] / of_y
     return out
 
 
-@functools.cache
-def linear_in(recipe):
+# ---------------------------------------------------------------- layers
+
+def linear_of(recipe, rows=None, columns=None):
     """f(x, weight) = x weightᵀ by a Recipe, with its gradients: (tokens, in), (out, in) -> (tokens, out), in x's dtype.
     Sums are made in float32 at least. Rounding passes derivatives on as they are; so there is one of the first order,
-    in reverse mode: TypeError for others, when they are asked for."""
-    def of(x, weight, *forms, blocks):
-        dtype = xp.promote_types(x.dtype, xp.float32)
-        return product(x.astype(dtype), weight.astype(dtype), forms, blocks, recipe.power_of_two)
+    in reverse mode: TypeError for others, when they are asked for.
+
+    rows, columns  the Cuts of the weight's axes, where this rank has a part of it
+    """
+    def operand(x, form, block, *cuts):
+        return Operand(x.astype(xp.promote_types(x.dtype, xp.float32), copy=False), form, block, cuts)
 
     @custom_vjp
     def float8_linear(x, weight):
-        return of(x, weight, E4M3, E4M3, blocks=(recipe.block, recipe.weight_block)).astype(x.dtype)
+        y, = products([(operand(x, E4M3, recipe.block, None, columns),
+                        operand(weight, E4M3, recipe.weight_block, rows, columns))], recipe.power_of_two)
+        return y.astype(x.dtype)
 
     @custom_vjp
     def float8_linear_backward(x, weight, g):
-        dx = of(g, weight.T, recipe.gradient, E4M3, blocks=(recipe.block, recipe.weight_block))
-        dw = of(g.T, x.T, recipe.gradient, E4M3, blocks=(recipe.block, recipe.block))
+        dx, dw = products([
+            (operand(g, recipe.gradient, recipe.block, None, rows),
+             operand(weight.T, E4M3, recipe.weight_block, columns, rows)),
+            (operand(g.T, recipe.gradient, recipe.block, rows, None),
+             operand(x.T, E4M3, recipe.block, columns, None))], recipe.power_of_two)
         return dx.astype(x.dtype), dw.astype(weight.dtype)
 
     def once(kept, cotangents):
@@ -161,6 +264,28 @@ def linear_in(recipe):
                                 lambda kept, g: float8_linear_backward(*kept, g))
 
 
+linear_in = functools.cache(linear_of)      # of recipes; a Cut holds a Communicator, and would be kept for ever
+
+
+def applied(linear, x, weight, bias):
+    """x weightᵀ + bias by `linear`, one that linear_of has made: (…, in) -> (…, out), in x's dtype, or autocast's."""
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"a layer of 8 bits: the last axis of x {tuple(x.shape)} must be {weight.shape[1]}, as of its "
+                         f"weight {tuple(weight.shape)}")
+    x = lowered(x) if is_floating(x.dtype) else ops.astype(x, weight.dtype)
+    rows = x if len(x.shape) == 2 else ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    y = linear(rows, weight)
+    y = y if len(x.shape) == 2 else ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
+    return y if bias is None else y + ops.astype(bias, y.dtype)
+
+
+def recipe_of(recipe):
+    """A Recipe, given by itself or by its name; ValueError for another name."""
+    if not isinstance(recipe, Recipe) and recipe not in RECIPES:
+        raise ValueError(f"Float8Linear: recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    return recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
+
+
 class Float8Linear(Module):
     """A Linear whose products are of numbers of 8 bits: (…, in_features) -> (…, out_features), in the input's dtype, or
     autocast's. Its parameters are the layer's own, in their own precision.
@@ -170,19 +295,34 @@ class Float8Linear(Module):
 
     def __init__(self, linear, recipe="tensorwise"):
         super().__init__()
-        if not isinstance(recipe, Recipe) and recipe not in RECIPES:
-            raise ValueError(f"Float8Linear: recipe {recipe!r}; there are {', '.join(RECIPES)}")
-        self.recipe = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
+        self.recipe = recipe_of(recipe)
         for name in ("weight", "bias"):
             self._register(self._parameters, name, getattr(linear, name))
 
     def forward(self, x):
-        y = linear_in(self.recipe)(ops.reshape(lowered(x), (math.prod(x.shape[:-1]), x.shape[-1])), self.weight)
-        y = ops.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
-        return y if self.bias is None else y + ops.astype(self.bias, y.dtype)
+        return applied(linear_in(self.recipe), x, self.weight, self.bias)
 
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape[::-1]))
+
+
+class Float8Part:
+    """What makes the products of a rank's part of a Linear in 8 bits, in ops.linear's place. Collective.
+
+    layer  a ColumnParallelLinear or RowParallelLinear
+    """
+
+    def __init__(self, layer, recipe):
+        axis, indices, extent = layer.parts["weight"]
+        cuts = [None, None]
+        cuts[axis] = Cut(layer.comm, indices_of_ranks(layer.comm, indices, extent))
+        self.linear = linear_of(recipe, *cuts)
+
+    def __call__(self, x, weight, bias=None):
+        return applied(self.linear, x, weight, bias)
+
+    def __repr__(self):
+        return "8 bits"
 
 
 def convert_to_float8_training(model, recipe="tensorwise", module_filter_fn=None):
@@ -194,12 +334,16 @@ def convert_to_float8_training(model, recipe="tensorwise", module_filter_fn=None
                       layers are often left out
 
     Parameters stay what they are, with their names, optimizer and place in flat buffers. ValueError where no Linear is
-    found. Cut models by parallelize_module before; its parts of layers stay as they are.
+    found. Cut models by parallelize_module before; then it is collective, and their parts of Linears stay, with other
+    products in them.
     """
-    found = {id(m): Float8Linear(m, recipe) for path, m in model.named_modules()
-             if type(m) is Linear and "forward" not in vars(m)
-             and (module_filter_fn is None or module_filter_fn(m, path))}
-    if not found:
+    chosen = [(path, m) for path, m in model.named_modules() if "forward" not in vars(m)
+              and (type(m) is Linear or getattr(m, "product", None) is ops.linear)
+              and (module_filter_fn is None or module_filter_fn(m, path))]
+    if not chosen:
         raise ValueError("convert_to_float8_training: the model has no Linear"
                          + " that module_filter_fn takes" * (module_filter_fn is not None))
-    return replaced(model, found)
+    for _, m in chosen:
+        if type(m) is not Linear:
+            m.product = Float8Part(m, recipe_of(recipe))
+    return replaced(model, {id(m): Float8Linear(m, recipe) for _, m in chosen if type(m) is Linear})

@@ -33,7 +33,6 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
-from ..parallel import full_state_dict
 from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
 
@@ -141,15 +140,14 @@ def decided(model, names, decide):
         raise ValueError(f"prune: the model has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
     if not names:
         raise ValueError("prune: the model has no parameter of two or more axes: say which by names=…")
+    # They bring further ops into the table.
+    if annotated(model):
+        from ..parallel.annotate import full_state_dict as whole
+    else:
+        from ..parallel.tensor_parallel import full_state_dict as whole
+    state, found = whole(model), None
     if not isinstance(model, FullySharded):
-        # They bring further ops into the table.
-        if annotated(model):
-            from ..parallel.annotate import full_state_dict as whole
-        else:
-            from ..parallel.tensor_parallel import full_state_dict as whole
-        state = whole(model)
         return decide({name: state[name] for name in names})
-    state, found = full_state_dict(model), None
     if model.comm.rank == 0:
         try:
             found = to_facts(decide({name: state[name] for name in names}))
@@ -213,12 +211,12 @@ class Pruning:
         check_masks({name: kinds[name].shape for name in tensors}, masks)
         self._check_alike(masks)
         self.masks = masks
-        self.kept = []      # (parameter, its Layout, place, which elements there stay)
+        self.kept = []      # (parameter, Place, which elements there stay)
         for name, mask in masks.items():
             for box, place in kinds[name].pieces:
                 index = tuple(slice(*side) for side in box)
                 part = (mask if len(box) == mask.ndim else mask.reshape(-1))[index]
-                self.kept.append((tensors[name], kinds[name], place, to_device_of(part, tensors[name].data)))
+                self.kept.append((tensors[name], place, to_device_of(part, tensors[name].data)))
         self.apply()
 
     def _check_alike(self, masks):
@@ -233,8 +231,8 @@ class Pruning:
 
     def apply(self):
         """Set the pruned weights to zero again (NaN and inf stay, for you to see)."""
-        for tensor, layout, place, kept in self.kept:
-            part = piece_of(tensor.data, layout, place)
+        for tensor, place, kept in self.kept:
+            part = piece_of(tensor.data, place)
             part *= kept.reshape(part.shape)        # nine times as fast as copyto(part, 0, where=…)
             wrote(part, "pruning")
         if isinstance(self.model, FullySharded):
@@ -320,17 +318,17 @@ def sparsity(model, masks=None):
         cut = _cutting(model)
         for name, p in model.named_parameters():
             count = np.array([np.count_nonzero(to(p.data, "cpu"))], np.float64)     # exact up to 2**53
-            if name in cut:
-                cut[name].all_reduce(count)
+            for comm in cut.get(name, ()):
+                comm.all_reduce(count)
             kept[name] = int(count[0])
     return Sparsity([(name, kinds[name].shape, count, prod(kinds[name].shape)) for name, count in kept.items()])
 
 
 def _cutting(model):
-    """{name: Communicator} of the parameters of which each of its ranks has a part."""
+    """{name: [Communicator]} of the parameters of which each of its ranks has a part, or a part of its part."""
     from ..parallel.tensor_parallel import parts_of
-    cut = {name: comm for name, (comm, *_) in parts_of(model).items()}
-    cut |= {name: p.local.leaf.over for name, p in annotated(model).items() if p.local.leaf.over is not None}
+    cut = {name: [comm] for name, (comm, *_) in parts_of(model).items()}
+    cut |= {name: [p.local.leaf.over] for name, p in annotated(model).items() if p.local.leaf.over is not None}
     if isinstance(model, FullySharded):
-        cut |= {name: unit.comm for unit in model.units for name in unit.names}
+        cut |= {name: [unit.comm, *cut.get(name, [])] for unit in model.units for name in unit.names}
     return cut

@@ -184,8 +184,9 @@ class Module:
                 target[...] = backend.to_device_of(values[name], target)
                 wrote(target, "load_state_dict")
 
-    def fitting(self, state):
-        """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not."""
+    def fitting(self, state, shapes=None):
+        """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not.
+        shapes: {name: shape of the state's} where that isn't this module's."""
         targets = {name: p.data for name, p in self.named_parameters()}
         targets.update((name, _array(b)) for name, b in self.named_buffers())
         if missing := sorted(set(targets) - set(state)):
@@ -194,8 +195,9 @@ class Module:
             raise KeyError(f"load_state_dict: the model has no {unknown}; it has {sorted(targets)}")
         values = {name: _array(state[name]) for name in targets}
         for name, target in targets.items():
-            if values[name].shape != target.shape or values[name].dtype != target.dtype:
-                raise ValueError(f"load_state_dict: {name} has shape {target.shape} and dtype {target.dtype}, "
+            shape = (shapes or {}).get(name, target.shape)
+            if values[name].shape != shape or values[name].dtype != target.dtype:
+                raise ValueError(f"load_state_dict: {name} has shape {shape} and dtype {target.dtype}, "
                                  f"the values have shape {values[name].shape} and dtype {values[name].dtype}")
         return targets, values
 

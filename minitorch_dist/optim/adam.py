@@ -77,8 +77,10 @@ class Adam(Optimizer):
 
     def apply_fused(self, *scaling):
         """Update all parameters of one kind in one launch. scaling: grad_scale and found_inf."""
-        if self.fused is None:
-            self.fused = self.tables()
+        ups = [group["maximize"] for group in self.groups]
+        if self.fused is None or ups != self.ups:
+            self.count_on_host()
+            self.fused, self.ups = self.tables(), ups
         alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in self.groups}
         scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in scaling]
         for update, slots in self.fused:

@@ -121,18 +121,28 @@ def squares(params, sums, flats):
     return total
 
 
+def check_shares(params, what, instead):
+    """ValueError for parts of parameters whose leaves don't say which ranks have the others: tensor parallelism's."""
+    if parts := [f"{p.shape} of {p.leaf.part_of}" for p in params
+                 if p.leaf.part_of is not None and p.leaf.over is None]:
+        raise ValueError(f"{what}: {len(parts)} of these parameters are this rank's parts of larger ones "
+                         f"({', '.join(parts[:3])} …), and the ranks with the others would find something else: "
+                         f"{instead}")
+
+
 def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Of a fully_shard model's parameters, and of experts that are divided over ranks, the norm is that of the whole
-    gradient, the same on all ranks; then collective. Of a model that parallelize_module has cut, without Distributed-
-    DataParallel or over "tp", take tensor_parallel.clip_grad_norm_: a rank's parameters don't say that they are parts.
-    Raises ValueError for a norm that is not finite, and changes nothing then.
+    gradient, the same on all ranks; then collective. Raises ValueError for a norm that is not finite, and changes
+    nothing then; and for parts of parameters that don't say which ranks have the others. (A pipeline's stages are whole
+    parameters: take Pipeline.clip_grad_norm_.)
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
     params = list({id(p): p for p in params if p.requires_grad}.values())
+    check_shares(params, "clip_grad_norm_", "take tensor_parallel.clip_grad_norm_(model, max_norm, comm)")
     flats = flat_buffers(params)
     for flat in flats:
         flat.collect(fill_missing=False)

@@ -15,7 +15,7 @@ class Combined(Optimizer):
         if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
             raise TypeError("Combined takes optimizers, one at least; got "
                             f"{', '.join(type(o).__name__ for o in optimizers) or 'none'}")
-        self.optimizers = optimizers
+        self.optimizers = [each for o in optimizers for each in (o.optimizers if isinstance(o, Combined) else [o])]
         params = [p for group in self.groups for p in group["params"]]
         if len({id(p) for p in params}) != len(params):
             raise ValueError("a parameter stands in two of these optimizers: each must be updated once")

@@ -8,12 +8,15 @@
 U Vᵀ comes without a singular value decomposition, by products alone: X → a·X + b·(X Xᵀ)X + c·(X Xᵀ)²X leaves U and V as
 they are and maps each singular value s to a·s + b·s³ + c·s⁵, which five times over brings [0.003, 1] into [0.68, 1.21].
 
-Of a matrix that is cut over ranks (fully_shard) no rank can do that with its piece. It comes together on one of them,
-its owner, which sends the pieces of the result back. Each rank owns its share of the work, and sends each element of
-other ranks' matrices once, and gets it once:
+Of a matrix that is cut over ranks (by fully_shard, or tensor parallelism) no rank can do that with its part. It comes
+together on one of them, its owner, which sends the parts of the result back. Each rank owns its share of the work, and
+sends each element of other ranks' matrices once, and gets it once:
 
     rank 0   |A A A A|B B|            owns A   |A A A A|A A|            |A A A A|B B|
     rank 1   |A A|B B B B|     →      owns B   |B B|B B B B|     →      |A A|B B B B|
+
+fully_shard's pieces of tensor parallelism's parts go that way twice, with other ranks each time: pieces become parts,
+and parts whole matrices.
 
 Sources: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
 scalable for LLM training" (adjust_lr_fn="match_rms_adamw", sharded state).
@@ -21,11 +24,11 @@ scalable for LLM training" (adjust_lr_fn="match_rms_adamw", sharded state).
 
 import math
 import zlib
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..autodiff.writes import wrote
-from ..backend import module_of, on_host
+from ..backend import module_of, on_host, to_device_of
 from .optimizer import Optimizer, check_settings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -46,10 +49,11 @@ class Muon(Optimizer):
     adjust_lr_fn  what lr is multiplied by: None or "original", √max(1, out/in); "match_rms_adamw", 0.2·√max(out, in),
                   with which steps are as long as AdamW's usually are, and its lr and weight decay fit
 
-    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16). Pieces of a fully_shard model
-    take the steps that the whole matrices would, by two all-to-alls: step() is collective then, and all ranks give the
-    same parameters in the same order, with gradients for the same ones (else MismatchError on all of them). ValueError
-    for parts of matrices that tensor parallelism or annotations have cut, which would need the others as well.
+    Products are made in the parameters' dtype, at least float32 (torch's: in bfloat16). Pieces of a fully_shard model,
+    and parts of one that parallelize_module has cut, take the steps that the whole matrices would, by two all-to-alls
+    over the ranks that have the others: step() is collective then, and all ranks give the same parameters in the same
+    order, with gradients for the same ones (else MismatchError on all of them). ValueError for parts of matrices that
+    don't say which ranks have the others: those of annotations.
     """
 
     state_names = ("momentum_buffer",)
@@ -72,11 +76,12 @@ class Muon(Optimizer):
                 if len(shape) not in (2, 3):
                     raise ValueError(f"Muon: a parameter of shape {shape} is neither a matrix nor a stack of them: "
                                      "give it to another optimizer, say AdamW")
-                part_of = tensor.leaf.part_of
-                if part_of is not None and part_of[-2:] != shape[-2:]:
-                    raise ValueError(f"Muon: a parameter of shape {shape} is a part of one of shape {part_of}, which "
-                                     "is cut over ranks; the step is one of the whole matrix: give it to another "
-                                     "optimizer, say AdamW, or cut the model by fully_shard instead")
+                leaf = tensor.leaf
+                if leaf.part is None and leaf.part_of is not None and leaf.part_of[-2:] != shape[-2:]:
+                    raise ValueError(f"Muon: a parameter of shape {shape} is a part of one of shape {leaf.part_of}, "
+                                     "and doesn't say which ranks have the others; the step is one of the whole "
+                                     "matrix: give it to another optimizer, say AdamW, or cut the model by "
+                                     "parallelize_module or fully_shard instead")
 
     def settle_in(self, home):
         if not all(on_host(flat.params) for flat in self.flats):
@@ -85,30 +90,32 @@ class Muon(Optimizer):
         super().settle_in(home)
 
     def update_all(self):
-        cut = {}        # (id of a Communicator, dtype) -> (it, an array like the parts, [Cut])
-        for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
-            momentum, pieces = state["momentum_buffer"], None
-            if flat.unit is not None:       # ranks without a gradient take part, too
-                _, _, pieces = cut.setdefault((id(flat.unit.comm), momentum.dtype), (flat.unit.comm, momentum, []))
-            for slot in slots:
-                if slot.segment.tensor.grad is None:
-                    continue
-                slot.steps += 1
-                part, mine = slice(slot.segment.start, slot.segment.stop), slot.state(state)
-                p, exact = flat.params[part], self.exact(flat.params[part], mine)
-                u = self.direction(self.divided(flat.grads[part], exact), mine["momentum_buffer"], slot.group)
-                if pieces is None:
-                    shape = slot.segment.tensor.shape
-                    _step(p, exact, _orthogonalized(u, shape, slot.group), shape, slot.group)
-                else:
-                    pieces.append(Cut(p, exact, u, slot.group, *flat.unit.cut_of(slot.segment.tensor)))
-        for comm, like, pieces in cut.values():
-            def make(k, u, pieces=pieces):
-                return _orthogonalized(u, pieces[k].shape, pieces[k].group)
-            cuts, parts = [(c.name, c.shape, c.counts) for c in pieces], [c.u for c in pieces]
-            steps = brought_together(comm, cuts, parts, make, like)
-            for c, o in zip(pieces, steps, strict=True):
-                _step(c.p, c.exact, o, c.shape, c.group)
+        places = {id(slot.segment.tensor): (flat, state, slot) for flat, state, slots
+                  in zip(self.flats, self.state, self.slots, strict=True) for slot in slots}
+        cut = {}        # (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
+        # In the order in which they were given: unequal parts may lie in buffers in another one on other ranks.
+        for tensor in (p for group in self.groups for p in group["params"]):
+            flat, state, slot = places[id(tensor)]
+            shape, way = way_of(tensor, flat.unit)
+            if way:         # ranks without a gradient take part, too
+                comms, momentum = [each.comm for each in way], state["momentum_buffer"]
+                _, _, pieces = cut.setdefault((*map(id, comms), momentum.dtype), (momentum, comms, []))
+            if tensor.grad is None:
+                continue
+            slot.steps += 1
+            part, mine = slice(slot.segment.start, slot.segment.stop), slot.state(state)
+            p, exact = flat.params[part], self.exact(flat.params[part], mine)
+            u = self.direction(self.divided(flat.grads[part], exact), mine["momentum_buffer"], slot.group)
+            piece = Piece(p, exact, u, slot.group, shape, way)
+            if way:
+                pieces.append(piece)
+            else:
+                piece.step(piece.orthogonalized(u))
+        for like, comms, pieces in cut.values():
+            steps = brought_together(comms, [piece.way for piece in pieces], [piece.u for piece in pieces],
+                                     lambda k, u, pieces=pieces: pieces[k].orthogonalized(u), like)
+            for piece, o in zip(pieces, steps, strict=True):
+                piece.step(o)
 
     def direction(self, g, b, group):
         """u, 1-d, a new array; b is written."""
@@ -117,31 +124,32 @@ class Muon(Optimizer):
         return g + group["momentum"] * b if group["nesterov"] else b.copy()
 
 
-class Cut(NamedTuple):
-    """This rank's part of a matrix that is cut: of the parameter, of what is updated of it, and of its direction; name
-    and shape of the whole, and how many of its elements each rank has."""
+class Piece(NamedTuple):
+    """What this rank has of a matrix, or a stack: of the parameter, of what is updated of it, and of its direction; the
+    shape of the whole, and the Cuts by which it is made of the ranks' pieces."""
 
     p: object
     exact: object
     u: object
     group: dict
-    name: str
     shape: tuple
-    counts: list
+    way: list
 
+    def orthogonalized(self, u):
+        """Of all of u, 1-d: 1-d."""
+        return orthogonalized(u.reshape(self.shape), self.group["ns_coefficients"], self.group["ns_steps"],
+                              self.group["eps"]).reshape(-1)
 
-def _orthogonalized(u, shape, group):
-    return orthogonalized(u.reshape(shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).reshape(-1)
-
-
-def _step(p, exact, o, shape, group):
-    """Move p, all or a part of a parameter of this shape, along o: its master copy, if `exact` is that."""
-    rows, columns = shape if len(shape) == 2 else shape[:0:-1]
-    exact *= 1 - group["lr"] * group["weight_decay"]
-    exact -= group["lr"] * ADJUST[group["adjust_lr_fn"] or "original"](rows, max(columns, 1)) * o
-    if exact is not p:
-        p[...] = exact
-    wrote(p, "Muon.step")
+    def step(self, o):
+        """Move the parameter along o, 1-d, this rank's part: its master copy, if `exact` is that."""
+        rows, columns = self.shape if len(self.shape) == 2 else self.shape[:0:-1]
+        group, adjust = self.group, ADJUST[self.group["adjust_lr_fn"] or "original"]
+        exact = self.exact
+        exact *= 1 - group["lr"] * group["weight_decay"]
+        exact -= group["lr"] * adjust(rows, max(columns, 1)) * o
+        if exact is not self.p:
+            self.p[...] = exact
+        wrote(self.p, "Muon.step")
 
 
 def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):
@@ -162,6 +170,42 @@ def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):
 
 # ---------------------------------------------------------------- matrices that are cut over ranks
 
+class Cut(NamedTuple):
+    """How an array is cut over ranks.
+
+    comm    the Communicator of these
+    name    of the parameter; for messages, and the same on all ranks
+    matrix  the shape of the whole matrix, or stack, that the array is, or is a part of
+    shape   the array's
+    places  [where in it a rank's part is: an index]
+    sizes   [how many elements that are]
+    """
+
+    comm: object
+    name: object
+    matrix: tuple
+    shape: tuple
+    places: list
+    sizes: list
+
+
+def way_of(tensor, unit):
+    """(the shape of the whole, [Cut, …]) of a parameter, or of its piece in a unit of fully_shard (else None): by the
+    first the ranks' pieces make the next one's parts, by the last the whole. Collective when it is first asked."""
+    name, shape, sizes = (None, tensor.shape, None) if unit is None else unit.cut_of(tensor)
+    part = tensor.leaf.part
+    divided = part is not None and part.axis >= len(shape) - 2     # else it is whole matrices of a stack
+    matrix = tensor.leaf.part_of if divided else shape
+    way = [] if unit is None else [Cut(unit.comm, name, matrix, (math.prod(shape),),
+                                       [slice(*ends) for ends in pairwise(_starts(sizes))], sizes)]
+    if divided:
+        indices, before = part.of_ranks(), (slice(None),) * part.axis
+        sizes = [math.prod((*matrix[:part.axis], len(each), *matrix[part.axis + 1:])) for each in indices]
+        way.append(Cut(part.comm, part.number, matrix, matrix,
+                       [(*before, to_device_of(each, tensor.data)) for each in indices], sizes))
+    return matrix, way
+
+
 def work(shape):
     """Multiplications of one round of orthogonalized, for (…, rows, columns)."""
     small, large = sorted(shape[-2:])
@@ -177,39 +221,50 @@ def owners(shapes, ranks):
     return owner
 
 
-def brought_together(comm, cuts, parts, make, like):
+def brought_together(comms, ways, parts, make, like):
     """This rank's parts of make(k, matrix k), 1-d arrays: each matrix is made whole on its owner. Collective.
 
-    cuts   by matrix: (name, shape, [how many of its elements each rank has, in the order in which they stand]); the
-           same on all ranks: MismatchError otherwise
+    ways   by matrix: a Cut over each of the comms, in their order; the same on all ranks: MismatchError otherwise
     parts  by matrix, this rank's elements: 1-d, of like's dtype and device
     make   make(k, u) -> a 1-d array of the same size, for the 1-d u of all elements
     """
-    shapes, counts = [shape for _, shape, _ in cuts], [each for *_, each in cuts]
-    ranks, owner = range(comm.size), owners(shapes, comm.size)
+    if not comms:
+        return [make(k, u) for k, u in enumerate(parts)]
+
+    def made(mine, wholes):
+        return brought_together(comms[1:], [ways[k][1:] for k in mine], wholes, lambda i, u: make(mine[i], u), like)
+    return exchanged(comms[0], [way[0] for way in ways], parts, made, like)
+
+
+def exchanged(comm, cuts, parts, make, like):
+    """As brought_together, of one Cut each: make([numbers of those that this rank owns], [their arrays, 1-d]) -> [the
+    like]."""
+    sizes, ranks = [cut.sizes for cut in cuts], range(comm.size)
+    owner = owners([cut.matrix for cut in cuts], comm.size)
     mine = [k for k, rank in enumerate(owner) if rank == comm.rank]
-    order = sorted(range(len(shapes)), key=owner.__getitem__)
-    there = [sum(counts[k][comm.rank] for k in order if owner[k] == rank) for rank in ranks]
-    here = [sum(counts[k][rank] for k in mine) for rank in ranks]
-    arrays, which = module_of(like), f"{len(cuts)} matrices, {zlib.crc32(repr(cuts).encode()):08x}"
+    order = sorted(range(len(cuts)), key=owner.__getitem__)
+    there = [sum(sizes[k][comm.rank] for k in order if owner[k] == rank) for rank in ranks]
+    here = [sum(sizes[k][rank] for k in mine) for rank in ranks]
+    arrays, known = module_of(like), repr([(cut.name, cut.matrix, cut.sizes) for cut in cuts])
     x, got = arrays.concatenate([like[:0], *(parts[k] for k in order)]), arrays.empty(sum(here), like.dtype)
-    comm.all_to_all(got, x, there, here, what=f"Muon's {which}")
+    comm.all_to_all(got, x, there, here, what=f"Muon's {len(cuts)} matrices, {zlib.crc32(known.encode()):08x}")
     # What has come lies by ranks, and each rank's by matrices.
-    starts = dict(zip(((rank, k) for rank in ranks for k in mine), _starts(
-        counts[k][rank] for rank in ranks for k in mine), strict=False))
-    stretches = {k: [slice(starts[rank, k], starts[rank, k] + counts[k][rank]) for rank in ranks] for k in mine}
+    stretches = dict(zip(((rank, k) for rank in ranks for k in mine), pairwise(_starts(
+        sizes[k][rank] for rank in ranks for k in mine)), strict=True))
+    wholes = []
     for k in mine:
-        made = make(k, arrays.concatenate([got[stretch] for stretch in stretches[k]]))
-        for stretch, (begin, end) in zip(stretches[k], pairwise(_starts(counts[k])), strict=True):
-            got[stretch] = made[begin:end]
+        wholes.append(arrays.empty(cuts[k].shape, like.dtype))
+        for rank, place in enumerate(cuts[k].places):
+            part = wholes[-1][place]
+            wholes[-1][place] = got[slice(*stretches[rank, k])].reshape(part.shape)
+    for k, made in zip(mine, make(mine, [whole.reshape(-1) for whole in wholes]), strict=True):
+        for rank, place in enumerate(cuts[k].places):
+            got[slice(*stretches[rank, k])] = made.reshape(cuts[k].shape)[place].reshape(-1)
     comm.all_to_all(x, got, here, there, what="Muon's steps")
-    ends = dict(zip(order, pairwise(_starts(counts[k][comm.rank] for k in order)), strict=True))
-    return [x[slice(*ends[k])] for k in range(len(shapes))]
+    ends = dict(zip(order, pairwise(_starts(sizes[k][comm.rank] for k in order)), strict=True))
+    return [x[slice(*ends[k])] for k in range(len(cuts))]
 
 
 def _starts(sizes):
     """[0, the first, the first two together, …]"""
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    return starts
+    return [0, *accumulate(sizes)]

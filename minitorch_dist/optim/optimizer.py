@@ -225,19 +225,21 @@ class Optimizer:
         return [places[id(p)] for group in self.groups for p in group["params"]]
 
     def check_kind(self, saved):
-        """ValueError where saved state is another kind of optimizer's, or of other groups."""
+        """ValueError where saved state is none, another kind of optimizer's, or of other groups."""
+        if missing := [key for key in ("class", "groups", "sizes", "steps", "state") if key not in saved]:
+            raise ValueError(f"the saved state has no {', '.join(missing)}: it is no optimizer's state_dict()")
         if saved["class"] != self.kind:
             raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {self.kind}")
-        if saved["sizes"] != (sizes := [len(group["params"]) for group in self.groups]):
+        if list(saved["sizes"]) != (sizes := [len(group["params"]) for group in self.groups]):
             raise ValueError(f"the saved state has groups of {saved['sizes']} parameters, this {self.kind} of {sizes}")
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
         self.check_kind(saved)
         order = self._in_order()
-        if len(saved["state"]) != len(order):
-            raise ValueError(f"the saved state is of {len(saved['state'])} parameters, this {self.kind} has "
-                             f"{len(order)}")
+        if {len(saved["state"]), len(saved["steps"])} != {len(order)}:
+            raise ValueError(f"the saved state is of {len(saved['state'])} parameters, with {len(saved['steps'])} "
+                             f"numbers of steps, this {self.kind} has {len(order)}")
         for (slot, state), arrays in zip(order, saved["state"], strict=True):
             if set(arrays) != set(state):
                 raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "

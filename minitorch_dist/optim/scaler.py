@@ -25,6 +25,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import device_of, to, to_device_of, xp, zeros
 from ..flat import flat_buffers
+from .clip import check_shares
 from .optimizer import check_settings
 
 # What float32 can hold, and 1 divided by it too.
@@ -180,6 +181,8 @@ class GradScaler:
     def _look(self, stage, divide):
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
         params = [p for group in stage.optimizer.groups for p in group["params"]]
+        if self.comm is None:
+            check_shares(params, "GradScaler", "make it with comm=…, all ranks that train the model")
         flats = flat_buffers(params)
         mine = {id(p) for p in params}
         self._move(flats[0].grads)
@@ -214,5 +217,5 @@ def stretches(flat, mine):
 
 def sharing(flats):
     """The Communicators of ranks that have other parts of these buffers' parameters."""
-    comms = [flat.unit.comm if flat.unit is not None else flat.over for flat in flats]
+    comms = [comm for flat in flats for comm in (flat.unit and flat.unit.comm, flat.over)]
     return list({id(comm): comm for comm in comms if comm is not None}.values())

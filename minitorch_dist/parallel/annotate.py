@@ -231,6 +231,15 @@ def _layouts(model, named, mesh, annotations):
     for pattern in annotations:
         if not fnmatch.filter(named, pattern):
             raise ValueError(f"shard_parameters: {pattern!r} meets no parameter; there are {', '.join(named)}")
+    for path, module in model.named_modules():
+        if getattr(type(module), "is_part", False):
+            raise ValueError(f"shard_parameters: {path} is this rank's part of a module that parallelize_module has "
+                             "cut, and annotations are of whole parameters: leave it out, and annotate those, as in "
+                             "annotate.megatron(model)")
+        if getattr(module, "context", None) is not None:
+            raise ValueError(f"shard_parameters: {path or 'the model'} works on this rank's part of the sequences, by "
+                             "context_parallel, whose messages no op can work out: leave it out, and annotate the "
+                             "batch along time, as in annotate.split(x, 1, mesh[…])")
     layouts = {}
     for name, p in named.items():
         if p.leaf is not None and p.leaf.flat is not None:

@@ -22,7 +22,7 @@ are those of `share`). Sums only.
 
 from ..autodiff.ops import transpose
 from ..autodiff.primitive import LinearOp, Primitive, bind
-from ..backend import module_of, xp
+from ..backend import in_float32, is_short, module_of, xp
 from ..data.loader import share
 
 # ---------------------------------------------------------------- linear maps
@@ -54,6 +54,8 @@ def _contiguous(x):
 
 
 def _summed(x, comm):
+    if is_short(x.dtype):       # no engine adds up 16 bits
+        return in_float32(_summed, x, comm)
     out = _copy(x)
     comm.all_reduce(out)
     return out
@@ -80,6 +82,8 @@ def _join(x, comm, extent):
 
 
 def _reduce_scatter(x, comm):
+    if is_short(x.dtype):
+        return in_float32(_reduce_scatter, x, comm)
     out = _empty(x, x.shape[0] // comm.size)
     comm.reduce_scatter(out, _contiguous(x))
     return out
@@ -98,6 +102,8 @@ def _broadcast(x, comm, src):
 
 
 def _reduce(x, comm, dst):
+    if is_short(x.dtype):
+        return in_float32(_reduce, x, comm, dst)
     out = _copy(x)
     comm.reduce(out, dst)
     return out if comm.rank == dst else xp.zeros_like(out)

@@ -43,6 +43,7 @@ from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from ..nn.transformer import MultiHeadAttention
 from .collectives import all_gather, all_to_all
+from .data_parallel import check_not_annotated
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
@@ -205,6 +206,8 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
     other ranks, before or after, and with pipelines; not with its sequence_parallel, nor exact mode, nor mixtures of
     experts: ValueError.
     """
+    check_not_annotated(model, "context_parallel", "leave one out; annotated, the batch can be cut along time, as in "
+                        f"annotate.split(x, 1, mesh[{comm.name!r}])")
     context = Context(comm, how, layout)
     context.training = model.training
     modules = dict(model.named_modules())

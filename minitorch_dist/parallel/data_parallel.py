@@ -325,14 +325,14 @@ class DistributedDataParallel(Module):
                 bucket.remember()
 
 
-def held_apart(module, comm):
+def held_apart(module, comm, wrapper="DistributedDataParallel"):
     """{id of a parameter: (the Communicator of the ranks that hold the same, that of those that hold the rest)} of what
     is divided over some of comm's ranks, as the samples are: of modules that say `divided_over`. ValueError unless comm
     has all these ranks. Collective where there are any."""
     apart, made = {}, {}
     for path, m in divided(module):
         over, own = m.divided_over, [p for p in m._parameters.values() if p is not None]
-        check_samples("DistributedDataParallel", path, over, comm)
+        check_samples(wrapper, path, over, comm)
         if own and over not in made:
             made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
         apart |= {id(p): (made[over], over) for p in own}
@@ -359,12 +359,25 @@ def annotated(module):
             for name in m._parameters if hasattr(getattr(m, name), "comms")}
 
 
-def check_not_annotated(module, wrapper="DistributedDataParallel"):
-    """ValueError if parameters lie on a mesh, where ops and backward make the sums over ranks."""
+def check_not_annotated(module, wrapper="DistributedDataParallel", instead=None):
+    """ValueError if parameters lie on a mesh, where ops and backward make the sums over ranks. instead: what to do
+    (default: annotate the batch)."""
     if found := list(annotated(module)):
+        instead = instead or f'leave {wrapper} out, and annotate the batch, as in annotate.split(x, 0, mesh["dp"])'
         raise ValueError(f"{wrapper}: {', '.join(found[:4])} of this model lies on a mesh, where gradients are summed "
-                         f"already: leave {wrapper} out, and annotate the batch, as in "
-                         'annotate.split(x, 0, mesh["dp"])')
+                         f"already: {instead}")
+
+
+def check_alone(module, wrapper):
+    """ValueError if a rank can't go through the module by itself, because others must answer its messages."""
+    check_not_annotated(module, wrapper, f"{wrapper} wants a model that each rank has whole")
+    for path, m in divided(module):
+        raise ValueError(f"{wrapper}: {path or 'the model'} is divided over the ranks of {m.divided_over.name!r}, "
+                         f"which must go through it together: {wrapper} wants a model that each rank has whole")
+    for path, m in module.named_modules():
+        if getattr(m, "reduces_gradients", False) and m.comm.size > 1:
+            raise ValueError(f"{wrapper}: {path or 'the model'} is a {type(m).__name__} over {m.comm.size} ranks, "
+                             f"whose backward waits for all of them: {wrapper} wants a model that each rank has whole")
 
 
 def check_unwrapped(module):

@@ -1,7 +1,7 @@
 """What a fully_shard model and its optimizer hold together, as one process would: collected on rank 0, unit by unit.
 
-All functions are collective. What they give and take knows nothing of ranks: it can be saved, and loaded on any number
-of ranks, in any stage, or into an unwrapped model and its optimizer.
+All functions are collective. What they give and take knows nothing of ranks, nor of how these divide experts: it can be
+saved, and loaded on any number of ranks, in any stage, or into an unwrapped model and its optimizer.
 """
 
 from ..autodiff.primitive import lower
@@ -11,10 +11,15 @@ from .same_model import broadcast
 
 
 def full_state_dict(model):
-    """The state dict of the module inside on rank 0; {} on the others."""
+    """The state dict of the module inside on rank 0; {} on the others. Where parallelize_module has cut that, these are
+    its parts: tensor_parallel.full_state_dict has them together."""
     found = {}
     for unit in model.units:
         found |= unit.collect(unit.flat.params)
+    for name, p in model.frozen:
+        grid = model.grid_of(p)
+        if grid.over is not None and grid.everyone.rank == 0 and (shares := grid.gather(p.data)) is not None:
+            found[name] = xp.array(to(shares.reshape(grid.whole(p.shape)), "cpu"))
     if model.comm.rank:
         return {}
     return {name: found[name] if name in found else xp.array(to(lower(value), "cpu"))
@@ -24,10 +29,17 @@ def full_state_dict(model):
 def load_full_state_dict(model, saved):
     """model.load_state_dict: write what full_state_dict has given, or the unwrapped model's state_dict; rank 0's
     counts. KeyError or ValueError on all ranks where it doesn't fit."""
+    if model.stage == 3 and model.values.held > model.keeping:
+        raise RuntimeError("load_state_dict inside gathered(), whose values would stay as they were: end that block "
+                           "before")
+    for unit in model.units:    # their values may be of another dtype than their pieces
+        unit.close()
+    model.stale = True
     problem, values = None, None
     if model.comm.rank == 0:
         try:
-            _, values = model.module.fitting(saved)
+            _, values = model.module.fitting(saved, {name: model.grid_of(p).whole(p.shape)
+                                                     for name, p in model.module.named_parameters()})
         except (KeyError, ValueError) as error:
             problem = error
     if problem := model.comm.broadcast_object(problem):
@@ -35,12 +47,12 @@ def load_full_state_dict(model, saved):
     for unit in model.units:
         unit.spread(values, unit.flat.params)
         wrote(unit.flat.params, "load_state_dict")
-        unit.close()
     for name, value in (*model.frozen, *model.module.named_buffers()):
-        array = lower(value)
-        if values is not None:
-            array[...] = to_device_of(values[name], array)
-        broadcast(model.comm, array, name)
+        array, grid = lower(value), model.grid_of(value)
+        if grid.everyone.rank == 0:
+            shares = None if values is None else values[name].reshape(grid.shares, *array.shape)
+            grid.scatter(array, shares if shares is None else to_device_of(shares, array))
+        broadcast(grid.everyone, array, name)
 
 
 def full_optimizer_state_dict(model, optimizer):
@@ -61,15 +73,15 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     """Write what full_optimizer_state_dict has given, or an optimizer of the unwrapped model: rank 0's counts.
     ValueError on all ranks where it doesn't fit."""
     mine = optimizer.state_dict()
-    whole = {id(piece): s.tensor.shape for unit in model.units
+    whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.units
              for s, piece in zip(unit.segments, unit.pieces, strict=True)}
     wanted = [{name: whole.get(id(p), p.shape) for name in arrays}
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
     problem = None
     if model.comm.rank == 0:
         problem = _misfit(optimizer, saved, wanted)
-    problem, groups, steps = model.comm.broadcast_object(
-        (problem, saved["groups"], saved["steps"]) if model.comm.rank == 0 else None)
+    settings = (None, None) if problem or model.comm.rank else (saved["groups"], saved["steps"])
+    problem, (groups, steps) = model.comm.broadcast_object((problem, settings))
     if problem:
         raise ValueError(problem)
     for unit, name, places in _arrays(model, optimizer, mine):
@@ -86,8 +98,8 @@ def _misfit(optimizer, saved, wanted):
     """What is wrong with saved state, or None. wanted: [{name of an array: its whole shape}] by parameter."""
     try:
         optimizer.check_kind(saved)
-    except ValueError as error:
-        return str(error)
+    except Exception as error:      # whatever it is, the other ranks must hear of it
+        return f"{type(optimizer).__name__}: {error}"
     found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
     for i in range(max(len(found), len(wanted))):
         if found[i:i + 1] != wanted[i:i + 1]:

@@ -9,20 +9,16 @@
             loss.backward()             # the last one leaves, on every rank, its shard of the global batch's gradient
         optimizer.step()
 
-    stage    cut over the ranks                  bytes held, of ψ float32 parameters      sent per rank and step
-    0 (DDP)  nothing                             4ψ + 4ψ + 8ψ                             2ψ elements · (N-1)/N
-    1        the optimizer's state               4ψ + 4ψ + 8ψ/N                           2ψ
-    2        gradients as well                   4ψ + 4ψ/N + 8ψ/N                         2ψ
-    3        parameters as well                  4ψ/N + 4ψ/N + 8ψ/N                       3ψ
-
-(parameters + gradients + Adam's two states.) In every stage gradients are reduce-scattered, as soon as those of a unit
-are complete. Stages 1 and 2 then gather the stepped parameters once, in the next forward. Stage 3 gathers a unit's
-before its forward, and frees them after it; and again in backward, where the next unit's travel meanwhile:
+Stage 1 cuts the optimizer's state, 2 gradients as well, 3 parameters as well: what each holds and sends is a table in
+zero.py. In every stage gradients are reduce-scattered, as soon as those of a unit are complete. Stages 1 and 2 then
+gather the stepped parameters once, in the next forward. Stage 3 gathers a unit's before its forward, and frees them
+after it; and again in backward, where the next unit's travel meanwhile:
 
     forward    gather u0, use, free | gather u1, use, free | …
     backward   … | gather u1 and, ahead, u0 | use u1, reduce its gradients, free | use u0, reduce, free
 
 With `shard_over` N are those ranks, which share a copy of the state; the copies' gradients are added up (hybrid.py).
+Of experts that are divided over ranks (moe.py) they are those that hold the same.
 
 Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".
 """
@@ -39,32 +35,15 @@ from ..backend import xp
 from ..comm.reduction import REDUCIBLE
 from ..nn.module import Module
 from .batch_norm import MicroShardStatistics, other_buffers, synchronise
-from .data_parallel import check_not_annotated, check_samples, check_unwrapped, divided
+from .data_parallel import check_not_annotated, check_unwrapped, divided, held_apart
 from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
 from .grouping import default_units, group
-from .hybrid import check_communicator, grid
+from .hybrid import check_communicator, grid_of, grid_of_share
 from .mixed_precision import AS_IT_IS
 from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
 from .units import Unit
-
-BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
-BYTES_MIXED = {"parameter": 2, "gradient": 2, "optimizer": 12}      # the paper's, of 16 bits beside float32
-CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", "gradient", "parameter")}
-SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
-
-
-def held(stage, elements, ranks, sizes=BYTES):
-    """{kind: bytes} that a rank holds of a model of so many elements, trained with Adam, in a stage. sizes: bytes per
-    element of each kind; as they stand, float32's."""
-    return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in sizes.items()}
-
-
-def sent(stage, elements, ranks, replicas=1):
-    """Elements that a rank sends per step, in a stage in which so many ranks share a copy: (among them, to the
-    replicas)."""
-    return SENT[stage] * elements * (ranks - 1) / ranks, 2 * elements / ranks * (replicas - 1) / replicas
 
 
 def fully_shard(module, comm=None, stage=3, **options):
@@ -76,7 +55,8 @@ class FullySharded(Module):
     """A module whose state is cut over the ranks; all conventions are DistributedDataParallel's.
 
     module             built alike on all ranks (checked), before any optimizer; rank 0's values are broadcast. Frozen
-                       parameters and buffers stay whole
+                       parameters and buffers stay whole. Divided experts are units of their own, beside the rest of
+                       their module
     comm               all ranks that have samples (default: the world's)
     shard_over         hybrid sharding: the Communicator of the ranks that share one copy of the state, say a node's
                        (default: comm); the other groups of comm hold copies. ValueError unless these make a grid
@@ -94,11 +74,11 @@ class FullySharded(Module):
     piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none.
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
-    micro-shards + 1 of them), in every stage. What a checkpoint keeps of a unit's values is freed when
-    backward has used it. In stage 3 all ranks go through the same units, and use the same parameters of each, or get a
+    micro-shards + 1 of them), in every stage. What a checkpoint keeps of a unit's values is freed when backward has
+    used it. In stage 3 all ranks go through the same units, and use the same parameters of each, or get a
     MismatchError; in the others a parameter may be used by some ranks only. Those that no rank has used in the last
-    step stand in `unused_parameters`, and have no gradient. At most two units are gathered at a time (gathering.py);
-    one that backward needs again when two others were used since is gathered again.
+    step stand in `unused_parameters`, and have no gradient. Units of at most two modules are gathered at a time
+    (gathering.py); one that backward needs again when two others were used since is gathered again.
     """
 
     reduces_gradients = True
@@ -121,21 +101,29 @@ class FullySharded(Module):
                              "or float64")
         self.add_module("", module)
         self.comm = comm if comm is not None else communication.world()
+        mp_policy = AS_IT_IS if mp_policy is None else mp_policy
+        mp_policy.check(module)
         self.stage, self.exact, self.reshard, self.policy = stage, exact, reshard_after_forward, mp_policy
         if exact:
             check_shape(micro_shards, self.comm.size)
             if mp_policy.reduce_dtype:
                 raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
                                  f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
-        self._sum_parts_of_sequences(module)
-        groups = group(module, default_units(module) if units is None else units)
-        check_same_model(module, self.comm, "fully_shard", stage=stage, units=[name for _, name, _ in groups],
+            if divided(module):
+                raise ValueError("fully_shard: exact mode can't be had of divided experts or sequences, whose "
+                                 "gradients are sums over ranks inside a product: leave one of the two out")
+        apart = held_apart(module, self.comm, "fully_shard")
+        groups = group(module, default_units(module) if units is None else units, apart=apart)
+        check_same_model(module, self.comm, "fully_shard", apart, stage=stage, units=[name for _, name, _ in groups],
                          reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
                          broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards,
                          shard_over=shard_over and shard_over.size)
-        self.grid = grid(self.comm, shard_over)
+        self.grid = grid_of(self.comm, shard_over)
+        grids = {each: grid_of_share(self.grid, *each) for each in dict.fromkeys(apart.values())}
+        self.apart = {key: grids[each] for key, each in apart.items()}
         if not groups:
-            raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train")
+            raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train (a stage "
+                             "of a pipeline that has none goes unwrapped)")
         self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
         self.done = 0               # backward passes since the last that reduced
         self.under_way = False      # a backward that hasn't come to its end
@@ -143,26 +131,23 @@ class FullySharded(Module):
         self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for name, values in (*self.frozen, *module.named_buffers()):
-            broadcast(self.comm, lower(values), name)
+            broadcast(self.grid_of(values).everyone, lower(values), name)
         self._make_units(groups)
+        for _, m in divided(module):
+            m.summed = True
         self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
             else []
         self.statistics = MicroShardStatistics(module, self.comm) if exact else None
         if not exact:
             synchronise(module, self.comm)
 
-    def _sum_parts_of_sequences(self, module):
-        """Take on the gradients of a model whose ranks have parts of sequences (context_parallel.py)."""
-        for path, m in divided(module):
-            if not m._parameters:
-                if self.exact:
-                    raise ValueError("fully_shard: exact mode can't be had of divided sequences, whose gradients are "
-                                     "sums over ranks inside a product: leave one of the two out")
-                check_samples("fully_shard", path, m.divided_over, self.comm)
-                m.summed = True
+    def grid_of(self, tensor):
+        """The Grid of a parameter or a buffer of the module: of an expert's share (moe.py) another one."""
+        return self.apart.get(id(tensor), self.grid)
 
     def _make_units(self, groups):
-        self.units = [Unit(name, named, self.grid, self.stage, self.policy) for _, name, named in groups]
+        self.units = [Unit(name, named, self.grid_of(named[0][1]), self.stage, self.policy)
+                      for _, name, named in groups]
         self.unit_of = {key: unit for unit in self.units for key in unit.places}
         self.piece_of = {id(s.tensor): piece for unit in self.units
                          for s, piece in zip(unit.segments, unit.pieces, strict=True)}
@@ -432,7 +417,6 @@ class FullySharded(Module):
         """Write what full_state_dict gave, or the unwrapped model's state_dict: rank 0's counts. Collective; errors as
         Module.load_state_dict, on all ranks."""
         load_full_state_dict(self, saved)
-        self.stale = True
 
     def __reduce_ex__(self, protocol):
         raise TypeError("a fully_shard model can't be copied or pickled: its units and hooks belong to these "

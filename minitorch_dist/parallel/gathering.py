@@ -16,7 +16,7 @@ from ..autodiff.writes import tick
 from ..backend import is_array
 from .units import Kept
 
-ALIVE = 2       # gathered units at most: one, and the next. (Where modules are nested, all those that run.)
+ALIVE = 2       # modules whose units are gathered at most: one, and the next. (Nested ones: all those that run.)
 
 
 class Gathering:
@@ -24,11 +24,13 @@ class Gathering:
 
     reshard  free a unit's values after its forward, and gather them again in backward
     outer    the units that the whole model holds
+    together {unit: those of its module}, which are of several dtypes or Grids, and needed in turns
     entered, left   units in the order in which forward has begun and ended them, since the last backward
     """
 
     def __init__(self, units, outer, reshard):
         self.units, self.outer, self.reshard = units, outer, reshard
+        self.together = {unit: [unit] for unit in units} | dict.fromkeys(outer, outer)
         self.entered, self.left = [], []
         self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
         self.current = None     # the one that backward is at
@@ -38,6 +40,7 @@ class Gathering:
 
     def watch(self, module, units):
         """Let the units' values come before each forward of the module, and go after it."""
+        self.together |= dict.fromkeys(units, units)
         module.register_forward_pre_hook(lambda m, inputs: self.enter(units))
         module.register_forward_hook(lambda m, inputs, output: self.leave(units, output))
 
@@ -131,13 +134,15 @@ class Gathering:
 
     def reach(self, unit, following):
         """Gather a unit; then begin with the one that is to follow, if there is room."""
+        ahead = [] if following is None else self.together[following]
         if self.reshard:
             for other in self.units:
-                if other is not unit and other is not following and not other.users:
+                if not (other.users or other in self.together[unit] or other in ahead):
                     other.drop()
         unit.gather()
-        if following is not None and sum(u.whole is not None for u in self.units) < ALIVE:
-            following.post_gather()
+        if len({id(self.together[u]) for u in self.units if u.whole is not None}) < ALIVE:
+            for each in ahead:
+                each.post_gather()
 
     # ------------------------------------------------------------ backward
 
@@ -150,7 +155,7 @@ class Gathering:
 
     def following(self, unit):
         """The unit that backward will come to after this one."""
-        self.reached.add(unit)
+        self.reached.update(self.together[unit])
         at = self.route.index(unit) + 1 if unit in self.route else len(self.route)
         return next((u for u in self.route[at:] if u not in self.reached), None)
 

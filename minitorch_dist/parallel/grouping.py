@@ -11,11 +11,11 @@ def default_units(module, frozen=False):
     return [unit for child in module._modules.values() for unit in default_units(child, frozen)]
 
 
-def group(module, units, frozen=False):
+def group(module, units, frozen=False, apart=None):
     """[(module or None, name, [(name, tensor)])]: the parameters that want a gradient, each in the innermost unit that
-    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype each. frozen: those
-    too that want none."""
-    chosen, around = {id(m) for m in units}, {}
+    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype and one Grid each.
+    frozen: those too that want none; apart: as held_apart's, of those whose Grid isn't the others'."""
+    chosen, around, apart = {id(m) for m in units}, {}, apart or {}
 
     def walk(m, outside):
         if id(m) in chosen and id(m) not in outside:
@@ -37,11 +37,12 @@ def group(module, units, frozen=False):
     for name, p in module.named_parameters():
         if p.requires_grad or frozen:
             place = around[id(p)][-1] if around[id(p)] else None
-            groups.setdefault((place, p.dtype), []).append((name, p))
-    inside = {(place if place is not None else 0): sum(key[0] == place for key in groups) for place, _ in groups}
+            groups.setdefault((place, p.dtype, apart.get(id(p))), []).append((name, p))
     found = []
-    for (place, dtype), named in groups.items():
+    for (place, dtype, divided), named in groups.items():
         path, m = paths[place] if place is not None else ("", None)
-        several = f" ({dtype})" if inside[place or 0] > 1 else ""
-        found.append((m, (path or ("the rest" if m is None else "the model")) + several, named))
+        text = path or ("the rest" if m is None else "the model")
+        text += f" ({dtype})" if len({key[1] for key in groups if key[0] == place}) > 1 else ""
+        text += f" (experts over {divided[1].size} ranks)" if divided else ""
+        found.append((m, text, named))
     return found

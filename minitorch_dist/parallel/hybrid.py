@@ -15,25 +15,60 @@ A rank of `comm` is replicate · S + shard: so exact mode's tree has whole subtr
 copies have the same bits, and each row makes norms, Muon's steps and the search for inf by itself. What depends on
 samples goes over all ranks: BatchNorm's statistics, and who has used what.
 
+Experts that are divided over ranks (moe.py) have a grid of their own. A share of them has its whole gradient when those
+who hold the same have added up theirs, and it is these over whom it is cut:
+
+    mesh = DeviceMesh(dp=2, ep=2)                               dp \\ ep   0         1
+    parallelize_module(gpt, mesh["ep"], moe.plan_of(gpt))       0         A₀   b    C₀   d      A: half of the experts
+    model = fully_shard(gpt, mesh["dp", "ep"])                  1         A₁   e    C₁   f      b d e f: all else
+
 Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Zhang et al. 2022, "MiCS".
 """
 
 from typing import NamedTuple
 
+from ..backend import zeros_like
 from ..comm import Communicator
 
 
 class Grid(NamedTuple):
     """Who shares what: Communicators.
 
-    everyone   all ranks; each has samples of its own
+    everyone   all ranks that would hold the same; each has samples of its own
     shards     those over which one copy of the state is cut
     replicas   those that hold the same part of it; None where there is one copy
+    over       where it is a share of stacks of experts: those with the others, equal ones in their order; None: whole
     """
 
     everyone: Communicator
     shards: Communicator
     replicas: Communicator | None
+    over: Communicator | None = None
+
+    @property
+    def shares(self):
+        """How many there are."""
+        return 1 if self.over is None else self.over.size
+
+    def whole(self, shape):
+        """The shape of all shares together, of that of one."""
+        return tuple(shape) if self.over is None else (self.shares * shape[0], *shape[1:])
+
+    def gather(self, mine):
+        """(shares, …) on the model's first rank, of each share's first rank's `mine` (…); None on others. Called by
+        those first ranks."""
+        if self.over is None:
+            return mine[None]
+        found = zeros_like(mine, (self.shares, *mine.shape)) if self.over.rank == 0 else None
+        self.over.gather(found, mine, dst=0)
+        return found
+
+    def scatter(self, mine, shares):
+        """The other way: `mine` is written."""
+        if self.over is None:
+            mine[...] = shares[0]
+        else:
+            self.over.scatter(mine, shares, src=0)
 
 
 def check_communicator(shard_over):
@@ -43,7 +78,7 @@ def check_communicator(shard_over):
                          'the Communicator of the ranks that share one copy, as mesh["shard"]')
 
 
-def grid(comm, shard_over):
+def grid_of(comm, shard_over):
     """The Grid of comm's ranks, of which those in shard_over (None: all) share a copy. ValueError on all ranks unless
     shard_over is S neighbours of comm's ranks everywhere, r·S … r·S + S - 1 in their order. Collective, but for None.
     """
@@ -51,8 +86,7 @@ def grid(comm, shard_over):
         return Grid(comm, comm, None)
     size = shard_over.size
     for rank, own in enumerate(comm.all_gather_object((shard_over.name, list(shard_over.world_ranks)))):
-        first = rank - rank % size
-        wanted = list(comm.world_ranks[first:first + size])
+        wanted = neighbours(comm.world_ranks, rank, size)
         if own[1] != wanted:
             raise ValueError(f"fully_shard: rank {rank} of {comm.name!r} is to share its copy over {own[0]!r}, ranks "
                              f"{own[1]} of the world; with {size} of the ranks {list(comm.world_ranks)} it would be "
@@ -64,3 +98,28 @@ def grid(comm, shard_over):
     same = list(comm.world_ranks[shard_over.rank::size])
     axis = next((axis for axis in comm.axes.values() if list(axis.world_ranks) == same), None)
     return Grid(comm, shard_over, axis or comm.split(shard_over.rank, name=f"{comm.name} but {shard_over.name}"))
+
+
+def neighbours(ranks, place, size):
+    """The `size` of these ranks that the one at a place is in, if they are cut into such groups in their order."""
+    first = place - place % size
+    return list(ranks[first:first + size])
+
+
+def grid_of_share(grid, same, over):
+    """The Grid of what is divided over the ranks of `over`, so that those of `same` have the same share: each copy that
+    grid has is cut over these of its ranks. ValueError on all ranks unless the axes are those of one mesh. Collective.
+    """
+    shards = same if grid.replicas is None else \
+        grid.shards.split(over.rank, name=f"{grid.shards.name} but {over.name}")
+    everybodys = grid.everyone.all_gather_object([list(comm.world_ranks) for comm in (over, same, shards)])
+    ranks, size, first = grid.everyone.world_ranks, len(everybodys[0][2]), everybodys[0][0]
+    for rank, (others, alike, own) in zip(ranks, everybodys, strict=True):
+        wanted = neighbours(alike, alike.index(rank), size)
+        if own != wanted or len(own) != size or (rank == alike[0]) != (rank in first) or first[0] != ranks[0]:
+            raise ValueError(f"fully_shard: of {grid.everyone.name!r}, ranks {list(ranks)} of the world, rank {rank} "
+                             f"shares stacks of experts with {others}, has the same share as {alike}, and would share "
+                             f"its copy of that with {own}; these groups are no axes of one mesh: give mesh"
+                             '["dp", "ep"], and where there is a shard_over, make it a multiple of ep\'s ranks, or a '
+                             "divisor of them")
+    return grid_of(same, None if grid.replicas is None else shards)._replace(over=over)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from ..autodiff.ops.elementwise import astype
 from ..autodiff.tree import flatten
 from ..backend import as_dtype, is_floating, is_short, module_of, xp, zeros_like
+from ..ledger import keep, open_ledgers
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class MixedPrecisionPolicy:
     param_dtype          of parameters while the model runs, and as they travel. In 16 bits they are rounded anew from
                          the float32 pieces; ops between them are then made in 16 bits, as torch's are. (Under
                          mt.autocast("bfloat16") the products of Linears have the same bits with and without.) Frozen
-                         parameters and buffers stay what they are
+                         parameters and buffers stay what they are, and in float32 make what they meet float32. Inside
+                         gathered() values are in it, too; full_state_dict has the pieces'
     reduce_dtype         of gradients until they are summed: of a backward without sum (no_sync) they are added up in
                          it, over the ranks in float32
     output_dtype         of the model's floating outputs: "float32" for a loss of many terms
@@ -59,13 +61,21 @@ class MixedPrecisionPolicy:
                 raise ValueError(f"MixedPrecisionPolicy: {name}={given!r}; it may be float16 or bfloat16"
                                  + ", or another floating dtype" * (name == "output_dtype") + ", or None: as it is")
 
+    def check(self, module):
+        """ValueError unless what the module trains is float32, of which 16 bits are made."""
+        if (self.param_dtype or self.reduce_dtype) and (others := [
+                f"{name} ({p.dtype})" for name, p in module.named_parameters()
+                if p.requires_grad and p.dtype != xp.float32]):
+            raise ValueError(f"{self}: {', '.join(others[:4])} would stay as they are beside parameters or inputs of "
+                             "16 bits: train in float32, or leave the policy out")
+
     def values(self, dtype):
-        """The dtype of a parameter's values that are `dtype` in its piece."""
-        return as_dtype(self.param_dtype) if self.param_dtype and dtype == xp.float32 else dtype
+        """The dtype of a parameter's values, where its piece is of `dtype`."""
+        return as_dtype(self.param_dtype) if self.param_dtype else dtype
 
     def gradients(self, dtype):
         """The dtype of its gradients until they are summed."""
-        return as_dtype(self.reduce_dtype) if self.reduce_dtype and dtype == xp.float32 else dtype
+        return as_dtype(self.reduce_dtype) if self.reduce_dtype else dtype
 
     def inputs(self, tree):
         """The model's inputs as it is to see them."""
@@ -83,7 +93,7 @@ def cast(tree, dtype):
     """A tree of inputs or outputs, its floating arrays and tensors in another dtype (None: as they are)."""
     if dtype is None:
         return tree
-    leaves, rebuild = flatten(tree)
+    leaves, rebuild = flatten(tree, order=list)
     return rebuild([astype(v, as_dtype(dtype)) if hasattr(v, "dtype") and is_floating(v.dtype) else v for v in leaves])
 
 
@@ -96,6 +106,8 @@ class SumOfShort:
 
     def __init__(self, comm, out, grads, what):
         self.out, self.parts = out, zeros_like(grads)
+        if open_ledgers:
+            keep(self.parts, "buffer")
         self.work = comm.all_to_all(self.parts, grads, async_op=True, what=what)
 
     def wait(self):

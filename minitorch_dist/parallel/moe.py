@@ -16,7 +16,7 @@ k · capacity_factor · tokens · size, but for rounding.
 The ranks along ep have samples of their own. So the gradients of everything but the experts are summed over all ranks,
 and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
 DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
-without.
+without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks.
 All ranks along ep go through the layer together, in evaluation too, with equally many tokens: else a MismatchError;
 data.Loader(…, drop_last=True) leaves an uneven last batch out.
 Source: Lepikhin et al. 2021, "GShard".
@@ -25,7 +25,9 @@ Source: Lepikhin et al. 2021, "GShard".
 import numpy as np
 
 from ..autodiff import ops
+from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
+from ..backend import zeros_like
 from ..data.loader import share
 from ..nn.module import Module
 from ..nn.moe import Experts, MoE
@@ -36,10 +38,9 @@ from .tensor_parallel import _Part
 class ExpertParallel(_Part):
     """This rank's share of Experts: rows for all of them, (experts, rows, size) -> their answers, the same shape.
 
-    divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel asks for
-                    it
-    summed          whether somebody sums the gradients: DistributedDataParallel sets it, and whoever does it otherwise
-                    has to
+    divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel and
+                    fully_shard ask for it
+    summed          whether somebody sums the gradients: these set it, and whoever does it otherwise has to
 
     ValueError unless the ranks can share the experts equally.
     """
@@ -67,9 +68,9 @@ class ExpertParallel(_Part):
         if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
             raise RuntimeError(f"ExpertParallel: the ranks of {self.comm.name!r} have samples of their own, and nobody "
                                "sums the gradients of what they hold alike: wrap the whole model in Distributed"
-                               "DataParallel(model, comm) of all ranks that have samples; where that is done otherwise,"
-                               " set summed = True of its ExpertParallel modules, and clip by tensor_parallel.clip_"
-                               "grad_norm_")
+                               "DataParallel(model, comm) or fully_shard(model, comm) of all ranks that have samples; "
+                               "where that is done otherwise, set summed = True of its ExpertParallel modules, and "
+                               "clip by tensor_parallel.clip_grad_norm_")
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"
@@ -79,7 +80,7 @@ def cut_experts(moe, comm, sequence_parallel=False):
     """Leave this rank its share of a MoE's experts, in place."""
     if sequence_parallel:
         raise ValueError("parallelize_module: 'experts' are cut over an axis of their own, along which the samples are "
-                         "divided too: make two calls, and leave them out of the one with sequence_parallel")
+                         "divided too, and route whole sequences: leave sequence_parallel out of a model with experts")
     if isinstance(moe.experts, ExpertParallel):
         raise ValueError(f"parallelize_module: the experts are divided already, over {moe.experts.comm.name!r}")
     moe.experts = ExpertParallel(moe.experts, comm)
@@ -93,7 +94,8 @@ def plan_of(model):
 
 class OneTensor(Module):
     """A pipeline's stage of blocks with experts, which give pairs, as one that takes and gives one tensor: between the
-    stages the auxiliary loss travels as one more feature, and its cotangent back. It adds nothing to names.
+    stages the auxiliary loss travels as one more feature, and its cotangent back. A first stage may end before the
+    first block. It adds nothing to names.
 
     first, last    the first stage's input, and the last one's output, are left as they are
     """
@@ -109,5 +111,5 @@ class OneTensor(Module):
         y = self._modules[""](x)
         if self.last:
             return y
-        y, aux = y
+        y, aux = y if isinstance(y, tuple) else (y, zeros_like(lower(y), ()))
         return ops.concatenate([y, ops.broadcast_to(aux, (*y.shape[:-1], 1))], -1)

@@ -40,6 +40,7 @@ from ..backend import to, to_device_of
 from ..comm.reduction import cut
 from ..flat import ALIGN, layout
 from . import batch_norm
+from .data_parallel import check_alone
 from .parameter_shard import Request, Shard
 from .rpc import Rpc
 from .rref import portable
@@ -83,6 +84,7 @@ class ParameterServer:
     def __init__(self, module, optimizer, comm=None, servers=1, mode="sync", max_staleness=None, n_fetch=1, n_push=1,
                  local_lr=0.0, clock=None, orders=None):
         self.comm = comm if comm is not None else communication.world()
+        check_alone(module, "ParameterServer")
         settings = {"servers": servers, "mode": mode, "max_staleness": max_staleness, "n_fetch": n_fetch,
                     "n_push": n_push, "local_lr": local_lr}
         check_same_model(module, self.comm, "ParameterServer", **settings, virtual=clock is not None, orders=orders)

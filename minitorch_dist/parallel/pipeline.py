@@ -12,6 +12,14 @@ What a stage sends is its output forward and its input's gradient backward, of o
 over the micro-batches. With DistributedDataParallel(exact=True) its micro-shards are the micro-batches, and the bits
 are those of one process in exact mode.
 
+    stage = fully_shard(stages[mesh.coords["pp"]], mesh["dp"], stage=1)     # instead: ZeRO inside of a pipeline
+
+Of a chunk that is fully_shard's the parameters are gathered once a step, in its first forward; in stage 3 they stay
+until its last backward is through, instead of travelling for each micro-batch. Gradients add up whole, in all stages,
+and are reduced once, as the last backward completes them. Sent per step, of a chunk's ψ elements, whatever the number
+of micro-batches: 2ψ · (N-1)/N. Between steps a rank holds what its stage says. Llama 3 was trained so (Dubey et al.
+2024, "The Llama 3 herd of models", 3.3.2), Megatron-LM's distributed optimizer is stage 1.
+
 Where a schedule cuts backward in two (zb_h1), the gradient of a stage's input is sent as soon as it is there, and the
 gradients of weights are made later, without doing anything twice (autodiff/input_first.py). The first stage sends none:
 all of its backward is in W.
@@ -37,7 +45,9 @@ from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import tree_sum
-from .data_parallel import DistributedDataParallel
+from . import full_state
+from .data_parallel import check_not_annotated
+from .fully_sharded import FullySharded
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
 
 SPEC_BYTES = 128
@@ -89,9 +99,18 @@ def cut_sequential(model, stages, costs=None):
 
 
 def full_state_dict(chunks, comm):
-    """{name: NumPy array} of all ranks' chunks together, the state of the whole model, on every rank. Collective."""
-    mine = {name: value for chunk in chunks for name, value in chunk.state_dict().items()}
+    """{name: NumPy array} of all ranks' chunks together, the state of the whole model, on every rank. Collective, over
+    those that share a chunk too."""
+    mine = {}
+    for chunk in chunks:
+        mine |= chunk.comm.broadcast_object(full_state.full_state_dict(chunk)) if isinstance(chunk, FullySharded) else \
+            chunk.state_dict()
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
+
+
+def reduces(chunk):
+    """Whether it sums gradients over ranks itself: DistributedDataParallel, fully_shard."""
+    return getattr(chunk, "reduces_gradients", False)
 
 
 def check_same_schedule(schedule, comm):
@@ -108,10 +127,32 @@ def check_same_schedule(schedule, comm):
             + ". Make it from the same settings on all of them")
 
 
+def check_chunks(chunks, comm):
+    """(every rank's number of chunks, whether one of them is in exact mode). ValueError on all ranks if a pipeline
+    can't have one of them. Collective."""
+    problem = None
+    if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
+        problem = ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
+                             "for each micro-batch: leave the latter out, then it is gathered once a step, and kept "
+                             "until its last backward is through")
+    try:
+        for chunk in chunks:
+            check_not_annotated(chunk, "Pipeline", "leave the annotations out, and cut the stages' matrices by "
+                                "parallelize_module")
+    except ValueError as error:
+        problem = error
+    exact = any(getattr(chunk, "exact", False) for chunk in chunks)
+    counts, exacts, problems = zip(*comm.all_gather_object((len(chunks), exact, problem)), strict=True)
+    for problem in filter(None, problems):
+        raise problem
+    return list(counts), any(exacts)
+
+
 class Pipeline:
     """This rank's part of a model that is cut by layers.
 
-    chunks     its modules: stages placement_of(schedule)[comm.rank], in this order; plain or DistributedDataParallel
+    chunks     its modules: stages placement_of(schedule)[comm.rank], in this order; plain, DistributedDataParallel or
+               fully_shard
     comm       the Communicator along the pipeline
     schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…)
                or a list of one's own. Exact mode takes the gradients of micro-batches in their order
@@ -123,15 +164,16 @@ class Pipeline:
 
     def __init__(self, chunks, comm, schedule):
         check_same_schedule(schedule, comm)
-        placement, counts = placement_of(schedule), comm.all_gather_object(len(chunks))
+        placement = placement_of(schedule)
+        counts, self.exact = check_chunks(chunks, comm)
         if counts != [len(stages) for stages in placement]:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
                              f"{comm.size} ranks, which have {', '.join(map(str, counts))} chunks")
-        if odd := [type(chunk).__name__ for chunk in chunks if getattr(chunk, "reduces_gradients", False)
-                   and not isinstance(chunk, DistributedDataParallel)]:
-            raise TypeError(f"Pipeline: its chunks are plain modules or DistributedDataParallel; got {', '.join(odd)}")
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
+        for chunk in chunks:
+            if isinstance(chunk, FullySharded):
+                chunk.set_reshard_after_backward(False)
         self._check_order(schedule)
         # stage: (its rank, its place among that rank's chunks)
         self.places = {stage: (rank, chunk) for rank, stages in enumerate(placement)
@@ -146,7 +188,7 @@ class Pipeline:
     def _check_order(self, schedule):
         """ValueError, on all ranks, if exact mode's sums, which are one tree over the micro-batches, would get them in
         another order on one of them."""
-        if not any(getattr(module, "exact", False) for module in self.chunks):
+        if not self.exact:
             return
         for rank, row in enumerate(schedule):
             for stage in {step.stage for step in row}:
@@ -163,8 +205,12 @@ class Pipeline:
         loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
-        scaler     a GradScaler that scales the loss which backward begins from
+        scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
         """
+        if scaler is not None and scaler.enabled and not set(self.comm.world_ranks) <= set(
+                scaler.comm.world_ranks if scaler.comm is not None else ()):
+            raise ValueError("Pipeline: a GradScaler that looks at this rank's stages only would leave out other steps "
+                             "than the others do: make it with comm=…, all ranks that train the model")
         shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
         if len(shards) != self.micro_batches:
             raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
@@ -190,7 +236,7 @@ class Pipeline:
                 module = self.chunks[chunk]
                 if (chunk, k) in self.statistics:
                     module.statistics.exchange(self.statistics.pop((chunk, k)))
-                later = left[chunk] and isinstance(module, DistributedDataParallel) and not module.exact
+                later = left[chunk] and reduces(module) and not module.exact
                 with module.no_sync() if later else nullcontext():
                     if kind == BACKWARD:
                         self._backward(stage, chunk, k)
@@ -204,8 +250,14 @@ class Pipeline:
         total = xp.array([tree_sum(self.losses)])
         self.comm.broadcast(total, self.places[self.last][0])
         if over is not None:
-            over.all_reduce(total, exact=getattr(self.chunks[0], "exact", False))
+            over.all_reduce(total, exact=self.exact)
         return float(total[0]) * self.scale
+
+    def clip_grad_norm_(self, max_norm):
+        """optim.clip_grad_norm_ of the whole model, after run(): of all ranks' stages, and of what parallelize_module
+        has cut of them. Returns the norm before. Collective."""
+        from .tensor_parallel import clip_grad_norm_  # it brings further ops
+        return clip_grad_norm_(self.chunks, max_norm, stages=self.comm)
 
     def _forward(self, stage, chunk, k):
         shard = self.shards[k].to(self.device)
@@ -214,8 +266,7 @@ class Pipeline:
         else:
             x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs))).requires_grad_()
         module = self.chunks[chunk]
-        told = getattr(module, "reduces_gradients", False)      # a wrapper notes its forwards itself
-        with nullcontext() if told else spanning("compute", "forward"):
+        with nullcontext() if reduces(module) else spanning("compute", "forward"):      # a wrapper notes its own
             y = module(x)
         if stage == self.last:
             y = self.loss_sum(y, shard.labels)
@@ -233,16 +284,18 @@ class Pipeline:
 
     def _backward(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)
+        if stage > 0:       # at once: a wrapper's backward ends when its gradients are summed
+            x.register_post_accumulate_grad_hook(lambda x: self._send(BACKWARD, stage - 1, k, lower(x.grad)))
         if getattr(y, "requires_grad", False):      # not so of a first stage without parameters
             y.backward(None if arrived is None else Tensor(arrived))
         else:
             self._no_gradients(chunk)
-        if stage > 0:
-            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if x.grad is None else lower(x.grad))
+        if stage > 0 and x.grad is None:
+            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
 
     def _no_gradients(self, chunk):
         """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
-        if isinstance(module := self.chunks[chunk], DistributedDataParallel) and module.parameters_in_order:
+        if reduces(module := self.chunks[chunk]) and any(p.requires_grad for p in module.parameters()):
             module.backward_without_gradients()
 
     def _input_gradient(self, stage, chunk, k):

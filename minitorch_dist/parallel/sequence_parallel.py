@@ -72,17 +72,18 @@ def check_choice(name, sequence_parallel):
                          f"{', '.join(map(repr, CHOICES))}")
 
 
-def linear(x, weight, bias, comm, regather):
+def linear(x, weight, bias, comm, regather, product=ops.linear):
     """ops.linear of all ranks' parts of a sequence, (batch, time/t, in) -> (batch, time, out).
 
     regather  keep this rank's part alone for backward, and gather the others' once more there
+    product   in ops.linear's place: product(x, weight, bias), which saves a matrix x as it is
     """
     _check_axes("gather_sequence", x)
     if not regather:
-        return ops.linear(gather_sequence(x, comm), weight, bias)
+        return product(gather_sequence(x, comm), weight, bias)
     rows = _rows(x, comm)
     with saved_tensors_hooks(*_keeping(x, rows, comm)):
-        y = ops.linear(rows, weight, bias)
+        y = product(rows, weight, bias)
     return ops.reshape(y, (x.shape[0], comm.size * x.shape[TIME], y.shape[-1]))
 
 
@@ -238,6 +239,9 @@ def check_plan(modules, chosen):
         if inner := [p for p in below if p != path and p in chosen]:
             raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
                              "leave one out")
+    if mixtures := [path for path, m in modules.items() if isinstance(m, MoE)]:
+        raise ValueError(f"parallelize_module: {mixtures[0]} is a MoE, which routes whole sequences, and "
+                         "sequence_parallel would give it a part: leave sequence_parallel out of a model with experts")
     covered = tuple(f"{path}." for path in chosen)
     left = [path or "the model itself" for path, module in modules.items() if not f"{path}.".startswith(covered)
             and type(module) not in INDIFFERENT and (not module._modules or any(

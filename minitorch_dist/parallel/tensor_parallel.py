@@ -29,7 +29,7 @@ from ..autodiff import ops
 from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import to, to_device_of, xp
+from ..backend import is_short, to, to_device_of, xp
 from ..data.loader import share
 from ..nn.layers import Linear
 from ..nn.module import Module, Parameter
@@ -38,6 +38,9 @@ from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBloc
 from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
 from .data_parallel import check_not_annotated
+from .full_state import full_state_dict as pieces_together
+from .fully_sharded import FullySharded
+from .parts import Part
 
 
 def _rows(count, comm):
@@ -70,15 +73,16 @@ class _Part(Module):
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
                 shape = value.shape
                 value = Parameter(value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)])
-                value.leaf.part_of = shape
+                if comm.size > 1:
+                    value.leaf.part_of, value.leaf.part = shape, Part(comm, *self.parts[name])
                 value.requires_grad_(trained)
             self._register(self._parameters, name, value)       # a frozen one as well
 
-    def _linear(self, x, bias=None):
+    def _linear(self, x, bias=None, product=ops.linear):
         """x Wᵀ + b of what lies between the parts: Megatron's f, and a product."""
         if self.sequence_parallel:
-            return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather")
-        return ops.linear(copy_to(x, self.comm), self.weight, bias)
+            return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather", product)
+        return product(copy_to(x, self.comm), self.weight, bias)
 
     def _sum(self, y):
         """The sum of all ranks' y, for what lies between the parts: Megatron's g."""
@@ -87,7 +91,8 @@ class _Part(Module):
     def extra_repr(self):
         axis, indices, count = self.parts["weight"]
         return f"{', '.join(map(str, self.weight.shape))}, which are {len(indices)} of {count} along axis {axis}" + \
-            (f", sequence_parallel={self.sequence_parallel!r}" if self.sequence_parallel else "")
+            (f", sequence_parallel={self.sequence_parallel!r}" if self.sequence_parallel else "") + \
+            (f", {product}" if (product := getattr(self, "product", ops.linear)) is not ops.linear else "")
 
 
 class ColumnParallelLinear(_Part):
@@ -96,15 +101,16 @@ class ColumnParallelLinear(_Part):
     linear         the whole layer, the same on all ranks
     rows           the outputs that this rank makes (default: its share, in order)
     gather_output  give all of them on all ranks, (…, out_features); for rows as they are by default
+    product        product(x, weight, bias), in ops.linear's place: an attribute to be set alike on all ranks
     """
 
     def __init__(self, linear, comm, rows=None, gather_output=False, sequence_parallel=False):
         rows = _rows(linear.weight.shape[0], comm) if rows is None else rows
         self._take(linear, comm, sequence_parallel, weight=(0, rows), bias=(0, rows))
-        self.gather_output = gather_output
+        self.gather_output, self.product = gather_output, ops.linear
 
     def forward(self, x):
-        y = self._linear(x, self.bias)
+        y = self._linear(x, self.bias, self.product)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
 
 
@@ -113,6 +119,7 @@ class RowParallelLinear(_Part):
 
     columns            the inputs that this rank has (default: its share, in order)
     input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here
+    product            as ColumnParallelLinear's
     """
 
     def __init__(self, linear, comm, columns=None, input_is_parallel=True, sequence_parallel=False):
@@ -121,11 +128,11 @@ class RowParallelLinear(_Part):
                              "of whole sequences; input_is_parallel=False can't be had")
         columns = _rows(linear.weight.shape[1], comm) if columns is None else columns
         self._take(linear, comm, sequence_parallel, weight=(1, columns), bias=(None, None))
-        self.input_is_parallel = input_is_parallel
+        self.input_is_parallel, self.product = input_is_parallel, ops.linear
 
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
-        y = self._sum(ops.linear(x, self.weight))
+        y = self._sum(self.product(x, self.weight))
         if self.bias is None:
             return y
         return y + (copy_to(self.bias, self.comm) if self.sequence_parallel else self.bias)
@@ -178,6 +185,8 @@ def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="m
         raise ValueError(f"vocab_parallel_cross_entropy: labels of shape {tuple(labels.shape)} for logits of shape "
                          f"{tuple(logits.shape)}; they must be {tuple(logits.shape[:-1])}")
     check_numbers("vocab_parallel_cross_entropy", labels, num_classes, "labels", "classes")
+    if is_short(logits.dtype):      # sums of exponentials
+        logits = logits.astype(xp.float32)
     greatest = lower(logits).max(-1)
     comm.all_reduce(greatest, "max")      # a constant: what is subtracted doesn't change the loss
     z = logits - greatest[..., None]
@@ -257,7 +266,8 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
     unknown, TypeError where it doesn't fit the module; nothing is cut then.
     """
     sequences.check_choice("parallelize_module", sequence_parallel)
-    check_not_annotated(module, "parallelize_module")
+    check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
+                        "tensor parallelism by annotations")
     modules, chosen = dict(module.named_modules()), {}
     for pattern, way in ((sequences.between(module) if sequence_parallel else {}) | plan).items():
         if way == sequences.WAY and not sequence_parallel:
@@ -273,6 +283,11 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
                 raise TypeError(f"parallelize_module: {path} is a {type(modules[path]).__name__}; {way!r} cuts a "
                                 f"{WAYS[way][0].__name__}")
         chosen |= dict.fromkeys(found, way)
+    for path, way in chosen.items():
+        parts = [m for m in modules[path].modules() if isinstance(m, _Part)]
+        if parts and way != "experts":      # which says so itself
+            raise ValueError(f"parallelize_module: {path} is cut already, over {parts[0].comm.name!r}: a module is cut "
+                             "once, over all ranks that are to share it")
     if sequence_parallel:
         sequences.check_plan(modules, chosen)
     owners = collections.defaultdict(set)
@@ -296,10 +311,19 @@ def parts_of(model):
             if isinstance(module, _Part) for name, part in module.parts.items()}
 
 
+def apart(model):
+    """parts_of, of what stays parts where fully_shard collects its pieces: it collects experts' shares as well."""
+    if not isinstance(model, FullySharded):
+        return parts_of(model)
+    tensors = dict(model.module.named_parameters())
+    return {name: part for name, part in parts_of(model).items() if model.grid_of(tensors[name]).over is None}
+
+
 def full_state_dict(model):
-    """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it."""
-    state, parts = model.state_dict(), parts_of(model)
-    for name, (comm, axis, indices, extent) in parts.items():
+    """model.state_dict() with whole parameters, as before it was cut. Collective; every rank gets all of it, of a
+    fully_shard model the rank 0 of each of its groups; {} on the others."""
+    state = pieces_together(model) if isinstance(model, FullySharded) else model.state_dict()
+    for name, (comm, axis, indices, extent) in apart(model).items() if state else ():
         shape = list(state[name].shape)
         shape[axis] = extent
         whole = np.empty(shape, state[name].dtype)
@@ -310,34 +334,53 @@ def full_state_dict(model):
 
 
 def load_full_state_dict(model, state):
-    """Write {name: whole array} into a model that is cut: each rank takes its part."""
-    parts = parts_of(model)
+    """Write {name: whole array} into a model that is cut: each rank takes its part. Of a fully_shard model the state
+    counts that the rank 0 of each of its groups has."""
+    parts = apart(model)
     model.load_state_dict({name: to(value, "cpu").take(parts[name][2], parts[name][1]) if name in parts else value
                            for name, value in state.items()})
 
 
-def clip_grad_norm_(model, max_norm, comm):
-    """optim.clip_grad_norm_ of a model that is cut over comm, its experts perhaps over other ranks: the norm is that of
-    the whole gradient. Collective."""
+def clip_grad_norm_(model, max_norm, comm=None, stages=None):
+    """optim.clip_grad_norm_ of a model that is cut over comm, its experts perhaps over other ranks, its parts by
+    fully_shard over further ones: the norm is that of the whole gradient. Collective.
+
+    model   a module, or a pipeline's chunks on this rank; then
+    stages  the Communicator along the pipeline, whose ranks have the other layers
+    """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    cut = parts_of(model)
+    chunks = [model] if isinstance(model, Module) else model
+    cut = {name: part for chunk in chunks for name, part in parts_of(chunk).items()}
     # {who has the other parts: Σ g² of this rank's}; what is whole counts once.
-    squares = {None: 0.0, comm: 0.0} | dict.fromkeys((part[0] for part in cut.values()), 0.0)
-    grads = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
-    for name, grad in grads:
-        squares[cut[name][0] if name in cut else None] += float((lower(grad).astype(xp.float64) ** 2).sum())
-    total = squares.pop(None)
-    for others, own in squares.items():
-        part = xp.array([own])
-        others.all_reduce(part)
-        total += float(part[0])
+    squares, grads = {(): 0.0} | ({} if comm is None else {(comm,): 0.0}), []
+    for name, p in (pair for chunk in chunks for pair in chunk.named_parameters() if pair[1].requires_grad):
+        unit, others = getattr(p.leaf.flat, "unit", None), cut[name][:1] if name in cut else ()
+        others = others if unit is None else (unit.comm, *others)       # fully_shard's piece of a part
+        squares.setdefault(others, 0.0)
+        if p.grad is not None:
+            grads.append(p.grad)
+            squares[others] += float((lower(p.grad).astype(xp.float64) ** 2).sum())
+    total = 0.0
+    for others, part in squares.items():
+        for each in others:
+            part = _over(each, part)
+        total += part
+    if stages is not None:
+        total = _over(stages, total)
     norm = float(xp.sqrt(total))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:
-        for _, grad in grads:
+        for grad in grads:
             array = lower(grad)
             array *= max_norm / (norm + 1e-6)      # torch's epsilon
             wrote(array, "clip_grad_norm_")
     return norm
+
+
+def _over(comm, number):
+    """The sum of all ranks' numbers."""
+    total = xp.array([number])
+    comm.all_reduce(total)
+    return float(total[0])

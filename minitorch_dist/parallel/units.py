@@ -61,7 +61,8 @@ class Unit:
     """Parameters of one dtype that are cut over the ranks as one.
 
     named   [(name, tensor)]; each tensor's values are kept, its storage is replaced
-    grid    the Grid of the ranks (hybrid.py); those that share a copy are `comm`, those with the same part `replicas`
+    grid    the Grid of the ranks (hybrid.py); those that share a copy are `comm`, those with the same part `replicas`,
+            those with other shares of experts `over`
     stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
     policy  a MixedPrecisionPolicy: the dtypes of whole and grads
 
@@ -74,7 +75,7 @@ class Unit:
 
     def __init__(self, name, named, grid, stage, policy=AS_IT_IS):
         self.name, self.stage = name, stage
-        everyone, self.comm, self.replicas = grid
+        self.grid, (everyone, self.comm, self.replicas, self.over) = grid, grid
         self.names, tensors = [n for n, _ in named], [t for _, t in named]
         self.segments, used = layout(tensors)
         self.share = round_up(-(-used // self.comm.size), BLOCK)
@@ -117,7 +118,8 @@ class Unit:
             start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
             shape = (1,) * (len(s.tensor.shape) - 1) + (stop - start,) * (len(s.tensor.shape) > 0 or stop - start != 1)
             piece = Tensor(values[start:stop].reshape(shape)).requires_grad_()
-            piece.leaf.part_of = s.tensor.leaf.part_of
+            piece.leaf.part_of, piece.leaf.over = s.tensor.leaf.part_of, self.over
+            piece.leaf.part = s.tensor.leaf.part
             self.pieces.append(piece)
             self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
         self.flat = FlatBuffer(self.pieces, storage=(values, grads))
@@ -166,8 +168,11 @@ class Unit:
             self.bounds = byte_range(self.whole)
 
     def post_refresh(self):
-        """Stages 1 and 2: begin to collect what the other ranks' optimizers have made of the values."""
-        self._post_all_gather()
+        """Begin to collect what the other ranks' optimizers have made of the values, which are here or not."""
+        if self.whole is None:
+            self.post_gather()
+        else:
+            self._post_all_gather()
 
     def _post_all_gather(self):
         mine = self.flat.params
@@ -177,9 +182,8 @@ class Unit:
                 async_op=True, what=self.name)
 
     def refresh(self):
-        """Stages 1 and 2: have the new values."""
-        work, self.gathering = self.gathering, None
-        work.wait()
+        """Have the new values."""
+        self.gather()
         wrote(self.whole, "the all-gather of parameters")
 
     def open(self):
@@ -350,25 +354,29 @@ class Unit:
     # ------------------------------------------------------------ from and to one rank
 
     def collect(self, part):
-        """{name: array} of all parameters on rank 0, {} elsewhere, from the `part` (of share elements) of each rank of
-        its copy."""
+        """{name: whole array} of all parameters on rank 0, {} elsewhere, from the `part` (of share elements) of each
+        rank of its copy."""
         if self.replicas is not None and self.replicas.rank:
             return {}
         out = zeros_like(part, self.size) if self.comm.rank == 0 else None
         self.comm.gather(out, part, dst=0)
-        if out is None:
+        shares = None if out is None else self.grid.gather(out)
+        if shares is None:
             return {}
-        return {name: xp.array(to(out[s.start:s.stop], "cpu")).reshape(s.tensor.shape)
+        return {name: xp.array(to(shares[:, s.start:s.stop], "cpu")).reshape(self.grid.whole(s.tensor.shape))
                 for name, s in zip(self.names, self.segments, strict=True)}
 
     def spread(self, values, part):
         """The other way: rank 0 has {name: array}, and each rank's `part` is written."""
         whole, first = None, self.replicas is None or self.replicas.rank == 0
         if first and self.comm.rank == 0:
-            whole = zeros_like(part, self.size)
-            for name, s in zip(self.names, self.segments, strict=True):
-                if name in values:
-                    whole[s.start:s.stop] = to_device_of(lower(values[name]).reshape(-1), whole)
+            whole, shares = zeros_like(part, self.size), None
+            if self.over is None or self.over.rank == 0:
+                shares = zeros_like(part, (self.grid.shares, self.size))
+                for name, s in zip(self.names, self.segments, strict=True):
+                    if name in values:
+                        shares[:, s.start:s.stop] = to_device_of(lower(values[name]).reshape(len(shares), -1), shares)
+            self.grid.scatter(whole, shares)
         if first:
             self.comm.scatter(part, whole, src=0)
         if self.replicas is not None:

@@ -23,7 +23,6 @@ COUNTED = ("Exact counts, padding included: parameters, gradients, optimizer, by
 ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on the CPU.",
                "mixed": "Activations: a model, Megatron-LM's (Korthikanti et al. 2022)."}
 NOT_RUN = {"mixed": "The counts are of this library's layout, which itself trains several ranks in float32.",
-           "pipeline": "Its own pipelines run with stage 0.",
            "llama": "It has no gated feed-forward."}
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
@@ -96,7 +95,7 @@ def plans_of(args):
         raise ValueError(f"the mesh dp={'?' if args.dp is None else dp} × tp={args.tp} × pp={args.pp}{more} doesn't "
                          f"make up {args.devices} devices: their product must be {args.devices}")
     micro_batches = (4 * args.pp if args.pp > 1 else 1) if args.micro_batches is None else args.micro_batches
-    possible = 1 if dp * args.cp == 1 or args.ep > 1 else 2 if args.pp > 1 else 4
+    possible = 1 if dp * args.cp * args.ep == 1 else 4
     least = int(args.shard_over is not None and possible > 1)
     stages = range(least, possible) if args.stage is None else [args.stage]
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
@@ -208,7 +207,7 @@ def notes(job):
     """Which figures are exact and which are models, as lines."""
     if job.model.layers is None:
         return [UNKNOWN, TIME, *[HOST] * job.offload_optimizer]
-    found = {"mixed": job.precision == "mixed", "pipeline": job.pp > 1, "llama": job.model.family == "llama"}
+    found = {"mixed": job.precision == "mixed", "llama": job.model.family == "llama"}
     not_run = [NOT_RUN[what] for what, it in found.items() if it]
     return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *([" ".join(not_run)] if not_run else []), TIME,
             *[HOST] * job.offload_optimizer]

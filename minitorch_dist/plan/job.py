@@ -23,7 +23,7 @@ class Job:
     cp, ep         ranks that divide each sequence; that divide the samples and the experts. tp's are neighbours, then
                    cp's and ep's, then pp's
     cp_by          "ring" or "all_to_all", as in parallel/context_parallel.py
-    stage          ZeRO's along dp and cp, 0 to 3
+    stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts, where ep divides them, along dp
     shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/hybrid.py
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
@@ -57,8 +57,8 @@ class Job:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.shard_over is not None and (self.shard_over < 1 or self.replicas % self.shard_over):
-            raise ValueError(f"--shard-over {self.shard_over}: it must divide the {self.replicas} ranks along dp and "
-                             "cp, of which so many share a copy")
+            raise ValueError(f"--shard-over {self.shard_over}: it must divide the {self.replicas} ranks along dp, cp "
+                             "and ep, of which so many share a copy")
         if self.shard_over is not None and self.stage == 0:
             raise ValueError(f"--shard-over {self.shard_over} with stage 0, which cuts nothing: take --stage 1, 2 or 3")
         if self.stage not in (0, 1, 2, 3):
@@ -108,9 +108,6 @@ class Job:
         if self.pp > 1 and model.tied:
             raise ValueError(f"a tied output layer can't be cut into pp={self.pp} stages, of which the first and the "
                              "last would share a parameter: add --untied")
-        if self.pp > 1 and self.stage > 1:
-            raise ValueError(f"stage {self.stage} with pp={self.pp}: a stage's gradients add up over the micro-batches "
-                             "before they are reduced, so they are whole: take --stage 0 or 1")
         if self.sequence_parallel and (self.tp == 1 or self.time % self.tp):
             raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the {self.time} tokens of "
                              f"a sequence; tp={self.tp}")
@@ -135,9 +132,9 @@ class Job:
         if self.ep > 1 and (not self.model.experts or self.model.experts % self.ep):
             raise ValueError(f"ep={self.ep} ranks can't share {self.model.experts} experts equally: take a divisor of "
                              "--experts")
-        if self.ep > 1 and self.stage:
-            raise ValueError(f"stage {self.stage} with ep={self.ep}: fully_shard knows no experts that are divided "
-                             "already: take --stage 0, or --ep 1")
+        if self.shards % self.ep and self.ep % self.shards:
+            raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
+                             "or share some: take a multiple or a divisor of --ep")
         for name in ("tp", "pp", "cp"):
             if self.model.experts and getattr(self, name) > 1:
                 raise ValueError(f"{name}={getattr(self, name)} of a mixture of experts: plan knows these with --dp "
@@ -174,6 +171,11 @@ class Job:
     def shards(self):
         """Of the replicas, those over which one copy is cut."""
         return self.replicas if self.shard_over is None else self.shard_over
+
+    @property
+    def expert_shards(self):
+        """Of the dp ranks that hold the same experts, those over which one copy of these is cut."""
+        return max(1, self.shards // self.ep)
 
     @property
     def copies(self):

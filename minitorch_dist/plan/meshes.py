@@ -15,7 +15,7 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
     if none does, by what they hold.
 
     job            says all else
-    stages         ZeRO's to try (default: all where dp and cp are more than 1)
+    stages         ZeRO's to try (default: all where dp, cp and ep are more than 1)
     micro_batches  of each (default: 1; in a pipeline 4 per stage, or as many as there are samples)
     sequence_parallel  along tp, where there is any
     cp, ep         at most so many ranks along these axes
@@ -26,7 +26,7 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
         pieces = micro_batches
         if pieces is None:
             pieces = 1 if mesh["pp"] == 1 else max(1, min(4 * mesh["pp"], job.batch // (mesh["dp"] * mesh["ep"])))
-        for stage in stages or (range(4) if mesh["dp"] * mesh["cp"] > 1 else [0]):
+        for stage in stages or (range(4) if mesh["dp"] * mesh["cp"] * mesh["ep"] > 1 else [0]):
             try:
                 found.append(plan(replace(job, **mesh, stage=stage, micro_batches=pieces,
                                           sequence_parallel=mesh["tp"] > 1 and sequence_parallel), device))

@@ -11,8 +11,8 @@ from math import prod
 
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
-from ..parallel.fully_sharded import SENT, held
 from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
+from ..parallel.zero import SENT, held
 from .activations import activations
 from .layout import buckets, stepped, unit
 
@@ -146,7 +146,7 @@ def rank_of(job, place):
     """The Rank at a place in the pipeline."""
     if job.model.layers is None:
         size = job.model.count
-        pieces, buffered, activations_kept = [(size, job.shards)], 0, None
+        pieces, buffered, activations_kept = [(size, job.shards, job.copies)], 0, None
         collectives = data_parallel(job, pieces, 0)
         flops = job.model.step_flops(job.samples * job.time, job.time, job.checkpointing)
     else:
@@ -170,32 +170,41 @@ def rank_of(job, place):
 # ---------------------------------------------------------------- held
 
 def pieces_of(job, stages):
-    """[(elements, ranks that hold the same)] of a rank's buckets, or [(elements, ranks that share them)] of its units.
-    """
+    """[(elements, ranks that hold the same, 1)] of a rank's buckets, or [(elements, ranks that share them, copies)] of
+    its units."""
     if job.stage:
-        return [(size, job.shards) for stage in stages for size in units(job, stage)]
+        return [it for stage in stages for module in units(job, stage) for it in module]
     found = []
     for stage in stages:
         for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
             shapes = [shape for name, shape in job.arrivals(stage) if (job.ep > 1 and "experts" in name) == expert]
-            found += [(size, ranks) for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
+            found += [(size, ranks, 1) for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
     return found
 
 
 def state(job, pieces):
     """Bytes of parameters, gradients and the optimizer's state, of so many elements."""
-    memory = held(job.stage, sum(size for size, _ in pieces), job.shards, job.sizes)
-    return memory["parameter"], memory["gradient"], memory["optimizer"]
+    memory = [held(job.stage, size, ranks, job.sizes) for size, ranks, _ in pieces]
+    return tuple(sum(part[kind] for part in memory) for kind in ("parameter", "gradient", "optimizer"))
 
 
 def units(job, stage):
-    """Elements of fully_shard's units: of what stands around the blocks, and of each block."""
+    """[[(elements, ranks that share them, copies)]] of fully_shard's units, by module: what stands around the blocks,
+    and each block; of divided experts they are apart."""
     before, *blocks, behind = job.shapes(stage)
     if job.model.layers == 1:       # of a Sequential of one not the block is a unit, but what is in Sequentials in it
         before, blocks = before + blocks[0], []
         if nested(job):
             before, blocks = before[:-4], [before[-4:-2], before[-2:]]
-    return [unit(shapes, job.shards) for shapes in (before + behind, *blocks) if shapes]
+    return [units_of(job, shapes) for shapes in (before + behind, *blocks) if shapes]
+
+
+def units_of(job, shapes):
+    """[(elements, ranks that share them, copies)] of a module's units."""
+    experts = [shape for shape in shapes if job.ep > 1 and len(shape) == 3]     # stacks of matrices
+    others = [shape for shape in shapes if shape not in experts]
+    kinds = (others, job.shards, job.replicas), (experts, job.expert_shards, job.dp)
+    return [(unit(some, ranks), ranks, alike // ranks) for some, ranks, alike in kinds if some]
 
 
 def nested(job):
@@ -204,16 +213,16 @@ def nested(job):
 
 
 def buffers(job, stages):
-    """Bytes at most: of stage 3's gathered parameters two units (parallel/gathering.py); of whole gradients those of a
-    layer on their way into their unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add
-    up, everybody's."""
+    """Bytes at most: of stage 3's gathered parameters two modules' (parallel/gathering.py), in a pipeline all of them;
+    of whole gradients those of a layer on their way into their unit, in stages 2 and 3 also the rest's and two blocks',
+    or, while micro-batches add up, everybody's."""
     if job.stage == 0:
         return 0
     largest = max(prod(shape) for stage in stages for part in job.shapes(stage) for shape in part)
     gathered, gradients = 0, largest + 4 * job.model.width
-    if job.stage > 1:       # without a pipeline: one stage
-        sizes = units(job, stages[0])
-        alive = 3 if nested(job) else 2     # of nested units all those that run
+    if job.stage > 1:
+        sizes = [sum(size for size, *_ in module) for stage in stages for module in units(job, stage)]
+        alive = len(sizes) if job.pp > 1 else 3 if nested(job) else 2       # of nested units all those that run
         gathered = sum(sorted(sizes)[-alive:]) if job.stage == 3 else 0
         gradients += sum(sizes if job.micro_batches > 1 else sizes[:1] + sorted(sizes[1:])[-2:])
     return gathered * job.sizes["parameter"] + gradients * job.sizes["gradient"]
@@ -243,19 +252,19 @@ def kept(job, place, stages):
 # ---------------------------------------------------------------- sent, by axis
 
 def data_parallel(job, pieces, parameters):
-    """Of gradients and parameters, in pieces of (elements, ranks): buckets or units; with them travels which of the
+    """Of gradients and parameters, in pieces as pieces_of gives: buckets or units; with them travels which of the
     parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies."""
     sizes, found, axis = job.sizes, [], "shard" if job.copies > 1 else "dp"
-    for i, (size, ranks) in enumerate(pieces):
+    for i, (size, ranks, copies) in enumerate(pieces):
         if job.stage == 0:
             found.append(Collective("dp", ranks, "all_reduce", size * sizes["gradient"]))
             continue
         # A single block's attention is in the first unit, which two others have displaced when backward comes to it.
         again = job.stage == 3 and i == 0 and nested(job)
-        gathers = (SENT[job.stage] - 1 + again) * (job.micro_batches if job.stage == 3 else 1)
+        gathers = (SENT[job.stage] - 1 + again) * job.micro_batches if job.stage == 3 and job.pp == 1 else 1
         found += [Collective(axis, ranks, "all_gather", size * sizes["parameter"], gathers),
                   Collective(axis, ranks, "reduce_scatter", size * sizes["gradient"]),
-                  Collective("dp", job.copies, "all_reduce", size / ranks * sizes["gradient"])]
+                  Collective("dp", copies, "all_reduce", size / ranks * sizes["gradient"])]
     if job.stage and parameters:
         found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
     return [it for it in found if it.ranks > 1]

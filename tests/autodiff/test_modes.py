@@ -415,3 +415,46 @@ def test_an_error_in_the_function_leaves_the_level():
         with pytest.raises((KeyError, TypeError)):
             mt.grad(lambda x, transform=transform: mt.sum(transform(f)(x)))(np.ones(2))
         assert state.level == 0
+
+
+def test_what_hooks_bring_back_has_a_history_of_its_own():
+    """unpack() may be handed memory that somebody has written, and freed; the same array again stays watched."""
+    x = mt.tensor(np.random.default_rng(0).standard_normal((64, 64)), requires_grad=True)
+    for _ in range(20):     # malloc gives the freed block back sooner or later
+        with mt.saved_tensors_hooks(lambda a: (a.tobytes(), a.shape),
+                                    lambda p: np.frombuffer(p[0]).reshape(p[1]).copy()):
+            y = mt.sum(x @ x)
+        written = mt.zeros(64, 64, dtype="f8")
+        written[3:] = 1.0
+        del written
+        y.backward()
+    packed = []
+    with mt.saved_tensors_hooks(lambda a: packed.append(a) or a, lambda a: a):
+        z = x * 1.0
+        y = mt.sum(z @ z)
+    assert len({id(a) for a in packed}) == len(packed)      # z is kept twice, and packed once
+    with mt.no_grad():
+        z[0] = 0.0
+    with pytest.raises(RuntimeError, match="overwritten"):
+        y.backward()
+
+
+def test_trees_keep_the_kind_of_their_dicts():
+    from collections import Counter, OrderedDict, defaultdict
+
+    from minitorch_dist.autodiff.tree import flatten
+    for tree in (Counter(b=1, a=2), OrderedDict(b=1, a=2), defaultdict(list, b=[1], a=[2, 3])):
+        leaves, rebuild = flatten(tree)
+        again = rebuild([2 * leaf for leaf in leaves])
+        assert type(again) is type(tree) and again["a"] in (4, [4, 6]) and len(again) == 2
+        leaves, rebuild = flatten(tree, order=list)
+        assert list(rebuild(leaves).items()) == list(tree.items())
+    assert defaultdict(list, a=1).default_factory is flatten(defaultdict(list, a=1))[1]([1]).default_factory
+
+
+def test_autocast_of_a_leaf_that_is_a_number():
+    s = mt.tensor(np.float32([1, 2])).sum().detach().requires_grad_()
+    with mt.autocast():
+        y = mt.sum(mt.einsum(",i->i", s, mt.tensor(np.float32([1, 2]))))
+    y.backward()
+    assert s.grad.item() == 3.0

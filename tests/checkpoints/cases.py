@@ -188,17 +188,6 @@ def failing_to_load(path, rank):
     return "loaded", None
 
 
-def cut_twice():
-    """Heads over the ranks, and then ZeRO over the same."""
-    world, model = comm.world(), gpt()
-    tp.parallelize_module(model, world, tp.plan_of(model))
-    try:
-        checkpoints.save("never", fully_shard(model, world.split(world.rank)), None, None, world)
-    except ValueError as error:
-        return str(error)
-    return "saved"
-
-
 def disagreeing(path):
     """Rates that differ between ranks: no run could go on from that."""
     run = Training("mlp", "data")

@@ -77,11 +77,6 @@ def test_frozen_parameters_of_a_model_that_is_cut(tmp_path):
     assert_same(model.state_dict(), wanted)
 
 
-def test_a_model_that_is_cut_in_two_ways_is_refused():
-    for text in crews.call(CASES + "cut_twice", 2):
-        assert "cut by both parallelize_module and fully_shard" in text
-
-
 def test_ranks_that_disagree_are_told(tmp_path):
     for text in crews.call(CASES + "disagreeing", 2, args=(str(tmp_path / "never"),)):
         assert "the optimizers' groups have other settings on rank 1 than on rank 0" in text

@@ -11,13 +11,23 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
 from minitorch_dist.compress import Float8Linear, convert_to_float8_training
-from minitorch_dist.compress.float8 import E4M3, E5M2, RECIPES, Recipe, linear_in, product, scaled
+from minitorch_dist.compress.float8 import E4M3, E5M2, RECIPES, Operand, Recipe, linear_in, products
 from minitorch_dist.parallel.offload import offload_activations
 from tests.crews import crews
 from tests.device.fake_cupy import installed
 
 THEIRS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
 SMALL = Recipe(E5M2, (1, 4), (3, 4), True)      # blocks that a small matrix has several of, and not evenly
+
+
+def scaled(x, form, block, power_of_two=False):
+    """(x in 8 bits, scale by group)."""
+    return Operand(x, form, block).scaled(power_of_two)
+
+
+def product(a, b, forms, blocks, power_of_two):
+    """a bᵀ in 8 bits."""
+    return products([tuple(map(Operand, (a, b), forms, blocks))], power_of_two)[0]
 
 
 def numbers(form):
@@ -357,3 +367,13 @@ def test_gathered_weights_are_freed_and_what_is_kept_can_be_offloaded(tmp_path):
         # a sum over tokens, of which each rank has half, has other groups there: what is rounded is within a part in 8
         np.testing.assert_allclose(whole[name], value, rtol=0, atol=0.1)
         assert value.std() > 0.03
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_inputs_that_are_too_narrow_or_integers(recipe):
+    layer = Float8Linear(nn.Linear(256, 3), recipe)
+    for width in (4, 128, 257):
+        with pytest.raises(ValueError, match=f"last axis of x \\(2, {width}\\) must be 256"):
+            layer(np.ones((2, width), np.float32))
+    x = np.arange(512).reshape(2, 256) % 7
+    np.testing.assert_array_equal(layer(mt.tensor(x)).numpy(), layer(x.astype(np.float32)).numpy())

@@ -190,3 +190,19 @@ def test_padding_stays_zero_and_gradients_stay():
             inside[s.start:s.stop] = True
             assert padded(s.stop - s.start) == s.end - s.start
         assert not buffer.params[~inside].any()
+
+
+def test_a_direction_that_changes_between_steps():
+    """The kernel is made for one direction; counts of updates go over to the next."""
+    ends = []
+    for place in (lambda params: params, on_device):
+        params = place(leaves((70, 33)))
+        optimizer = optim.Adam([{"params": params[:1]}, {"params": params[1:]}], lr=1e-2)
+        for step, up in enumerate((False, True, True, False)):
+            optimizer.groups[1]["maximize"] = up
+            give_gradients(params, step)
+            optimizer.step()
+        ends.append([np.asarray(p.data) for p in params])
+        assert optimizer.state_dict()["steps"] == [4, 4]
+    for theirs, ours in zip(*ends, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

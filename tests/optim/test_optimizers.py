@@ -361,3 +361,25 @@ def test_the_ledger_counts_parameters_gradients_and_state_by_kind():
         adam.step()
         psi = 4 * w.size        # bytes; 64·128 is a whole number of blocks, so there is no padding
         assert (book.live["parameter"], book.live["gradient"], book.live["optimizer"]) == (psi, psi, 2 * psi)
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda s: {}, "has no class, groups, sizes, steps, state"),
+    (lambda s: {k: v for k, v in s.items() if k != "sizes"}, "has no sizes"),
+    (lambda s: s | {"steps": [7]}, "2 parameters, with 1 numbers of steps")], ids=["empty", "sizes", "steps"])
+def test_damaged_state_is_refused_and_nothing_changes(damage, words):
+    params = [mt.tensor(np.ones(3), requires_grad=True), mt.tensor(np.ones(2), requires_grad=True)]
+    optimizer = optim.SGD(params, lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(damage(optimizer.state_dict()))
+    assert optimizer.state_dict()["steps"] == [0, 0]
+    optimizer.load_state_dict(optimizer.state_dict() | {"sizes": (2,), "steps": (4, 5)})
+    assert optimizer.state_dict()["steps"] == [4, 5]
+
+
+def test_a_combined_in_a_combined_is_one():
+    a, b, c = (mt.tensor(np.ones(2), requires_grad=True) for _ in range(3))
+    inner = optim.Combined(optim.Adam([a]), optim.SGD([b], lr=0.1))
+    outer = optim.Combined(inner, optim.AdamW([c]))
+    assert [type(o).__name__ for o in outer.optimizers] == ["Adam", "SGD", "AdamW"]
+    assert outer.kind == "Combined(Adam, SGD, AdamW)"

@@ -191,7 +191,8 @@ CUTS = {        # name -> which parameter has NaN, on the last rank alone
 
 def one_rank_has_nan(cut, told=True):
     """[(whether this rank's parameters changed, factor)] of three steps of SGD and Adam; in the second one the last
-    rank alone has NaN. told: tensor parallelism and pipelines give the scaler their ranks."""
+    rank alone has NaN. told: tensor parallelism and pipelines give the scaler all ranks, else those that
+    share their samples."""
     world, found = comm.world(), []
     for make in (lambda params: optim.SGD(params, lr=0.1), lambda params: optim.Adam(params, lr=0.01)):
         ranks, pipeline = world, None
@@ -208,7 +209,7 @@ def one_rank_has_nan(cut, told=True):
             ranks = world if cut == "experts" else world.split(world.rank)
             model, loader = DistributedDataParallel(model, ranks), text(ranks)
         optimizer = make(model.parameters())
-        scaler = optim.GradScaler(256.0, comm=world if told and cut in ("tensor", "pipeline") else None)
+        scaler = optim.GradScaler(256.0, comm=(world if told else ranks) if cut in ("tensor", "pipeline") else None)
         seen = []
         for step, batch in batches(loader, 3):
             optimizer.zero_grad()

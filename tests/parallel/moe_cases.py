@@ -315,7 +315,7 @@ def errors():
     attempt("nobody", lambda: divided()(tokens))
     attempt("first layer", lambda: tp.parallelize_module(nn.Sequential(nn.MoE(4, 4, 2)), mesh["ep"], {"0": "experts"})(
         np.zeros((3, 4), np.float32)))
-    attempt("fsdp", lambda: fully_shard(divided(), world))
+    attempt("fsdp", lambda: fully_shard(divided(), mesh["dp"]))
     attempt("exact", lambda: DistributedDataParallel(divided(), world, exact=True))
     attempt("join", lambda: DistributedDataParallel(divided(), world).join(None))
     attempt("cut twice", lambda: tp.parallelize_module(divided(), mesh["ep"], ep.plan_of(divided())))

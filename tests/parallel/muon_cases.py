@@ -1,11 +1,16 @@
 """What the ranks do in test_muon."""
 
+import itertools
+import math
+import pickle
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
-from minitorch_dist.optim.muon import brought_together
+from minitorch_dist.optim.muon import Cut, brought_together
 from minitorch_dist.parallel import (
+    DistributedDataParallel,
     annotate,
     full_optimizer_state_dict,
     full_state_dict,
@@ -13,7 +18,8 @@ from minitorch_dist.parallel import (
     load_full_optimizer_state_dict,
 )
 from minitorch_dist.parallel.offload import offload_optimizer
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.tensor_parallel import ColumnParallelLinear, parallelize_module
+from minitorch_dist.parallel.tensor_parallel import full_state_dict as full_state
 
 from . import plain
 
@@ -68,7 +74,10 @@ def together():
         made.append(k)
         assert (u == whole[k]).all()
         return u[::-1] * (k + 2)
-    found = brought_together(world, list(zip("abcd", shapes, counts, strict=True)), parts, make, parts[0])
+    ends = [np.cumsum([0, *c]) for c in counts]
+    ways = [[Cut(world, name, shape, (math.prod(shape),), [slice(*pair) for pair in itertools.pairwise(end)], c)]
+            for name, shape, c, end in zip("abcd", shapes, counts, ends, strict=True)]
+    found = brought_together([world], ways, parts, make, parts[0])
     wanted = [(w[::-1] * (k + 2))[s:s + c[world.rank]]
               for k, (w, s, c) in enumerate(zip(whole, starts, counts, strict=True))]
     return made, all((f == w).all() and f.shape == w.shape for f, w in zip(found, wanted, strict=True))
@@ -138,8 +147,64 @@ def refused():
     both = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     mesh = comm.DeviceMesh(dp=1, tp=world.size)
     told("both", fully_shard(parallelize_module(both, mesh["tp"], {"0": "column", "2": "row"}), mesh["dp"]))
+    linear = nn.Linear(6, 4)
+    linear.weight = pickle.loads(pickle.dumps(cut[0].weight))
+    told("copied", linear)
     experts = nn.MoE(6, 8, 2 * world.size, k=1)
     told("experts", parallelize_module(nn.Sequential(experts), world, {"0": "experts"}))
+    return said
+
+
+PLAN = {"0": "column", "2": "row", "4": "column, gathered"}
+
+
+def tensor_parallel(sizes, stage=None, bucket_of_rank_1=25):
+    """(net's mesh, what it is trained by) with parts over "tp", pieces of them (or copies) over "dp"."""
+    mesh, model = comm.DeviceMesh(**sizes), net()
+    parallelize_module(model, mesh["tp"], PLAN)
+    if stage is None:
+        cap = bucket_of_rank_1 if mesh["tp"].rank == 1 else 25
+        return mesh, DistributedDataParallel(model, mesh["dp"], bucket_cap_mb=cap, first_bucket_mb=cap)
+    return mesh, fully_shard(model, mesh["dp"], stage=stage, units=[])
+
+
+def fit_parts(wrapped, axis, optimizer, steps):
+    """As fit, the samples divided over this axis."""
+    for step in steps:
+        random = np.random.default_rng([31, step])
+        x, ct = random.standard_normal((12, plain.FEATURES)), random.standard_normal((12, plain.CLASSES))
+        optimizer.zero_grad()
+        mine = slice(axis.rank, None, axis.size)
+        (wrapped(mt.tensor(x[mine])) * ct[mine]).sum().backward()
+        optimizer.step()
+
+
+def of_parts(sizes, *how):
+    """(whole parameters after three steps and fit on, the ledger's calls and bytes by axis of another step)."""
+    mesh, wrapped = tensor_parallel(sizes, *how)
+    optimizer = optimizer_of(wrapped)
+    fit_parts(wrapped, mesh["dp"], optimizer, range(3))
+    with ledger.record() as book:
+        optimizer.step()
+    fit_parts(wrapped, mesh["dp"], optimizer, range(3, 4))
+    state = full_state(wrapped)
+    sent = {axis: book.bytes_sent[axis, "all_to_all"] for axis, op in book.bytes_sent if op == "all_to_all"}
+    return state, {axis: n for (axis, op), n in book.calls.items() if op == "all_to_all"}, sent, mesh.coords
+
+
+def mixed_up():
+    """{in what: what a step over "tp" says on ranks that differ}."""
+    axis, said = comm.DeviceMesh(tp=2)["tp"], {}
+    models = [[p for p in parallelize_module(net(), axis, PLAN).parameters() if p.ndim == 2] for _ in range(2)]
+    rows = np.arange(3, 6) if axis.rank else np.arange(4)
+    shared = ColumnParallelLinear(nn.Linear(5, 6, dtype="f8"), axis, rows)
+    for how, matrices in (("order", models[0][::-1] if axis.rank else models[0]), ("model", models[axis.rank]),
+                          ("overlap", [shared.weight])):
+        optimizer = optim.Muon(matrices)
+        try:
+            optimizer.step()
+        except ValueError as error:
+            said[how] = str(error)
     return said
 
 

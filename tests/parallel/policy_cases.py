@@ -8,7 +8,15 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, data, ledger, nn, optim, training
 from minitorch_dist.autodiff.checkpointing import checkpoint
-from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
+from minitorch_dist.parallel import (
+    DistributedDataParallel,
+    MixedPrecisionPolicy,
+    full_optimizer_state_dict,
+    full_state_dict,
+    fully_shard,
+    load_full_optimizer_state_dict,
+)
+from minitorch_dist.parallel.tensor_parallel import parallelize_module
 
 from . import plain
 
@@ -167,6 +175,74 @@ def accumulated(stage):
     return found
 
 
+def loaded(stage):
+    """Whether values and optimizer state come back by load_state_dict, after a forward without gradients; and what a
+    load inside gathered(), and an optimizer that is none, give: on all ranks alike."""
+    world, errors = comm.world(), []
+    model = fully_shard(mlp(), world, stage, mp_policy=POLICIES["values"])
+    optimizer, x = optim.SGD(model.parameters(), lr=LR, momentum=0.9), np.ones((2, plain.FEATURES), np.float32)
+    saved, state = full_state_dict(model), full_optimizer_state_dict(model, optimizer)
+    with mt.no_grad():
+        before = model(x).numpy().copy()
+        mt.sum(model(x))
+    model.load_state_dict({name: 2 * value for name, value in saved.items()})
+    with mt.no_grad():
+        moved = not np.array_equal(model(x).numpy(), before)
+    for what in (dict(saved, extra=np.ones(2)), saved):
+        try:
+            model.load_state_dict(what)
+        except KeyError:
+            errors.append("KeyError")
+    with mt.no_grad():
+        back = np.array_equal(model(x).numpy(), before)
+    for action in (lambda: load_full_optimizer_state_dict(model, optimizer, {} if world.rank == 0 else state),
+                   lambda: load_full_optimizer_state_dict(model, Stranger(optimizer), state)):
+        try:
+            action()
+        except ValueError as error:
+            errors.append(str(error))
+    try:
+        with model.gathered():
+            model.load_state_dict(saved)
+    except RuntimeError as error:
+        errors.append(str(error))
+    return moved, back, errors
+
+
+class Stranger:
+    """Has an optimizer's state, and no way to compare it."""
+
+    def __init__(self, optimizer):
+        self.groups, self.state_dict = optimizer.groups, optimizer.state_dict
+
+
+class Normed(nn.Module):
+    """BatchNorm over ranks, in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        mt.manual_seed(9)
+        self.first, self.norm, self.last = nn.Linear(plain.FEATURES, 24), nn.BatchNorm(24), nn.Linear(24, plain.CLASSES)
+
+    def forward(self, x):
+        return self.last(mt.relu(self.norm(self.first(x))))
+
+
+def sums_of_16_bits(kind):
+    """{name: gradient}, whole, of a model in which ranks add up numbers of 16 bits inside."""
+    world = comm.world()
+    x, labels = plain.dataset()
+    mine = slice(8 * world.rank // world.size, 8 * (world.rank + 1) // world.size) if kind == "norm" else slice(0, 8)
+    if kind == "norm":
+        model = fully_shard(Normed(), world, 2, mp_policy=POLICIES["values"])
+    else:
+        mesh = comm.DeviceMesh(dp=1, tp=-1)
+        model = parallelize_module(mlp(), mesh["tp"], {"0": "column", "2": "row"})
+        model = fully_shard(model, mesh["dp"], 3, mp_policy=POLICIES["values"])
+    nn.cross_entropy(model(x[mine].astype("f4")).astype("float32"), labels[mine], reduction="sum").backward()
+    return {name: p.grad.numpy().copy() for name, p in model.named_parameters()}
+
+
 def on_a_gpu():
     """{policy: (how far parameters of a training on the stand-in for a GPU are from one on the host, where)}."""
     from tests.device.fake_cupy import installed
@@ -199,6 +275,8 @@ def refused():
     attempt("wide", lambda: MixedPrecisionPolicy(reduce_dtype="float64"))
     attempt("whole numbers", lambda: MixedPrecisionPolicy(output_dtype="int32"))
     attempt("exact", lambda: fully_shard(mlp(), world, exact=True, mp_policy=POLICIES["both"]))
+    attempt("float64", lambda: fully_shard(mlp("f8"), world, mp_policy=POLICIES["values"]))
+    fully_shard(mlp("f8"), world, mp_policy=None)
     attempt("ranks differ", lambda: fully_shard(
         mlp(), world, mp_policy=POLICIES["values" if world.rank == 0 else "both"]))
     return errors

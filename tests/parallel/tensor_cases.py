@@ -148,6 +148,13 @@ def errors():
     attempt("labels", lambda: tp.vocab_parallel_cross_entropy(values((4, 3), 9), np.zeros(3, int), world, 6))
     attempt("label", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6))
     attempt("reduction", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6, "avg"))
+    part, scaler = nn.Sequential(tp.ColumnParallelLinear(nn.Linear(3, 4), world)), optim.GradScaler()
+    scaler.scale(part(values((2, 3), 9)).sum()).backward()
+    attempt("norm", lambda: optim.clip_grad_norm_(part.parameters(), 1.0))
+    attempt("scaler", lambda: scaler.unscale_(optim.SGD(part.parameters(), lr=0.1)))
+    alone = nn.Sequential(tp.ColumnParallelLinear(nn.Linear(3, 4), world.split(world.rank)))
+    alone(values((2, 3), 9)).sum().backward()
+    optim.clip_grad_norm_(alone.parameters(), 1.0)
     return found
 
 

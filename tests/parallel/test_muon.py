@@ -1,15 +1,20 @@
 """Muon on several ranks; that its curve is one process's, and in exact mode its bits: test_fully_sharded."""
 
+import math
 import mmap
 
 import numpy as np
 import pytest
 
+import minitorch_dist as mt
+from minitorch_dist import comm, optim
 from minitorch_dist.optim.muon import owners
 from minitorch_dist.parallel import offload
 from minitorch_dist.parallel.offload import offload_optimizer
+from minitorch_dist.parallel.parts import Part
 from minitorch_dist.testing import ranks
 from tests.crews import crews
+from tests.device.fake_cupy import installed
 
 from . import muon_cases as cases
 
@@ -73,11 +78,79 @@ def test_state_in_files_has_the_same_bits(tmp_path):
     assert len(arrays) == 3 and all(isinstance(offload.owner_of(a).base, mmap.mmap | memoryview) for a in arrays)
 
 
-def test_parts_of_matrices_are_refused_and_experts_are_not():
+def test_parts_that_do_not_say_who_has_the_others_are_refused():
     for said in crews.call(CASES + "refused", 2):
-        assert said["tensor parallel"].startswith("Muon: a parameter of shape (4, 6) is a part of one of shape (8, 6)")
-        assert said["annotated"].startswith("Muon: a parameter of shape (4, 6) is a part of one of shape (8, 6)")
-        assert said["both"] == said["tensor parallel"] and said["experts"] is None
+        for name in "annotated", "copied":
+            assert said[name].startswith("Muon: a parameter of shape (4, 6) is a part of one of shape (8, 6)")
+        assert said["tensor parallel"] is said["both"] is said["experts"] is None
+
+
+@pytest.mark.parametrize(("sizes", "stage"), [
+    ({"tp": 2, "dp": 1}, None), ({"tp": 3, "dp": 1}, None), ({"tp": 2, "dp": 2}, None),
+    ({"tp": 2, "dp": 2}, 1), ({"dp": 2, "tp": 2}, 3)])
+def test_parts_take_the_steps_of_whole_matrices(sizes, stage):
+    alone = cases.net()
+    its = cases.optimizer_of(alone)
+    cases.fit(alone, its, range(3))
+    its.step()
+    cases.fit(alone, its, range(3, 4))
+    seen = crews.call(CASES + "of_parts", sizes["tp"] * sizes["dp"], (sizes, stage))
+    for state, calls, sent, at in seen:
+        for name, value in alone.state_dict().items() if state else ():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-10)
+        counts = sizes["tp"] > 1, sizes["dp"] > 1 and stage is not None
+        assert calls == {axis: 2 for axis, there in zip(("tp", "dp"), counts, strict=True) if there}
+        assert sent.get("tp", 0) == bytes_over_tp(sizes, stage, at)
+    assert sum(bool(state) for state, *_ in seen) == sizes["tp"] * (sizes["dp"] if stage is None else 1)
+
+
+def bytes_over_tp(sizes, stage, at):
+    """There and back, of float64: (700, 7) and (5, 13) cut along rows, (13, 700) along columns. With fully_shard a row
+    of ranks along tp owns a share of the matrices."""
+    t, shapes = sizes["tp"], [(700, 7), (13, 700), (5, 13)]
+
+    def has(k, rank):
+        rows, columns = shapes[k]
+        lo, hi = ((700, 700, 5)[k] * r // t for r in (rank, rank + 1))
+        return (hi - lo) * (columns, rows, columns)[k]
+    first = owners(shapes, sizes["dp"]) if stage is not None else [at["dp"]] * 3
+    here = [k for k in range(3) if first[k] == at["dp"]]
+    owner = dict(zip(here, owners([shapes[k] for k in here], t), strict=True))
+    return 8 * sum(has(k, at["tp"]) if owner[k] != at["tp"] else math.prod(shapes[k]) - has(k, at["tp"]) for k in here)
+
+
+def test_a_part_on_a_gpu_takes_the_hosts_step():
+    """The stand-in's, of a matrix whose columns one rank has in another order."""
+    value, grad = np.random.default_rng(2).standard_normal((2, 5, 7))
+    order, found = np.random.default_rng(3).permutation(7), []
+    with installed():
+        for device, columns in (("cpu", None), ("cuda", order)):
+            p, ct = (mt.tensor(a if columns is None else a[:, columns], device=device) for a in (value, grad))
+            p.requires_grad_()
+            if columns is not None:
+                p.leaf.part_of, p.leaf.part = (5, 7), Part(comm.world(), 1, columns, 7)
+            optimizer = optim.Muon([p], 0.1)
+            p.grad = ct
+            optimizer.step()
+            found.append(p.cpu().numpy().copy())
+    np.testing.assert_allclose(found[1], found[0][:, order], rtol=0, atol=1e-14)
+
+
+def test_parts_that_lie_in_other_buckets_are_the_same_parameters():
+    """Unequal parts fill DistributedDataParallel's buckets otherwise."""
+    first, second = crews.call(CASES + "of_parts", 2, ({"tp": 2, "dp": 1}, None, 1e-4))
+    whole, _ = crews.call(CASES + "of_parts", 2, ({"tp": 2, "dp": 1},))
+    assert first[0].keys() == whole[0].keys()
+    for name, value in whole[0].items():
+        assert np.array_equal(first[0][name], value) and np.array_equal(second[0][name], value)
+
+
+def test_ranks_with_other_parts_are_told_so():
+    """(With gradients for others: as below.)"""
+    for said in crews.call(CASES + "mixed_up", 2):
+        assert "parts of different parameters: rank 0's is number 1 that was cut over them, of 700" in said["order"]
+        assert "parts of different parameters: rank 0's is number" in said["model"]
+        assert "parts of 6 rows or columns, but number 3 is on 2 of them" in said["overlap"]
 
 
 @pytest.mark.parametrize("how", ["gradients", "one has none", "others", "order"])

@@ -149,7 +149,6 @@ def test_errors_say_what_to_do():
         "deadlock": ("ValueError", "wait for each other"), "few": ("ValueError", "1 layers can't be cut into 2"),
         "W before I": ("ValueError", "rank 0 before W0 of stage 0"),
         "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
-        "sharded": ("TypeError", "plain modules or DistributedDataParallel; got FullySharded"),
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
         "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),

@@ -1,0 +1,27 @@
+"""What ZeRO's stages hold and send, on paper.
+
+    stage    cut over the ranks                  bytes held, of ψ float32 parameters      sent per rank and step
+    0 (DDP)  nothing                             4ψ + 4ψ + 8ψ                             2ψ elements · (N-1)/N
+    1        the optimizer's state               4ψ + 4ψ + 8ψ/N                           2ψ
+    2        gradients as well                   4ψ + 4ψ/N + 8ψ/N                         2ψ
+    3        parameters as well                  4ψ/N + 4ψ/N + 8ψ/N                       3ψ
+
+(parameters + gradients + Adam's two states.) Source: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7.
+"""
+
+BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
+BYTES_MIXED = {"parameter": 2, "gradient": 2, "optimizer": 12}      # the paper's, of 16 bits beside float32
+CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", "gradient", "parameter")}
+SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
+
+
+def held(stage, elements, ranks, sizes=BYTES):
+    """{kind: bytes} that a rank holds of a model of so many elements, trained with Adam, in a stage. sizes: bytes per
+    element of each kind; as they stand, float32's."""
+    return {kind: size * elements / (ranks if kind in CUT[stage] else 1) for kind, size in sizes.items()}
+
+
+def sent(stage, elements, ranks, replicas=1):
+    """Elements that a rank sends per step, in a stage in which so many ranks share a copy: (among them, to the
+    replicas)."""
+    return SENT[stage] * elements * (ranks - 1) / ranks, 2 * elements / ranks * (replicas - 1) / replicas

@@ -1,0 +1,448 @@
+"""What the ranks do in the tests of forms of parallelism together. What must hold is checked by the parent process.
+
+A job is some forms on a mesh, and something that is done besides: a model is made, each form does its part to it, and
+it is trained for two steps. Forms stand in FORMS, what is done besides in BESIDES: a new one is a line there, and meets
+all others in test_combinations.py.
+"""
+
+import tempfile
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import backend, comm, data, nn, optim, training
+from minitorch_dist.checkpoints.layout import layouts, named_arrays, piece_of
+from minitorch_dist.compress import float8, prune, soup
+from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard, moe
+from minitorch_dist.parallel import context_parallel as cp
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import interleaved, one_forward_one_backward, placement_of, zb_h1
+
+VOCABULARY, TIME, BATCH, DIM, STEPS, SEED = 13, 4, 8, 48, 2, 3      # a unit of fully_shard is cut every 4,096 elements
+MICRO_SHARDS = 4
+AXES = ("pp", "dp", "ep", "cp", "tp", "op")         # of a mesh, the slowest first
+SAMPLES, TOKENS = ("dp", "ep"), ("dp", "ep", "cp")  # those whose ranks have samples, and tokens, of their own
+
+
+# ---------------------------------------------------------------- the model
+
+class Between(nn.Module):
+    """A layer that costs little; x, or (x, auxiliary loss), -> the same."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM, dtype=dtype)
+
+    def forward(self, x):
+        x, *aux = x if isinstance(x, tuple) else (x,)
+        x = x + mt.tanh(self.norm(x))
+        return (x, *aux) if aux else x
+
+
+class Head(nn.Module):
+    """What ends a language model: x, or (x, auxiliary loss), -> the same of logits."""
+
+    def __init__(self, dtype, norm):
+        super().__init__()
+        self.norm = norm(DIM, dtype=dtype)
+        self.scores = nn.Linear(DIM, VOCABULARY, dtype=dtype)
+
+    def forward(self, x):
+        x, aux = x if isinstance(x, tuple) else (x, None)
+        y = self.norm(x) if isinstance(self.norm, nn.LayerNorm) else \
+            mt.reshape(self.norm(mt.reshape(x, (-1, DIM))), x.shape)
+        y = self.scores(y)
+        return y if aux is None else (y, aux)
+
+
+def language_model(dtype, mixture=False, norm=nn.LayerNorm, std=1.0):
+    """A GPT as a Sequential, which a pipeline can cut; std: of the embedding."""
+    mt.manual_seed(5)
+    options = {"kv_heads": 4, "causal": True, "rotary": True, "dropout": 0.1, "dtype": dtype, "std": 0.2}
+    options |= {"moe": {"experts": 4, "group": "sequence", "std": 0.2}} if mixture else {}
+    return nn.Sequential(nn.Embedding(VOCABULARY, DIM, dtype, std), nn.TransformerBlock(DIM, 8, **options),
+                         Between(dtype), Head(dtype, norm))
+
+
+def sequences():
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (4 * BATCH, TIME + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_sum(output, labels):
+    logits, aux = output if isinstance(output, tuple) else (output, None)
+    loss = nn.cross_entropy(logits, labels, reduction="sum")
+    return loss if aux is None else loss + labels.size * aux
+
+
+# ---------------------------------------------------------------- forms
+
+@dataclass
+class Job:
+    """What forms work on, one after another.
+
+    wrap     module -> one whose gradients are reduced; None: as it is
+    schedule (ranks, micro-batches) -> that of a pipeline, or None
+    place    annotates a batch
+    chunks   the model, or the pipeline's stages, of this rank
+    """
+
+    mesh: object
+    beside: object
+    model: object
+    mixture: bool
+    wrap: object = None
+    schedule: object = None
+    place: object = lambda inputs: inputs
+    chunks: list = field(default_factory=list)
+
+    def comm(self, axes):
+        """The Communicator of those of the axes that the mesh has, or None."""
+        there = tuple(axis for axis in self.mesh.axes if axis in axes) if self.mesh else ()
+        return self.mesh[there] if there else None
+
+    def ranks(self, *axes):
+        """How many there are along some axes."""
+        comm = self.comm(axes)
+        return comm.size if comm else 1
+
+
+def data_parallel(job):
+    job.wrap = lambda module: DistributedDataParallel(
+        module, job.comm(TOKENS) or comm.world(), exact=job.beside.exact, micro_shards=MICRO_SHARDS,
+        bucket_cap_mb=0.004, first_bucket_mb=0.002)
+
+
+def zero(stage):
+    def form(job):
+        job.wrap = lambda module: fully_shard(module, job.comm(TOKENS), stage, exact=job.beside.exact,
+                                              micro_shards=MICRO_SHARDS)
+    return form
+
+
+def tensor(sequence_parallel):
+    def form(job):
+        plan = tp.plan_of(job.model) | {"0": "vocabulary", "3.scores": "column, gathered"}
+        plan |= {"2.norm": "sequence", "3.norm": "sequence"} if sequence_parallel else {}
+        tp.parallelize_module(job.model, job.mesh["tp"], plan, sequence_parallel)
+    return form
+
+
+def context(how):
+    return lambda job: cp.context_parallel(job.model, job.mesh["cp"], how)
+
+
+def experts(job):
+    tp.parallelize_module(job.model, job.mesh["ep"], moe.plan_of(job.model))
+
+
+def pipeline(schedule):
+    def form(job):
+        job.schedule = schedule
+    return form
+
+
+def annotations(job):
+    there = dict(job.model.named_parameters())
+    cuts = annotate.megatron(job.model, "op") | {"0.weight": ["op", -1], "3.scores.weight": [-1, "op"]}
+    annotate.shard_parameters(job.model, job.mesh, {name: cut for name, cut in cuts.items() if name in there})
+    if "dp" in job.mesh.axes:
+        job.place = lambda inputs: annotate.split(inputs, 0, job.mesh["dp"])
+
+
+@dataclass(frozen=True)
+class Form:
+    """axis: of the mesh, which it has for itself; apply(job): its part."""
+
+    axis: str
+    apply: object
+
+
+FORMS = {       # in the order in which they are applied
+    "tensor": Form("tp", tensor(False)),
+    "sequence": Form("tp", tensor(True)),
+    "ring": Form("cp", context("ring")),
+    "all-to-all": Form("cp", context("all_to_all")),
+    "experts": Form("ep", experts),
+    "annotations": Form("op", annotations),
+    "1F1B": Form("pp", pipeline(one_forward_one_backward)),
+    "interleaved": Form("pp", pipeline(lambda ranks, m: interleaved(ranks, m, 2))),
+    "ZB-H1": Form("pp", pipeline(zb_h1)),
+    "DDP": Form("dp", data_parallel),
+    "ZeRO 1": Form("dp", zero(1)),
+    "ZeRO 2": Form("dp", zero(2)),
+    "ZeRO 3": Form("dp", zero(3)),
+}
+
+
+# ---------------------------------------------------------------- besides
+
+def sgd(named):
+    """Under Adam a wrongly scaled gradient is nearly invisible."""
+    return optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+
+def adamw(named):
+    return optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a job differs from the usual one.
+
+    tolerance  greatest difference from one process; None: each bit is the same
+    samples    whether two ranks of each share the samples beside a form that doesn't: where it is about these
+    scaler     comm -> GradScaler
+    prepare    before the forms; before: behind them, before the wrapper; begin: before the first step; all (job)
+    around     (job) -> what a step's forward and backward stand in
+    after      (job), behind each step
+    end        (job) -> what the model is compared in
+    """
+
+    tolerance: float = 1e-10
+    samples: bool = False
+    dtype: type = np.float64
+    model: dict = field(default_factory=dict)
+    optimizer: object = sgd
+    exact: bool = False
+    accumulate: int = 1
+    clip: float = None
+    amp: str = None
+    scaler: object = None
+    prepare: object = lambda job: None
+    before: object = lambda job: None
+    begin: object = lambda job: None
+    around: object = lambda job: nullcontext()
+    after: object = lambda job: None
+    end: object = lambda job: nullcontext()
+
+
+def recompute(job):
+    for layer in job.model[1], job.model[2]:
+        layer.forward = mt.checkpoint(type(layer).forward.__get__(layer))
+
+
+def muon(named):
+    """Of the blocks' matrices; AdamW of the rest."""
+    hidden = [p for name, p in named if p.ndim > 1 and name[0] in "12"]
+    others = [p for name, p in named if p.ndim < 2 or name[0] not in "12"]
+    return optim.Combined(*([optim.Muon(hidden, 0.01)] if hidden else []),
+                          *([optim.AdamW(others, 0.01)] if others else []))
+
+
+def scaler(comm):
+    """Beyond what the embedding's gradients bear in the first step, on whichever ranks they are."""
+    return optim.GradScaler(2.0 ** 126, backoff_factor=2.0 ** -30, comm=comm)
+
+
+@contextmanager
+def activations_on_disk(job):
+    with ExitStack() as stack:
+        for chunk in job.chunks:
+            stack.enter_context(offload_activations(chunk, tempfile.gettempdir(), min_bytes=64))
+        yield
+
+
+def compiled(job):
+    job.chunks = [mt.compile(chunk, "numpy") for chunk in job.chunks]
+
+
+def in_8_bits(job):
+    kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
+    job.chunks = [float8.convert_to_float8_training(chunk, "rowwise") if any(
+        type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
+
+
+def averaged(job):
+    job.averages = [soup.ExponentialMovingAverage(chunk, 0.9) for chunk in job.chunks]
+
+
+def average(job):
+    for each in job.averages:
+        each.update()
+
+
+@contextmanager
+def of_averages(job):
+    """Inside the averages stand in the place of the values."""
+    with ExitStack() as stack:
+        for each in job.averages:
+            stack.enter_context(each.applied())
+        yield
+
+
+def pruned(job):
+    job.prunings = [prune.Pruning(chunk, prune.random(chunk, 0.5)) for chunk in job.chunks
+                    if any(p.ndim > 1 for p in chunk.parameters())]
+
+
+def prune_again(job):
+    for each in job.prunings:
+        each.apply()
+
+
+def own_hook(job):
+    """A communication hook that sums as no other does: all gradients to all ranks."""
+    def hook(comm, bucket):
+        everyone = np.empty((comm.size, bucket.grads.size), bucket.grads.dtype)
+        work = comm.all_gather(everyone, bucket.grads, async_op=True)
+
+        def finish():
+            work.wait()
+            bucket.grads[...] = everyone.sum(axis=0)
+        return finish
+    for chunk in job.chunks if job.wrap is not None else ():
+        chunk.register_comm_hook(hook)
+
+
+BESIDES = {
+    "recompute": Beside(prepare=recompute, optimizer=adamw),
+    "accumulate": Beside(samples=True, accumulate=2),
+    "exact": Beside(None, samples=True, exact=True),
+    "bfloat16": Beside(5e-4, dtype=np.float32, amp="bfloat16"),
+    "GradScaler": Beside(2e-5, dtype=np.float32, model={"std": 0.002}, scaler=scaler),
+    "clip_grad_norm": Beside(clip=0.5),
+    "Muon": Beside(optimizer=muon),
+    "offload_activations": Beside(around=activations_on_disk),
+    "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
+    "compile": Beside(before=compiled),
+    "float8": Beside(5e-4, dtype=np.float32, before=in_8_bits),
+    "comm hook": Beside(samples=True, begin=own_hook),
+    "BatchNorm": Beside(samples=True, model={"norm": nn.BatchNorm}),
+    "BatchNorm, exact": Beside(None, samples=True, model={"norm": nn.BatchNorm}, exact=True),
+    "average (EMA)": Beside(begin=averaged, after=average, end=of_averages, optimizer=adamw),
+    "prune": Beside(begin=pruned, after=prune_again),
+}
+USUAL = Beside()
+
+
+# ---------------------------------------------------------------- training
+
+def build(forms, sizes, beside, mixture):
+    """The Job, when all forms have done their parts. forms: names, in their order; sizes: {axis: ranks}."""
+    mesh = comm.DeviceMesh(**{axis: sizes[axis] for axis in AXES if axis in sizes}) if sizes else None
+    job = Job(mesh, beside, language_model(beside.dtype, mixture, **beside.model), mixture)
+    beside.prepare(job)
+    for name in forms:
+        FORMS[name].apply(job)
+    if job.wrap is None and "annotations" not in forms and (job.comm(TOKENS) or beside.exact):
+        data_parallel(job)      # who has tokens of its own must sum gradients
+    job.chunks = [job.model] if job.schedule is None else stages(job)
+    beside.before(job)
+    if job.wrap is not None:
+        job.chunks = [job.wrap(chunk) for chunk in job.chunks]
+    return job
+
+
+def stages(job):
+    """This rank's stages, one layer each or two; job.schedule becomes a schedule."""
+    rows = (MICRO_SHARDS if job.beside.exact else BATCH) // job.ranks(*SAMPLES)
+    job.schedule = job.schedule(job.ranks("pp"), min(4, rows))
+    placement = placement_of(job.schedule)
+    count = sum(map(len, placement))
+    found = cut_sequential(job.model, count, [1] * 4)
+    if job.mixture:
+        found = [moe.OneTensor(stage, i == 0, i == count - 1) for i, stage in enumerate(found)]
+    return [found[i] for i in placement[job.mesh["pp"].rank]]
+
+
+def batches(job, steps):
+    """(step, this rank's part of its batch)."""
+    by_rank = job.comm(SAMPLES) if job.wrap is not None else None
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=by_rank.rank if by_rank else 0,
+                         size=by_rank.size if by_rank else 1, micro_shards=MICRO_SHARDS if job.beside.exact else 1)
+    for step, batch in zip(range(steps), loader.epoch(0), strict=False):
+        yield step, cp.cut_sequence(batch, job.mesh["cp"]) if job.ranks("cp") > 1 else batch
+
+
+def train(forms, sizes, name=None, mixture=False, count=STEPS):
+    """The pieces of this rank's parameters after so many steps."""
+    beside = USUAL if name is None else BESIDES[name]
+    job = build(forms, sizes, beside, mixture)
+    optimizer = beside.optimizer([pair for chunk in job.chunks for pair in chunk.named_parameters()])
+    beside.begin(job)
+    steps(job, optimizer, batches(job, count))
+    with beside.end(job):
+        return pieces(job)
+
+
+def steps(job, optimizer, batches):
+    beside, scaler = job.beside, optim.GradScaler(enabled=False)
+    if beside.scaler is not None:
+        scaler = beside.scaler(comm.world() if job.mesh else None)
+    pipeline = Pipeline(job.chunks, job.mesh["pp"], job.schedule) if job.schedule is not None else None
+    for step, batch in batches:
+        with beside.around(job), training.quiet(scaler):
+            if pipeline is not None:
+                step_of_stages(job, pipeline, optimizer, scaler, batch, step)
+            elif job.wrap is not None:
+                training.train_step(job.chunks[0], optimizer, batch, lambda m, s: loss_sum(m(s.inputs), s.labels),
+                                    job.comm(TOKENS) or comm.world(), seed=SEED, step=step, units=TIME,
+                                    clip=beside.clip, accumulate=beside.accumulate, amp=beside.amp, scaler=scaler,
+                                    micro_shards=MICRO_SHARDS if beside.exact else 8)
+            else:
+                plain_step(job, optimizer, scaler, batch, step)
+        beside.after(job)
+
+
+def step_of_stages(job, pipeline, optimizer, scaler, batch, step):
+    beside = job.beside
+    optimizer.zero_grad()
+    pieces = data.loader.cut(batch.shards[0], beside.accumulate) if beside.accumulate > 1 else [None]
+    for i, piece in enumerate(pieces):
+        part = batch if piece is None else replace(batch, inputs=piece.inputs, labels=piece.labels, shards=[piece])
+        with ExitStack() as stack:
+            stack.enter_context(mt.autocast(beside.amp) if beside.amp else nullcontext())
+            for chunk in job.chunks if i + 1 < len(pieces) and job.wrap is not None else ():
+                stack.enter_context(chunk.no_sync())
+            pipeline.run(part, loss_sum, seed=SEED, step=step, units=TIME, over=job.comm(TOKENS), scaler=scaler,
+                         micro_shards=MICRO_SHARDS if beside.exact else 8)
+    if beside.clip is not None:
+        pipeline.clip_grad_norm_(beside.clip)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def plain_step(job, optimizer, scaler, batch, step):
+    """What a program of one process does."""
+    beside, (model,) = job.beside, job.chunks
+    optimizer.zero_grad()
+    for piece in data.loader.cut(batch.shards[0], beside.accumulate):
+        with backend.random_scope(SEED, step, batch.count, piece.rows, 8), \
+                mt.autocast(beside.amp) if beside.amp else nullcontext():
+            loss = loss_sum(model(job.place(piece.inputs)), piece.labels)
+            scaler.scale(loss * (1 / (batch.count * TIME))).backward()
+    if beside.clip is not None:
+        training.clip_whole(model, beside.clip)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def pieces(job):
+    """[(name, shape of the whole, box, values)] of what this rank has of parameters and buffers; of fully_shard's the
+    whole values."""
+    with ExitStack() as stack:
+        for chunk in job.chunks:
+            if hasattr(chunk, "gathered"):
+                stack.enter_context(chunk.gathered())
+        modules = [chunk.module if job.wrap is not None else chunk for chunk in job.chunks]
+        kinds = layouts(modules)
+        return [(name, kinds[name].shape, box, np.array(piece_of(array, place)))
+                for name, array in named_arrays(modules) for box, place in kinds[name].pieces]
+
+
+def attempt(action, *args):
+    """What an action gives, or the text of what it raises."""
+    try:
+        return action(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def outcomes(jobs):
+    """What train gives of each of some jobs, its arguments."""
+    return [attempt(train, *job) for job in jobs]

@@ -1,0 +1,302 @@
+"""Which forms of parallelism go together, and with what one does besides: a table, each cell of which is run.
+
+    python -m tests.parallel.test_combinations      prints it, as docs/combinations.md has it
+
+A cell of two forms is a training on 2 × 2 ranks. It ends with the parameters of one process, or it is refused on all
+ranks, by an error that names both: there is no third. A cell that REFUSED and NOTHING don't name must work.
+"""
+
+import functools
+import math
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist.checkpoints.index import covers
+from tests.crews import crews
+
+from . import combination_cases as cases
+from .combination_cases import BESIDES, FORMS, USUAL
+
+CASES, USE = "tests.parallel.combination_cases:", "tests.parallel.combination_use_cases:"
+SAME, WITHIN, NO, NOT_THERE = "=", "≈", "✗", "·"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "combinations.md"
+
+TENSORS, CONTEXTS, PIPELINES = ("tensor", "sequence"), ("ring", "all-to-all"), ("1F1B", "interleaved", "ZB-H1")
+ZEROS = "ZeRO 1", "ZeRO 2", "ZeRO 3"
+RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
+
+REFUSED = [     # (forms, with what, a pattern of the error, why)
+    (("sequence",), CONTEXTS, "context_parallel.*sequence_parallel", "both divide the sequences"),
+    (("sequence",), ("experts",), "MoE.*sequence_parallel", "a mixture routes whole sequences"),
+    (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture routes whole sequences"),
+    (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
+     "annotations are of whole parameters; they are tensor parallelism themselves"),
+    (CONTEXTS, ("annotations",), "shard_parameters.*context_parallel",
+     "no op can work out the messages; annotate the batch along time"),
+    (("annotations",), PIPELINES, "Pipeline.*lies on a mesh.*annotations", "stages send arrays that are whole"),
+    (("annotations",), ("DDP",), "DistributedDataParallel.*lies on a mesh", "gradients are summed already"),
+    (("annotations",), ZEROS, "fully_shard.*lies on a mesh", "gradients are summed already"),
+    ((*CONTEXTS, "experts"), ("exact", "BatchNorm, exact"), "exact mode.*divided|context_parallel.*BatchNorm",
+     "the sums over ranks are inside of products"),
+    (("annotations",), ("Muon",), "Muon.*a part of", "the step is one of a whole matrix"),
+    (("annotations",), ("float8",), "Sharded|float8.*mesh", "the parameters are arrays on a mesh"),
+    (("sequence", *CONTEXTS), ("BatchNorm", "BatchNorm, exact"), "BatchNorm.*positions",
+     "the statistics are over positions that are elsewhere"),
+]
+NOTHING = [     # (forms, with what, why there is nothing to try)
+    (("annotations",), ("exact", "BatchNorm, exact"), "exact mode is the wrappers'"),
+    (("annotations", *ZEROS), ("comm hook",), "hooks are DistributedDataParallel's"),
+    (PIPELINES, ("BatchNorm",), "a stage's statistics are those of a micro-batch; in exact mode these are the same "
+                                "everywhere"),
+]
+TRIPLES = [     # forms, the sizes of their axes, and what is done besides
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "GradScaler"),
+    (("tensor", "1F1B"), {"pp": 1, "dp": 2, "tp": 2}, None),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "clip_grad_norm"),
+    (("experts", "ZB-H1"), {"pp": 2, "dp": 1, "ep": 2}, "clip_grad_norm"),
+    (("tensor", "ring", "ZeRO 3"), {"dp": 1, "cp": 2, "tp": 2}, None),
+    (("tensor", "ring", "ZeRO 3"), {"dp": 2, "cp": 1, "tp": 2}, "clip_grad_norm"),
+    (("sequence", "ZeRO 2"), {"dp": 2, "tp": 2}, "GradScaler"),
+    (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "clip_grad_norm"),
+    (("ZB-H1", "ZeRO 3"), {"pp": 2, "dp": 2}, "clip_grad_norm"), (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "exact"),
+    (("tensor", "experts", "ZeRO 3"), {"ep": 2, "tp": 2}, "clip_grad_norm"),
+    (("experts", "1F1B", "ZeRO 2"), {"pp": 2, "ep": 2}, "clip_grad_norm"),
+    (("sequence", "ZeRO 3"), {"dp": 2, "tp": 2}, "Muon"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "float8"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "prune"),
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "Muon"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "float8"),
+]
+
+
+def entry(table, a, b):
+    """What a table says of two names, in either order, without these; None: nothing."""
+    return next((rest for rows, columns, *rest in table if a in rows and b in columns or b in rows and a in columns),
+                None)
+
+
+def alternatives(a, b):
+    """Whether two names are forms that cut the same: one takes one of them."""
+    return a in FORMS and b in FORMS and FORMS[a].axis == FORMS[b].axis
+
+
+def cell(a, b):
+    """What the table says of two names."""
+    if alternatives(a, b) or entry(NOTHING, a, b):
+        return NOT_THERE
+    if entry(REFUSED, a, b):
+        return NO
+    bits = b in BESIDES and BESIDES[b].tolerance is None and a not in TENSORS
+    return SAME if bits else WITHIN
+
+
+def table(rows, columns):
+    """As Markdown."""
+    lines = [["", *columns], ["---"] * (1 + len(columns))]
+    lines += [[row, *(cell(column, row) for column in columns)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def reasons(entries):
+    """Why, one line each."""
+    return "\n".join(f"- {', '.join(rows)} with {', '.join(columns)}: {why}" for rows, columns, *_, why in entries)
+
+
+def page():
+    """All that docs/combinations.md has from here."""
+    return "\n\n".join([table(FORMS, FORMS), table(BESIDES, FORMS), "Refused:", reasons(REFUSED),
+                        "Nothing to combine:", reasons(NOTHING)]) + "\n"
+
+
+# ---------------------------------------------------------------- what ranks have, and one process
+
+def assembled(ranks):
+    """{name: array} of all ranks' pieces, each of which must be there, with the same bits on all who have it."""
+    whole, boxes = {}, {}
+    for name, shape, box, values in (piece for pieces in ranks for piece in pieces):
+        into = whole.setdefault(name, np.full(shape, np.nan, values.dtype))[tuple(slice(*side) for side in box)]
+        if box in boxes.setdefault(name, []):
+            np.testing.assert_array_equal(into, values, f"{name} {box}: ranks have different values")
+        else:
+            boxes[name].append(box)
+            into[...] = values
+    for name, array in whole.items():
+        assert covers(boxes[name], array.shape), f"{name}: nobody has all of it"
+    return whole
+
+
+@functools.cache
+def one_process(name=None, mixture=False, steps=cases.STEPS):
+    """{name: array} that one process has after the same training; in exact mode one with DistributedDataParallel."""
+    if name in BESIDES and BESIDES[name].exact:
+        (found,), = crews.call(CASES + "outcomes", 1, ([((), {}, name, mixture, steps)],))
+        return assembled([found])
+    return assembled([cases.train((), {}, name, mixture, steps)])
+
+
+def compare(found, wanted, tolerance):
+    """What is wrong, as a text; empty: nothing."""
+    if set(found) != set(wanted):
+        return f"names {sorted(set(found) ^ set(wanted))}"
+    if tolerance is None:
+        return ", ".join(f"{name} has other bits" for name in wanted if not np.array_equal(found[name], wanted[name]))
+    off = {name: float(abs(found[name] - wanted[name]).max()) for name in wanted}
+    return ", ".join(f"{name} is off by {far:.2g}" for name, far in off.items() if not far <= tolerance)
+
+
+def judged(job, ranks):
+    """What is wrong with the ranks' outcomes of a job that is to work."""
+    forms, _, name, *rest = job
+    if said := [outcome for outcome in ranks if isinstance(outcome, str)]:
+        return said[0]
+    beside = BESIDES.get(name, USUAL)
+    tolerance = 1e-10 if beside.tolerance is None and set(forms) & set(TENSORS) else beside.tolerance
+    try:
+        return compare(assembled(ranks), one_process(name, *rest), tolerance)
+    except AssertionError as error:
+        return str(error)
+
+
+def refused(pattern, ranks):
+    """What is wrong with the ranks' outcomes of a job that must be refused."""
+    wrong = [rank for rank, said in enumerate(ranks) if not (
+        isinstance(said, str) and re.search(pattern, said, re.DOTALL))]
+    return f"ranks {wrong} don't say {pattern!r}: {str(ranks[wrong[0]])[:300]}" if wrong else ""
+
+
+def run(jobs, ranks=4):
+    """By job: each rank's outcome."""
+    return zip(*crews.call(CASES + "outcomes", ranks, (jobs,), limit=120), strict=True)
+
+
+# ---------------------------------------------------------------- the table
+
+def jobs_of(form):
+    """{(form, the other's name): job} of a form's row, pairs of forms from their first one only."""
+    names, axis, jobs = list(FORMS), FORMS[form].axis, {}
+    for other in names[names.index(form) + 1:]:
+        if not alternatives(form, other):
+            steps = 1 if RARER & {form, other} else cases.STEPS
+            sizes = {axis: 2, FORMS[other].axis: 2}
+            jobs[form, other] = (form, other), sizes, None, "experts" in (form, other), steps
+    for name, beside in BESIDES.items():
+        if not entry(NOTHING, form, name):
+            sizes = {axis: 2} | ({"dp": 2} if beside.samples else {})
+            jobs[form, name] = (form,), sizes, name, form == "experts"
+    return jobs
+
+
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled")
+@pytest.mark.parametrize("form", FORMS)
+def test_each_pair_is_one_process_or_refused(form):
+    wrong = {}
+    for count in 2, 4:
+        jobs = {pair: job for pair, job in jobs_of(form).items() if math.prod(job[1].values()) == count}
+        for (pair, job), ranks in zip(jobs.items(), run(list(jobs.values()), count), strict=True):
+            no = entry(REFUSED, *pair)
+            if problem := refused(no[0], ranks) if no else judged(job, ranks):
+                wrong[pair] = problem
+    assert not wrong, "\n".join(f"{' × '.join(pair)}: {problem}" for pair, problem in wrong.items())
+
+
+def test_three_together():
+    jobs = [(forms, sizes, name, "experts" in forms) for forms, sizes, name in TRIPLES]
+    wrong = {job[:3:2]: problem for job, ranks in zip(jobs, run(jobs), strict=True) if (problem := judged(job, ranks))}
+    assert not wrong, wrong
+
+
+def test_the_order_in_which_a_model_is_cut_doesnt_matter():
+    cutting = [name for name, form in FORMS.items() if form.axis not in ("pp", "dp")]
+    pairs = [pair[::-1] for pair in combinations(cutting, 2) if not alternatives(*pair)]
+    jobs = [(pair, {FORMS[name].axis: 2 for name in pair}, None, "experts" in pair) for pair in pairs]
+    for pair, job, ranks in zip(pairs, jobs, run(jobs), strict=True):
+        no = entry(REFUSED, *pair)
+        words = "parallelize_module|context_parallel"       # of which the second one speaks now
+        assert not (problem := refused(words, ranks) if no else judged(job, ranks)), (pair, problem)
+
+
+def test_the_training_says_something():
+    """Tolerances are small beside what training does, and what is done besides makes a difference."""
+    for name, beside in {None: USUAL, **BESIDES}.items():
+        if not beside.exact:
+            start = {n: p.numpy() for n, p in cases.language_model(beside.dtype, **beside.model).named_parameters()}
+            moved = max(float(abs(one_process(name)[n] - start[n]).max()) for n in start)
+            assert moved > 40 * beside.tolerance, (name, moved)
+    usual = one_process()
+    for name in ("clip_grad_norm", "Muon", "average (EMA)", "prune", "BatchNorm"):
+        assert any(abs(one_process(name)[n] - usual[n]).max() > 1e-4 for n in usual if n in one_process(name)), name
+
+
+# ---------------------------------------------------------------- further
+
+@pytest.mark.parametrize(("mixture", "names"), [
+    (False, [name for name in FORMS if name != "experts"]),
+    (True, ["experts", "annotations", "1F1B", "tensor", "ZeRO 3"])])
+def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, tmp_path):
+    whole = cases.build((), {}, USUAL, mixture)
+    optimizer = cases.adamw(list(whole.model.named_parameters()))
+    for name, ranks in zip(names, zip(*crews.call(USE + "one_after_another", 4, (names, mixture, str(tmp_path))),
+                                      strict=True), strict=True):
+        number = names.index(name)
+        cases.steps(whole, optimizer, [pair for pair in cases.batches(whole, number + 1) if pair[0] == number])
+        assert not (problem := compare(assembled(ranks), assembled([cases.pieces(whole)]), 1e-10)), (name, problem)
+
+
+def test_a_model_that_is_wrapped_is_cut_no_more():
+    for found in crews.call(USE + "cut_too_late", 4):
+        for (wrapper, form), said in found.items():
+            words = "already|cut over the ranks|was changed after it was wrapped"
+            assert re.search(words, str(said)), (wrapper, form, said)
+
+
+def test_a_model_is_cut_and_wrapped_once():
+    for found in crews.call(USE + "twice", 4):
+        for pair, said in found.items():
+            assert "already" in said, (pair, said)
+
+
+def test_who_wants_a_whole_model_says_so():
+    works = {("federated", "tensor"): "different models", ("server", "tensor"): "different models",
+             ("server", "DDP"): "over 4 ranks", ("server", "ZeRO 3"): "different models|over 4 ranks",
+             ("federated", "DDP"): "one already", ("federated", "ZeRO 3"): "one already",
+             ("soups", "ZeRO 3"): "cut over the ranks", ("soups", "DDP"): "{'0.weight': array",
+             ("soups", "ring"): "{'0.weight': array"}
+    for found in crews.call(USE + "whole_models_wanted", 4):
+        for pair, said in found.items():
+            assert re.search(works.get(pair, "each rank has whole|a part only"), said), (pair, said[:300])
+
+
+def test_the_share_of_zeros_is_that_of_the_whole_model():
+    for found in crews.call(USE + "sparsities", 4):
+        assert all(found.values()), found
+
+
+def test_a_scaler_must_know_all_ranks():
+    for found in crews.call(USE + "scalers_without_ranks", 4):
+        assert all("GradScaler" in said and "comm=" in said for said in found.values()), found
+
+
+def test_each_form_writes_what_one_process_does():
+    for found in crews.call(USE + "written", 4):
+        for form, (text, wanted) in found.items():
+            if form == "ring":
+                assert "generate: each rank has a part of the sequences" in text
+            else:
+                assert np.array_equal(text, wanted), (form, text)
+
+
+def test_the_document_has_this_table():
+    assert DOCUMENT.read_text(encoding="utf-8").endswith(page()), "python -m tests.parallel.test_combinations prints it"
+
+
+def test_names_in_the_tables_are_known():
+    for rows, columns, *_ in (*REFUSED, *NOTHING):
+        assert set(rows) <= set(FORMS) and set(columns) <= {*FORMS, *BESIDES}, (rows, columns)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
