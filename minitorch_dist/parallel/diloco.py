@@ -32,6 +32,7 @@ averaging's (federated.py); how E3M0 is scaled and rounded is this project's cho
 
 import math
 from contextlib import contextmanager
+from functools import partial
 
 from .. import comm as communication
 from .. import ledger
@@ -45,7 +46,7 @@ from ..optim import SGD
 from . import batch_norm
 from .data_parallel import annotated
 from .encodings import Whole
-from .fragments import AUTHOR, PATTERNS, Fragment, divided, encoded, in_full, settings_of, timetable
+from .fragments import AUTHOR, PATTERNS, Fragment, divided, encoded, in_full, ranks_inside, settings_of, timetable
 from .fully_sharded import FullySharded
 from .same_model import broadcast, check_same_model
 
@@ -70,7 +71,7 @@ class DiLoCo:
     pattern    "strided": units k, k + P, … are fragment k; "sequential": neighbours are
     overlap    τ, inner steps from sending a fragment to taking what has come of it, below every
     mix        what a worker has then: (1 - mix) · its own values + mix · the common ones. 1 forgets what it has done
-               meanwhile, 0.5 is the mean of both
+               meanwhile, and on how many samples; 0.5 is the mean of both
     encoding   of the differences: None (as they are), Sketch or E3M0 of encodings.py
     exact      add differences up along the balanced tree of exact mode, for a power of two of workers
     seed       of the encoding's random rounding
@@ -79,19 +80,20 @@ class DiLoCo:
     whatever they have. Frozen parameters and buffers are rank 0's once, then the worker's own; BatchNorm is refused.
 
     A worker that diverges, so that values which it sends are inf or NaN, is found when they are taken: a ValueError on
-    all ranks of `comm` names it, and the common values stay as they were. GradScaler, clipping, autocast and schedules
-    are the inner optimizer's affair.
+    all ranks of all workers names it, and the common values stay as they were. So is one whose ranks have told step()
+    of other samples. GradScaler, clipping, autocast and schedules are the inner optimizer's affair.
 
     ValueError on all ranks for settings that don't fit, or that aren't the same everywhere. What is held beside the
     worker's own training is the common values, a buffer to send and the outer optimizer's state: the ledger counts that
     as "optimizer". A rank sends 2(W-1)/W · (its elements, each parameter padded to 16, each fragment with W numbers for
-    samples to 4,096) per round of W workers, encoded (W-1) times its message, and nothing in between.
+    samples to 4,096) per round of W workers, encoded (W-1) times its message, and nothing in between. Ranks
+    of one worker compare three numbers before a fragment is sent.
     """
 
     def __init__(self, model, inner, comm=None, *, every, outer=nesterov, fragments=1, pattern="strided", overlap=0,
                  mix=1.0, encoding=None, exact=False, seed=0):
         self.comm = communication.world() if comm is None else comm
-        self.model, self.inner = model, inner
+        self.model, self.inner, self.inside = model, inner, ranks_inside(model)
         self.settings = {"every": every, "fragments": fragments, "pattern": pattern, "overlap": overlap, "mix": mix,
                          "encoding": repr(encoding), "exact": exact, "seed": seed}
         self._check_alike(inner=settings_of(inner), **self.settings)
@@ -106,7 +108,7 @@ class DiLoCo:
         for name, values in (*model.named_parameters(), *model.named_buffers()):
             if id(values) not in trained:
                 broadcast(self.comm, lower(values), name)
-        self.fragments = [Fragment(k, due, named, self.comm, outer) for k, ((due, _), named) in enumerate(
+        self.fragments = [Fragment(k, due, named, self.comm, self.inside, outer) for k, ((due, _), named) in enumerate(
             zip(timetable(every, fragments), divided(model, fragments, pattern), strict=True))]
         self._check_alike(outer=[settings_of(f.optimizer) for f in self.fragments])
         self.steps = 0
@@ -115,17 +117,23 @@ class DiLoCo:
 
     def _check_alike(self, **settings):
         """ValueError on all ranks of all workers where some have another model, or other settings."""
-        inside = getattr(self.model, "comm", None)      # a wrapper's: this worker's ranks
-        together(inside, lambda: check_same_model(self.model, self.comm, "DiLoCo", **settings))
-        if inside is not None:
-            check_same_model(Module(), inside, "DiLoCo", **settings)     # the wrapper has looked at the model
+        same = partial(check_same_model, wrapper="DiLoCo", **settings)
+        self._together(lambda: same(self.model, self.comm))
+        for comm in self.inside:    # whoever has cut the model has looked at it
+            self._together(partial(same, Module(), comm))
+
+    def _together(self, work):
+        """work() on all ranks of this worker: where it raises on some, it does on all."""
+        for comm in self.inside:
+            work = partial(together, comm, work)
+        work()
 
     def _check_model(self):
-        model, inside = self.model, getattr(self.model, "comm", None)
-        if inside is not None and (shared := sorted({*inside.world_ranks} & {*self.comm.world_ranks})) != [
-                self.comm.world_ranks[self.comm.rank]]:
-            raise ValueError(f"DiLoCo: the model's gradients are reduced over ranks {shared}, which are workers of "
-                             'their own: wrap it over the ranks of one worker, as in mesh["dp"] beside mesh["workers"]')
+        model = self.model
+        for inside in self.inside:
+            if len(shared := sorted({*inside.world_ranks} & {*self.comm.world_ranks})) > 1:
+                raise ValueError(f"DiLoCo: the model is shared by ranks {shared}, which are workers of their own: wrap "
+                                 'or cut it over the ranks of one worker, as in mesh["dp"] beside mesh["workers"]')
         if found := list(annotated(model)):
             raise ValueError(f"DiLoCo: {', '.join(found[:4])} of this model lies on a mesh (annotate.py), and has no "
                              "part that could be averaged alone: cut the model by parallelize_module or fully_shard")
@@ -134,6 +142,9 @@ class DiLoCo:
                              "LayerNorm")
         named = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
         updated = {id(p): p for group in self.inner.groups for p in group["params"]}
+        if frozen := [name for name, p in model.named_parameters() if not p.requires_grad and id(p) in updated]:
+            raise ValueError(f"DiLoCo: the inner optimizer updates {', '.join(frozen[:4])}, frozen since it was made: "
+                             "freeze parameters first, and make it of those that are left")
         if strange := [p.shape for key, p in updated.items() if key not in named]:
             raise ValueError(f"DiLoCo: the inner optimizer updates {len(strange)} tensors that are no parameters of "
                              f"this model, the first of shape {strange[0]}: make it of the model's parameters(), after "
@@ -151,21 +162,26 @@ class DiLoCo:
         """Forget all gradients."""
         self.inner.zero_grad()
 
-    def step(self, count, scaler=None):
+    def step(self, count, scaler=None, after=None):
         """The inner optimizer's step, and what is due after it. All workers call it equally often.
 
         count   how many samples (or tokens) this worker's loss was the mean over, the same on all of its ranks; 0 for a
                 worker that has none left
         scaler  the GradScaler of this worker, which makes the inner step, or leaves it out
+        after   called after that, before anything is sent: for what writes to weights after each step. Of a model that
+                was pruned before DiLoCo was made, by the same masks on all workers, the common values stay so:
+
+                    diloco.step(len(labels), after=pruning.apply)
         """
-        if self.own is not None:
-            raise RuntimeError("DiLoCo.step inside common(), whose values aren't this worker's: end that block before")
+        self._check_own("DiLoCo.step")
         if not 0 <= count < math.inf:
             raise ValueError(f"DiLoCo.step: count={count}; the samples that the loss was the mean over, at least 0")
         if scaler is None:
             self.inner.step()
         else:
             scaler.step(self.inner)
+        if after is not None:
+            after()
         self.steps += 1
         for f in self.fragments:
             f.samples += float(count)
@@ -180,16 +196,22 @@ class DiLoCo:
                 self._take(f, self.mix)
 
     def finish(self):
-        """Meet once more: what is on its way is taken, steps that were made since are averaged, and every worker has
-        the common values. Collective."""
+        """Meet once more: what is on its way is taken, steps that were made since (and that mix=1 hasn't forgotten) are
+        averaged, and every worker has the common values; where nobody has had a sample they stay. Collective."""
+        self._check_own("DiLoCo.finish")
         for f in self.fragments:
+            forgets = f.pending and self.mix == 1       # then all have the common values already
             if f.pending:
-                self._take(f, self.mix)
-            if f.sent < self.steps:
+                self._take(f, self.mix, needed=False)
+            if f.sent < self.steps and not forgets:
                 self._post(f)
-                self._take(f, 1.0)
+                self._take(f, 1.0, needed=False)
             f.show()
         self._written()
+
+    def _check_own(self, what):
+        if self.own is not None:
+            raise RuntimeError(f"{what} inside common(), whose values aren't this worker's: end that block before")
 
     def _post(self, f):
         if ledger.open_ledgers:
@@ -197,11 +219,11 @@ class DiLoCo:
         with ledger.labelled(f.label):
             f.post(self.steps, self.send)
 
-    def _take(self, f, mix):
+    def _take(self, f, mix, needed=True):
         if ledger.open_ledgers:
             ledger.event("take", f.label)
         with ledger.labelled(f.label):
-            f.take(mix)
+            f.take(mix, needed)
         self._written()
 
     def _written(self):
@@ -217,10 +239,14 @@ class DiLoCo:
             with diloco.common():
                 checkpoints.save(step, model, diloco)
 
-        On all ranks alike for fully_shard. Afterwards it has this worker's own again. RuntimeError inside another one.
+        On all ranks alike for fully_shard. Afterwards it has this worker's own again. RuntimeError inside another one,
+        and inside gathered() of stage 3, whose values would stay this worker's.
         """
         if self.own is not None:
             raise RuntimeError("DiLoCo.common inside common(): the model has these values already")
+        if any(m.values.held > m.keeping for m in self.model.modules() if isinstance(m, FullySharded)):
+            raise RuntimeError("DiLoCo.common inside gathered(), whose values would stay this worker's own: end that "
+                               "block before, and open it inside common()")
         self.own = {id(p): p.data.copy() for f in self.fragments for p in f.local}
         try:
             for f in self.fragments:
@@ -286,8 +312,7 @@ class DiLoCo:
 
     def load_state_dict(self, saved):
         """Go on from what state_dict gave, with as many workers; the ranks of each may be others. Collective."""
-        if self.own is not None:
-            raise RuntimeError("a DiLoCo's state can't be loaded inside common(): end that block before")
+        self._check_own("DiLoCo.load_state_dict")
         self.check_state(saved)
         settings, = saved["groups"]
         mine, params = settings["workers"][self.comm.rank], self.groups[0]["params"]
@@ -322,8 +347,8 @@ def by_parameter(optimizer, copy):
 def restore(optimizer, settings, entries):
     """Load into an optimizer its settings_of, and the entries of by_parameter."""
     kind, *groups = settings
-    if kind != type(optimizer).__name__:
-        raise ValueError(f"DiLoCo: the saved state is of a {kind}, this run has a {type(optimizer).__name__}")
+    if kind != optimizer.kind:
+        raise ValueError(f"DiLoCo: the saved state is of {kind}, this run has {optimizer.kind}")
     order = [entries[id(p)] for group in optimizer.groups for p in group["params"]]
     optimizer.load_state_dict(optimizer.state_dict(copy=False) | {
         "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in groups],
@@ -338,14 +363,14 @@ def with_prefix(prefix, arrays, but=None):
 
 
 def _check_settings(every, fragments, pattern, overlap, mix, encoding):
-    if every != int(every) or every < 1:
+    if not 1 <= every < math.inf or every != int(every):
         raise ValueError(f"DiLoCo: every={every}; a whole number of steps, at least 1")
     if not 1 <= fragments <= every:
         raise ValueError(f"DiLoCo: fragments={fragments}, of which each has a step of its own in a round of "
                          f"every={every}: at least 1, at most that")
     if pattern not in PATTERNS:
         raise ValueError(f"DiLoCo: pattern={pattern!r}; one of {', '.join(PATTERNS)}")
-    if not 0 <= overlap < every:
+    if overlap != int(overlap) or not 0 <= overlap < every:
         raise ValueError(f"DiLoCo: overlap={overlap}; at least 0 and below every={every}, so that a fragment is taken "
                          "before it is sent again")
     if not 0 < mix <= 1:

@@ -4,7 +4,8 @@
     grads    | n_k (θ - θ_k), then Σ n_k (θ - θ_k) / n: the outer gradient    | n_0 n_1 … | pad
 
 One FlatBuffer per fragment. Behind the gradients stands a number per worker: each writes how many samples it has had
-since the fragment was sent last, and 0 for the others, so that the sum tells all of them everybody's.
+since the fragment was sent last, and 0 for the others, so that the sum tells all of them everybody's;
+or, in their place, why it has nothing to add: LOST or APART.
 """
 
 import numpy as np
@@ -21,7 +22,7 @@ from .fully_sharded import FullySharded
 from .grouping import default_units, group
 
 AUTHOR = "DiLoCo"
-LOST = -1       # in the place of a worker's samples: its values aren't finite
+LOST, APART = -1, -2    # in the place of a worker's samples: its values aren't finite; its ranks count otherwise
 
 # pattern -> which of the units of a model are the k-th of n fragments
 PATTERNS = {
@@ -68,9 +69,17 @@ def outer_step(optimizer, gradients):
         leaf.grad = None
 
 
+def ranks_inside(model):
+    """[Communicator] of the ranks that train this model together: those of its wrapper, then those that hold parts of
+    its tensors."""
+    parts = [m.comm for m in model.modules() if getattr(type(m), "is_part", False)]
+    comms = dict.fromkeys([getattr(model, "comm", None), *parts])
+    return [comm for comm in comms if comm is not None and comm.size > 1]
+
+
 def settings_of(optimizer):
     """What has to be equal on all ranks that step by it."""
-    return [type(optimizer).__name__,
+    return [optimizer.kind,
             *({k: v for k, v in group.items() if k != "params"} for group in optimizer.groups)]
 
 
@@ -80,16 +89,18 @@ class Fragment:
     index, due  its number, and the step of a round after which it is sent
     named       [(name, this worker's tensor)], of one dtype
     comm        the Communicator of the workers
+    inside      ranks_inside of the model
     outer       outer([(name, leaf)]) -> the Optimizer of the common values
 
-    samples     that this worker has had since it was sent last, which was after step `sent`
+    samples     that this worker has had since it was sent last, which was after step `sent`, and that its values are
+                still of: none when the common ones take their place
     pending     it has been sent, and not been taken yet
     under_way   what waits for it, until it has been waited for
     counts      then: everybody's samples
     """
 
-    def __init__(self, index, due, named, comm, outer):
-        self.index, self.due, self.label, self.comm = index, due, f"fragment {index}", comm
+    def __init__(self, index, due, named, comm, inside, outer):
+        self.index, self.due, self.label, self.comm, self.inside = index, due, f"fragment {index}", comm, inside
         self.names, self.local = [name for name, _ in named], [p for _, p in named]
         self.leaves = [Tensor(p.data.copy()).requires_grad_() for p in self.local]
         self.flat = FlatBuffer(self.leaves, empty=comm.empty, spare=comm.size)
@@ -112,14 +123,25 @@ class Fragment:
         for s, p in zip(flat.segments, self.local, strict=True):
             flat.grads[s.start:s.stop] = flat.params[s.start:s.stop] - p.data.reshape(-1)
         flat.grads *= self.samples
-        finite = bool(module_of(flat.grads).isfinite(flat.grads).all())
-        if not finite:
+        said = self._said(bool(module_of(flat.grads).isfinite(flat.grads).all()))
+        if said in (LOST, APART):
             flat.grads[...] = 0
         flat.tail[...] = 0
-        flat.tail[self.comm.rank] = self.samples if finite else LOST
+        flat.tail[self.comm.rank] = said
         self.sent, self.samples, self.pending = step, 0.0, True
         self.under_way = send(self)
         wrote(flat.grads, AUTHOR)
+
+    def _said(self, finite):
+        """The samples of this worker, LOST or APART: the same on all of its ranks, each of which meets other ranks of
+        the other workers."""
+        seen = np.array([self.samples, -self.samples, not finite], np.float64)
+        for comm in self.inside:
+            comm.all_reduce(seen, op="max")
+        most, least, lost = seen[0], -seen[1], seen[2]
+        if most != least:
+            return APART
+        return LOST if lost else self.samples
 
     def settle(self):
         """Have the sum, and everybody's samples."""
@@ -130,22 +152,31 @@ class Fragment:
             self.flat.tail[...] = 0
             wrote(self.flat.grads, AUTHOR)
 
-    def take(self, mix):
+    def take(self, mix, needed=True):
         """Move the common values by the mean over all samples, and show them to the worker. ValueError, on all workers,
-        where one has diverged, or none has had a sample: then nothing is moved."""
+        where one has diverged, or its ranks disagree, or where none has had a sample: then nothing is moved. Not
+        needed: without samples nothing is moved, and nothing wrong."""
         self.settle()
         self.pending = False
+        if apart := [str(worker) for worker, n in enumerate(self.counts) if n == APART]:
+            raise ValueError(f"DiLoCo: up to step {self.sent} the ranks of worker{'s' * (len(apart) > 1)} "
+                             f"{', '.join(apart)} have given step() other counts than each other for {self.label}; the "
+                             "common values are those from before. Give it the samples of the whole worker on each of "
+                             "its ranks")
         if lost := [str(worker) for worker, n in enumerate(self.counts) if n == LOST]:
             raise ValueError(f"DiLoCo: after step {self.sent} worker{'s' * (len(lost) > 1)} {', '.join(lost)} sent "
                              f"{self.label} with values that aren't finite; the common values are those from before. "
                              "Lower the inner learning rate, clip gradients, or look for it with detect_anomaly")
-        if not (total := sum(self.counts)):
+        if not (total := sum(self.counts)) and needed:
             raise ValueError(f"DiLoCo: up to step {self.sent} no worker has had a sample since {self.label} was sent "
                              "last: give step() the number of this worker's")
-        self.flat.grads /= total
-        wrote(self.flat.grads, AUTHOR)
-        outer_step(self.optimizer, [(leaf, leaf.leaf.grad_view) for leaf in self.leaves])
+        if total:
+            self.flat.grads /= total
+            wrote(self.flat.grads, AUTHOR)
+            outer_step(self.optimizer, [(leaf, leaf.leaf.grad_view) for leaf in self.leaves])
         self.show(mix)
+        if mix == 1:
+            self.samples = 0.0
 
 
 # ---------------------------------------------------------------- how differences travel

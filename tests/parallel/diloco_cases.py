@@ -6,6 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
+from minitorch_dist.compress import prune
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard, tensor_parallel
 from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import E3M0, Sketch
@@ -281,6 +282,54 @@ def diverged(encoding, overlap):
         told = str(error)
     after = both(diloco)[1]
     return told, diloco.steps, all((a == b).all() for a, b in zip(before, after, strict=True))
+
+
+def told_inside(inside, workers, wrong, encoding=None):
+    """What this rank is told when the last one but one has, by itself, inf in its gradients ("inf") or counts another
+    sample ("count"); and whether the common values are as they were."""
+    world = comm.world()
+    mesh = comm.DeviceMesh(workers=workers, dp=-1) if inside != "tp in ddp" else comm.DeviceMesh(workers=1, dp=2, tp=-1)
+    odd = world.rank == world.size - 2      # of a small fully_shard unit the last rank has nothing
+    model = DistributedDataParallel(build("tp", mesh["tp"]), mesh["dp"]) if inside == "tp in ddp" else build(
+        inside, mesh["dp"])
+    diloco = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), mesh["workers"], every=2, fragments=2,
+                    encoding=ENCODINGS[encoding])
+    before = [f.flat.params.copy() for f in diloco.fragments]
+    backward(model, rows_of(0, 1))
+    for p in model.parameters() if odd and wrong == "inf" else ():
+        p.grad.data[...] = np.inf       # of what this rank has
+    told = None
+    try:
+        diloco.step(3 + (odd and wrong == "count"))
+    except ValueError as error:
+        told = str(error)
+    return told, all((f.flat.params == b).all() for f, b in zip(diloco.fragments, before, strict=True))
+
+
+def pruned(inside, settings):
+    """[(which of the common values aren't 0, how they are masked)] after each of 7 steps, and at the end."""
+    mesh = comm.DeviceMesh(workers=2, dp=-1)
+    mt.manual_seed(3)
+    model = nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5))
+    pruning = prune.Pruning(model, prune.magnitude(model, 0.5))
+    if inside is not None:
+        masks, model = pruning.masks, fully_shard(model, mesh["dp"], stage=inside)
+        pruning = prune.Pruning(model, masks)
+    diloco, seen = DiLoCo(model, adamw(model), mesh["workers"], **settings), []
+
+    def look():
+        with diloco.common():
+            state = full_state_dict(model) if inside is not None else model.state_dict()
+            seen.extend((state[name] != 0, mask) for name, mask in pruning.masks.items() if state)
+    x = np.random.default_rng(comm.world().rank).standard_normal((7, 3, 7)).astype("f4")
+    for batch in x:
+        diloco.zero_grad()
+        (model(mt.tensor(batch)) ** 2).mean().backward()
+        diloco.step(3, after=pruning.apply)
+        look()
+    diloco.finish()
+    look()
+    return seen
 
 
 def back_after_divergence(folder):

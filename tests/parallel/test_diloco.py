@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import checkpoints, nn, optim
+from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.flat import BLOCK, layout, round_up
+from minitorch_dist.parallel import fully_shard
 from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import LowRank, RandomMask
 from minitorch_dist.parallel.fragments import divided, timetable
@@ -40,6 +41,8 @@ def simulated(workers, steps, every, fragments=1, overlap=0, mix=1.0, finish=Fal
             for k in range(workers):
                 own[k][i] = (1 - mix) * own[k][i] + mix * common[i]
         delta[f] = None
+        if mix == 1:
+            seen[f] = 0
     for step in range(1, steps + 1):
         for k in range(workers):
             rows = cases.rows_of(k, step)
@@ -64,7 +67,7 @@ def simulated(workers, steps, every, fragments=1, overlap=0, mix=1.0, finish=Fal
     for f in range(fragments) if finish else ():
         if delta[f] is not None:
             take(f, mix)
-        if sent[f] < steps:
+        if seen[f].any():
             send(f, steps)
             take(f, 1.0)
     return [[p.copy() for p in common] for _ in own] if finish else own, common
@@ -83,6 +86,8 @@ SETTINGS = {        # name -> (settings, steps, finish)
     "overlap": ({"every": 4, "overlap": 3}, 13, False),
     "mixing": ({"every": 4, "overlap": 2, "mix": 0.5}, 13, False),
     "streaming": ({"every": 5, "fragments": 2, "overlap": 4, "mix": 0.25}, 16, False),
+    "an end that forgets": ({"every": 4, "overlap": 2}, 9, True),
+    "an end after forgetting": ({"every": 4, "overlap": 2}, 10, True),
     "an end on the way": ({"every": 5, "fragments": 2, "overlap": 3, "mix": 0.25}, 16, True),
 }
 
@@ -299,6 +304,28 @@ def test_a_worker_that_diverges_is_named_on_all(encoding, overlap):
         assert steps == 6 + overlap and unchanged
 
 
+@pytest.mark.parametrize(("inside", "workers"), [(1, 2), (3, 2), ("tp", 2), ("tp in ddp", 1)])
+def test_what_diverges_on_one_rank_of_a_worker_is_told_to_all(inside, workers):
+    """Each of its ranks meets other ranks of the other workers."""
+    encoding = "4 bits" if inside == 3 else None
+    for told, unchanged in crews.call(CASES + "told_inside", 4, (inside, workers, "inf", encoding)):
+        assert f"worker {workers - 1} sent fragment 0 with values that aren't finite" in told and unchanged
+
+
+@pytest.mark.parametrize(("inside", "workers"), [("ddp", 2), ("tp in ddp", 1)])
+def test_ranks_of_a_worker_that_count_otherwise_are_told_so_on_all(inside, workers):
+    for told, unchanged in crews.call(CASES + "told_inside", 4, (inside, workers, "count")):
+        assert f"the ranks of worker {workers - 1} have given step() other counts" in told and unchanged
+
+
+@pytest.mark.parametrize(("inside", "settings"), [
+    (None, {"every": 3}), (None, {"every": 3, "fragments": 2, "overlap": 2, "mix": 0.5}), (1, {"every": 2})], ids=str)
+def test_pruned_weights_stay_so_in_the_common_values(inside, settings):
+    for seen in crews.call(CASES + "pruned", 2 if inside is None else 4, (inside, settings)):
+        assert all((there == mask).all() and not mask.all() for there, mask in seen)
+        assert len(seen) in ((16,) if inside is None else (0, 16))      # on a worker's first rank
+
+
 def test_a_checkpoint_of_before_leads_out_of_divergence(tmp_path):
     own, common = simulated(2, 5, every=2, overlap=1)
     for rank, (fine, told) in enumerate(crews.call(CASES + "back_after_divergence", 2, (str(tmp_path),))):
@@ -312,6 +339,32 @@ def test_a_worker_without_samples_has_no_weight():
     for said, _, common in found:
         assert "no worker has had a sample" in said
         close(common, found[0][1])
+
+
+def test_an_end_after_steps_without_samples_moves_nothing():
+    """Nor where a message of none is on its way."""
+    for overlap, steps in ((0, 5), (2, 6), (2, 7), (2, 9)):
+        model = cases.build()
+        diloco = DiLoCo(model, cases.adamw(model), every=4, overlap=overlap)
+        cases.fit(diloco, range(1, 5), 0)
+        for _ in range(overlap):
+            diloco.step(1)
+        before = cases.both(diloco)[1]
+        while diloco.steps < steps:
+            diloco.step(0)
+        diloco.finish()
+        assert diloco.steps == steps and not diloco.fragments[0].pending
+        assert all((a == b).all() for values in cases.both(diloco) for a, b in zip(values, before, strict=True))
+
+
+def test_an_end_sends_nothing_of_what_mix_1_forgets():
+    for mix, wanted in ((1.0, ["take"]), (0.5, ["take", "post", "take"])):
+        model = cases.build()
+        diloco = DiLoCo(model, cases.adamw(model), every=4, overlap=2, mix=mix)
+        cases.fit(diloco, range(1, 6), 0)
+        with ledger.record() as book:
+            diloco.finish()
+        assert book.events == [(what, "fragment 0") for what in wanted]
 
 
 def test_workers_that_disagree_are_told_so_on_all_ranks():
@@ -336,7 +389,8 @@ def test_what_was_wrapped_wrongly():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"every": 0}, "every=0"), ({"every": 2.5}, "every=2.5"), ({"fragments": 0}, "fragments=0"),
+    ({"every": 0}, "every=0"), ({"every": 2.5}, "every=2.5"),
+    ({"every": float("inf")}, "every=inf"), ({"every": float("nan")}, "every=nan"), ({"fragments": 0}, "fragments=0"),
     ({"every": 2, "fragments": 3}, "fragments=3.*every=2"), ({"fragments": 3}, "fragments=3 of a model of 2 units"),
     ({"overlap": 4}, "overlap=4.*every=4"), ({"overlap": -1}, "overlap=-1"), ({"mix": 0.0}, "mix=0.0"),
     ({"mix": 1.1}, "mix=1.1"), ({"pattern": "random"}, "pattern='random'"),
@@ -354,6 +408,32 @@ def test_a_count_that_means_nothing_is_refused():
         with pytest.raises(ValueError, match=f"count={count}"):
             diloco.step(count)
     assert diloco.steps == 0
+
+
+def test_a_parameter_frozen_after_the_optimizer_was_made_is_named():
+    model = cases.build()
+    inner = cases.adamw(model)
+    model[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match="updates 0.bias, frozen since it was made"):
+        DiLoCo(model, inner, every=4)
+
+
+def test_values_that_are_gathered_already_cant_become_the_common_ones():
+    model = fully_shard(cases.build(), comm.world(), stage=3)
+    diloco = DiLoCo(model, cases.adamw(model), comm.world(), every=4)
+    with model.gathered(), pytest.raises(RuntimeError, match="DiLoCo.common inside gathered"), diloco.common():
+        pass
+    before = model.piece_of[id(next(model.module.parameters()))].numpy().copy()
+    cases.fit(diloco, range(1, 3), 0)
+    with diloco.common(), model.gathered() as whole:
+        assert (next(whole.parameters()).numpy().reshape(-1) == before.reshape(-1)[:77]).all()
+
+
+def test_the_end_isnt_inside_common():
+    model = cases.build()
+    diloco = DiLoCo(model, cases.adamw(model), every=4)
+    with diloco.common(), pytest.raises(RuntimeError, match="DiLoCo.finish inside common"):
+        diloco.finish()
 
 
 def test_frozen_parameters_stay_out():
