@@ -76,11 +76,8 @@ class ExpertParallel(_Part):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"
 
 
-def cut_experts(moe, comm, sequence_parallel=False):
+def cut_experts(moe, comm):
     """Leave this rank its share of a MoE's experts, in place."""
-    if sequence_parallel:
-        raise ValueError("parallelize_module: 'experts' are cut over an axis of their own, along which the samples are "
-                         "divided too, and route whole sequences: leave sequence_parallel out of a model with experts")
     if isinstance(moe.experts, ExpertParallel):
         raise ValueError(f"parallelize_module: the experts are divided already, over {moe.experts.comm.name!r}")
     moe.experts = ExpertParallel(moe.experts, comm)

@@ -13,7 +13,8 @@ those activations. What is sent are the same bytes, for a ring's all-reduce is a
     reduce_scatter_…      reduce-scatter   all-gather
 
 The parameters between are still the same on all ranks, but each rank sees its positions alone: they go in through
-copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time.
+copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time. A
+mixture of experts routes whole sequences: they are gathered before it, and the ranks all do the same work there.
 Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 """
 
@@ -31,7 +32,7 @@ from ..nn.module import Module, Sequential
 from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from ..nn.transformer import GPT, Embedding, FeedForward, MultiHeadAttention, TransformerBlock
-from .collectives import all_gather, copy_to, reduce_scatter, scatter_to
+from .collectives import all_gather, copy_to, gather_from, reduce_scatter, scatter_to
 
 TIME = 1
 CHOICES = (False, True, "regather")     # what sequence_parallel= may be; see parallelize_module
@@ -205,33 +206,57 @@ def on_part(module, comm):
     return SequenceParallel(module, comm)
 
 
+class WholeSequences(Module):
+    """A MoE between the parts: (batch, time/t, dim) -> (y of the same shape, the auxiliary loss on all ranks).
+
+    Whole sequences are routed, as in one process. Each rank does all of that work and keeps all that the MoE keeps for
+    backward, with "regather" too, just as without sequence parallelism; all have the same gradients, and nothing is
+    summed. The experts may be divided over an axis of their own (moe.py). It adds nothing to the MoE's names.
+    """
+
+    def __init__(self, moe, comm):
+        super().__init__()
+        self.add_module("", moe)
+        self.comm = comm
+
+    def forward(self, x):
+        _check_axes("WholeSequences", x)
+        y, aux = self._modules[""](gather_from(x, self.comm, TIME))
+        return scatter_to(y, self.comm, TIME), aux
+
+
 # ---------------------------------------------------------------- plans
 
-WAY = "sequence"
+WAY, WHOLE = "sequence", "whole sequences"
 MIXING = (MultiHeadAttention, BatchNorm, MoE, TransformerBlock, GPT)         # they look at several positions at once
 INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, Sequential, FeedForward)   # nothing to sum and nothing to draw
 
 
 def between(model):
-    """{path of a module: "sequence"} of what lies between the parts that plan_of cuts."""
+    """{path of a module: way} of what lies between the parts that plan_of cuts."""
     plan = {}
     for path, module in model.named_modules():
         names = (("norm1", "norm2", "dropout") if isinstance(module, TransformerBlock) else
                  ("position", "dropout", "norm") if isinstance(module, GPT) else ())
         plan |= {f"{path}.{name}" if path else name: WAY for name in names if name in module._modules}
+        plan |= {path: WHOLE} if path and isinstance(module, MoE) else {}
     return plan
 
 
 def check_plan(modules, chosen):
     """Whether a plan says of every module what becomes of it; modules {path: module}, chosen {path: way}.
 
-    ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, and of parts
-    inside of parts; TypeError where a module that looks at several positions at once is called "sequence".
+    ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, of parts
+    inside of parts, and of "experts"; TypeError where a module that looks at several positions at once is called
+    "sequence".
     """
     if context := [path for path, m in modules.items() if getattr(m, "context", None) is not None]:
         raise ValueError("parallelize_module: sequence_parallel divides the sequences, and so does what "
                          f"context_parallel has made of {context[0] or 'the model'}: take one of the two")
     for path, way in chosen.items():
+        if way == "experts":
+            raise ValueError(f"parallelize_module: {path}: 'experts' are cut over an axis of their own, along which "
+                             "the samples are divided too: by a call of its own, without sequence_parallel")
         below = [p for p in modules if p == path or p.startswith(f"{path}.")]
         if way == WAY and (mixing := [p for p in below if isinstance(modules[p], MIXING)]):
             raise TypeError(f"parallelize_module: {path} can't be {WAY!r}: {mixing[0]} is a "
@@ -239,12 +264,9 @@ def check_plan(modules, chosen):
         if inner := [p for p in below if p != path and p in chosen]:
             raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
                              "leave one out")
-    if mixtures := [path for path, m in modules.items() if isinstance(m, MoE)]:
-        raise ValueError(f"parallelize_module: {mixtures[0]} is a MoE, which routes whole sequences, and "
-                         "sequence_parallel would give it a part: leave sequence_parallel out of a model with experts")
     covered = tuple(f"{path}." for path in chosen)
     left = [path or "the model itself" for path, module in modules.items() if not f"{path}.".startswith(covered)
-            and type(module) not in INDIFFERENT and (not module._modules or any(
+            and type(module) not in INDIFFERENT and (not module._modules or isinstance(module, MoE) or any(
                 p is not None for p in module._parameters.values()))]
     if left:
         raise ValueError(f"parallelize_module: with sequence_parallel, {', '.join(left)} would get a part of the "

@@ -220,7 +220,7 @@ def _heads(attention, comm, sequence_parallel=False):
 
 def _experts(moe, comm, sequence_parallel=False):
     from .moe import cut_experts
-    return cut_experts(moe, comm, sequence_parallel)
+    return cut_experts(moe, comm)
 
 
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it).
@@ -233,6 +233,7 @@ WAYS = {
     "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
     "experts": (MoE, _experts),     # over an axis of their own; see moe.py
     sequences.WAY: (Module, lambda module, comm, sequence_parallel: sequences.on_part(module, comm)),
+    sequences.WHOLE: (MoE, lambda moe, comm, sequence_parallel: sequences.WholeSequences(moe, comm)),
 }
 
 
@@ -258,10 +259,10 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
     sequence_parallel  True: cut what lies between the plan's parts along the sequence, which the ranks must share
                        equally (so generate() wants a model without); "regather": keep less for backward, too, for
                        another all-gather per column-parallel layer. Norms, dropouts and positions of transformer
-                       blocks and GPT are found; the plan must say "sequence" of whatever else works on each position
-                       by itself, and what the forward of one's own modules does between them must do so. A GPT takes
-                       and gives what it did; any other module gets and gives this rank's part, (batch, time/t, dim):
-                       scatter_to(x, comm, 1), gather_from(y, comm, 1)
+                       blocks and GPT are found, and a MoE, which gets "whole sequences"; the plan must say "sequence"
+                       of whatever else works on each position by itself, and what the forward of one's own modules
+                       does between them must do so. A GPT takes and gives what it did; any other module gets and gives
+                       this rank's part, (batch, time/t, dim): scatter_to(x, comm, 1), gather_from(y, comm, 1)
     To be done before an optimizer or DistributedDataParallel is made. ValueError where a path meets nothing or a way is
     unknown, TypeError where it doesn't fit the module; nothing is cut then.
     """
@@ -270,7 +271,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
                         "tensor parallelism by annotations")
     modules, chosen = dict(module.named_modules()), {}
     for pattern, way in ((sequences.between(module) if sequence_parallel else {}) | plan).items():
-        if way == sequences.WAY and not sequence_parallel:
+        if way in (sequences.WAY, sequences.WHOLE) and not sequence_parallel:
             raise ValueError(f"parallelize_module: {pattern!r}: {way!r} needs sequence_parallel=True")
         if way not in WAYS:
             raise ValueError(f"parallelize_module: {pattern!r}: {way!r} is unknown; one of {', '.join(WAYS)}")
@@ -285,7 +286,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
         chosen |= dict.fromkeys(found, way)
     for path, way in chosen.items():
         parts = [m for m in modules[path].modules() if isinstance(m, _Part)]
-        if parts and way != "experts":      # which says so itself
+        if parts and way not in ("experts", sequences.WHOLE):       # "experts" says so itself
             raise ValueError(f"parallelize_module: {path} is cut already, over {parts[0].comm.name!r}: a module is cut "
                              "once, over all ranks that are to share it")
     if sequence_parallel:
@@ -301,7 +302,9 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
                                  "which would keep all of it; give both one module instead")
     for path, way in chosen.items():
         parent, _, name = path.rpartition(".")
-        modules[parent].add_module(name, WAYS[way][1](modules[path], comm, sequence_parallel=sequence_parallel))
+        part = WAYS[way][1](modules[path], comm, sequence_parallel=sequence_parallel)
+        if part is not modules[path]:       # it was not cut in place
+            modules[parent].add_module(name, part)
     return module
 
 

@@ -319,7 +319,8 @@ def errors():
     attempt("exact", lambda: DistributedDataParallel(divided(), world, exact=True))
     attempt("join", lambda: DistributedDataParallel(divided(), world).join(None))
     attempt("cut twice", lambda: tp.parallelize_module(divided(), mesh["ep"], ep.plan_of(divided())))
-    attempt("sequence", lambda: ep.cut_experts(nn.MoE(4, 4, 2), mesh["ep"], sequence_parallel=True))
+    attempt("sequence", lambda: tp.parallelize_module(gpt("sequences"), mesh["ep"], {
+        "blocks.*.mlp": "experts"}, sequence_parallel=True))
     attempt("on parts", lambda: tp.parallelize_module(nn.TransformerBlock(4, 2, moe={"experts": 2}), world,
                                                       {"attention": "heads", "mlp": "sequence"}, True))
     attempt("mlp", lambda: tp.parallelize_module(nn.TransformerBlock(4, 2), mesh["ep"], {"mlp": "experts"}))

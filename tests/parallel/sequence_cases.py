@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, ledger, nn
+from minitorch_dist import backend, comm, data, ledger, nn, optim, training
 from minitorch_dist.autodiff.modes import saved_tensors_hooks
 from minitorch_dist.autodiff.writes import wrote
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import sequence_parallel as sp
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.check import check_grads_across
@@ -75,6 +75,55 @@ def train_wrong(setting):
                 found[name] = train(setting, 2)[1]
             except (ValueError, RuntimeError) as error:
                 found[name] = type(error).__name__
+    return found
+
+
+# ---------------------------------------------------------------- mixtures
+
+MIXTURE = {"experts": 4, "group": "sequence", "capacity_factor": 1.0, "std": 0.3, "balance": 0.1, "z": 0.1}
+
+
+def train_mixture(tp_size, ep_size=1, kind=True, stage=0):
+    """The whole parameters of a GPT with experts, on two ranks alone where fully_shard cuts them, after 3 steps."""
+    mesh = comm.DeviceMesh(dp=-1, ep=ep_size, tp=tp_size)
+    mt.manual_seed(5)
+    model, samples = nn.GPT(tensor_cases.VOCABULARY, tensor_cases.LENGTH, layers=2, heads=4, dim=16, dropout=0.2,
+                            dtype=np.float64, moe=MIXTURE), mesh["dp", "ep"]
+    if tp_size > 1:
+        tp.parallelize_module(model, mesh["tp"], tp.plan_of(model), kind)
+    if ep_size > 1:
+        tp.parallelize_module(model, mesh["ep"], moe.plan_of(model))
+    replica = fully_shard(model, samples, stage=stage) if stage else DistributedDataParallel(model, samples)
+    optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
+    loader = data.Loader(*tensor_cases.sequences(), tensor_cases.BATCH, seed=2, rank=samples.rank, size=samples.size)
+
+    def loss_sum(model, shard):
+        logits, aux = model(shard.inputs)
+        return nn.cross_entropy(logits, shard.labels, reduction="sum") + shard.labels.size * aux
+    for step, batch in zip(range(3), loader.epoch(0), strict=False):
+        training.train_step(replica, optimizer, batch, loss_sum, samples, seed=3, step=step, units=tensor_cases.LENGTH,
+                            clip=tensor_cases.CLIP)
+    return tp.full_state_dict(replica if stage else model)
+
+
+WRONG_MIXTURES = {
+    "each rank routes its part": (sp.WholeSequences, "forward", lambda self, x: self._modules[""](x)),
+    "the cotangents of equal work are summed": (sp, "gather_from", sp_all_gather),
+    "the answers of equal work are summed": (sp.WholeSequences, "forward", lambda self, x: _summed(self, x)),
+}
+
+
+def _summed(self, x):
+    y, aux = self._modules[""](gather_from(x, self.comm, 1))
+    return sp_reduce_scatter(y, self.comm, 1), aux
+
+
+def train_wrong_mixtures():
+    """{what is wrong: the parameters after training}."""
+    found = {}
+    for name, change in WRONG_MIXTURES.items():
+        with instead(*change):
+            found[name] = train_mixture(2)
     return found
 
 
@@ -166,6 +215,19 @@ def through_own(kind):
     y = model(x) if kind is None else gather_from(model(scatter_to(x, axis, 1)), axis, 1)
     y.backward(mt.tensor(values(y.shape, 8)))
     return y.numpy(), x.grad.numpy(), whole_gradients(model)
+
+
+def through_mixture(kind):
+    """As through_block, of a block with experts."""
+    mt.manual_seed(3)
+    model, axis = nn.TransformerBlock(DIM, HEADS, dtype=np.float64, moe=MIXTURE), comm.DeviceMesh(tp=-1)["tp"]
+    if kind is not None:
+        tp.parallelize_module(model, axis, tp.plan_of(model), kind)
+    x = mt.tensor(values((BATCH, TIME, DIM), 7), requires_grad=True)
+    y, aux = model(x if kind is None else scatter_to(x, axis, 1))
+    y = y if kind is None else gather_from(y, axis, 1)
+    (mt.sum(y * values(y.shape, 8)) + 3 * aux).backward()
+    return np.append(y.numpy(), aux.numpy()), x.grad.numpy(), whole_gradients(model)
 
 
 # ---------------------------------------------------------------- counts
@@ -372,6 +434,10 @@ def errors():
     attempt("short", lambda: model(tokens[:, :1]))
     attempt("mixing", lambda: cut(Own(), {"block": "sequence", "extra": "sequence"}))
     attempt("nested", lambda: cut(Own(), tp.plan_of(Own()) | {"block.mlp": "sequence", "extra": "sequence"}))
+    attempt("a mixture alone", lambda: cut(nn.MoE(4, 4, 2), {"router": "sequence", "experts": "sequence"}))
+    attempt("no mixture", lambda: cut(Own(), tp.plan_of(Own()) | {"extra": "whole sequences"}))
+    attempt("whole without", lambda: cut(nn.Sequential(nn.MoE(4, 4, 2)), {"0": "whole sequences"}, False))
+    attempt("mixture's axes", lambda: sp.WholeSequences(nn.MoE(4, 4, 2), world)(np.zeros((3, 4), np.float32)))
     attempt("way", lambda: cut(gpt("tied"), {"norm": "sequence"}, False))
     attempt("kind", lambda: cut(gpt("tied"), None, "twice"))
     attempt("row", lambda: tp.RowParallelLinear(nn.Linear(4, 4), world, input_is_parallel=False,

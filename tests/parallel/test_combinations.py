@@ -31,7 +31,6 @@ RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of whi
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("sequence",), CONTEXTS, "context_parallel.*sequence_parallel", "both divide the sequences"),
-    (("sequence",), ("experts",), "MoE.*sequence_parallel", "a mixture routes whole sequences"),
     (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture routes whole sequences"),
     (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
      "annotations are of whole parameters; they are tensor parallelism themselves"),
@@ -64,6 +63,8 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "clip_grad_norm"),
     (("ZB-H1", "ZeRO 3"), {"pp": 2, "dp": 2}, "clip_grad_norm"), (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "exact"),
     (("tensor", "experts", "ZeRO 3"), {"ep": 2, "tp": 2}, "clip_grad_norm"),
+    (("sequence", "experts", "ZeRO 3"), {"ep": 2, "tp": 2}, "clip_grad_norm"),
+    (("sequence", "experts", "1F1B"), {"pp": 2, "ep": 1, "tp": 2}, "recompute"),
     (("experts", "1F1B", "ZeRO 2"), {"pp": 2, "ep": 2}, "clip_grad_norm"),
     (("sequence", "ZeRO 3"), {"dp": 2, "tp": 2}, "Muon"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "float8"),
@@ -235,7 +236,7 @@ def test_the_training_says_something():
 
 @pytest.mark.parametrize(("mixture", "names"), [
     (False, [name for name in FORMS if name != "experts"]),
-    (True, ["experts", "annotations", "1F1B", "tensor", "ZeRO 3"])])
+    (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"])])
 def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, tmp_path):
     whole = cases.build((), {}, USUAL, mixture)
     optimizer = cases.adamw(list(whole.model.named_parameters()))

@@ -45,6 +45,20 @@ def test_the_curve_shows_what_is_wrong(one_process):
         assert got == "ValueError" or furthest(got, one_process["tied"][1]) > 1e-3, name
 
 
+def test_mixtures_route_whole_sequences():
+    """With dropout and choices that are dropped; alone, beside dp or ep, by DistributedDataParallel or fully_shard."""
+    wanted, = crews.call(CASES + "train_mixture", 1, args=(1,))
+    for n, *args in ((2, 2, 1, True), (2, 2, 1, "regather"), (4, 2, 1, True), (4, 2, 2, True),
+                     (4, 2, 2, "regather", 3)):
+        found = crews.call(CASES + "train_mixture", n, args=args)
+        for got in found[:2] if args[3:] else found:
+            assert furthest(got, wanted) < 1e-10, args
+    wrong = crews.call(CASES + "train_wrong_mixtures", 2)[0]
+    assert len(wrong) == 3
+    for name, got in wrong.items():
+        assert furthest(got, wanted) > 1e-3, name
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
     for passed in crews.call(CASES + "gradients", n):
@@ -53,7 +67,7 @@ def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
 
 @pytest.mark.parametrize("kind", [True, "regather"])
 @pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("case", ["through_block", "through_own"])
+@pytest.mark.parametrize("case", ["through_block", "through_own", "through_mixture"])
 def test_modules_of_parts_are_the_whole_modules(case, n, kind):
     """Every gradient, those of norms and biases and of modules that only the plan knows (with dropout) included."""
     y, dx, grads = crews.call(CASES + case, 1, args=(None,))[0]
@@ -148,6 +162,10 @@ def test_errors_say_what_to_do():
         "own parameter": ("ValueError", "the model itself would get a part"),
         "mixing": ("TypeError", "block can't be 'sequence': block is a TransformerBlock"),
         "nested": ("ValueError", "block.mlp and block.mlp.0, block.mlp.2 inside of it both stand in the plan"),
+        "a mixture alone": ("ValueError", "the model itself would get a part"),
+        "no mixture": ("TypeError", "extra is a Sequential; 'whole sequences' cuts a MoE"),
+        "whole without": ("ValueError", "'0': 'whole sequences' needs sequence_parallel=True"),
+        "mixture's axes": ("ValueError", "shape (3, 4); sequence parallelism is for (batch, time, dim)"),
         "way": ("ValueError", "'norm': 'sequence' needs sequence_parallel=True"),
         "kind": ("ValueError", "sequence_parallel='twice' must be one of False, True, 'regather'"),
         "row": ("ValueError", "input_is_parallel=False can't be had"),
