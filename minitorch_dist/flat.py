@@ -52,7 +52,7 @@ class FlatBuffer:
     spare    so many elements of the gradients' padding are set apart as `tail`, for what is to travel with them
     storage  (params, grads), two 1-d arrays to live in instead of new ones; the padding of the first is kept
 
-    zeroed   whether a gradient has been forgotten (set to None) since somebody set this to False
+    forgotten  ids of leaves whose gradient has been forgotten (set to None) since somebody cleared this set
     unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/units.py), which knows the rest
     over     as their leaves say: where they are this rank's share of parameters, the Communicator of the ranks with the
              others; None: whole
@@ -92,7 +92,7 @@ class FlatBuffer:
         else:
             (self.params, self.grads), self.size = storage, storage[0].size
         self.grads[...] = 0
-        self.zeroed = False
+        self.forgotten = set()
         end = max((s.end for s in self.segments), default=0)
         self.tail = self.grads[end:end + spare]
         for s in self.segments:

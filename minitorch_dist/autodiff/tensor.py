@@ -126,7 +126,7 @@ class Tensor(Traced):
                 raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} on {value.device} for a tensor "
                                  f"of shape {self.shape} and dtype {self.dtype} on {self.device}: they must be equal")
         elif (leaf := self.leaf) is not None and leaf.flat is not None:
-            leaf.flat.zeroed = True
+            leaf.flat.forgotten.add(id(leaf))
         self._grad = value
 
     def backward(self, gradient=None, retain_graph=False, create_graph=False):

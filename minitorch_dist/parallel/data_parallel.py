@@ -187,7 +187,7 @@ class DistributedDataParallel(Module):
         if self.under_way is not None:
             self._forget(self.under_way)
         self.under_way = self.sync
-        if self.done and any(bucket.flat.zeroed for bucket in self.buckets):
+        if self.done and any(bucket.flat.forgotten for bucket in self.buckets):
             raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
                                " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
                                "call forget_step() of the model")
@@ -287,7 +287,7 @@ class DistributedDataParallel(Module):
                 bucket.finish = self.comm.all_reduce(bucket.grads, async_op=True, exact=True).wait
             else:
                 bucket.flat.zero_grad()     # the next micro-shard's gradient is a leaf of the tree by itself
-                bucket.flat.zeroed = False
+                bucket.flat.forgotten.clear()
                 wrote(bucket.grads, "the sum over micro-shards")
         self.statistics.fold(last)
         if last:

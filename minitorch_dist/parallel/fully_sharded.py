@@ -236,10 +236,10 @@ class FullySharded(Module):
             return
         self._clean_up()
         self.under_way = True
-        zeroed = any(unit.flat.zeroed for unit in self.units)
-        if zeroed and (kept := [unit.name for unit in self.units if unit.written and not unit.flat.zeroed]):
-            raise RuntimeError("zero_grad() has come to some units, but not to what no_sync() has added up of "
-                               f"{', '.join(kept)}: call the model's, which forgets all gradients together")
+        zeroed = any(unit.flat.forgotten for unit in self.units)
+        if zeroed and (kept := [name for unit in self.units for name in unit.remembered()]):
+            raise RuntimeError("zero_grad() has come to some parameters, but not to what no_sync() has added up of "
+                               f"{', '.join(kept[:4])}: call the model's, which forgets all gradients together")
         if self.exact and self.done and zeroed:
             raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
                                " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
@@ -253,7 +253,7 @@ class FullySharded(Module):
         for unit in self.units:
             if zeroed:
                 unit.empty()
-            unit.flat.zeroed = False
+            unit.flat.forgotten.clear()
             unit.expect()
             if not self.last:       # whose gradients nobody would miss before the last
                 unit.check_zeroed()

@@ -45,7 +45,6 @@ from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import tree_sum
-from . import full_state
 from .data_parallel import check_not_annotated
 from .fully_sharded import FullySharded
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
@@ -100,11 +99,12 @@ def cut_sequential(model, stages, costs=None):
 
 def full_state_dict(chunks, comm):
     """{name: NumPy array} of all ranks' chunks together, the state of the whole model, on every rank. Collective, over
-    those that share a chunk too."""
+    those that share a chunk, or have parts of its matrices, too."""
+    from .tensor_parallel import full_state_dict as whole  # it brings further ops
     mine = {}
     for chunk in chunks:
-        mine |= chunk.comm.broadcast_object(full_state.full_state_dict(chunk)) if isinstance(chunk, FullySharded) else \
-            chunk.state_dict()
+        state = whole(chunk)
+        mine |= chunk.comm.broadcast_object(state) if isinstance(chunk, FullySharded) else state
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
 
 
@@ -184,6 +184,7 @@ class Pipeline:
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0
+        self.under_way = False      # a run that hasn't come to its end
 
     def _check_order(self, schedule):
         """ValueError, on all ranks, if exact mode's sums, which are one tree over the micro-batches, would get them in
@@ -215,6 +216,10 @@ class Pipeline:
         if len(shards) != self.micro_batches:
             raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
                              f"comes in {len(shards)} micro-shards")
+        if self.under_way:
+            raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
+                               "way: it would be taken for this batch's. Start again from a checkpoint")
+        self.under_way = True
         self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
         self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
         kind = state.autocast and state.autocast.dtype, shards[0].inputs.dtype, shards[0].inputs.shape[1:]
@@ -251,6 +256,7 @@ class Pipeline:
         self.comm.broadcast(total, self.places[self.last][0])
         if over is not None:
             over.all_reduce(total, exact=self.exact)
+        self.under_way = False
         return float(total[0]) * self.scale
 
     def clip_grad_norm_(self, max_norm):

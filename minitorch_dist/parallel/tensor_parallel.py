@@ -72,7 +72,7 @@ class _Part(Module):
             if value is not None and axis is not None:
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
                 shape = value.shape
-                value = Parameter(value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)])
+                value = Parameter(value.data.take(to_device_of(indices, value.data), axis))     # C-contiguous
                 if comm.size > 1:
                     value.leaf.part_of, value.leaf.part = shape, Part(comm, *self.parts[name])
                 value.requires_grad_(trained)

@@ -226,6 +226,11 @@ class Unit:
 
     # ------------------------------------------------------------ gradients
 
+    def remembered(self):
+        """Names of parameters whose gradients lie in `grads`, and that no zero_grad() has come to."""
+        return [name for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True)
+                if id(s.tensor) in self.written and piece.requires_grad and id(piece.leaf) not in self.flat.forgotten]
+
     def expect(self):
         """A backward pass begins."""
         self.missing = set(self.places)
@@ -329,7 +334,7 @@ class Unit:
         counts: users of each."""
         for piece, users in zip(self.pieces, counts, strict=True):
             piece.grad = Tensor(piece.leaf.grad_view) if users and piece.requires_grad else None
-        self.flat.zeroed = False
+        self.flat.forgotten.clear()
         self.used = [0] * len(self.used)
 
     def run_hooks(self):

@@ -290,6 +290,35 @@ def errors():
     return found
 
 
+def broken():
+    """The error of a run after one that has raised on both ranks, with messages under way."""
+    world = comm.world()
+    batch, armed = next(iter(loader_for(np.float64, 8, 0, 1, False).epoch(0))), []
+
+    def loss(output, labels):
+        if armed:
+            raise MemoryError
+        return loss_of(output, labels)
+
+    def bomb(module, inputs, output):
+        if armed:
+            armed.append(1)
+            if len(armed) == 4:     # the third micro-batch's forward
+                raise MemoryError
+    chunk = cut_sequential(model(np.float64), 2)[world.rank]
+    if world.rank == 0:
+        chunk.register_forward_hook(bomb)
+    pipeline, said = Pipeline([chunk], world, gpipe(2, 4)), []
+    for arm in (False, True, False):
+        armed[:] = [1] * arm
+        try:
+            pipeline.run(batch, loss, seed=0, step=0)
+            said.append("nothing")
+        except (MemoryError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 class Flat(nn.Module):
     def forward(self, x):
         return mt.reshape(x, (-1,))

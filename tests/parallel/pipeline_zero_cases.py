@@ -8,6 +8,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard
+from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, placement_of, schedule_of
 
@@ -265,3 +266,21 @@ def kept():
         live.append(book.live["buffer"])
     wanted = rows[0] @ state["0.weight"].T + state["0.bias"]
     return found, [y.numpy() for y in outputs], wanted @ state["1.weight"].T + state["1.bias"], live
+
+
+def whole_state():
+    """Whether full_state_dict gives the whole model on every rank: of stages whose matrices are cut, plain, wrapped,
+    and cut further."""
+    mesh, found = comm.DeviceMesh(dp=1, pp=2, tp=2), {}
+    mt.manual_seed(4)
+    blocks = nn.Sequential(nn.TransformerBlock(8, 2), nn.TransformerBlock(8, 2))
+    wanted = {name: value.copy() for name, value in blocks.state_dict().items()}
+    for way, wrap in (("plain", lambda m: m), ("ddp", lambda m: DistributedDataParallel(m, mesh["dp"])),
+                      ("zero", lambda m: fully_shard(m, mesh["dp"], 3))):
+        mt.manual_seed(4)
+        stage = cut_sequential(nn.Sequential(nn.TransformerBlock(8, 2), nn.TransformerBlock(8, 2)), 2)
+        stage = stage[mesh["pp"].rank]
+        tp.parallelize_module(stage, mesh["tp"], tp.plan_of(stage))
+        state = full_state_dict([wrap(stage)], mesh["pp"])
+        found[way] = set(state) == set(wanted) and all(np.array_equal(state[name], wanted[name]) for name in wanted)
+    return found

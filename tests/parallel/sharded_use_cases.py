@@ -157,8 +157,34 @@ def pieces_in_use():
         for name in ("0.weight", "0.bias"):
             pieces[name].grad = None
         found[stage, "zeroed in part"] = said(lambda m=model: backward(m))
+        model = fully_shard(net(), world, stage, units=[])
+        a, b = optim.SGD([*model.parameters()][:2], 0.1), optim.SGD([*model.parameters()][2:], 0.1)
+        within(model, 0)
+        b.zero_grad()
+        found[stage, "zeroed by one of two"] = said(lambda m=model: backward(m))
+        model.zero_grad()
+        within(model, 0)
+        a.zero_grad()
+        b.zero_grad()
+        backward(model)
+        found[stage, "zeroed by both"] = grads(model)
         found[stage, "summary"] = str(nn.summary(fully_shard(net(), world, stage), x)) == str(nn.summary(net(), x))
     return found
+
+
+def a_step_too_late(stage):
+    """Of each kind of optimizer, whether this rank is told that an evaluation came between backward and step. The
+    second rank has no piece of so small a model."""
+    world, told = comm.world(), []
+    for make in (lambda p: optim.SGD(p, 0.1), lambda p: optim.AdamW(p, 0.1), lambda p: optim.Muon(p, 0.1)):
+        model = fully_shard(nn.Sequential(nn.Linear(5, 3, bias=False)), world, stage)
+        optimizer, x = make(model.parameters()), mt.ones(4, 5)
+        mt.sum(model(x) ** 2.0).backward()
+        with mt.no_grad():
+            model(x)
+        optimizer.step()
+        told.append(said(lambda m=model, x=x: m(x)))
+    return told, [p.size for p in model.parameters()]
 
 
 def within(model, step):

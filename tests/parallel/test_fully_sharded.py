@@ -296,7 +296,19 @@ def test_what_users_do_to_pieces(n):
         close(got, usual | {"0.bias": 3 * usual["0.bias"]})
         assert seen == [[False, True, True, True]] and frozen
         assert "summed over the ranks already" in found[stage, "no_sync"]
-        assert "added up of 2" in found[stage, "zeroed in part"] and found[stage, "summary"]
+        assert "added up of 2.weight, 2.bias" in found[stage, "zeroed in part"] and found[stage, "summary"]
+        assert "added up of 0.weight, 0.bias" in found[stage, "zeroed by one of two"]
+        close(found[stage, "zeroed by both"], usual)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_ranks_without_a_piece_are_told_too(stage):
+    sizes = []
+    for told, held_here in crews.call(USE + "a_step_too_late", 2, (stage,)):
+        assert [kind in text and "right after backward" in text
+                for kind, text in zip(("SGD", "AdamW", "Muon"), told, strict=True)] == [True] * 3
+        sizes.append(held_here)
+    assert sizes == [[15], [0]]
 
 
 @pytest.mark.parametrize("n", [1, 2])

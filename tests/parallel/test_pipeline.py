@@ -8,6 +8,7 @@ import pytest
 from minitorch_dist import nn
 from minitorch_dist.parallel.pipeline import balanced, cut_sequential
 from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
+from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
 
 CASES = "tests.parallel.pipeline_cases:"
@@ -139,6 +140,13 @@ def test_stages_are_the_best_cut():
     stages = cut_sequential(model, 2)
     assert [list(stage._modules) for stage in stages] == [["0"], ["1", "2", "3", "4"]]
     assert [list(s._modules) for s in cut_sequential(model, 2, [1, 1, 1, 1, 9])] == [["0", "1", "2", "3"], ["4"]]
+
+
+def test_after_a_run_that_has_raised_there_is_no_other():
+    """Its messages would be taken for the next batch's."""
+    for first, second, third in ranks.call(CASES + "broken", 2):      # a world of its own: the messages stay in it
+        assert (first, second) == ("nothing", "MemoryError: ")
+        assert third.startswith("RuntimeError: an earlier run() of this pipeline has raised")
 
 
 def test_errors_say_what_to_do():

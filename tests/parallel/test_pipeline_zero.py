@@ -152,3 +152,8 @@ def test_stage_3_may_keep_values_over_backwards():
         np.testing.assert_array_equal(inside, behind)
         assert abs(loaded - behind).max() > 0.1
         np.testing.assert_array_equal(loaded, again)
+
+
+def test_the_whole_state_of_stages_that_are_cut():
+    for found in crews.call(CASES + "whole_state", 4):
+        assert found == {"plain": True, "ddp": True, "zero": True}
