@@ -29,7 +29,7 @@ from ..autodiff import ops
 from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import is_short, to, to_device_of, xp
+from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
 from ..nn.layers import Linear
 from ..nn.module import Module, Parameter
@@ -72,7 +72,8 @@ class _Part(Module):
             if value is not None and axis is not None:
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
                 shape = value.shape
-                value = Parameter(value.data.take(to_device_of(indices, value.data), axis))     # C-contiguous
+                mine = value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)]
+                value = Parameter(module_of(mine).ascontiguousarray(mine))      # a frozen one is broadcast as it is
                 if comm.size > 1:
                     value.leaf.part_of, value.leaf.part = shape, Part(comm, *self.parts[name])
                 value.requires_grad_(trained)
