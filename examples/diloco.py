@@ -88,16 +88,22 @@ def ways(args):
     }
 
 
-def train(args, world, dataset, settings):
-    """The Result of one way. Collective."""
+def prepare(args, world, dataset, settings):
+    """(model, AdamW, DiLoCo or None, loader) of one way. ValueError on all ranks where something doesn't fit."""
     mt.manual_seed(args.seed)
-    model, clock = nn.mlp(args.widths), VirtualClock()
+    model = nn.mlp(args.widths)
     if settings is None:
         model = DistributedDataParallel(model, world)
     inner = optim.AdamW(model.parameters(), lr=args.lr)
     diloco = DiLoCo(model, inner, world, **settings) if settings else None
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
                          seed=args.seed, rank=world.rank, size=world.size, drop_last=True)
+    return model, inner, diloco, loader
+
+
+def train(args, world, dataset, settings):
+    """The Result of one way. Collective."""
+    (model, inner, diloco, loader), clock = prepare(args, world, dataset, settings), VirtualClock()
     batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
     link, curve = SimulatedLink(args.latency / 1e3, args.bandwidth * 1e6 / 8, clock), []
     world.hooks.append(link)
@@ -158,6 +164,8 @@ def main(argv=None):
         world = comm.world()
         args = parse(argv)
         dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
+        for settings in ways(args).values():    # what doesn't fit is said before anything is trained
+            prepare(args, world, dataset, settings)
         if world.rank == 0:
             print(f"{dataset.source}\n{world.size} worker{'s' * (world.size > 1)}, {args.steps:,} steps of AdamW; a "
                   f"step computes {args.compute:g} ms, a message takes {args.latency:g} ms and its bytes at "

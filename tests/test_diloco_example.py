@@ -46,3 +46,4 @@ def test_what_does_not_fit_is_said_once(flags, words):
     found = crews.launch([PROGRAM, "--steps", 1, *flags], 1, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("diloco.py: ")]
     assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
+    assert not any(found.stdout)        # before anything is trained
