@@ -50,7 +50,6 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
                          "raise micro_shards instead")
     scaler = optim.GradScaler(enabled=False) if scaler is None else scaler
-    check_scaler(model, scaler)
     with autocast(amp) if amp else nullcontext(), quiet(scaler):
         for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
             pieces, loss = cut(shard, accumulate), 0.0
@@ -64,23 +63,12 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     if clip is not None:
         scaler.unscale_(optimizer)
         if not scaler.found_inf(optimizer):
-            clip(model) if callable(clip) else clip_whole(model, clip)
+            clip(model) if callable(clip) else optim.clip_grad_norm_(model.parameters(), clip)
     scaler.step(optimizer)
     scaler.update()
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
-
-
-def check_scaler(model, scaler):
-    """ValueError if a scaler would look at this rank's parts only of what tensor parallelism has cut. (Experts say
-    themselves which ranks have the others.)"""
-    if scaler.enabled and scaler.comm is None and (parts := [
-            path for path, m in model.named_modules() if getattr(type(m), "is_part", False)
-            and not hasattr(m, "divided_over")]):
-        raise ValueError(f"train_step: a GradScaler without comm looks at this rank's part of {', '.join(parts[:4])} "
-                         "alone, and the other ranks might step where this one doesn't: make it with comm=…, all ranks "
-                         "that train the model")
 
 
 def quiet(scaler):
@@ -91,14 +79,6 @@ def quiet(scaler):
 def is_cut(model):
     """Whether this rank has parts of the model only: of one that parallelize_module has cut."""
     return any(getattr(type(m), "is_part", False) for m in model.modules())
-
-
-def clip_whole(model, max_norm):
-    """clip_grad_norm_ for a model that may be cut."""
-    if not is_cut(model):
-        return optim.clip_grad_norm_(model.parameters(), max_norm)
-    from .parallel.tensor_parallel import clip_grad_norm_, parts_of  # it brings further ops
-    return clip_grad_norm_(model, max_norm, next(iter(parts_of(model).values()))[0])
 
 
 def decay_groups(model, weight_decay):

@@ -105,49 +105,68 @@ def tree_sum(values):
     return values[0] if values else 0.0
 
 
-def squares(params, sums, flats):
-    """Σ g² of all elements of the parameters, other ranks' shares of them included. sums: as from block_sums."""
-    if all(flat.over is None for flat in flats):
-        return tree_sum(s for p in params for s in sums[id(p)])
-    over = {id(s.tensor): flat.over for flat in flats for s in flat.live}
-    shares = {None: []}     # by who has the other shares
+def squares(params, sums):
+    """(Σ g² per block of 4,096 elements of the parameters that are whole, Σ g² of all the others, what other ranks have
+    of them included). sums: as from block_sums. Collective for the others."""
+    shares = {}         # {id(comm): (who has the other parts, [Σ g² of this rank's, per block])}
     for p in params:
-        shares.setdefault(over[id(p)], []).extend(sums[id(p)])
-    total = tree_sum(shares.pop(None))
-    for comm, own in shares.items():
+        comm = others(p)
+        shares.setdefault(id(comm), (comm, []))[1].extend(sums[id(p)])
+    _, whole = shares.pop(id(None), (None, []))
+    total = 0.0
+    for comm, own in shares.values():
         part = np.array([tree_sum(own)], np.float64)
         comm.all_reduce(part)
         total += float(part[0])
-    return total
+    return whole, total
 
 
-def check_shares(params, what, instead):
-    """ValueError for parts of parameters whose leaves don't say which ranks have the others: tensor parallelism's."""
-    if parts := [f"{p.shape} of {p.leaf.part_of}" for p in params
-                 if p.leaf.part_of is not None and p.leaf.over is None]:
+def others(p):
+    """The Communicator of those that have the other parts of a parameter; None: it is whole, or fully_shard's piece."""
+    leaf = p.leaf
+    return leaf.over if leaf.over is not None or leaf.part is None else leaf.part.comm
+
+
+def check_known(params, what):
+    """ValueError for parts of parameters whose leaves don't say which ranks have the others."""
+    if parts := [f"{p.shape} of {p.leaf.part_of}" for p in params if p.leaf.part_of is not None and others(p) is None]:
         raise ValueError(f"{what}: {len(parts)} of these parameters are this rank's parts of larger ones "
-                         f"({', '.join(parts[:3])} …), and the ranks with the others would find something else: "
-                         f"{instead}")
+                         f"({', '.join(parts[:3])} …) and don't say which ranks have the others, as copies don't: take "
+                         "the parameters of the model that was cut")
 
 
 def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
-    Of a fully_shard model's parameters, and of experts that are divided over ranks, the norm is that of the whole
-    gradient, the same on all ranks; then collective. Raises ValueError for a norm that is not finite, and changes
-    nothing then; and for parts of parameters that don't say which ranks have the others. (A pipeline's stages are whole
-    parameters: take Pipeline.clip_grad_norm_.)
+    Where ranks have parts of parameters (by fully_shard, tensor parallelism, annotations, experts that are divided) the
+    norm is that of the whole gradient, the same on all ranks; then collective. Raises ValueError for a norm that is not
+    finite, and changes nothing then; and for parts that don't say which ranks have the others. (A pipeline's stages are
+    whole parameters: take Pipeline.clip_grad_norm_.)
     """
+    return clip_stages({0: params}, max_norm)
+
+
+def clip_stages(stages, max_norm, comm=None):
+    """clip_grad_norm_ of {number of a stage: its parameters}, those of this rank; the other ranks of comm have other
+    stages of the same model. Collective over comm."""
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    params = list({id(p): p for p in params if p.requires_grad}.values())
-    check_shares(params, "clip_grad_norm_", "take tensor_parallel.clip_grad_norm_(model, max_norm, comm)")
+    seen, chosen = set(), {}
+    for stage, params in sorted(stages.items()):
+        chosen[stage] = [p for p in params if p.requires_grad and not (id(p) in seen or seen.add(id(p)))]
+    params = [p for stage in chosen.values() for p in stage]
+    check_known(params, "clip_grad_norm_")
     flats = flat_buffers(params)
     for flat in flats:
         flat.collect(fill_missing=False)
-    tabled = tables(flats, {id(p) for p in params})
-    norm = float(xp.sqrt(squares(params, block_sums(tabled), flats)))
+    tabled = tables(flats, seen)
+    sums = block_sums(tabled)
+    found = {stage: squares(params, sums) for stage, params in chosen.items()}
+    if comm is not None:
+        found = {stage: both for each in comm.all_gather_object(found) for stage, both in each.items()}
+    in_order = [found[stage] for stage in sorted(found)]
+    norm = float(xp.sqrt(tree_sum(s for whole, _ in in_order for s in whole) + sum(rest for _, rest in in_order)))
     if not xp.isfinite(norm):
         raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:

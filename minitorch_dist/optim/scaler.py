@@ -25,7 +25,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import device_of, to, to_device_of, xp, zeros
 from ..flat import flat_buffers
-from .clip import check_shares
+from .clip import check_known, others
 from .optimizer import check_settings
 
 # What float32 can hold, and 1 divided by it too.
@@ -54,9 +54,9 @@ class GradScaler:
     growth_factor    what it grows by after growth_interval steps in a row without inf or NaN
     backoff_factor   what it shrinks by after a step that is left out
     enabled          False: does nothing; step is the optimizer's
-    comm             the Communicator of the ranks that leave out steps together. None: taken from the parameters.
-                     DistributedDataParallel's sums have inf on all ranks; those of fully_shard and of divided experts
-                     name their ranks. Of a model that tensor parallelism or a pipeline cuts give all its ranks
+    comm             the Communicator of ranks that leave out steps together, beside those that parameters know of:
+                     DistributedDataParallel's sums have inf on all ranks; fully_shard's pieces and parts of parameters
+                     say which ranks have the others. Of a model that a pipeline cuts give all ranks
 
     Without unscale_ before it step hands the factor on to the optimizer, and the gradients stay scaled. On a GPU nobody
     waits: factor and decision stay there, and Adam's kernel takes them; other optimizers ask for them. unscale_ and
@@ -182,7 +182,7 @@ class GradScaler:
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
         params = [p for group in stage.optimizer.groups for p in group["params"]]
         if self.comm is None:
-            check_shares(params, "GradScaler", "make it with comm=…, all ranks that train the model")
+            check_known(params, "GradScaler")
         flats = flat_buffers(params)
         mine = {id(p) for p in params}
         self._move(flats[0].grads)
@@ -198,7 +198,7 @@ class GradScaler:
                 if divide:
                     grads *= 1 / self._scale.astype(grads.dtype)
                     wrote(grads, "GradScaler.unscale_")
-        for comm in [self.comm] if self.comm is not None else sharing(flats):
+        for comm in concerned(self.comm, flats, params):
             comm.all_reduce(found, op="max")
         stage.found = found
 
@@ -215,7 +215,10 @@ def stretches(flat, mine):
     return joined
 
 
-def sharing(flats):
-    """The Communicators of ranks that have other parts of these buffers' parameters."""
-    comms = [comm for flat in flats for comm in (flat.unit and flat.unit.comm, flat.over)]
-    return list({id(comm): comm for comm in comms if comm is not None}.values())
+def concerned(comm, flats, params):
+    """The Communicators of ranks that must step together: comm, if any, and those of ranks outside of it that have
+    other parts of these parameters, or of their flat buffers."""
+    known = set() if comm is None else {*comm.world_ranks}
+    sharing = [*(flat.unit.comm for flat in flats if flat.unit), *(others(p) for p in params)]
+    found = {id(each): each for each in sharing if each is not None and not known.issuperset(each.world_ranks)}
+    return [*([] if comm is None else [comm]), *found.values()]

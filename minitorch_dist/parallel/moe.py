@@ -69,8 +69,7 @@ class ExpertParallel(_Part):
             raise RuntimeError(f"ExpertParallel: the ranks of {self.comm.name!r} have samples of their own, and nobody "
                                "sums the gradients of what they hold alike: wrap the whole model in Distributed"
                                "DataParallel(model, comm) or fully_shard(model, comm) of all ranks that have samples; "
-                               "where that is done otherwise, set summed = True of its ExpertParallel modules, and "
-                               "clip by tensor_parallel.clip_grad_norm_")
+                               "where that is done otherwise, set summed = True of its ExpertParallel modules")
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"

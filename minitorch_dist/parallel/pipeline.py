@@ -44,7 +44,7 @@ from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, 
 from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
-from ..optim.clip import tree_sum
+from ..optim.clip import clip_stages, tree_sum
 from .data_parallel import check_not_annotated
 from .fully_sharded import FullySharded
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
@@ -260,10 +260,11 @@ class Pipeline:
         return float(total[0]) * self.scale
 
     def clip_grad_norm_(self, max_norm):
-        """optim.clip_grad_norm_ of the whole model, after run(): of all ranks' stages, and of what parallelize_module
-        has cut of them. Returns the norm before. Collective."""
-        from .tensor_parallel import clip_grad_norm_  # it brings further ops
-        return clip_grad_norm_(self.chunks, max_norm, stages=self.comm)
+        """optim.clip_grad_norm_ of the whole model, after run(): of all ranks' stages. Returns the norm before; in
+        exact mode it has the bits of one process. Collective."""
+        mine = {stage: self.chunks[chunk].parameters() for stage, (rank, chunk) in self.places.items()
+                if rank == self.comm.rank}
+        return clip_stages(mine, max_norm, self.comm)
 
     def _forward(self, stage, chunk, k):
         shard = self.shards[k].to(self.device)

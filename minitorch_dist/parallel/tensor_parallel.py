@@ -28,7 +28,6 @@ import numpy as np
 from ..autodiff import ops
 from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
-from ..autodiff.writes import wrote
 from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
 from ..nn.layers import Linear
@@ -343,48 +342,3 @@ def load_full_state_dict(model, state):
     parts = apart(model)
     model.load_state_dict({name: to(value, "cpu").take(parts[name][2], parts[name][1]) if name in parts else value
                            for name, value in state.items()})
-
-
-def clip_grad_norm_(model, max_norm, comm=None, stages=None):
-    """optim.clip_grad_norm_ of a model that is cut over comm, its experts perhaps over other ranks, its parts by
-    fully_shard over further ones: the norm is that of the whole gradient. Collective.
-
-    model   a module, or a pipeline's chunks on this rank; then
-    stages  the Communicator along the pipeline, whose ranks have the other layers
-    """
-    if not max_norm >= 0:
-        raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    chunks = [model] if isinstance(model, Module) else model
-    cut = {name: part for chunk in chunks for name, part in parts_of(chunk).items()}
-    # {who has the other parts: Σ g² of this rank's}; what is whole counts once.
-    squares, grads = {(): 0.0} | ({} if comm is None else {(comm,): 0.0}), []
-    for name, p in (pair for chunk in chunks for pair in chunk.named_parameters() if pair[1].requires_grad):
-        unit, others = getattr(p.leaf.flat, "unit", None), cut[name][:1] if name in cut else ()
-        others = others if unit is None else (unit.comm, *others)       # fully_shard's piece of a part
-        squares.setdefault(others, 0.0)
-        if p.grad is not None:
-            grads.append(p.grad)
-            squares[others] += float((lower(p.grad).astype(xp.float64) ** 2).sum())
-    total = 0.0
-    for others, part in squares.items():
-        for each in others:
-            part = _over(each, part)
-        total += part
-    if stages is not None:
-        total = _over(stages, total)
-    norm = float(xp.sqrt(total))
-    if not xp.isfinite(norm):
-        raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
-    if norm > max_norm:
-        for grad in grads:
-            array = lower(grad)
-            array *= max_norm / (norm + 1e-6)      # torch's epsilon
-            wrote(array, "clip_grad_norm_")
-    return norm
-
-
-def _over(comm, number):
-    """The sum of all ranks' numbers."""
-    total = xp.array([number])
-    comm.all_reduce(total)
-    return float(total[0])

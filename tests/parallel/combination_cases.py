@@ -417,7 +417,7 @@ def plain_step(job, optimizer, scaler, batch, step):
             loss = loss_sum(model(job.place(piece.inputs)), piece.labels)
             scaler.scale(loss * (1 / (batch.count * TIME))).backward()
     if beside.clip is not None:
-        training.clip_whole(model, beside.clip)
+        optim.clip_grad_norm_(model.parameters(), beside.clip)
     scaler.step(optimizer)
     scaler.update()
 

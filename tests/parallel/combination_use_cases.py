@@ -118,8 +118,8 @@ def sparsities():
 def scalers_without_ranks():
     """{form: what a step with a GradScaler that doesn't know them says}."""
     found, unaware = {}, replace(BESIDES["GradScaler"], scaler=lambda comm: scaler(None))
-    for form, axis in (("tensor", "tp"), ("1F1B", "pp")):
-        job = build((form,), {axis: 2, "dp": 2}, unaware, False)
+    for form in ("1F1B", "interleaved"):
+        job = build((form,), {"pp": 2, "dp": 2}, unaware, False)
         optimizer = sgd([pair for chunk in job.chunks for pair in chunk.named_parameters()])
         found[form] = attempt(steps, job, optimizer, batches(job, 1))
     return found

@@ -185,14 +185,13 @@ def spoil(model, name):
 
 CUTS = {        # name -> which parameter has NaN, on the last rank alone
     "ddp": None, "stage 1": "2.weight", "stage 2": "2.weight", "stage 3": "2.weight", "tensor": "attention.qkv.weight",
-    "pipeline": "weight", "experts": "experts.up",
+    "tensor, some told": "attention.qkv.weight", "pipeline": "weight", "experts": "experts.up",
 }
 
 
-def one_rank_has_nan(cut, told=True):
+def one_rank_has_nan(cut):
     """[(whether this rank's parameters changed, factor)] of three steps of SGD and Adam; in the second one the last
-    rank alone has NaN. told: tensor parallelism and pipelines give the scaler all ranks, else those that
-    share their samples."""
+    rank alone has NaN."""
     world, found = comm.world(), []
     for make in (lambda params: optim.SGD(params, lr=0.1), lambda params: optim.Adam(params, lr=0.01)):
         ranks, pipeline = world, None
@@ -209,7 +208,7 @@ def one_rank_has_nan(cut, told=True):
             ranks = world if cut == "experts" else world.split(world.rank)
             model, loader = DistributedDataParallel(model, ranks), text(ranks)
         optimizer = make(model.parameters())
-        scaler = optim.GradScaler(256.0, comm=(world if told else ranks) if cut in ("tensor", "pipeline") else None)
+        scaler = optim.GradScaler(256.0, comm={"pipeline": world, "tensor, some told": ranks}.get(cut))
         seen = []
         for step, batch in batches(loader, 3):
             optimizer.zero_grad()

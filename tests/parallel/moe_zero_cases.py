@@ -47,7 +47,6 @@ def muon(params):
 
 
 OPTIMIZERS = {"adamw": partial(optim.AdamW, lr=0.01, weight_decay=0.1), "muon": muon}
-CLIPS = {"optim": lambda model, most: optim.clip_grad_norm_(model.parameters(), most), "whole": training.clip_whole}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class Way:
     over: tuple = ()
     tp: int = 1
     optimizer: str = "adamw"
-    clip: str = "optim"
     accumulate: int = 1
     frozen: tuple = ()
 
@@ -97,7 +95,7 @@ class Training:
 
     def run(self, steps):
         def clip(model):
-            self.norms.append(CLIPS[self.way.clip](model, 0.8))
+            self.norms.append(optim.clip_grad_norm_(model.parameters(), 0.8))
         for _ in range(steps):
             epoch, start = divmod(self.step, len(self.loader))
             self.losses.append(training.train_step(

@@ -18,9 +18,9 @@ STEPS = 3
 FROZEN = ("blocks.0.mlp.experts.down", "blocks.1.attention.out.weight")
 WAYS = {    # ranks: ways
     2: [Way(2, 1), Way(2, 2), Way(2, 3, optimizer="muon")],
-    4: [Way(2, 1), Way(2, 2, accumulate=2), Way(2, 3, clip="whole"), Way(4, 1), Way(4, 2), Way(4, 3),
+    4: [Way(2, 1), Way(2, 2, accumulate=2), Way(2, 3), Way(4, 1), Way(4, 2), Way(4, 3),
         Way(2, 2, over=("ep",), optimizer="muon"), Way(2, 3, ("ep", "dp"), over=("dp",)),
-        Way(2, 3, tp=2, clip="whole")],
+        Way(2, 3, tp=2)],
 }
 
 

@@ -18,10 +18,11 @@ CURVES = {      # by ranks: (schedule, pp, micro-batches, stage, model, dtype, s
     2: [("interleaved", 1, 3, 3, "layers", "f8", 13, cases.CLIP), ("zb-v", 2, 4, 1, "special", "f8", 13, None)],
 }
 EXACT = {
-    4: [*((name, 2, 4, stage, "layers", "f4", 16, None)
-          for name in ("1f1b", "interleaved", "zb-h1") for stage in STAGES),
-        ("zb-v", 4, 8, 3, "layers", "f4", 16, None), ("zb-h1", 2, 4, 3, "norms", "f8", 16, None)],
-    2: [("1f1b", 2, 8, 3, "layers", "f4", 16, None), ("interleaved", 1, 4, 2, "layers", "f4", 16, None)],
+    4: [*((name, 2, 4, stage, "layers", "f4", 16, cases.CLIP)
+          for name in ("1f1b", "interleaved", "zb-h1") for stage in (0, *STAGES)),
+        ("zb-v", 4, 8, 3, "layers", "f4", 16, cases.CLIP), ("zb-h1", 2, 4, 3, "norms", "f8", 16, cases.CLIP),
+        ("interleaved", 2, 4, 0, "layers", "f8", 16, cases.CLIP)],
+    2: [("1f1b", 2, 8, 3, "layers", "f4", 16, cases.CLIP), ("interleaved", 1, 4, 2, "layers", "f4", 16, None)],
 }
 
 

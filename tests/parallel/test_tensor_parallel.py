@@ -96,8 +96,7 @@ def test_errors_say_what_to_do():
         "late": ("RuntimeError", "cut the model before making those"), "number": ("ValueError", "there are 5 rows"),
         "labels": ("ValueError", "labels of shape (3,) for logits of shape (4, 3)"),
         "label": ("ValueError", "there are 6 classes"), "reduction": ("ValueError", "'avg' must be"),
-        "norm": ("ValueError", "(2, 3) of (4, 3), (2,) of (4,) …), and the ranks with the others would find something "
-                               "else: take tensor_parallel.clip_grad_norm_"),
+        "norm": ("ValueError", "(2, 3) of (4, 3), (2,) of (4,) …) and don't say which ranks have the others"),
         "scaler": ("ValueError", "GradScaler: 2 of these parameters are this rank's parts of larger ones"),
     }
     for found in crews.call(CASES + "errors", 2):
