@@ -92,8 +92,8 @@ class Answer:
 
 
 def ask(command, limit=None):
-    """Run the command as nobody's rank, for `limit` (LIMIT) seconds at most, and return its Answer."""
-    limit = LIMIT if limit is None else limit
+    """Run the command as nobody's rank, for `limit` (LIMIT) seconds at most, longer on a busy machine; its Answer."""
+    limit = (LIMIT if limit is None else limit) * launch_env.patience()
     environment = OPEN_MPI | launch_env.without_launcher(os.environ)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           errors="replace", env=environment, start_new_session=True) as process:

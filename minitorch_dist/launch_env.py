@@ -1,4 +1,4 @@
-"""What the launcher's environment says about this process. Standard library only.
+"""What the launcher's environment says about this process, and how busy its machine is. Standard library only.
 
 This module must be importable before NumPy (a BLAS reads its thread count once, when it is loaded) and without MPI
 (one process needs none).
@@ -60,6 +60,11 @@ def snapshot(environment):
 def without_launcher(environment):
     """A copy of the environment in which a program is nobody's rank, so that it may start ranks of its own."""
     return {name: value for name, value in snapshot(environment).items() if not name.startswith(_OF_ONE_RANK)}
+
+
+def patience():
+    """By how much limits of time grow because the machine is busy with other things: processes per core, 1 to 10."""
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 10.0)
 
 
 def default_blas_threads():

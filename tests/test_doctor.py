@@ -1,6 +1,7 @@
 """The doctor: each probe on machines that it is told of, and once on this one."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -228,7 +229,13 @@ def test_nothing_heavy_is_imported():
 
 def test_ask_brings_back_what_a_program_says():
     answer = doctor.ask([sys.executable, "-c", "import sys; print('out'); sys.exit('last')"])
-    assert answer == doctor.Answer(1, "out\n", "last\n") and answer.last_words() == "last"
+    assert (answer.returncode, answer.stdout, answer.last_words()) == (1, "out\n", "last")
+
+
+@pytest.mark.parametrize("processes, times", [(0.2, 1), (3, 3), (99, 10)], ids=["idle", "busy", "very busy"])
+def test_a_busy_machine_gets_more_time(monkeypatch, processes, times):
+    monkeypatch.setattr(os, "getloadavg", lambda: (processes * os.cpu_count(), 0, 0))
+    assert doctor.ask(["true"]).limit == pytest.approx(times * doctor.LIMIT)
 
 
 def test_ask_ends_a_program_and_its_children_at_the_limit(monkeypatch):

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minitorch_dist.launch_env import patience
 from minitorch_dist.testing import ranks as launcher
 
 from .check import Outputs
@@ -112,11 +113,6 @@ def missing_package(exercise):
             return Failure("not installed", f"this exercise needs {package}, which isn't installed: pip install "
                                             f"{package}. The chapter's README says where there is one")
     return None
-
-
-def patience():
-    """By how much limits grow because the machine is busy with other things: processes per core, 1 to 10."""
-    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 10.0)
 
 
 def launch(exercise, path, cases, n, uses=None, closed=(), drive=None, limit=None, memory=None, start=launcher.launch):
