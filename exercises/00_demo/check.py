@@ -26,13 +26,14 @@ def demo_runs():
     return curves if len(curves[0]) == len(curves[1]) > 0 else None
 
 
-def answer(case, distance=None, first=lambda at: at + 1):
-    """(largest, first) by a plain loop. distance(a, b) and first(index) may be those of a mistake."""
+def answer(case, distance=None, first=lambda at: at + 1, allowed=lambda tolerance, a, b: tolerance):
+    """(largest, first) by a plain loop. distance(a, b), first(index) and allowed(tolerance, a, b) may be those of a
+    mistake."""
     largest, step = 0.0, None
     for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True)):
         d = (distance or apart)(a, b)
         largest = max(largest, d)
-        if step is None and d > case["tolerance"]:
+        if step is None and d > allowed(case["tolerance"], a, b):
             step = first(at)
     return {"result": [largest, step]}
 
@@ -52,6 +53,19 @@ def last_apart(case):
     steps = [at + 1 for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True))
              if apart(a, b) > case["tolerance"]]
     return {"result": [largest, steps[-1] if steps else None]}
+
+
+def stays_apart(case):
+    """From the last step at which they are equal: the one after it."""
+    largest, first = answer(case)["result"]
+    equal = [0] + [at + 1 for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True))
+                   if apart(a, b) <= case["tolerance"]]
+    return {"result": [largest, None if first is None or equal[-1] == len(case["one"]) else equal[-1] + 1]}
+
+
+def none_for_1(case):
+    largest, first = answer(case)["result"]
+    return {"result": [largest, None if first == 1 else first]}
 
 
 def where_largest(case):
@@ -94,6 +108,9 @@ class Compare(Check):
     signatures = [
         gives("the steps are counted from 0: the first loss is that of step 1",
               lambda case: answer(case, first=lambda at: at)),
+        gives("curves that are apart from step 1 on get None: the index of the first is 0, which counts as false. Ask "
+              "any() whether they are ever apart",
+              none_for_1),
         gives("the distance isn't a size: two may lie below one, so take the absolute value",
               lambda case: answer(case, lambda a, b: np.inf if np.isnan(a) != np.isnan(b) else
                                   0.0 if np.isnan(a) else max(b - a, 0.0))),
@@ -104,6 +121,12 @@ class Compare(Check):
               "be asked for with np.isnan", lambda case: answer(case, nan_ignored)),
         gives("NaN in both runs counts as different: the curves are the same there, if of no use",
               lambda case: answer(case, lambda a, b: np.inf if np.isnan(a) or np.isnan(b) else abs(b - a))),
+        *[gives("the tolerance grows with the losses (np.isclose adds rtol · |two|, where rtol isn't 0 unless you say "
+                "so): it is a distance in itself, the same at every step",
+                lambda case, allowed=allowed: answer(case, allowed=allowed))
+          for allowed in (lambda tolerance, a, b: tolerance + 1e-5 * abs(b), lambda tolerance, a, b: tolerance * a)],
+        gives("that is the step from which on they stay apart; the first beyond the tolerance was asked for, whether "
+              "or not they meet again", stays_apart),
         gives("that is the last step at which they are apart; the first was asked for", last_apart),
         gives("that is the step of the largest distance; the first beyond the tolerance was asked for", where_largest),
         gives("that is the mean distance: a curve that leaves at the very end would hardly show",
@@ -124,8 +147,10 @@ class Compare(Check):
             two[leaves - 1:] -= rng.uniform(0.01, 0.1, n - leaves + 1)
             two[(leaves + n) // 2 - 1] -= 0.1       # the largest distance lies between the first and the last
             found.append({"one": one, "two": two, "tolerance": 1e-4})
+        one = np.array([2.0, 1.0, 4.0, 0.5, 0.75, 0.5, 0.75, 0.75, 0.5])
+        found.append({"one": one, "tolerance": 0.125,       # exactly so far, then hardly further; and they meet again
+                      "two": one + [0.125, 0, 0.125 + 2.0**-16, 0, 0.1875, 0, 0.1875, -0.25, 0.15625]})
         one = np.array([2.0, 1.0, 0.5, 0.25, 0.75])
-        found.append({"one": one, "two": one + [0, 0.125, 0, -0.25, 0.1875], "tolerance": 0.125})
         found.append({"one": one, "two": one.copy(), "tolerance": 1e-4})
         lost = np.array([2.0, 1.0, np.nan, np.nan, 0.5])
         found.append({"one": one, "two": lost, "tolerance": 1e-4})

@@ -40,6 +40,11 @@ def mistaken(**wrong):
     return outputs
 
 
+def unconnected(case, got):
+    """Some expression's result has no way back to an operand."""
+    return any(slope == 0.0 for slopes in got["local"].values() for slope in slopes.values())
+
+
 def operand_changed(case, got):
     return any(got["operands"][name] != case[name] for name in "ab")
 
@@ -69,11 +74,13 @@ class Value(Check):
         gives("the derivative of tanh is 1 − t², not 1 − t", mistaken(tanh=lambda a, b, n: {"a": 1 - math.tanh(a)})),
         gives("the power rule doesn't hold for exp: it is its own derivative",
               mistaken(exp=lambda a, b, n: {"a": a * math.exp(a - 1)})),
+        when("a result doesn't know one of its operands, and the derivative by it comes out as 0: what is made of "
+             "other.data is a plain number, a constant. The parents are Values", unconnected),
     ]
 
     def cases(self, rng, ranks):
         found = [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
-                 for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2))]
+                 for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2), (-1, -1, 4))]
         return [*found, {"a": float(rng.uniform(3, 4)), "b": 0.7, "n": 1.5}]
 
     def truth(self, case):
@@ -170,14 +177,16 @@ def forward_derivatives(case, root):
 
 
 def reverse(case, root, order, grads, add=True, upstream=True, first_parent=False, clear="all",
-            backwards=True):
+            backwards=True, merged=False):
     """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
     _, parents, slopes = evaluate(case)
-    for node in {"all": order, "root": [root], "none": []}[clear]:
+    for node in {"all": order, "root": [root], "none": [], "leaves": [i for i in order if not parents[i]],
+                 "others": [i for i in order if parents[i]]}[clear]:
         grads[node] = 0.0
-    grads[root] += 1.0
+    grads[root] = grads[root] + 1.0 if clear in ("all", "root", "none") else 1.0
     for node in order[::-1] if backwards else order:
-        for parent, slope in list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]:
+        pairs = list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]
+        for parent, slope in dict(pairs).items() if merged else pairs:
             handed = slope * (grads[node] if upstream else 1.0)
             grads[parent] = grads[parent] + handed if add else handed
 
@@ -221,6 +230,10 @@ class Backward(Check):
              like(clear="none")),
         when("stale gradients: root begins at 1 again, but the other nodes still hold the last call's",
              like(clear="root")),
+        *[when("stale gradients: a later call finds the last one's, for not all are set to 0 before it. Leaves and "
+               "the nodes between them and root need it alike", like(clear=which)) for which in ("leaves", "others")],
+        when("a node that is twice the parent of one other, as in b·b, is handed one number only: a dict or a set of "
+             "the parents holds it once. Walk the two tuples side by side", like(merged=True)),
         when("nothing gets beyond root's own parents: the nodes are walked in the wrong direction",
              like(backwards=False)),
         when("the first call is right and a later one isn't: it found the graph changed. Set .grad alone; .parents and "

@@ -32,6 +32,12 @@ def numbers_move(case, got):
     return got["tangent"]["x + 3"] == case["dx"] + 1.0
 
 
+def rsub_unturned(case):
+    outputs = with_rules()(case)
+    outputs["tangent"]["3 - x"] = case["dx"]
+    return outputs
+
+
 class Dual(Check):
     exercise = "02.1"
     signatures = [
@@ -48,6 +54,7 @@ class Dual(Check):
         gives("a power with a negative base is nan: the logarithm of the base is needed only where the exponent "
               "changes; in n ** 3 it is log of a negative number, and nan times 0 is nan",
               with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da + out * np.log(a) * db)),
+        gives("3 - x keeps the tangent of x: it falls as fast as x grows, so the sign turns", rsub_unturned),
         gives("3 - x gives x - 3: subtraction doesn't commute, so __rsub__(self, other) is other - self",
               with_rules(swapped=("sub",))),
         gives("3 / x gives x / 3: division doesn't commute, so __rtruediv__(self, other) is other / self",

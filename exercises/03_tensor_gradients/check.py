@@ -227,6 +227,8 @@ class Rules(Check):
             for shape, index in PICKS[:many]:
                 case = {"rule": "getitem", "index": index, "x": draw(shape)}
                 found.append(case | {"gradient": draw(np.shape(case["x"][argument(case, "index")]))})
+        x = rng.integers(-3, 0, (4, 3)).astype(float)       # and a gradient whose dtype isn't that of x
+        found.append({"rule": "max", "axis": "1", "keepdims": "False", "x": x, "gradient": 6 * whole(rng, 4)})
         return found
 
     def truth(self, case):
@@ -269,6 +271,7 @@ PROGRAMS = {
     "x": {"x": (2, 3)},
     "x * x + y": {"x": (2, 3), "y": (3,)},
     "long(x, y)": {"x": (2,), "y": (2,)},
+    "(x * y)[3:]": {"x": (3, 2), "y": (2,)},
     "(lambda h: h * tanh(tanh(h) * x) + h)(x * y)": {"x": (3, 2), "y": (2,)},
     "(lambda h: tanh(h) * x + (h + y) * h)(x + y)": {"x": (3, 2), "y": (2,)},
     "total((tanh(x @ turn(w1) + b1) @ turn(w2) + b2)[np.arange(6), [0, 2, 1, 1, 0, 2]])":

@@ -56,6 +56,9 @@ class LinearLayer(Check):
         gives("the gradient by weight is transposed: it must have weight's own shape, (outputs, inputs)",
               lambda case: {"by_weight": linear(case)["by_weight"].T}),
         gives("the bias is forgotten in forward", lambda case: linear(case, bias=0.0)),
+        gives("the gradient by weight belongs to the x of another layer: what forward keeps is kept for all layers, in "
+              "the class or in a global name. Keep it on self",
+              lambda case: {"by_weight": linear(case, x=case["x"] + 1)["by_weight"]}),
         gives("the gradient by weight belongs to the x of an earlier forward: each forward must put its own in place "
               "of the one before",
               lambda case: {"by_weight": linear(case, x=case["earlier_x"])["by_weight"]}),
@@ -70,7 +73,10 @@ class LinearLayer(Check):
     ]
 
     demands = [demand("right, but the next call writes over what an earlier one returned: y and the gradients belong "
-                      "to who got them. Return new arrays", lambda case, got: got["kept"])]
+                      "to who got them. Return new arrays", lambda case, got: got["kept"]),
+               demand("right, but float64 comes out where all that went in was float32: the gradients of a float32 "
+                      "network need twice the memory from here on. np.zeros and np.ones make float64 unless told "
+                      "otherwise", lambda case, got: "float64" not in got["dtypes"])]
 
     def cases(self, rng, ranks):
         found = []

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def Linear(learner, inputs, run):
-    """An earlier pass with other numbers, an update of the parameters in place, then the pass that is looked at."""
+    """An earlier pass with other numbers, an update of the parameters in place, then the pass that is looked at, in the
+    midst of which another layer goes forward. And one in float32, for the dtypes.
+    """
     weight, bias = inputs["weight"].copy(), inputs["bias"].copy()
     layer = learner(weight, bias)
     earlier = [layer.forward(inputs["earlier_x"]), *layer.backward(inputs["earlier_dy"])]
@@ -12,8 +14,13 @@ def Linear(learner, inputs, run):
     weight += inputs["update"]
     bias += inputs["bias_update"]
     y = layer.forward(inputs["x"])
+    learner(weight.copy(), bias.copy()).forward(inputs["x"] + 1)
     by_x, by_weight, by_bias = layer.backward(inputs["dy"])
+    x, dy, *parameters = (inputs[name].astype(np.float32) for name in ("x", "dy", "weight", "bias"))
+    single = learner(*parameters)
+    single = [single.forward(x), *single.backward(dy)]
     return {"y": y, "by_x": by_x, "by_weight": by_weight, "by_bias": by_bias,
+            "dtypes": [str(getattr(array, "dtype", type(array).__name__)) for array in single],
             "kept": all(np.array_equal(a, b) for a, b in zip(earlier, before, strict=True)),
             "weight_after": weight, "bias_after": bias, "x": inputs["x"], "dy": inputs["dy"]}
 

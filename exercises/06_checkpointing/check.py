@@ -64,6 +64,12 @@ def often(case, got):
     return max(got["forwards"]) > 2
 
 
+def kept_inside(case, got):
+    """Some layer isn't run again whose output is no checkpoint. (In the last segment none need be.)"""
+    n, every = len(case["weights"]), case["every"]
+    return any(got["forwards"][i] < 2 for i in range((n - 1) // every * every) if (i + 1) % every)
+
+
 def peak_of(n, every):
     """The checkpoints up to a segment, and its other inputs; at the largest moment. By walking through it."""
     most = 0
@@ -103,8 +109,9 @@ class Checkpointed(Check):
         demand(lambda case: f"right, but too much is alive at once: {len(case['weights'])} layers with a checkpoint "
                             f"every {case['every']} need {needed(case)} inputs; keep no other ones in forward, and "
                             "let go of a segment's when it is done", slack),
-        demand("right, but nothing is computed again: then everything was kept",
-               lambda case, got: case["every"] == 1 or sum(got["forwards"]) > len(got["forwards"])),
+        demand(lambda case: f"right, but layers inside a segment run only once: of the inputs number 0, "
+                            f"{case['every']}, {2 * case['every']}, … are kept, and the others computed again",
+               lambda case, got: not kept_inside(case, got)),
     ]
 
     def cases(self, rng, ranks):
@@ -224,6 +231,11 @@ def root(case):
     return {"result": [every, peak_of(case["n"], every)], "peaks": peaks(case)}
 
 
+def up_to(number):
+    """The best length up to a number."""
+    return lambda case: {"result": best(case["n"], among=range(1, min(case["n"], number) + 1)), "peaks": peaks(case)}
+
+
 def peaks(case):
     return [peak_of(case["n"], every) for every in range(1, case["n"] + 1)]
 
@@ -239,6 +251,10 @@ class BestEvery(Check):
         gives("the last segment is counted as if it were as long as the others: while a shorter one is gone through, "
               "fewer inputs are alive; and in the one before it, its checkpoint is gone",
               by_formula(lambda n, e: -(-n // e) + e - 1)),
+        gives("the pair is the wrong way round: the length comes first, then its peak",
+              lambda case: {"result": best(case["n"])[::-1], "peaks": peaks(case)}),
+        gives("the peaks are right, but the best length is looked for only up to some number: from 1 to n was asked "
+              "for, and n may be large", up_to(12)),
         gives("only the checkpoints are counted: a segment's other inputs are alive with them",
               by_formula(lambda n, e: -(-n // e))),
         gives("only a segment's inputs are counted: the checkpoints of those before it are alive with them",
@@ -249,7 +265,7 @@ class BestEvery(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [{"n": int(n)} for n in (1, 2, 3, 10, 16, 64, 97, *rng.integers(20, 90, 5))]
+        return [{"n": int(n)} for n in (1, 2, 3, 10, 16, 64, 97, 400, *rng.integers(20, 90, 5))]
 
     def truth(self, case):
         return {"result": best(case["n"]), "peaks": peaks(case)}

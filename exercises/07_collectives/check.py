@@ -178,8 +178,8 @@ class AllReduce(Check):
     same_bits = ("x",)
     signatures = [
         when("only rank 0 has the sum: it must come back to the others", rank_0_only),
-        when("the result is the array of one rank: what was received has overwritten what was there; add it",
-             one_of_them),
+        when("the result is the array of one rank: what was received has overwritten what was there (add it), or the "
+             "broadcast comes from a rank that hasn't the sum", one_of_them),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
               same_everywhere(lambda case: total(case) / len(case))),
         gives("x isn't changed: x = x + … makes another array and leaves the caller's as it was (x += … does not)",
@@ -191,6 +191,8 @@ class AllReduce(Check):
               "receives has parts in it that it has already added", pascal),
         gives("on {ranks} ranks some have no partner in rank XOR distance, and the ranks end with different sums: "
               "{ranks} is no power of two", doubled_without_end),
+        gives("on {ranks} ranks the last ones are left out: {ranks} is no power of two, and log₂N is rounded up",
+              same_everywhere(lambda case: np.sum([rank["x"] for rank in case[:1 << len(case).bit_length() - 1]], 0))),
     ]
     demands = [
         waited,
@@ -289,6 +291,9 @@ class AllGather(Check):
         demand("right, but one rank sends everything to everybody and the others wait for it: in a ring no rank sends "
                "a part more than once",
                lambda case, got: max(bytes_sent(got)) <= sum(rank["x"].nbytes for rank in case) + 16 * 4 * len(case)),
+        demand("right, but more bytes travel than the parts have: are they filled up to one length? Each is to be sent "
+               "as long as it is", lambda case, got: len(case) == 2 or sum(bytes_sent(got)) <= (len(case) - 1) * (
+                   sum(rank["x"].nbytes for rank in case) + 32 * len(case))),
         demand("right, but some rank sends its own part to several others, or one that it has received: in a ring each "
                "part is handed to one neighbour, who hands it on", each_part_once),
         demand(lambda case: f"right, but the messages take more than {2 * (len(case) - 1)} steps (N-1 for the parts, "

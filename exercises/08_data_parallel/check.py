@@ -65,23 +65,26 @@ def balanced(case, got):
                for parts in batches(case, got, size))
 
 
-def doubled(case):
-    """Seeds that in epoch 0 have the order of `seed` in epoch 1 if both numbers are multiplied."""
-    return 2 * case["seed"], 2 * case["seed"] + 1
+def pairs(seed):
+    """(seed, epoch) that have orders of their own, though some sum or product of both numbers is the same."""
+    factors = 2, 10, 100, 1000
+    return list(dict.fromkeys([*itertools.product((seed, seed + 1), EPOCHS), (2 * seed, 0), (2 * seed + 1, 0),
+                               *((seed, factor) for factor in factors), *((seed + factor, 0) for factor in factors)]))
 
 
 def shared_order(case, got):
     """Two pairs ((seed, epoch), (seed, epoch)) with the same batches, or None."""
-    pairs = [*itertools.product((case["seed"], case["seed"] + 1), EPOCHS), *((seed, 0) for seed in doubled(case))]
-    return next(((one, other) for one, other in itertools.combinations(pairs, 2)
-                 if united(case, got, 1, one[1], one[0]) == united(case, got, 1, other[1], other[0])), None)
+    found = [(pair, united(case, got, 1, pair[1], pair[0])) for pair in pairs(case["seed"])]
+    return next(((one, other) for (one, batches_of_one), (other, batches_of_other) in itertools.combinations(found, 2)
+                 if batches_of_one == batches_of_other), None)
 
 
 def told_apart(case, got):
     (seed, epoch), (other_seed, other_epoch) = shared_order(case, got)
-    return (f"seed and epoch are mixed into one number, as seed + epoch or seed · (epoch + 1) does: seed {seed} in "
-            f"epoch {epoch} has the order of seed {other_seed} in epoch {other_epoch}. Two runs with these seeds would "
-            "train on the same batches, epochs apart; the order must depend on both numbers, each for itself")
+    return ("seed and epoch are mixed into one number, as seed + epoch, seed · (epoch + 1) or 1000 · seed + epoch "
+            f"does: seed {seed} in epoch {epoch} has the order of seed {other_seed} in epoch {other_epoch}. Two runs "
+            "with these seeds would train on the same batches, epochs apart; the order must depend on both numbers, "
+            "each for itself")
 
 
 class Shard(Check):
@@ -93,9 +96,8 @@ class Shard(Check):
             seed = 2 * int(rng.integers(1, 500))       # even, so that seed ^ epoch shows as well
             calls = [{"rank": rank, "size": size, "seed": seed, "epoch": epoch}
                      for size in SIZES for epoch in EPOCHS for rank in range(size)]
-            calls += [{"rank": 0, "size": 1, "seed": seed + 1, "epoch": epoch} for epoch in EPOCHS]
-            calls += [{"rank": 0, "size": 1, "seed": other, "epoch": 0}
-                      for other in doubled({"seed": seed})]
+            calls += [{"rank": 0, "size": 1, "seed": other, "epoch": epoch} for other, epoch in pairs(seed)
+                      if other != seed or epoch not in EPOCHS]
             found.append({"n": n, "batch_size": batch_size, "seed": seed, "calls": calls})
         return found
 
@@ -287,6 +289,19 @@ def nobody_averages(case, losses):
     return [part | ({"result": averaged_losses(case, parts)} if losses == "averaged" else {}) for part in parts]
 
 
+def weighed_by_the_first(case):
+    """Every rank's gradients weigh as much as its rows of the first step did."""
+    w, b = (p.copy() for p in case[0]["parameters"])
+    losses = []
+    for step in range(STEPS):
+        mine = [gradients(w, b, r["x"][r["rows"][step]], r["y"][r["rows"][step]]) for r in case]
+        losses.append(sum(value for value, *_ in mine) / sum(len(r["rows"][step]) for r in case))
+        share = [len(r["rows"][0]) / max(len(r["rows"][step]), 1) / sum(len(r["rows"][0]) for r in case) for r in case]
+        w -= case[0]["lr"] * sum(part * by_w for part, (_, by_w, _) in zip(share, mine, strict=True))
+        b -= case[0]["lr"] * sum(part * by_b for part, (*_, by_b) in zip(share, mine, strict=True))
+    return [{"parameters": [w, b], "result": losses}] * len(case)
+
+
 def everybody_on_everything(case):
     """No shards: every rank takes the rows of the whole data set."""
     everything = np.arange(len(case[0]["x"]))
@@ -313,6 +328,8 @@ class Train(Check):
               lambda case: [together(case, lr=len(case))] * len(case)),
         gives("the steps are {ranks} times too short: the gradients were averaged already",
               lambda case: [together(case, lr=1 / len(case))] * len(case)),
+        gives("the rows of the first step are counted in all steps, but not every batch is as long as the first",
+              weighed_by_the_first),
         gives("the training is right, but each rank returns the loss of its own rows, not of the global batch",
               lambda case: own_losses(case)),
         gives("the training is right, but the loss is a mean of the ranks' means: weigh it by their rows",
@@ -330,7 +347,7 @@ class Train(Check):
     def cases(self, rng, ranks):
         x = rng.standard_normal((41, INPUTS))
         y = np.tanh(x @ rng.standard_normal((INPUTS, OUTPUTS))) + 0.1 * rng.standard_normal((41, OUTPUTS))
-        order = [rng.permutation(41)[:15] for _ in range(STEPS)]
+        order = [rng.permutation(41)[:15 if step % 4 else 9] for step in range(STEPS)]      # not always as many rows
         few = [rng.permutation(41)[:3] for _ in range(STEPS)]      # of four ranks one has no row
         starts = [[rng.standard_normal((INPUTS, OUTPUTS)), rng.standard_normal(OUTPUTS)] for _ in range(4)]
         return [[{"parameters": [p.copy() for p in starts[rank]], "x": x, "y": y, "lr": 0.1,

@@ -3,7 +3,8 @@
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
-from exercises.frame.pictures import COLORS, canvas, save
+
+from .drawing import draw_both
 
 # ---------------------------------------------------------------- 09.1
 
@@ -57,6 +58,12 @@ def total_held(case):
     return buckets
 
 
+def full_to_the_end(case):
+    buckets = truth(case)
+    cap = case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]
+    return sum(case["nbytes"][i] for i in buckets[-1]) >= cap
+
+
 class Buckets(Check):
     exercise = "09.1"
     signatures = [
@@ -66,6 +73,10 @@ class Buckets(Check):
               lambda case: {"result": [b[::-1] for b in truth(case)[::-1]]}),
         gives("the last bucket is missing: what is left over when the parameters are through is a bucket too",
               lambda case: {"result": truth(case)[:-1]}),
+        gives("an empty bucket is left over at the end: begin a new one only when there is a parameter to go into it",
+              lambda case: {"result": truth(case) + [[]] * full_to_the_end(case)}),
+        gives("the right buckets, but within each the parameters aren't in the order in which their gradients come",
+              lambda case: {"result": [sorted(bucket) for bucket in truth(case)]}),
         gives("a message per parameter: nothing is gathered until a bucket is full",
               lambda case: {"result": [[i] for i in backwards(case)]}),
         gives("the first bucket is as large as the others: it is full at first_bytes, so that sending begins early",
@@ -109,6 +120,11 @@ def summed(case, passes=PASSES, over=None):
     return [[sum(used(r, p, i) for r in ranks) for i in range(len(SHAPES))] for p in range(passes)]
 
 
+def size_of(inputs, bucket):
+    """Its bytes."""
+    return np.dtype(inputs["dtype"]).itemsize * sum(int(np.prod(SHAPES[i])) for i in bucket)
+
+
 def used(inputs, p, i):
     """A rank's gradient by parameter i in pass p; zeros where it hasn't used it."""
     return inputs["own"][p][i] if i in inputs["orders"][p] else np.zeros(SHAPES[i])
@@ -150,10 +166,14 @@ def seconds(inputs, p, ranks, rank=0, early=True):
     """What a pass takes; the link is a queue."""
     over, free = sum(inputs["costs"][i] for i in inputs["orders"][p]), 0.0
     for bucket, leaves in zip(BUCKETS, leaving(inputs, p) if early else [over] * len(BUCKETS), strict=True):
-        nbytes = 8 * sum(int(np.prod(SHAPES[i])) for i in bucket)
+        nbytes = size_of(inputs, bucket)
         share = nbytes * (rank + 1) // ranks - nbytes * rank // ranks      # what this rank reduces, and sends round
         free = max(free, leaves) + LATENCY + 2 * (ranks - 1) * share / BANDWIDTH
     return max(free, over)
+
+
+NOT_WAITED = ("a bucket was posted and never waited for: until wait() has returned, nobody knows what is in the array. "
+              "Each has a wait() of its own")
 
 
 def never_finished(case, got):
@@ -163,8 +183,14 @@ def never_finished(case, got):
 def every_bucket_once(case, got):
     if len(case) == 1:       # where nothing need be sent
         return True
-    sizes = [8 * sum(int(np.prod(SHAPES[i])) for i in bucket) for bucket in BUCKETS]
+    sizes = [size_of(case[0], bucket) for bucket in BUCKETS]
     return all([nbytes for _, nbytes, *_ in posts] == sizes for g in got for posts in g["posts"])
+
+
+def in_float64(case, got):
+    """Every bucket was posted once, and in 8 bytes per number, where the gradients have 4."""
+    double = [{"dtype": "float64"} for _ in case]
+    return case[0]["dtype"] == "float32" and len(case) > 1 and every_bucket_once(double, got)
 
 
 def while_backward_runs(case, got):
@@ -184,8 +210,7 @@ class ReducerCheck(Check):
     exercise = "09.2"
     same_bits = ("grads",)
     signatures = [
-        when("a bucket was posted and never waited for: until wait() has returned, nobody knows what is in the array",
-             never_finished),
+        when(NOT_WAITED, never_finished),
         gives("the first pass is right, and the later ones give its sums again: what is missing, and what was posted, "
               "must be set up anew for each pass",
               lambda case: stale(case) if len(case) > 1 else None),
@@ -197,6 +222,10 @@ class ReducerCheck(Check):
               lambda case: [{"grads": [[g / len(case) for g in p] for p in summed(case)]}] * len(case)),
     ]
     demands = [
+        demand("the sums are right, by luck: " + NOT_WAITED, lambda case, got: not never_finished(case, got)),
+        demand("the sums are right, but the buckets travel in another dtype than that of grads: of float32 gradients "
+               "float64 ones take twice as long. np.zeros and np.empty make float64 unless told otherwise",
+               lambda case, got: not in_float64(case, got)),
         demand("the sums are right, but each bucket must travel once per pass, as one array: the bytes posted are not "
                "those of the buckets", every_bucket_once),
         demand("the sums are right, but nothing overlaps: buckets are posted when backward is over already. Post "
@@ -226,8 +255,9 @@ class ReducerCheck(Check):
                     if skipped and p:
                         order = [i for i in order if i not in {(3 * rank + p) % n, 2}]
                     orders.append(order)
-                case.append(base | {"orders": orders, "own": [[10 * rng.standard_normal(s) for s in SHAPES]
-                                                              for _ in range(PASSES)]})
+                own = [[rng.integers(-9, 10, s).astype(np.float32) if swap else 10 * rng.standard_normal(s)
+                        for s in SHAPES] for _ in range(PASSES)]       # whole numbers: their sums are exact
+                case.append(base | {"orders": orders, "own": own, "dtype": str(own[0][0].dtype)})
             found.append(case)
         return found
 
@@ -239,38 +269,9 @@ class ReducerCheck(Check):
         case, got = runs[ranks][0]
         inputs, mine = case[0], got[0]
         late = seconds(inputs, 0, ranks, early=False)
-        figure, (above, below) = canvas(2, 1, size=(9, 4.6), sharex=True)
-        draw(above, inputs, [(begin, end) for _, _, _, begin, end in mine["posts"][0]])
-        above.set_title(f"yours: {1e3 * mine['seconds'][0]:.0f} ms", loc="left")
-        end = float(np.cumsum(inputs["costs"])[-1])
-        queue = []
-        for _, _, _, begin, done in mine["posts"][0]:
-            queue.append((max(end, queue[-1][1] if queue else 0), done - begin))
-            queue[-1] = queue[-1][0], queue[-1][0] + queue[-1][1]
-        draw(below, inputs, queue)
-        below.set_title(f"everything posted at the end: {1e3 * late:.0f} ms", loc="left")
-        below.set_xlabel("simulated milliseconds")
-        save(figure, path)
+        draw_both(inputs, [(begin, end) for *_, begin, end in mine["posts"][0]], mine["seconds"][0], late, path)
         return (f"one backward pass on {ranks} ranks over a simulated link: {1e3 * mine['seconds'][0]:.0f} ms, where "
                 f"it would be {1e3 * late:.0f} ms without overlap")
-
-
-def draw(axes, inputs, sent):
-    """A lane of gradients being worked out, and one of buckets on the wire."""
-    at = 0.0
-    of = {i: k for k, bucket in enumerate(BUCKETS) for i in bucket}
-    for i in inputs["orders"][0]:
-        bar(axes, 1, at, at + inputs["costs"][i], COLORS[of[i]], f"g{i}")
-        at += inputs["costs"][i]
-    for k, (begin, end) in enumerate(sent):
-        bar(axes, 0, begin, end, COLORS[k], f"bucket {k}")
-    axes.set_yticks([1, 0], ["backward", "on the wire"])
-    axes.set_ylim(-0.6, 1.6)
-
-
-def bar(axes, y, begin, end, color, text):
-    axes.barh(y, 1e3 * (end - begin), left=1e3 * begin, height=0.7, color=color, edgecolor="white")
-    axes.text(500 * (begin + end), y, text, ha="center", va="center", fontsize=8, color="white")
 
 
 # ---------------------------------------------------------------- 09.3
@@ -316,6 +317,13 @@ def own_totals(case):
     return [answer | {"totals": everybodys([r])} for r, answer in zip(case, right(case), strict=True)]
 
 
+def last_piece_reduced(case):
+    last = everybodys(case, lambda pieces: pieces[-1:])
+    before = [everybodys([r], lambda pieces: [p[:0] for p in pieces] + pieces[:-1]) for r in case]
+    return [answer | {"totals": [[a + b for a, b in zip(*two, strict=True)] for two in zip(last, own, strict=True)]}
+            for answer, own in zip(right(case), before, strict=True)]
+
+
 def piece_by_piece(case, got):
     return all(sorted(rows) == sorted(map(len, pieces)) for g, r in zip(got, case, strict=True)
                for rows, pieces in zip(g["rows"], r["batches"], strict=True))
@@ -344,6 +352,8 @@ class Accumulate(Check):
               lambda case: right(case, totals=reduced_each_time(case, 1)) if len(case) > 1 else None),
         gives("nothing is reduced: each rank has its own pieces' gradients; the last one must be outside of no_sync()",
               lambda case: own_totals(case) if len(case) > 1 else None),
+        gives("only the last piece is summed over the ranks, and of those before it each rank has its own: reduce "
+              "grads, with all that has been added up, not what is new", last_piece_reduced),
         gives("after an exception inside, no_sync() has not been taken back: that backward() still talks to nobody",
               lambda case: [answer | {"after_exception": np.full(2, rank + 1.0)}
                             for rank, answer in enumerate(right(case))] if len(case) > 1 else None),

@@ -27,7 +27,7 @@ class Watch:
 def Reducer(learner, inputs, run):
     """Some backward passes: each gradient costs its seconds, is written down, and is reported."""
     clock = VirtualClock()
-    grads = [np.full(shape, np.nan) for shape in inputs["shapes"]]
+    grads = [np.full(shape, np.nan, inputs["dtype"]) for shape in inputs["shapes"]]
     reducer = learner(run.comm, inputs["buckets"], list(grads))     # of the arrays themselves a new list: in place
     found = {"grads": [], "posts": [], "seconds": [], "inputs_kept": []}
     for order, own in zip(inputs["orders"], inputs["own"], strict=True):

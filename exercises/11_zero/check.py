@@ -21,6 +21,7 @@ from .courses import (
     real,
     share_of,
     stepped,
+    summed,
     tail_left,
     two_norm,
 )
@@ -57,7 +58,7 @@ def each_once(case, got):
 def counted_on(case, got):
     """Whether t begins with the steps of optimizers before this one, a few times as many as are taken here."""
     steps = len(case[0]["grads"])
-    later = [stepped(case, clock=lambda t, done=done: t + done) for done in (steps, 2 * steps, 3 * steps)]
+    later = [stepped(case, clock=lambda t, done=done: t + done) for done in range(steps, 5 * steps, steps)]
     return any(all(np.allclose(g["xs"], xs, rtol=1e-9) for g in got) for xs in later)
 
 
@@ -82,6 +83,9 @@ class ShardedAdam(Check):
               lambda case: everywhere(stepped(case, remembered=lambda grads: grads[-1:]), case)),
         gives("the optimizer begins anew in each step: m, v and t must live as long as it does",
               lambda case: everywhere(stepped(case, remembered=lambda grads: grads[-1:], clock=lambda t: 1), case)),
+        gives("m and v go on where another optimizer has stopped: they belong to the object (self), not to the class, "
+              "the module or a default argument", lambda case: everywhere(
+                  stepped(case, remembered=lambda grads: summed(case) + grads), case)),
         gives("t stays 1: the moments of step t are divided by 1−β₁ᵗ and 1−β₂ᵗ, and the steps aren't counted",
               lambda case: everywhere(stepped(case, clock=lambda t: 1), case)),
         gives("m and v are used as they are: without the division by 1−β₁ᵗ and 1−β₂ᵗ the first steps are wrong",
@@ -124,6 +128,8 @@ class ShardedAdam(Check):
             x = 3 * rng.standard_normal(n)
             case = {"x": x, "lr": 0.1, "betas": [0.8, 0.95], "eps": 0.25}
             found.append([case | {"grads": [0.5 + rng.standard_normal(n) for _ in range(4)]} for _ in range(ranks)])
+        # Another optimizer of as many parameters, with the gradients of the one before.
+        found.append([rank | {"x": 3 * rank["x"][::-1]} for rank in found[-1]])
         return found
 
     def truth(self, case):

@@ -133,8 +133,8 @@ class Softmax(Check):
     signatures = [
         gives("the largest isn't subtracted: exp(89) is more than float32 holds, and inf / inf is nan; far below, "
               "0 / 0 is too", lambda case: {"out": unshifted(case)}),
-        gives("the padding holds 0: behind a row of large negative numbers 0 is the largest, and exp(0 - largest) goes "
-              "into the sum. exp must make 0 of it: -inf",
+        gives("the padding holds 0, or another finite number: behind a row that lies below it the padding is the "
+              "largest, and its exp goes into the sum. exp must make 0 of it, whatever the row holds: -inf",
               lambda case: {"out": padded_with(case, lambda x: np.zeros(1))}),
         gives("the sum goes over the padding: each lane behind the end adds exp(0) = 1, as if it held the "
               "row's largest",
@@ -176,10 +176,11 @@ class Softmax(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for rows, columns, step, shift, apart in ((5, 7, 7, 0, 2), (3, 16, 16, 0, 2), (4, 33, 40, 0, 2),
-                                                  (3, 5, 8, -130, 2), (3, 6, 6, 120, 2), (2, 1, 1, 3, 2),
-                                                  (3, 4, 4, -200, 200), (2, 1100, 1100, 0, 1)):
-            x = rng.standard_normal((rows, columns)) * 3 + shift + apart * np.arange(rows)[:, None]
+        for rows, columns, step, shift, apart, unit in (
+                (5, 7, 7, 0, 2, 1), (3, 16, 16, 0, 2, 1), (4, 33, 40, 0, 2, 1), (3, 5, 8, -130, 2, 1),
+                (3, 6, 6, 120, 2, 1), (2, 1, 1, 3, 2, 1), (3, 4, 4, -200, 200, 1), (2, 1100, 1100, 0, 1, 1),
+                (3, 6, 6, -200, 2, 1e36)):      # far below whatever padding one may think of
+            x = unit * (rng.standard_normal((rows, columns)) * 3 + shift + apart * np.arange(rows)[:, None])
             if columns == 33:
                 x[1, 4:9] = -np.inf
             found.append({"x": x.astype(np.float32), "out": np.full((rows, columns), np.nan, np.float32),

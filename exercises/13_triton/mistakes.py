@@ -83,6 +83,7 @@ def by_thousands(case):
 
 def softmax(z, axis=1):
     with np.errstate(invalid="ignore"):      # of -inf and -inf
+        z = z - z.max(axis=axis, keepdims=True)      # whose log Σ exp is lost beside 1e38
         return np.exp(z - np.logaddexp.reduce(z, axis=axis, keepdims=True))
 
 

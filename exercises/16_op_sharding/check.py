@@ -69,9 +69,10 @@ def reversed_parts(case):
 
 
 def strange_types(case, got):
-    """The dtypes of parts that don't have x's."""
-    return [str(np.asarray(part).dtype) for part in got.get("parts", ()) if "x" in case
-            and np.asarray(part).dtype != case["x"].dtype]
+    """[(dtype, what it should be)] of parts that don't have x's, and of a whole that doesn't have its parts'."""
+    made, given = ("parts", [case["x"]]) if "x" in case else ("joined", case.get("parts"))
+    return [(str(np.asarray(x).dtype), str(given[0].dtype)) for x in (got[made] if made == "parts" else [got[made]])
+            if np.asarray(x).dtype != given[0].dtype] if given else []
 
 
 class Layouts(Check):
@@ -108,9 +109,8 @@ class Layouts(Check):
                       lambda case, got, rule=rule, name=name: name not in got or not rule(case, got))
                for name, rules in (("products", tables.PRODUCT_RULES), ("moves", tables.MOVE_RULES)) for rule in rules]
     demands.append(demand(
-        lambda case, got: f"right, but of an array of {case['x'].dtype} some parts are of "
-                          f"{strange_types(case, got)[0]}: np.zeros(shape) is float64 whatever x is, np.zeros_like(x) "
-                          "isn't",
+        lambda case, got: "right, but of {1} something of {0} is made: np.zeros(shape) is float64 whatever is added to "
+                          "it, np.zeros_like(x) isn't".format(*strange_types(case, got)[0]),
         lambda case, got: not strange_types(case, got)))
 
     def cases(self, rng, ranks):
@@ -126,6 +126,8 @@ class Layouts(Check):
                      ((5, 8), np.float64, "S0", 3), ((4, 4), np.float64, "S1", 4), ((3, 2, 11), np.float32, "S2", 3),
                      ((4, 3), np.float64, "R", 2), ((3, 2), np.float32, "R", 1), ((4, 3), np.float64, "P", 3),
                      ((2, 3), np.float64, "S0", 4)]]
+        # Whole numbers: in whatever order they are added, float32 rounds nothing.
+        joins.append({"parts": list(np.rint(9 * array(4, 3, 5)).astype(np.float32)), "placement": "P"})
         moves = [{"nbytes": 8 * size * size * int(rng.integers(2, 99)), "size": size} for size in (3, 2, 4, 8)]
         return [*cuts, *joins, {"table": "of a product"}, *moves]
 
@@ -297,6 +299,8 @@ class Attention(Check):
         *[gives(sentence, between(worlds.attention, row)) for sentence, row in BETWEEN if "f" not in row],
         gives("f_backward doesn't sum, and g's does: the two are exchanged in the backward pass",
               between(worlds.attention, {"f_back": worlds.same, "g_back": worlds.total})),
+        gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
+              between(worlds.attention, {"last": True})),
         *[gives(text, between(worlds.attention, {"scale": scale})) for text, scale in SCALES],
         *[gives(text, between(worlds.attention, {"mask": mask})) for text, mask in MASKS],
         when(lambda case: f"{case[0]['heads']} heads on {len(case)} ranks: no ValueError. Ranks with unequal numbers "
@@ -314,7 +318,7 @@ class Attention(Check):
         def array(*shape):
             return rng.standard_normal(shape)
         found = []
-        for dim, heads, size, times, level in ((5, 6, 6, (4, 3), 0), (7, 12, 6, (5,), 600), (3, ranks + 1, 2, (), 0)):
+        for dim, heads, size, times, level in ((5, 6, 6, (4, 4), 0), (7, 12, 6, (5,), 600), (3, ranks + 1, 2, (), 0)):
             inner = heads * size
             bias = array(3 * inner)
             bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
@@ -361,6 +365,10 @@ class CrossEntropy(Check):
               "classes·r//N", loss(one_hot=losses.without_first)),
         gives("labels are taken for numbers of this rank's columns: rank r's column 0 is the class classes·r//N",
               loss(pick=losses.without_first)),
+        *(gives("labels are looked for at the wrong classes where the ranks' widths differ: rank r's column 0 is the "
+                "class classes·r//N, which is neither r times its own width nor r times classes//N",
+                lambda case, width=width: loss(pick=losses.by_width(case, width))(case))
+          for width in (lambda case, own: own, lambda case, own: case[0]["classes"] // len(case))),
         gives("the maximum was subtracted within the logarithm's sum and isn't added again", loss(unshifted=True)),
         gives(lambda case: f"the gradient is that of the sum of {len(case[0]['labels'])} rows' losses, and so many "
                            "times too large: the mean was asked for",

@@ -205,24 +205,33 @@ def attend_backward(q, k, v, weights, do):
 
 
 def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask="causal", f_back=total, g=total,
-              g_back=same, bias_first=False, bias_grad=1.0):
-    """What the ranks get with a mistake in it. scale(case, features of a head on a rank)."""
+              g_back=same, bias_first=False, bias_grad=1.0, last=False):
+    """What the ranks get with a mistake in it. scale(case, features of a head on a rank); last: backward goes through
+    what the last forward has kept."""
     if "xs" not in case[0]:
         return [{"refused": True}] * len(case)
     ranks, heads, inner = len(case), case[0]["heads"], len(case[0]["whole"]["out"])
     where = [places(heads, inner, rank, ranks) for rank in range(ranks)]
     params = [attention_part(case[0]["whole"], columns, rows) for columns, rows, _ in where]
     found = [{"params": p, "ys": [], "dxs": [], "grads": []} for p in params]
-    for x, dy in zip(case[0]["xs"], case[0]["dys"], strict=True):
-        kept, partial, by_x, time = [], [], [], len(x)
+
+    def forward(x):
+        """(what each rank keeps, its part of y)."""
+        kept, partial = [], []
         for p, (_, _, count) in zip(params, where, strict=True):
-            q, k, v = (x @ p["qkv"] + p["qkv_bias"]).reshape(time, 3, count, -1).transpose(1, 2, 0, 3)
+            q, k, v = (x @ p["qkv"] + p["qkv_bias"]).reshape(len(x), 3, count, -1).transpose(1, 2, 0, 3)
             o, weights = attend(q, k, v, scale(case, q.shape[-1]), mask)
-            o = o.transpose(1, 0, 2).reshape(time, -1)
-            kept.append((q, k, v, weights, o))
+            o = o.transpose(1, 0, 2).reshape(len(x), -1)
+            kept.append((x, q, k, v, weights, o))
             partial.append(o @ p["out"] + bias_first * p["out_bias"])
+        return kept, partial
+
+    for x, dy in zip(case[0]["xs"], case[0]["dys"], strict=True):
+        (kept, partial), by_x, time = forward(x), [], len(x)
+        if last:
+            kept, _ = forward(case[0]["xs"][-1])
         dys = g_back([dy] * ranks)
-        for rank, (p, y, (q, k, v, weights, o)) in enumerate(zip(params, g(partial), kept, strict=True)):
+        for rank, (p, y, (x, q, k, v, weights, o)) in enumerate(zip(params, g(partial), kept, strict=True)):
             found[rank]["ys"].append(y + (not bias_first) * p["out_bias"])
             do = (dys[rank] @ p["out"].T).reshape(time, len(q), -1).transpose(1, 0, 2)
             by = np.stack(attend_backward(q, k, v, weights, do)).transpose(2, 0, 1, 3).reshape(time, -1)

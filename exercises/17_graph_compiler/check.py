@@ -51,10 +51,10 @@ def once_only(case, got):
     return case["function"] == "an argument as output" and len(set(got["outputs"])) == len(got["outputs"]) == 2
 
 
-def other_types(case, got):
+def other_types(case, got, results="results"):
     """[(the results' dtypes by the graph, by f)] where they differ."""
     pairs = [([str(np.asarray(x).dtype) for x in one] for one in both)
-             for both in zip(got["results"], expected(case), strict=True)]
+             for both in zip(got[results], expected(case), strict=True)]
     return [(mine, right) for mine, right in pairs if mine != right]
 
 
@@ -140,6 +140,10 @@ class Capture(Check):
                                  "float64 of a mask. Write numbers down as they are".format(
                                      case["function"], *map(", ".join, other_types(case, got)[0][::-1])),
                lambda case, got: case["due"] or not other_types(case, got)),
+        demand(lambda case, got: "the graph is right, but where “{}” gives {}, run gives {}: it takes arrays as they "
+                                 "are".format(case["function"],
+                                              *map(", ".join, other_types(case, got, "own")[0][::-1])),
+               lambda case, got: case["due"] or not other_types(case, got, "own")),
         differing(3, "shape"), differing(4, "dtype"),
     ]
 

@@ -38,6 +38,9 @@ PASSES = {
     "minus twice": ("p = neg(a); q = neg(p); r = exp(q); s = neg(q)", "r s", 2,
                     "in “minus twice” more is left than one neg and one exp: −(−x) is x, and the third one in a row is "
                     "the first"),
+    "minus twice, once": ("p = neg(b); q = neg(p); r = exp(q)", "r", 1,
+                          "the first neg of “minus twice, once” is still there: where −(−x) has become x, nobody needs "
+                          "−x any more. Look for what nobody needs when the other passes are through"),
     "exp twice": ("p = exp(b); q = exp(p); r = tanh(q); s = tanh(r)", "s", 4, ""),
     "minus and transposed": ("p = neg(a); q = transpose(p); r = neg(q); s = transpose(r)", "s r", 4, ""),
     "arguments as outputs": ("p = exp(b); q = mul(a, 1)", "a p q b a", 1, ""),

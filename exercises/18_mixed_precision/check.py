@@ -206,6 +206,9 @@ class GradScaler(Check):
         when("the loss isn't scaled, or by another factor than the gradients are divided by: grads are what backward "
              "makes of scale(loss)", lambda case, got: any(s != scaling.LOSS * f for rank in got for s, f in zip(
                  rank["scaled"], [case[0]["settings"]["init_scale"], *rank["scales"]], strict=False))),
+        when("the factor has a least or a greatest value, and none was asked for: it goes on halving, also below 1, "
+             "and growing, for as long as gradients want it", lambda case, got: not training(case)
+             and scaling.bounded(case, got)),
     ]
     demands = [
         demand(lambda case, got: f"the values are right, in {', '.join(sorted(set(got[0]['dtypes'])))}: float32 was "

@@ -47,7 +47,12 @@ def cases(rng, ranks):
             draw(rng, ranks, "..", [[(2,)], [], [(3,)]], half=True, init_scale=1024.0, growth_factor=2.0,
                  backoff_factor=0.5, growth_interval=9),
             draw(rng, ranks, "....", [[(2,)], [], [(3,)]], half=True, init_scale=2.0 ** 17, growth_factor=2.0,
-                 backoff_factor=0.5, growth_interval=9)]
+                 backoff_factor=0.5, growth_interval=9),
+            # far down, and far up
+            draw(rng, ranks, "ooo..", small, size=1.0, init_scale=2.0, growth_factor=2.0, backoff_factor=0.5,
+                 growth_interval=9),
+            draw(rng, ranks, ".....", small, size=1e-12, init_scale=2.0 ** 20, growth_factor=4.0, backoff_factor=0.5,
+                 growth_interval=1)]
 
 
 # ---------------------------------------------------------------- mistakes
@@ -134,6 +139,12 @@ def world(case, bad=not_finite, together=any_rank, divide=in_float32, again=lamb
                 factor[r] *= factors(used[r], found[r]) * (used[r]["growth_factor"] if grows else 1.0)
                 out[r]["scales"].append(factor[r])
     return out
+
+
+def bounded(case, got):
+    """Whether the factors are the right ones, but for a least or a greatest value."""
+    return all(np.array_equal(rank["scales"], np.clip(right["scales"], min(rank["scales"]), max(rank["scales"])))
+               for rank, right in zip(got, world(case), strict=True))
 
 
 def unknowing(found, clean, interval):

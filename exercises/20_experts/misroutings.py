@@ -6,7 +6,7 @@ import numpy as np
 
 from exercises.frame import demand, gives, when
 
-from .routing import among, choices, gates_of, queue, run, shares, slope, softmax, table
+from .routing import among, choices, gates_of, queue, run, share_of, shares, slope, softmax, table
 
 # ---------------------------------------------------------------- which experts, and which places
 
@@ -273,6 +273,8 @@ SIGNATURES = [
              math.ceil(factor * k * tokens / experts)),
     capacity("one place too many where the shares come out even: the next integer above, if it isn't one",
              lambda tokens, experts, k, factor: min(tokens, math.floor(factor * k * tokens / experts) + 1)),
+    capacity("a place at least, also where there are no tokens: never more places than tokens",
+             lambda tokens, experts, k, factor: max(1, share_of(tokens, experts, k, factor))),
     capacity("divided by k: each token makes k choices", lambda tokens, experts, k, factor:
              min(tokens, math.ceil(factor * tokens / experts / k))),
 
@@ -283,8 +285,8 @@ SIGNATURES = [
             choose=last_of_equals),
     chooses("the chosen experts stand in the order of their numbers, not of their logits (np.argpartition doesn't "
             "sort): the likeliest is the first choice, and queues first", choose=by_number),
-    chooses("a chosen expert's logit is set to 0 before the next choice; where logits are negative 0 is the greatest, "
-            "and it is chosen again. Set it to -inf", choose=masked_with(0.0)),
+    chooses("a chosen expert's logit is set to 0, or another finite number, before the next choice; where logits are "
+            "below that it is the greatest, and chosen again. Set it to -inf", choose=masked_with(0.0)),
 
     chooses("the queue goes token by token: a token's second choice stands before the next token's first. All first "
             "choices come before all second ones", line=lambda expert, experts: queue(expert, experts, token_by_token)),
@@ -305,7 +307,8 @@ SIGNATURES = [
              "to 1. Leave the others out before", probs=masked_after),
     anywhere("with k = 1 the softmax is over the one chosen expert: the gate is 1 whatever the logit is, and has no "
              "gradient. The router would never learn", probs=over(chosen_only)),
-    anywhere("what isn't chosen gets the logit 0, and exp(0) = 1 is a weight: it takes -inf", probs=zero_logits),
+    anywhere("what isn't chosen gets the logit 0, or another finite number, whose exp is a weight beside that of "
+             "logits as low: it takes -inf", probs=zero_logits),
     anywhere("the softmax is over the tokens: axis 1 is the experts'", probs=over_tokens),
     chooses("the gates are logits: they take a softmax", gates=raw),
     chooses("the gates are sigmoids, each expert by itself; asked for is a softmax", gates=sigmoids),

@@ -11,6 +11,8 @@ class Linear:
     weight  array (outputs, inputs)
     bias    array (outputs,)
 
+    All arrays that go in are of one dtype, float32 or float64, and so are those that come out.
+
     The layer keeps the arrays themselves: an optimizer writes into them, and the next forward sees it.
     """
 

@@ -26,7 +26,7 @@ def checkpointed(layers, x, ct, every):
     """The same numbers as store_all, with fewer arrays alive at once.
 
     every   a segment's length: of the layers' inputs only number 0, every, 2·every, … are kept; the last segment may be
-            shorter
+            shorter, and its inputs may stay until backward, which begins there
 
     No layer's forward runs more than twice. At any time at most one segment's inputs are alive beside the checkpoints.
     """

@@ -13,7 +13,8 @@ class Reducer:
     comm     the Communicator. comm.all_reduce(x, async_op=True) posts the sum of all ranks' x into x and returns at
              once; what it returns has wait(), and x may not be touched before that
     buckets  lists of parameter numbers, from cut_into_buckets; the same on all ranks
-    grads    list of arrays, one per parameter; backward writes this rank's gradients there
+    grads    list of arrays, one per parameter; backward writes this rank's gradients there. They have one dtype,
+             and travel in it
 
     Each pass: backward calls ready(i) for every parameter that it used, in an order that may differ from rank to rank;
     then finish(). Of a parameter that it hasn't used, grads[i] holds zeros.

@@ -29,7 +29,7 @@ def cut(x, placement, size):
 
 
 def join(parts, placement):
-    """The global array of which the ranks hold these parts; for "P" the parts are any addends."""
+    """The global array of which the ranks hold these parts, and of their dtype; for "P" the parts are any addends."""
     # begin with the question what one rank's part says of the whole, for each of the three kinds
     if placement == "R":
         return parts[0]

@@ -9,7 +9,7 @@ class Linear:
     def forward(self, x):
         self.saved = x
         weight, bias = self.params
-        y = np.empty((*x.shape[:-1], len(bias)))
+        y = np.empty((*x.shape[:-1], len(bias)), x.dtype)
         for at in np.ndindex(x.shape[:-1]):
             y[at] = weight.dot(x[at]) + bias
         return y

@@ -8,7 +8,7 @@ class Reducer:
     def __init__(self, comm, buckets, grads):
         self.comm, self.buckets, self.grads = comm, buckets, grads
         self.of = {i: k for k, bucket in enumerate(buckets) for i in bucket}
-        self.flats = [np.empty(sum(grads[i].size for i in bucket)) for bucket in buckets]
+        self.flats = [np.empty(sum(grads[i].size for i in bucket), grads[0].dtype) for bucket in buckets]
         self.counts, self.works = [len(bucket) for bucket in buckets], []
 
     def ready(self, i):

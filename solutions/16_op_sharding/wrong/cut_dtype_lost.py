@@ -1,4 +1,4 @@
-# 16.1: some parts are of float64
+# 16.1: right, but of float32 something of float64 is made
 import numpy as np
 
 

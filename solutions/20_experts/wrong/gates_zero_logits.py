@@ -1,4 +1,4 @@
-# 20.1: exp(0) = 1 is a weight: it takes -inf
+# 20.1: gets the logit 0, or another finite number
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 20.1: where logits are negative 0 is the greatest
+# 20.1: logit is set to 0, or another finite number
 import numpy as np
 
 

@@ -1,0 +1,15 @@
+# 07.3: on 3 ranks the last ones are left out
+import numpy as np
+
+
+def all_reduce(comm, x, broadcast):
+    received = np.empty_like(x)
+    distance = 1
+    while 2 * distance <= comm.size:
+        if comm.rank % (2 * distance) == distance:
+            comm.send(x, comm.rank - distance)
+        elif comm.rank % (2 * distance) == 0 and comm.rank + distance < comm.size:
+            comm.recv(received, comm.rank + distance)
+            x += received
+        distance *= 2
+    broadcast(comm, x, 0)

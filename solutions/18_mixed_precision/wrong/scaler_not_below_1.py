@@ -1,0 +1,80 @@
+# 18.2: the factor has a least or a greatest value
+"""18.2 The loss scaler.
+
+Gradients below 2⁻²⁵ are 0 in float16. The gradient of 65,536 · loss is 65,536 times as large, so: scale the loss,
+let backward run in float16, divide again in float32. The right factor is found by trying.
+"""
+
+import numpy as np
+
+
+class GradScaler:
+    """scale(loss), a backward pass, step(optimizer), update(): once each per step.
+
+    Each rank has some of the model's parameters (chapter 11), and of the gradient only what belongs to these. So all of
+    them take a step, or none does.
+
+    comm             the Communicator: comm.all_reduce(x, op) in place, op "sum" or "max"
+    init_scale       the factor to begin with
+    growth_factor    what it is multiplied by after growth_interval updates in a row without inf or NaN; then counting
+                     begins anew
+    backoff_factor   what it is multiplied by after a step with inf or NaN; counting begins anew as well
+    """
+
+    def __init__(self, comm, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
+        # begin with what must be known from step to step: the factor, and how many clean updates there were in a row.
+        # And within a step: whether the gradients have been divided, and whether any was inf or NaN
+        self.comm, self.growth_interval = comm, growth_interval
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.factor, self.clean, self.found = init_scale, 0, None
+
+    def get_scale(self):
+        """The factor, a float."""
+        # begin with the name under which you keep it
+        return self.factor
+
+    def scale(self, loss):
+        """The loss times the factor, a float32. loss: a float16 or float32 number; float16 ends at 65,504."""
+        # begin with the dtype in which the product is computed
+        return np.float32(loss) * np.float32(self.factor)
+
+    def unscale_(self, optimizer):
+        """Divide the gradients, and find out whether all are finite, on all ranks. Collective; one small message.
+
+        optimizer  its `grads` is this rank's list of float16 arrays, as backward left them: times the factor. In their
+                   places come float32 arrays, divided; what those are where something is inf or NaN is the same to us.
+                   A rank may have no array at all
+
+        Whoever clips calls it before the step, at most once between two updates. RuntimeError the second time, before
+        anything is changed.
+        """
+        # begin with the second call. Then two questions of each array: is all of it finite? And in which dtype is it to
+        # be divided? The ranks' answers become one
+        if self.found is not None:
+            raise RuntimeError("unscale_ was called twice since the last update: the gradients are divided already")
+        bad = np.zeros(1)
+        for i, grad in enumerate(optimizer.grads):
+            if not np.isfinite(grad).all():
+                bad[0] = 1
+            optimizer.grads[i] = grad.astype(np.float32) / np.float32(self.factor)
+        self.comm.all_reduce(bad, "max")
+        self.found = bad[0] > 0
+
+    def step(self, optimizer):
+        """optimizer.step(), on divided gradients, on all ranks; or on none, if any rank's had inf or NaN."""
+        # begin with gradients that nobody has divided yet
+        if self.found is None:
+            self.unscale_(optimizer)
+        if not self.found:
+            optimizer.step()
+
+    def update(self):
+        """At the end of the step: let the factor shrink, stay or grow."""
+        # begin with a step that was left out; and leave all ready for the next one
+        if self.found:
+            self.factor, self.clean = max(self.factor * self.backoff_factor, 1.0), 0
+        else:
+            self.clean += 1
+            if self.clean == self.growth_interval:
+                self.factor, self.clean = self.factor * self.growth_factor, 0
+        self.found = None
