@@ -3,7 +3,7 @@
     mpirun -n 4 python examples/diloco.py                               # on the digits; 20 seconds
     mpirun -n 2 python examples/diloco.py --every 5,20,100 --overlap 8 --mix 1
     mpirun -n 4 python examples/diloco.py --bandwidth 1000 --latency 1  # a faster link: less to gain
-    mpirun -n 4 python examples/diloco.py --out runs/diloco/link.png    # accuracy against seconds
+    mpirun -n 4 python examples/diloco.py --out runs/diloco             # accuracy against seconds
 
 All ways see the same samples in equally many steps, each worker its share of every batch. Bytes and messages are
 counted; time is simulated: a step takes --compute, a message --latency and what --bandwidth makes of its bytes, one
@@ -25,7 +25,7 @@ from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import E3M0
-from minitorch_dist.viz.models import save
+from minitorch_dist.viz.figure import drawn
 
 RANGES = {
     program.AT_LEAST_1: ("steps", "batch_size", "fragments"),
@@ -66,7 +66,7 @@ def parse(argv):
     p.add_argument("--hidden", default="64,64", help="widths of the hidden layers, comma-separated")
     p.add_argument("--lr", type=float, default=1e-3, help="of AdamW, in every worker")
     p.add_argument("--seed", type=int, default=0, help="of initial values and order")
-    p.add_argument("--out", type=Path, help="a picture of accuracy against seconds")
+    p.add_argument("--out", type=Path, help="folder for a picture of accuracy against seconds")
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
     args.widths = p.widths(args.hidden)
@@ -147,7 +147,7 @@ def row(name, found):
 
 def picture(found, path):
     """Accuracy against virtual seconds."""
-    def draw(figure):
+    with drawn(path, (8, 4.5)) as figure:
         axes = figure.subplots()
         for name, result in found.items():
             axes.plot(*xp.array(result.curve).T, label=name, lw=1.6)
@@ -155,7 +155,6 @@ def picture(found, path):
         axes.set_ylabel("test accuracy, %")
         axes.set_xscale("log")
         axes.legend(loc="lower right")
-    save(draw, path, (8, 4.5))
 
 
 def main(argv=None):
@@ -176,8 +175,9 @@ def main(argv=None):
             if world.rank == 0:
                 print(row(name, found[name]), flush=True)
     if args.out and world.rank == 0:
-        picture(found, args.out)
-        print(f"accuracy against seconds: {args.out}")
+        path = args.out / "accuracy.png"
+        picture(found, path)
+        print(f"accuracy against seconds: {path}")
     return 0
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import data, ledger, nn, optim, program, training
 from minitorch_dist.compress.float8 import RECIPES, convert_to_float8_training
-from minitorch_dist.viz.models import save
+from minitorch_dist.viz.figure import drawn
 
 RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
 SCALES = (0, 8, 16, 24, 32)         # powers of 2
@@ -102,8 +102,7 @@ def row(low, power, found, exact):
 def draw(gradients, lost, path):
     """Exponents of gradients (float32, without zeros), as they are and times 2^16, beside float16's range."""
     exponents = np.log2(np.abs(gradients))
-
-    def panels(figure):
+    with drawn(path, (8, 5.5)) as figure:
         for axes, power in zip(figure.subplots(2, 1, sharex=True, sharey=True), (0, 16), strict=True):
             axes.axvspan(SMALLEST, NORMAL, color="#f4a259", alpha=0.25, lw=0, label="subnormal: fewer than 11 bits")
             axes.axvspan(NORMAL, LARGEST, color="#5b8e7d", alpha=0.2, lw=0, label="float16")
@@ -112,7 +111,6 @@ def draw(gradients, lost, path):
             axes.set_ylabel("gradients")
         axes.set_xlabel("log2 of a gradient of the first layer")
         axes.legend(loc="upper left")
-    save(panels, path, (8, 5.5))
 
 
 def main(argv=None):

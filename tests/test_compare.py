@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import viz
+from minitorch_dist.viz.curves import binned
 
 ROOT = Path(__file__).parents[1]
 LOSSES = [2.5, 1.25, 0.75, 0.5, 0.375]
@@ -208,6 +209,6 @@ def test_odd_curves_can_be_drawn(write, tmp_path, losses, tolerance):
 
 def test_bins_keep_the_mean_and_the_largest_and_lie_alike():
     steps = np.arange(3, 12)                                       # bins of 4: 3 4 | 5 6 7 8 | 9 10 11
-    at, means = viz._binned(steps, steps * 1.0, 4, np.add)
+    at, means = binned(steps, steps * 1.0, 4, np.add)
     assert at.tolist() == [3, 5, 9] and means.tolist() == [3.5, 6.5, 10.0]
-    assert viz._binned(steps, steps * 1.0, 4, np.maximum)[1].tolist() == [4.0, 8.0, 11.0]
+    assert binned(steps, steps * 1.0, 4, np.maximum)[1].tolist() == [4.0, 8.0, 11.0]

@@ -13,8 +13,8 @@ LAYERS = [(784 * 24, 24), (24 * 10, 10)]
 
 
 def test_the_table(tmp_path):
-    n, picture = 2, tmp_path / "link.png"
-    said = crews.launch([PROGRAM, *FLAGS, "--out", picture], n, limit=60).check().stdout[0]
+    n, picture = 2, tmp_path / "runs" / "accuracy.png"
+    said = crews.launch([PROGRAM, *FLAGS, "--out", picture.parent], n, limit=60).check().stdout[0]
     lines = said.splitlines()
     rows = {line[:18].strip(): [float(cell.replace(",", "")) for cell in line[18:].split()] for line in lines[3:8]}
     assert list(rows) == ["data parallel", "DiLoCo, H=4", "DiLoCo, H=10", "streaming, H=10", "and in 4 bits"]
@@ -36,7 +36,7 @@ def test_the_table(tmp_path):
         hidden = 8 * max(0, first - 0.06) + 7 * max(0, second - 0.06)
         assert rows[name][3] == pytest.approx(hidden + second + first, abs=0.051)
     assert all(row[5] > 70 for row in rows.values())
-    assert picture.stat().st_size > 10_000
+    assert picture.stat().st_size > 10_000 and said.endswith(f": {picture}\n")
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -116,7 +116,8 @@ def test_narayanans_flops():
     s, h, layers, batch, v = 2048, 12288, 96, 1536, 51200
     model = GPT(layers, h, 96, v, s)
     wanted = 96 * batch * s * layers * h ** 2 * (1 + s / (6 * h) + v / (16 * layers * h))
-    assert model.step_flops(batch * s, s, checkpointing=True) == pytest.approx(wanted, rel=1e-12)
+    alone = rank_of(Job(model, batch=batch, time=s, checkpointing=True), 0)
+    assert alone.flops == pytest.approx(wanted, rel=1e-12)
     job = Job(replace(model, tied=False), dp=2, tp=8, pp=4, batch=batch, time=s, micro_batches=8, checkpointing=True)
     shares = [rank.flops for rank in plan(job, V100).ranks]
     assert 16 * sum(shares) == pytest.approx(wanted, rel=1e-12) and shares[3] > shares[2] == shares[0]
@@ -177,7 +178,7 @@ def test_buckets_are_the_librarys():
 @pytest.mark.parametrize("experts, k", [(0, 1), (4, 1), (6, 3)])
 def test_flops_are_the_models(experts, k):
     sizes, tokens = replace(SMALL, experts=experts, top_k=k), np.zeros((5, 11), int)
-    assert sizes.step_flops(55, 11) == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
+    assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
 def test_flops_of_micro_batches_are_the_models():

@@ -63,6 +63,8 @@ class Checkpoints:
     def save(self, step, model, optimizer=None, **facts):
         """Write the checkpoint of a step, then delete those that are one too many. See save, the function. ValueError
         where the folder has some of later steps: the newest would be none of this run's."""
+        if step < 0:
+            raise ValueError(f"Checkpoints.save: step={step}; the steps that were done are 0 or more")
         first = self.comm is None or self.comm.rank == 0
         together(self.comm, lambda: self._tidy(step) if first else None)
         save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm)

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..autodiff.primitive import lower
 from ..nn.module import Module
-from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
+from ..parallel.wrapping import annotated
 
 
 class Place(NamedTuple):
@@ -34,6 +34,24 @@ class Layout:
 
     shape: tuple
     pieces: tuple
+
+    def ends(self):
+        """Where its ranges of elements begin and end: those of boxes with one side."""
+        return {end for box, _ in self.pieces if len(box) == 1 for end in box[0]}
+
+    def cut_at(self, ends):
+        """The same Layout with its ranges of elements in smaller pieces, which end wherever one of `ends` is inside."""
+        pieces = []
+        for box, place in self.pieces:
+            inside = [end for end in sorted(ends) if box[0][0] < end < box[0][1]] if len(box) == 1 else ()
+            if not inside:
+                pieces.append((box, place))
+                continue
+            (first, last), = box
+            shift = place.index[0].start - first
+            pieces += [(((start, stop),), place._replace(index=(slice(shift + start, shift + stop),)))
+                       for start, stop in itertools.pairwise([first, *inside, last])]
+        return Layout(self.shape, tuple(pieces))
 
 
 def layouts(model):
@@ -131,45 +149,25 @@ def _in_row(shape, row, start, stop):
     return [((row, row + 1), *box) for box in boxes_of(shape[1:], start, stop)]
 
 
-def refined(layout, ends):
-    """The Layout with pieces that end wherever one of `ends` is inside of them, where boxes have one side."""
-    pieces = []
-    for box, place in layout.pieces:
-        if len(parts := cut_at(box, ends)) == 1:
-            pieces.append((box, place))
-            continue
-        first = place.index[0].start - box[0][0]
-        pieces += [(part, place._replace(index=(slice(first + start, first + stop),)))
-                   for part in parts for start, stop in part]
-    return Layout(layout.shape, tuple(pieces))
-
-
-def cut_at(box, ends):
-    """[box] of a box with one side that is cut at each of some ends inside of it; of any other, itself."""
-    if len(box) != 1:
-        return [box]
-    (start, stop), = box
-    return [(side,) for side in itertools.pairwise([start, *(end for end in sorted(ends) if start < end < stop), stop])]
+def chunks_of(model):
+    """[Module]: a pipeline's chunks, or the one model."""
+    return [model] if isinstance(model, Module) else model
 
 
 def named_arrays(model):
     """[(name, this rank's array)] of all parameters and buffers."""
-    if not isinstance(model, Module):
-        return [pair for chunk in model for pair in named_arrays(chunk)]
-    return [(name, lower(value)) for name, value in (*model.named_parameters(), *model.named_buffers())]
+    return [(name, lower(value)) for chunk in chunks_of(model)
+            for name, value in (*chunk.named_parameters(), *chunk.named_buffers())]
 
 
-def named_buffers(model):
-    """{name: this rank's array} of the buffers alone."""
-    if not isinstance(model, Module):
-        return {name: array for chunk in model for name, array in named_buffers(chunk).items()}
-    return {name: lower(value) for name, value in model.named_buffers()}
+def buffer_names(model):
+    """{name} of the buffers alone."""
+    return {name for chunk in chunks_of(model) for name, _ in chunk.named_buffers()}
 
 
 def optimizer_names(model, optimizer):
     """The name of each of the optimizer's parameters, in its order, per group. ValueError where one is no model's."""
-    chunks = [model] if isinstance(model, Module) else model
-    names = {id(p): name for chunk in chunks for name, p in chunk.named_parameters()}
+    names = {id(p): name for chunk in chunks_of(model) for name, p in chunk.named_parameters()}
     try:
         return [[names[id(p)] for p in group["params"]] for group in optimizer.groups]
     except KeyError:

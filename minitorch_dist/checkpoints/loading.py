@@ -10,10 +10,9 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import as_dtype, dtype_code, to_device_of
 from ..comm.together import gathered, together
-from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
 from .index import CheckpointError, Index, key
-from .layout import named_arrays, optimizer_names, piece_of, state_of
+from .layout import chunks_of, named_arrays, optimizer_names, piece_of, state_of
 
 
 def load(path, model, optimizer=None, comm=None, verify=True):
@@ -39,7 +38,7 @@ def load(path, model, optimizer=None, comm=None, verify=True):
         mine = list(index.files.items())[rank::ranks]
         together(comm, lambda: [check_file(path / name, facts) for name, facts in mine])
     values = together(comm, lambda: read_all(path, index, arrays))
-    for chunk in [model] if isinstance(model, Module) else model:
+    for chunk in chunks_of(model):
         (chunk.forget_step if getattr(chunk, "done", 0) else chunk.zero_grad)()
     write_model(model, values)
     if optimizer is not None:
@@ -49,7 +48,7 @@ def load(path, model, optimizer=None, comm=None, verify=True):
 
 def check_ungathered(model):
     """RuntimeError for a model that is inside gathered() in stage 3: its values there would stay the old ones."""
-    for chunk in [model] if isinstance(model, Module) else model:
+    for chunk in chunks_of(model):
         if isinstance(chunk, FullySharded) and chunk.values.held > chunk.keeping:
             raise RuntimeError("a checkpoint can't be loaded inside gathered(), whose values would stay as they were: "
                                "end that block before")
@@ -186,7 +185,7 @@ def write_model(model, values):
     for name, array in named_arrays(model):
         array[...] = to_device_of(values[f"model.{name}"], array)
         wrote(array, "loading a checkpoint")
-    for chunk in [model] if isinstance(model, Module) else model:
+    for chunk in chunks_of(model):
         if isinstance(chunk, FullySharded):
             chunk.stale = True      # stages 1 and 2: what was gathered from the other ranks
 

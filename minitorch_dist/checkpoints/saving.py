@@ -1,7 +1,6 @@
 """Writing a checkpoint: every rank its share, and a name when all of it is on disk."""
 
 import errno
-import itertools
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from ..backend import STORED, dtype_code, to
 from ..comm.together import gathered, together
 from ..launch_env import launched_rank
 from .index import INDEX, Index, key, number
-from .layout import cut_at, named_buffers, piece_of, refined, state_of
+from .layout import buffer_names, piece_of, state_of
 
 
 def save(path, model, optimizer=None, facts=None, comm=None):
@@ -34,16 +33,11 @@ def save(path, model, optimizer=None, facts=None, comm=None):
     partial = path.with_name(f".{path.name}.partial{of_group(comm)}")
     arrays, about = state_of(model, optimizer)
     together(comm, lambda: check_savable(arrays, facts or {}))
-    held = gathered(comm, [(name, layout.shape, dtype_code(array.dtype), [box for box, _ in layout.pieces])
-                           for name, (layout, array) in arrays.items()])
-    ends = ends_of(held)
-    everybodys = [[(*kind, [part for box in boxes for part in cut_at(box, ends[kind[0]])]) for *kind, boxes in theirs]
-                  for theirs in held]
-    arrays = {name: (refined(layout, ends[name]), array) for name, (layout, array) in arrays.items()}
-    buffers = {f"model.{name}" for name in named_buffers(model)}
-    index = Index.planned(everybodys, first=set().union(*gathered(comm, buffers)))
+    arrays = cut_alike(comm, arrays)
+    buffers = {f"model.{name}" for name in buffer_names(model)}
+    index = Index.planned(gathered(comm, described(arrays)), first=set().union(*gathered(comm, buffers)))
     index.optimizer, index.facts = merged(gathered(comm, about)), facts or {}
-    check_alike(comm, {name: held for name, held in arrays.items()
+    check_alike(comm, {name: array for name, array in arrays.items()
                        if name.startswith("model.") and name not in buffers})
     together(comm, lambda: begin(path, partial) if rank == 0 else None)
     file = f"rank-{rank}.safetensors"
@@ -58,14 +52,21 @@ def save(path, model, optimizer=None, facts=None, comm=None):
         raise
 
 
-def ends_of(held):
-    """{name: where any rank's range of its elements ends}. held: [[(name, …, [box])]] of each rank. Beside tensor
-    parallelism's unequal parts fully_shard's pieces of the same parameter begin and end elsewhere on each of its
-    ranks."""
+def cut_alike(comm, arrays):
+    """The same {name: (Layout, array)}, with ranges of elements that end wherever another rank's do: so that what
+    several ranks hold are the same pieces. (Beside tensor parallelism's unequal parts fully_shard's pieces of a
+    parameter begin and end elsewhere on each of its ranks.)"""
     ends = defaultdict(set)
-    for name, *_, boxes in itertools.chain(*held):
-        ends[name].update(end for box in boxes if len(box) == 1 for end in box[0])
-    return ends
+    for theirs in gathered(comm, {name: layout.ends() for name, (layout, _) in arrays.items()}):
+        for name, own in theirs.items():
+            ends[name] |= own
+    return {name: (layout.cut_at(ends[name]), array) for name, (layout, array) in arrays.items()}
+
+
+def described(arrays):
+    """What Index.planned must know of a rank's {name: (Layout, array)}: [(name, whole shape, dtype, [box])]."""
+    return [(name, layout.shape, dtype_code(array.dtype), [box for box, _ in layout.pieces])
+            for name, (layout, array) in arrays.items()]
 
 
 def of_group(comm):

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .mpi import INTERNAL_TAG
 from .reduction import cut
 
 
@@ -170,27 +171,27 @@ def group(ends, me, distance):
 
 
 class Wire:
-    """Send and receive of a communicator, counted by its ledger, apart from the messages of its users."""
+    """Send and receive of a communicator, counted by its ledger, apart from the messages of its users. ValueError for
+    what is no rank, or the calling one, and for an array that isn't C-contiguous."""
 
-    def __init__(self, communicator, send, recv):
-        self.rank, self.size = communicator.rank, communicator.size
-        self._send, self._recv = send, recv
+    def __init__(self, communicator):
+        self.rank, self.size, self._comm = communicator.rank, communicator.size, communicator
 
     def send(self, x, to):
         """Send x, and return when it may be overwritten."""
-        self._send("send", x, to, False)
+        self._comm._send("send", x, to, INTERNAL_TAG)
 
     def recv(self, x, source):
         """Receive into x."""
-        self._recv("recv", x, source, False)
+        self._comm._recv("recv", x, source, INTERNAL_TAG)
 
     def isend(self, x, to):
         """Begin to send x; the Work's wait() returns when it may be overwritten."""
-        return self._send("isend", x, to, True)
+        return self._comm._send("isend", x, to, INTERNAL_TAG)
 
     def irecv(self, x, source):
         """Begin to receive into x; it is there after the Work's wait()."""
-        return self._recv("irecv", x, source, True)
+        return self._comm._recv("irecv", x, source, INTERNAL_TAG)
 
     def exchange(self, leaving, to, arriving, source):
         """Send and receive at the same time."""

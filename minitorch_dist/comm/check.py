@@ -56,9 +56,19 @@ def rank(call, name, value, size, own=None):
         raise ValueError(f"{call}: {name}={value} is the calling rank itself; copy the array instead")
 
 
+def of_bytes(call, name, x):
+    """x is a 1-d array of bytes."""
+    array(call, name, x)
+    if x.dtype != np.uint8 or x.ndim != 1:
+        raise TypeError(f"{call}: {name} is {x.dtype}{list(x.shape)}; it must be bytes, uint8 and 1-d: pass "
+                        f"{name}.reshape(-1).view(np.uint8)")
+
+
 def tag(call, value):
+    """`value`, if it is a tag that users have."""
     if not isinstance(value, (int, np.integer)) or not 0 <= value < INTERNAL_TAG:
         raise ValueError(f"{call}: tag={value!r}; tags are 0 to {INTERNAL_TAG - 1}")
+    return value
 
 
 def parts(call, whole_name, whole, part_name, part, size, own):
@@ -81,16 +91,21 @@ def one_device(call, a_name, a, b_name, b):
         raise ValueError(f"{call}: {a_name} lives on {device_of(a)} and {b_name} on {device_of(b)}; move one of them")
 
 
-def exchange(out, x, send_counts, recv_counts, size):
-    """The row counts of an all_to_all, as two lists: as given, or equal parts."""
+def exchange(out, x, send_counts, recv_counts, size, own):
+    """The row counts of an all_to_all, as two lists: as given, or equal parts. That they fit those of the other ranks
+    is for mismatch.Counts to check."""
     if out.dtype != x.dtype or out.shape[1:] != x.shape[1:] or x.ndim == 0 or out.ndim == 0:
         raise ValueError(f"all_to_all: x is {x.dtype}{list(x.shape)} and out {out.dtype}{list(out.shape)}; "
                          f"they must agree in dtype and in all axes but the first")
     one_device("all_to_all", "out", out, "x", x)
     if np.may_share_memory(out, x):
         raise ValueError("all_to_all: out and x overlap; give it an array of its own")
-    return (_row_counts("send_counts", send_counts, "x", x, size),
-            _row_counts("recv_counts", recv_counts, "out", out, size))
+    send_counts = _row_counts("send_counts", send_counts, "x", x, size)
+    recv_counts = _row_counts("recv_counts", recv_counts, "out", out, size)
+    if send_counts[own] != recv_counts[own]:
+        raise ValueError(f"all_to_all: of x's {len(x)} rows rank {own} sends itself {send_counts[own]}, but of out's "
+                         f"{len(out)} rows {recv_counts[own]} are for them; the two must be equal")
+    return send_counts, recv_counts
 
 
 def _row_counts(counts_name, counts, name, rows, size):

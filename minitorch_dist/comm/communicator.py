@@ -16,14 +16,13 @@ from .algorithms import ALGORITHMS, Wire, named
 from .device import OnDevices, down, up
 from .local import LocalEngine, aligned_zeros
 from .messages import Messages
-from .mpi import INTERNAL_TAG, Deferred
 from .nodes import NodesWindow
 from .objects import Objects
 from .reduction import OPS, WIRE_BYTES, cut, scatter_along_tree
 from .shared import Repeated, Request, Window
 from .state import Call, Like, state
 from .where import caller
-from .work import Work, timeline_detail
+from .work import Deferred, Work, timeline_detail
 
 ENGINES = ("auto", "mpi", "shared")
 
@@ -129,11 +128,9 @@ class Communicator(Messages, Objects, OnDevices):
             check.exact("all_reduce", op, self.size)
         algorithm = self._algorithm if algorithm is None else named(algorithm)
         check.algorithm(algorithm, (*ENGINES, *ALGORITHMS))
-        call = Call(self, "all_reduce", x, None)
-        detail = op + (" exact" if exact else "") + ("" if algorithm == "auto" else f" by {name_of(algorithm)}") + \
-            (f", {what}" if what else "")
-        key = "all_reduce", x.dtype, x.shape, detail
-        self._begin(call)
+        by = "" if algorithm == "auto" else f" by {name_of(algorithm)}"
+        detail = op + " exact" * exact + by + (f", {what}" if what else "")
+        call, key = self._begin("all_reduce", x, None, detail)
         place = self._place(x) if algorithm in ("auto", "shared") else None
         if place is not None and (self._window.keeps_tree or not exact):
             self._count_bytes("all_reduce", *self._window.sent(x))
@@ -162,10 +159,8 @@ class Communicator(Messages, Objects, OnDevices):
             self._by_hand(host, op, algorithm, False)
             up(host, x)
         elif self.size > 1:
-            wire = Wire(self, lambda call, x, to, post: self._send_unchecked(call, x, to, INTERNAL_TAG, post),
-                        lambda call, x, source, post: self._recv_unchecked(call, x, source, INTERNAL_TAG, post))
             function = algorithm if callable(algorithm) else ALGORITHMS[algorithm].function
-            function(wire, x.reshape(-1), OPS[op])
+            function(Wire(self), x.reshape(-1), OPS[op])
             if op == "mean":
                 np.divide(x, self.size, out=x)
         return None
@@ -175,8 +170,7 @@ class Communicator(Messages, Objects, OnDevices):
         check.array("reduce", "x", x, written=self.rank == dst)
         check.rank("reduce", "dst", dst, self.size)
         check.reduction("reduce", x, op)
-        call, key = Call(self, "reduce", x, dst), ("reduce", x.dtype, x.shape, f"{op}, dst={dst}")
-        self._begin(call)
+        call, key = self._begin("reduce", x, dst, f"{op}, dst={dst}")
         self._count("reduce", 0 if self.rank == dst else x.nbytes)
         place, key = self._piece(x, key)
         work = None if place is None else self._window.reduce(x, place, dst, op)
@@ -194,9 +188,7 @@ class Communicator(Messages, Objects, OnDevices):
         check.parts("reduce_scatter", "x", x, "out", out, self.size, self.rank)
         if exact:
             check.exact("reduce_scatter", op, self.size)
-        detail = op + " exact" * exact + (f", {what}" if what else "")
-        call, key = Call(self, "reduce_scatter", x, None), ("reduce_scatter", x.dtype, x.shape, detail)
-        self._begin(call)
+        call, key = self._begin("reduce_scatter", x, None, op + " exact" * exact + (f", {what}" if what else ""))
         place, key = self._piece(x, key)
         by_tree = exact and self.size > 1 and (place is None or not self._engine.on_one_node)
         work = None if place is None or by_tree else self._window.reduce_scatter(out, x, place, op)
@@ -218,8 +210,7 @@ class Communicator(Messages, Objects, OnDevices):
         check.array("all_gather", "out", out, written=True)
         check.array("all_gather", "x", x)
         check.parts("all_gather", "out", out, "x", x, self.size, self.rank)
-        call, key = Call(self, "all_gather", x, None), ("all_gather", x.dtype, x.shape, what)
-        self._begin(call)
+        call, key = self._begin("all_gather", x, None, what)
         place, key = self._piece(out, key)
         work = None if place is None else self._window.all_gather(out, place, x)
         across = self._window.across if work else 0
@@ -233,8 +224,7 @@ class Communicator(Messages, Objects, OnDevices):
         if self.rank == dst:
             check.array("gather", "out", out, written=True)
             check.parts("gather", "out", out, "x", x, self.size, self.rank)
-        call, key = Call(self, "gather", x, dst), ("gather", x.dtype, x.shape, f"dst={dst}")
-        self._begin(call)
+        call, key = self._begin("gather", x, dst, f"dst={dst}")
         self._count("gather", 0 if self.rank == dst else x.nbytes)
         return self._run(call, key, (x, out), async_op, start=lambda: self._engine_of(x).gather(out, x, dst, async_op))
 
@@ -245,8 +235,7 @@ class Communicator(Messages, Objects, OnDevices):
         if self.rank == src:
             check.array("scatter", "x", x)
             check.parts("scatter", "x", x, "out", out, self.size, self.rank)
-        call, key = Call(self, "scatter", out, src), ("scatter", out.dtype, out.shape, f"src={src}")
-        self._begin(call)
+        call, key = self._begin("scatter", out, src, f"src={src}")
         self._count("scatter", x.nbytes if self.rank == src else 0, out.nbytes if self.rank == src else 0)
         return self._run(call, key, (out, x), async_op, lambda: self._engine_of(out).scatter(out, x, src, async_op))
 
@@ -254,35 +243,40 @@ class Communicator(Messages, Objects, OnDevices):
         """Rank i's j-th part of x becomes rank j's i-th part of out.
 
         The parts are `send_counts` rows of x and `recv_counts` rows of out (along the first axis, one number per
-        rank); without counts they are equal. what: a name for what x is, which must be the same on all ranks.
+        rank); without counts they are equal. What i sends j must be what j has room for: MismatchError on all ranks.
+        what: a name for what x is, which must be the same on all ranks.
         """
         check.array("all_to_all", "out", out, written=True)
         check.array("all_to_all", "x", x)
         equal = send_counts is None and recv_counts is None
-        send_counts, recv_counts = check.exchange(out, x, send_counts, recv_counts, self.size)
-        call = Call(self, "all_to_all", x, None)
-        detail = ", ".join(filter(None, (None if equal else "counts", what)))
-        key = "all_to_all", x.dtype, x.shape if equal else ("rows", *x.shape[1:]), detail
-        self._begin(call)
+        send_counts, recv_counts = check.exchange(out, x, send_counts, recv_counts, self.size, self.rank)
+        call, key = self._begin("all_to_all", x, None, ", ".join(filter(None, ("" if equal else "counts", what))))
+        if not equal:       # each rank has rows of its own
+            key = (*key[:2], ("rows", *x.shape[1:]), key[3])
         self._count("all_to_all", x.nbytes, x.nbytes * send_counts[self.rank] // max(len(x), 1))
-        return self._run(call, key, (x, out), async_op,
-                         start=lambda: self._engine_of(x).all_to_all(out, x, send_counts, recv_counts, async_op))
+
+        def start():
+            if equal or self._check is None:
+                return self._engine_of(x).all_to_all(out, x, send_counts, recv_counts, async_op)
+            counts = mismatch.Counts(self._engine, self.name, send_counts, recv_counts)
+            if not async_op:
+                counts.meet()
+            request = self._engine_of(x).all_to_all(out, x, send_counts, recv_counts, async_op)
+            return mismatch.Checked(counts, None, request) if async_op else None
+        return self._run(call, key, (x, out), async_op, start)
 
     def broadcast(self, x, src=0, async_op=False):
         """x becomes rank src's x, in place."""
         check.array("broadcast", "x", x, written=self.rank != src)
         check.rank("broadcast", "src", src, self.size)
-        call, key = Call(self, "broadcast", x, src), ("broadcast", x.dtype, x.shape, f"src={src}")
-        self._begin(call)
+        call, key = self._begin("broadcast", x, src, f"src={src}")
         self._count("broadcast", x.nbytes if self.rank == src else 0)
         return self._run(call, key, (x,), async_op, start=lambda: self._engine_of(x).broadcast(x, src, async_op))
 
     def barrier(self):
         """Return when all ranks have come here."""
-        call = Call(self, "barrier", None, None)
-        self._begin(call)
+        call, key = self._begin("barrier")
         self._count("barrier", 0)
-        key = "barrier", None, None, None
         if self._window is None or not self._engine.on_one_node:
             self._run(call, key, (None,), False, start=self._engine.barrier)
         else:
@@ -334,10 +328,12 @@ class Communicator(Messages, Objects, OnDevices):
         place = self._place(x)
         return place, key if place is None else mismatch.of_piece(key, place)
 
-    def _begin(self, call):
-        refuse_in_graph(call.op)
+    def _begin(self, op, x=None, peer=None, detail=None):
+        """The hooks hear of an operation: (its Call, the key by which the ranks compare it)."""
+        refuse_in_graph(op)
         for hook in self.hooks:
-            hook.before(call.op, call.x, call.peer)
+            hook.before(op, x, peer)
+        return Call(self, op, x, peer), (op, None, None, detail) if x is None else (op, x.dtype, x.shape, detail)
 
     def _count(self, op, nbytes, share=None, formula=None):
         if ledger.open_ledgers or self.hooks:

@@ -14,6 +14,7 @@ import platform
 import numpy as np
 
 from .. import backend
+from .work import Then
 
 
 def choose(engine):
@@ -162,27 +163,6 @@ class Staged:
     def recv(self, x, src, tag, async_op=False):
         host = pinned(x)
         return self._finish(self.engine.recv(host, src, tag, async_op), async_op, (host, x))
-
-
-class Then:
-    """A posted operation of the host's engine, and what is left to do when it has completed."""
-
-    def __init__(self, request, then):
-        self.request, self.then = request, then
-
-    def test(self):
-        """True once finished; never waits for another rank."""
-        return self._finish(self.request.test())
-
-    def wait(self, timeout=None):
-        """Finish it. False if that took more than `timeout` seconds."""
-        return self._finish(self.request.wait(timeout))
-
-    def _finish(self, completed):
-        if completed and self.then is not None:
-            then, self.then = self.then, None
-            then()
-        return completed
 
 
 # ---------------------------------------------------------------- MPI itself

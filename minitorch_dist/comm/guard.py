@@ -68,14 +68,26 @@ def stall_seconds():
 
 
 class Guard:
-    """Hooks into every way in which a Python process ends."""
+    """Hooks into every way in which a Python process ends.
+
+    engine         the world's, from start() on
+    lines, mine    {world rank: its words} of this node's ranks, and this rank's own; none where they share no memory
+    limit          seconds that a wait may take; None: no limit
+    pid            of the process that is the rank: one that it has forked isn't guarded
+    wakeup         a file that becomes readable when a signal has come
+    exit_ends_job  (status, message) of the exit by which the program seems to end; None: not by one that ends the job
+    seen_missing   {rank: when a call that doesn't wait has first missed it}; next_look: when to look again
+    end_process    os._exit, as it was before the guard's own
+    has_begun, ending   whether the hooks are set; whether this rank joins the others only to end the job
+    watched        the stderr whose flush tells that the main program has ended
+    """
 
     def __init__(self, rank, size, join):
         """join(): comm.world, which makes the engine and calls start(engine)."""
         self.rank, self.size, self.join = rank, size, join
         self.engine, self.lines, self.mine, self.wakeup = None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
-        self.next_look, self.seen_missing = 0.0, {}     # rank -> when a call that doesn't wait has first missed it
+        self.next_look, self.seen_missing = 0.0, {}
         self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
 
     def begin(self):

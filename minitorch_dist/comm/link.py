@@ -75,7 +75,11 @@ class SimulatedLink:
 
     def after(self, op, x, peer):
         """It has been waited for: time passes until it is due. One that was posted before the link was there is."""
-        if self.due[op, id(x)]:
-            late = self.due[op, id(x)].popleft() - self.clock()
-            if late > 0:
-                self.clock.sleep(late)
+        if (op, id(x)) not in self.due:
+            return
+        waiting = self.due[op, id(x)]
+        late = waiting.popleft() - self.clock()
+        if not waiting:
+            del self.due[op, id(x)]
+        if late > 0:
+            self.clock.sleep(late)

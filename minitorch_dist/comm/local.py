@@ -2,13 +2,15 @@
 
 import numpy as np
 
+CACHE_LINE = 64     # bytes
 
-def aligned_zeros(shape, dtype, alignment=64):
-    """A C-contiguous array of zeros whose first byte lies on a multiple of `alignment` bytes (a cache line)."""
+
+def aligned_zeros(shape, dtype):
+    """A C-contiguous array of zeros whose first byte is a cache line's."""
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(nbytes + alignment, np.uint8)
-    first = -raw.ctypes.data % alignment
+    raw = np.zeros(nbytes + CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
     return raw[first:first + nbytes].view(dtype).reshape(shape)
 
 

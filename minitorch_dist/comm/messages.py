@@ -18,19 +18,19 @@ class Messages:
 
     def send(self, x, dst, tag=0):
         """Send x to rank dst, who calls recv with the same tag, shape and dtype. May return before it has."""
-        self._send("send", x, dst, tag, False)
+        self._send("send", x, dst, check.tag("send", tag))
 
     def isend(self, x, dst, tag=0):
         """Post a send; a Work."""
-        return self._send("isend", x, dst, tag, True)
+        return self._send("isend", x, dst, check.tag("isend", tag))
 
     def recv(self, x, src, tag=0):
         """Receive rank src's message with this tag into x. RuntimeError if it has another number of bytes."""
-        self._recv("recv", x, src, tag, False)
+        self._recv("recv", x, src, check.tag("recv", tag))
 
     def irecv(self, x, src, tag=0):
         """Post a receive; a Work."""
-        return self._recv("irecv", x, src, tag, True)
+        return self._recv("irecv", x, src, check.tag("irecv", tag))
 
     def isend_parts(self, parts, dst):
         """Post a message of several arrays of bytes (uint8, 1-d, of any lengths), the first of which should be short;
@@ -44,11 +44,11 @@ class Messages:
         """
         check.rank("isend_parts", "dst", dst, self.size, own=self.rank)
         for i, part in enumerate(parts):
-            check.array("isend_parts", f"parts[{i}]", part)
+            check.of_bytes("isend_parts", f"parts[{i}]", part)
         sizes = np.array([len(parts), *(part.nbytes for part in parts)], np.int64)
         envelope = np.concatenate([sizes.view(np.uint8), parts[0]])
-        return [self._isend_counted("envelope", envelope, dst, ENVELOPE),
-                *(self._isend_counted("send", part, dst, PART) for part in parts[1:])]
+        return [self._send("isend", envelope, dst, ENVELOPE, counted="envelope"),
+                *(self._send("isend", part, dst, PART) for part in parts[1:])]
 
     def recv_any(self, timeout=None):
         """(the sender's rank, its parts) of the message in parts that came first; None where none has come within
@@ -62,12 +62,12 @@ class Messages:
             return None
         src, nbytes = found
         envelope = np.empty(nbytes, np.uint8)
-        self._recv_unchecked("recv", envelope, src, ENVELOPE, False)
+        self._recv("recv", envelope, src, ENVELOPE)
         count = int(envelope[:8].view(np.int64)[0])
         sizes = envelope[8:8 * (count + 1)].view(np.int64)
         parts = [envelope[8 * (count + 1):], *(np.empty(size, np.uint8) for size in sizes[1:].tolist())]
         for part in parts[1:]:
-            self._recv_unchecked("recv", part, src, PART, False)
+            self._recv("recv", part, src, PART)
         return src, parts
 
     def _wait_for_any(self, timeout):
@@ -82,33 +82,20 @@ class Messages:
         finally:
             state.leave()
 
-    def _isend_counted(self, op, x, dst, tag):
-        """A posted send that the ledger counts as `op`."""
-        call = Call(self, "isend", x, dst)
-        self._begin(call)
-        self._count_bytes(op, x.nbytes, x.nbytes if dst in self._elsewhere else 0)
-        return self._do(call, (x,), True, lambda: self._engine.send(x, dst, tag, True))
+    def _send(self, op, x, dst, tag, counted="send"):
+        """A message, posted where op is "isend", with a tag of any kind; the ledger counts it as `counted`."""
+        check.array(op, "x", x)
+        check.rank(op, "dst", dst, self.size, own=self.rank)
+        call, _ = self._begin(op, x, dst)
+        self._count_bytes(counted, x.nbytes, x.nbytes if dst in self._elsewhere else 0)
+        posted = op == "isend"
+        return self._do(call, (x,), posted, lambda: self._messenger_of(x).send(x, dst, tag, posted))
 
-    def _send(self, call, x, dst, tag, async_op):
-        check.array(call, "x", x)
-        check.rank(call, "dst", dst, self.size, own=self.rank)
-        check.tag(call, tag)
-        return self._send_unchecked(call, x, dst, tag, async_op)
-
-    def _send_unchecked(self, call, x, dst, tag, async_op):
-        call = Call(self, call, x, dst)
-        self._begin(call)
-        self._count_bytes("send", x.nbytes, x.nbytes if dst in self._elsewhere else 0)
-        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).send(x, dst, tag, async_op))
-
-    def _recv(self, call, x, src, tag, async_op):
-        check.array(call, "x", x, written=True)
-        check.rank(call, "src", src, self.size, own=self.rank)
-        check.tag(call, tag)
-        return self._recv_unchecked(call, x, src, tag, async_op)
-
-    def _recv_unchecked(self, call, x, src, tag, async_op):
-        call = Call(self, call, x, src)
-        self._begin(call)
+    def _recv(self, op, x, src, tag):
+        """The other side of _send, posted where op is "irecv"."""
+        check.array(op, "x", x, written=True)
+        check.rank(op, "src", src, self.size, own=self.rank)
+        call, _ = self._begin(op, x, src)
         self._count("recv", x.nbytes)
-        return self._do(call, (x,), async_op, lambda: self._messenger_of(x).recv(x, src, tag, async_op))
+        posted = op == "irecv"
+        return self._do(call, (x,), posted, lambda: self._messenger_of(x).recv(x, src, tag, posted))

@@ -4,7 +4,8 @@ Each rank numbers the collectives that it calls on a communicator, and shows a f
 dtype, shape, reduction and root. If the n-th ones differ, all ranks raise a MismatchError with the table of what each
 has called and from where. On a node the fingerprints stand in the shared lines (comm/shared.py: one store, and a look
 at the others' lines while waiting for them); across nodes they travel in a small all-reduce of (f, ~f), whose maxima
-are the largest fingerprint and the complement of the smallest.
+are the largest fingerprint and the complement of the smallest. The counts of an all_to_all, which are each rank's own,
+are gathered and compared.
 
 MINITORCH_CHECK=0 switches it off.
 """
@@ -134,6 +135,41 @@ class AcrossNodes:
         self._error = error(self.name, number, [row.tobytes().rstrip(b"\0").decode(errors="replace")
                                                 for row in everything])
         raise self._error
+
+
+class Counts:
+    """The check of an all_to_all with counts, where all ranks mean one: what each sends to another is what that one has
+    room for. (Where less comes, MPI leaves the rest of `out` as it was, and says nothing.) As AcrossNodes."""
+
+    def __init__(self, engine, name, send_counts, recv_counts):
+        self.name = name
+        self._everybodys = np.empty((engine.size, 2, engine.size), np.int64)
+        self._request = engine.all_gather(self._everybodys, np.array([send_counts, recv_counts]), async_op=True)
+
+    def arrived(self, _=None):
+        """True once all ranks have said their counts. MismatchError if they don't fit."""
+        if self._request is not None and self._request.test():
+            self._compare()
+        return self._request is None
+
+    def meet(self, _=None):
+        """Return when all ranks have said their counts. MismatchError if they don't fit."""
+        if self._request is not None:
+            self._request.wait()
+            self._compare()
+
+    def pause(self, spins):
+        """Between two looks."""
+        time.sleep(1e-4)
+        return spins + 1
+
+    def _compare(self):
+        self._request = None
+        sent, room = self._everybodys[:, 0], self._everybodys[:, 1].T
+        if odd := [f"rank {i} sends rank {j} {sent[i, j]} rows, which has room for {room[i, j]}"
+                   for i, j in np.argwhere(sent != room)]:
+            raise MismatchError(f"all_to_all on {self.name!r}: {'; '.join(odd[:4])}: send_counts[j] of rank i must be "
+                                f"recv_counts[i] of rank j")
 
 
 class Checked:

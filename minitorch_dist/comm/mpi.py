@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from .reduction import OPS
+from .work import Deferred
 
 
 def load(launched):
@@ -319,17 +320,3 @@ class Request:
         self.engine.outstanding.discard(self)
         if self.then is not None:
             self.then()
-
-
-class Deferred:
-    """An operation of several messages, which MPI can't post as one: it runs when it is waited for or asked about."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def test(self):
-        return self.wait()
-
-    def wait(self, timeout=None):
-        self.run()
-        return True

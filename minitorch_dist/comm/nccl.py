@@ -54,9 +54,12 @@ class NcclEngine:
         self.stream.wait_event(self.cuda.get_current_stream().record())
         call(self.stream.ptr)
         request = Request(self.cuda, self.stream.record(), buffers)
-        return request if async_op else request.wait() and None
+        if async_op:
+            return request
+        request.wait()
+        return None
 
-    def _of(self, x, op="sum"):
+    def _of(self, x, op):
         return getattr(self.nccl, "NCCL_" + TYPES[x.dtype.name]), getattr(self.nccl, "NCCL_" + OPERATIONS[op])
 
     def all_reduce(self, x, op, exact=False, async_op=False):

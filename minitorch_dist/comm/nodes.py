@@ -23,6 +23,7 @@ from . import mismatch
 from .memory import map_together
 from .reduction import cut, is_power_of_two
 from .shared import GRAIN, LINE_BYTES, Window
+from .work import Then
 
 
 class NodesWindow(Window):
@@ -145,20 +146,6 @@ class NodesWindow(Window):
     def arrived(self, number):
         """True once all ranks of the node have come to collective `number`, and, if calls are checked, all ranks."""
         return (self.check is None or self.check.arrived(number)) and super().arrived(number)
-
-
-class Then:
-    """A request, and what is to be done when it has completed."""
-
-    def __init__(self, request, then):
-        self.request, self.then = request, then
-
-    def test(self):
-        """True once both are done; never waits."""
-        if not self.request.test():
-            return False
-        self.then()
-        return True
 
 
 def sum_for_mean(op):

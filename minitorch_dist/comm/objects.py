@@ -28,13 +28,13 @@ class Objects:
         data = _pickled(obj)
         lengths = self._all_lengths(data)
         if self.rank != dst:
-            self._send_unchecked("send", data, dst, INTERNAL_TAG, False)
+            self._send("send", data, dst, INTERNAL_TAG)
             return None
         objects = []
         for rank, length in enumerate(lengths):
             theirs = data if rank == dst else np.empty(length, np.uint8)
             if rank != dst:
-                self._recv_unchecked("recv", theirs, rank, INTERNAL_TAG, False)
+                self._recv("recv", theirs, rank, INTERNAL_TAG)
             objects.append(pickle.loads(theirs))
         return objects
 
@@ -63,11 +63,11 @@ class Objects:
         self.scatter(length, np.array([each.size for each in data]) if data else None, src)
         if self.rank != src:
             mine = np.empty(length[0], np.uint8)
-            self._recv_unchecked("recv", mine, src, INTERNAL_TAG, False)
+            self._recv("recv", mine, src, INTERNAL_TAG)
             return pickle.loads(mine)
         for rank, each in enumerate(data):
             if rank != src:
-                self._send_unchecked("send", each, rank, INTERNAL_TAG, False)
+                self._send("send", each, rank, INTERNAL_TAG)
         return objects[src]
 
 

@@ -1,4 +1,8 @@
-"""Work: an operation that has been posted and will be waited for."""
+"""Work: an operation that has been posted and will be waited for.
+
+What runs it hands back a request, with two calls: test(), whether it has finished, never waits; wait(timeout) finishes
+it, and is False if that took more than `timeout` seconds (None: no limit). Engines have their own; two are for all.
+"""
 
 from .. import ledger
 from .state import Call, state
@@ -53,3 +57,36 @@ class Work:
             hook.after(self.op, self.buffers[0], self.peer)
         if self._begin is not None:
             ledger.span("communication", self.op, self._begin, self._detail)
+
+
+class Deferred:
+    """A request of what is several messages, which can't be posted as one: it runs when waited for or asked about."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def test(self):
+        return self.wait()
+
+    def wait(self, timeout=None):
+        self.run()
+        return True
+
+
+class Then:
+    """A request, and what is left to do here when it has completed; the two are one."""
+
+    def __init__(self, request, then):
+        self.request, self.then = request, then
+
+    def test(self):
+        return self._finish(self.request.test())
+
+    def wait(self, timeout=None):
+        return self._finish(self.request.wait(timeout))
+
+    def _finish(self, completed):
+        if completed and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return completed

@@ -33,8 +33,9 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
-from ..parallel.data_parallel import annotated
 from ..parallel.fully_sharded import FullySharded
+from ..parallel.wrapping import annotated
+from ..tables import ruled
 
 # ---------------------------------------------------------------- which weights stay
 
@@ -221,13 +222,19 @@ class Pruning:
 
     def _check_alike(self, masks):
         cut = [m.comm for m in self.model.modules() if getattr(type(m), "is_part", False)]
+        cut += [axis for p in annotated(self.model).values() for axis in p.comms.values()]
         comms = [c for c in dict.fromkeys([getattr(self.model, "comm", None), *cut]) if c is not None and c.size > 1]
         mine = {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in sorted(masks.items())}
-        found = [(c, rank, theirs) for c in comms for rank, theirs in enumerate(c.all_gather_object(mine))]
-        for comm, rank, theirs in found:
-            if other := sorted(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)):
-                raise ValueError(f"Pruning: the masks of {', '.join(other[:4])} are others on rank {rank} than on rank "
-                                 f"{comm.rank}: they must be the same on all")
+        problem = None
+        for comm in comms:
+            for rank, theirs in zip(comm.world_ranks, comm.all_gather_object(mine), strict=True):
+                if other := sorted(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)):
+                    problem = problem or (f"Pruning: the masks of {', '.join(other[:4])} are others on rank {rank} "
+                                          f"than on rank {comm.world_ranks[comm.rank]}: they must be the same on all")
+        for comm in comms:      # on a grid a rank shares no axis with most of the others
+            problem = next(filter(None, comm.all_gather_object(problem)), None)
+        if problem:
+            raise ValueError(problem)
 
     def apply(self):
         """Set the pruned weights to zero again (NaN and inf stay, for you to see)."""
@@ -299,11 +306,7 @@ class Sparsity:
         for name, shape, kept, size in (*self.rows, ("total", (), self.kept, self.size)):
             lines.append((name, " × ".join(map(str, shape)), f"{kept:,}", f"{size:,}",
                           f"{100 * kept / size if size else 100:.1f} %"))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(cell.ljust(w) if i < 2 else cell.rjust(w)
-                          for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
-        ruler = "-" * len(text[0])
-        return "\n".join([text[0], ruler, *text[1:-1], ruler, text[-1]])
+        return ruled(lines, left=2)
 
 
 def sparsity(model, masks=None):

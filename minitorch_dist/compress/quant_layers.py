@@ -25,7 +25,7 @@ from ..nn.layers import Dropout, Flatten, Linear, ReLU
 from ..nn.module import Module, Sequential
 from .quant_integer import QuantizedTensor, check_accumulator, exactly, greatest, requantize
 from .quant_observers import range_of, weight_params
-from .quantize import QuantParams, dequantize, pack, params_of_range, quantize, unpack
+from .quantize import SMALLEST, QuantParams, dequantize, pack, params_of_range, quantize, unpack
 
 WEIGHTED = (Linear, Conv1d, Conv2d)
 BIAS_ROOM = 2 ** 30     # of int32: the other half is the products'
@@ -65,7 +65,7 @@ def scales_for(weight, bias, scheme, input_scale=None):
     if params.axis is None:
         needed, nothing = needed.max(), nothing.all()
     scale = xp.where(nothing & (needed > 0), needed, xp.maximum(params.scale, needed))
-    return QuantParams(xp.maximum(scale, 2.0 ** -126), params.zero_point, params.bits, True, params.axis)
+    return QuantParams(xp.maximum(scale, SMALLEST), params.zero_point, params.bits, True, params.axis)
 
 
 class Quantized(Module):
@@ -106,9 +106,6 @@ class Quantized(Module):
         """The weight's integers, int8 of its shape."""
         return unpack(self._buffers["weight"], self.bits, self.whole)
 
-    def forward(self, x):
-        raise NotImplementedError
-
     @property
     def scheme(self):
         """For people: what is kept how."""
@@ -121,6 +118,14 @@ class Quantized(Module):
 
     def extra_repr(self):
         return f"{self.layer}, {self.scheme}"
+
+
+def refuse_gradients(name, x):
+    """TypeError where somebody would want the derivative of a layer of integers."""
+    traced = x.requires_grad if isinstance(x, Tensor) else isinstance(x, Traced)
+    if traced and is_grad_enabled():
+        raise TypeError(f"{name} multiplies integers, which has no derivative: run it under no_grad(), or train with "
+                        "compress.prepare_qat")
 
 
 class WeightOnly(Quantized):
@@ -155,12 +160,6 @@ class _Products(Quantized):
         """Values per output channel (or one), to broadcast against an output."""
         return values if values.ndim == 0 else bias_column(values, ndim, len(self.whole))
 
-    def refuse_gradients(self, x):
-        traced = x.requires_grad if isinstance(x, Tensor) else isinstance(x, Traced)
-        if traced and is_grad_enabled():
-            raise TypeError(f"{self.name} multiplies integers, which has no derivative: run it under "
-                            "no_grad(), or train with compress.prepare_qat")
-
     @property
     def scheme(self):
         return f"{super().scheme}, a{self.activation_bits}"
@@ -179,7 +178,7 @@ class Dynamic(_Products):
                               QuantParams(1.0, zero, self.activation_bits))
 
     def forward(self, x):
-        self.refuse_gradients(x)
+        refuse_gradients(self.name, x)
         x = lower(x)
         low, high = range_of(x, what=f"{self.name}'s input") if x.size else (0.0, 0.0)
         params = params_of_range(low, high, self.activation_bits)
@@ -192,7 +191,7 @@ class Dynamic(_Products):
 
 
 class _FixedInput:
-    """What takes its input in a range that was chosen before."""
+    """What takes its input in a range that was chosen before, as integers or to make them."""
 
     def set_input(self, params):
         self.register_buffer("input_bits", xp.array(params.bits, xp.int8))
@@ -206,8 +205,15 @@ class _FixedInput:
 
     def taken(self, x):
         """The input's integers."""
-        self.refuse_gradients(x)
+        refuse_gradients(self.name, x)
         return x.values if isinstance(x, QuantizedTensor) else quantize(x, self.input)
+
+    def given(self, acc, unit, into, dtype):
+        """Sums of integers, whose unit is a real number (or one per channel), as what comes out: real numbers of this
+        dtype where `into` is None, else the QuantizedTensor of these QuantParams."""
+        if into is None:
+            return Tensor((acc * unit).astype(dtype))
+        return requantize(acc, unit / float(into.scale), into, dtype)
 
 
 class Integer(_FixedInput, _Products):
@@ -234,15 +240,11 @@ class Integer(_FixedInput, _Products):
         if self.bias is not None:
             acc += self.per_output(self.bias, acc.ndim)
         unit = self.per_output(self.weight_scale.astype(xp.float64) * float(self.input_scale), acc.ndim)
-        if into is None:
-            return Tensor((acc * unit).astype(self.dtype))
-        return requantize(acc, unit / float(into.scale), into, self.dtype)
+        return self.given(acc, unit, into, self.dtype)
 
 
 class IntegerAvgPool2d(_FixedInput, Module):
     """The mean of each window of integers; forward as Integer's."""
-
-    refuse_gradients = _Products.refuse_gradients
 
     def __init__(self, name, layer, input_params):
         super().__init__()
@@ -257,10 +259,7 @@ class IntegerAvgPool2d(_FixedInput, Module):
         q = padded(self.taken(x), self.padding, int(params.zero_point)).astype(xp.int64) - int(params.zero_point)
         counts = view(q, self.kernel, self.stride, (1, 1)).shape[2:4]
         acc = sum(part for _, part in shifts(q, counts, self.kernel, self.stride, (1, 1)))
-        unit = float(params.scale) / prod(self.kernel)
-        if into is None:
-            return Tensor((acc * unit).astype(x.dtype))
-        return requantize(acc, unit / float(into.scale), into, x.dtype)
+        return self.given(acc, float(params.scale) / prod(self.kernel), into, x.dtype)
 
     @property
     def scheme(self):

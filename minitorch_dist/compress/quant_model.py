@@ -23,6 +23,7 @@ from ..nn.layers import Linear
 from ..nn.models import ResidualBlock
 from ..nn.module import Parameter, Sequential
 from ..nn.norm import BatchNorm
+from ..tables import aligned
 from .prune import check_whole
 from .quant_layers import (
     WEIGHTED,
@@ -274,10 +275,7 @@ class Description:
                    "" if row.max_error is None else f"{row.max_error:.3g}") for row in self.rows]
         share = self.after / self.before if self.before else 1.0
         lines.append(("total", "", f"{share:.3f} of the bytes", f"{self.before:,}", f"{self.after:,}", ""))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(cell.ljust(w) if i < 3 else cell.rjust(w)
-                                   for i, (cell, w) in enumerate(zip(line, widths, strict=True))).rstrip()
-                         for line in lines)
+        return "\n".join(aligned(lines, left=3))
 
 
 def describe(model):

@@ -51,7 +51,7 @@ def couplings(model):
     """[Coupling] in the Sequentials of a model, nested ones in a row; those with a forward of their own are none. A
     layer that stands in several places, or shares a parameter, or a convolution of groups has no coupling; between two
     layers may stand what leaves zeros as they are."""
-    holders, found = {}, []
+    holders = {}
     for m in model.modules():
         for p in m._parameters.values():
             holders.setdefault(id(p), []).append(m)
@@ -59,33 +59,37 @@ def couplings(model):
     def alone(m):
         return getattr(m, "groups", 1) == 1 and all(len(holders[id(p)]) == 1 for p in m._parameters.values()
                                                     if p is not None)
-    for chain in _chains("", model):
-        maker, norms, flat, places = None, (), False, Counter(id(m) for _, m in chain)
-        for name, m in chain:
-            if places[id(m)] > 1 or not alone(m):
-                maker = None
-            elif isinstance(m, MAKERS):
-                outputs, inputs = (None if maker is None else maker[1].weight.shape[0]), m.weight.shape[1]
-                if maker is not None and _meet(maker[1], m, flat) and inputs % outputs == 0:
-                    found.append(Coupling(maker[0], norms, name, inputs // outputs))
-                maker, norms, flat = (name, m), (), False
-            elif isinstance(m, BatchNorm):
-                if maker is not None and m.num_features != maker[1].weight.shape[0]:
-                    maker = None        # behind a Flatten: it has a number per position
-                norms = (*norms, name)
-            elif isinstance(m, Flatten):
-                flat = True
-            elif not isinstance(m, PASSED):
-                maker = None
-    return found
+    return [c for chain in _chains("", model) for c in _coupled(chain, alone)]
 
 
-def _meet(maker, taker, flat):
-    """Whether the one's outputs are the other's inputs: a convolution's channels, flattened for a Linear, or a Linear's
-    features as they are. (A Linear's that are flattened lie far apart.)"""
+def _coupled(chain, alone):
+    """The Couplings in a chain [(name, layer)]; alone(layer): whether it may be in one."""
+    places = Counter(id(m) for _, m in chain)
+    maker, norms, flat = None, (), False        # (name, layer) that a taker is sought for, and what stands behind it
+    for name, m in chain:
+        if places[id(m)] > 1 or not alone(m):
+            maker = None
+        elif isinstance(m, MAKERS):
+            if maker is not None and (each := _each(maker[1], m, flat)):
+                yield Coupling(maker[0], norms, name, each)
+            maker, norms, flat = (name, m), (), False
+        elif isinstance(m, BatchNorm):
+            if maker is not None and m.num_features != maker[1].weight.shape[0]:
+                maker = None        # behind a Flatten: it has a number per position
+            norms = (*norms, name)
+        elif isinstance(m, Flatten):
+            flat = True
+        elif not isinstance(m, PASSED):
+            maker = None
+
+
+def _each(maker, taker, flat):
+    """How many inputs of the one are an output of the other: a convolution's channel, flattened for a Linear or as it
+    is, or a Linear's feature. 0 where they don't meet. (A Linear's features that are flattened lie far apart.)"""
+    outputs, inputs = maker.weight.shape[0], taker.weight.shape[1]
     if isinstance(maker, Linear):
-        return isinstance(taker, Linear) and maker.weight.shape[0] == taker.weight.shape[1]
-    return isinstance(taker, Linear) == flat
+        return int(isinstance(taker, Linear) and inputs == outputs)
+    return inputs // outputs if isinstance(taker, Linear) == flat and inputs % outputs == 0 else 0
 
 
 def _chains(prefix, model):

@@ -28,8 +28,7 @@ from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import is_floating, to, to_device_of, xp, zeros_like
-from ..checkpoints.index import Index
-from ..checkpoints.loading import Reader, check_file, check_ungathered
+from ..checkpoints.loading import StoredValues, check_ungathered
 from ..nn.module import Module
 from ..nn.norm import BatchNorm
 from ..parallel.fully_sharded import FullySharded
@@ -39,9 +38,18 @@ from .prune import check_whole
 # ---------------------------------------------------------------- soups
 
 
-def read_state(source):
-    """The state dict {name: NumPy array} of a Module, of a state dict itself, of an .npz file (training.
-    save_parameters), or of a checkpoint's folder (checkpoints.save), checked for damage."""
+def read_states(sources):
+    """[state dict] of the models of a soup: each {name: NumPy array}, of a Module, of a state dict itself, of an .npz
+    file (training.save_parameters), or of a checkpoint's folder (checkpoints.save), checked for damage. ValueError
+    without any, and where they aren't alike."""
+    states = [_read_state(source) for source in sources]
+    if not states:
+        raise ValueError("a soup needs at least one model")
+    check_alike(states)
+    return states
+
+
+def _read_state(source):
     if isinstance(source, Module):
         check_whole(source, "a soup")
         return source.state_dict()
@@ -51,17 +59,7 @@ def read_state(source):
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    index = Index.read(path)
-    for name, facts in index.files.items():
-        check_file(path / name, facts)
-    reader, state = Reader(path, index), {}
-    for name, array in index.arrays.items():
-        if name.startswith("model."):
-            boxes = [piece["box"] for piece in array["pieces"]]
-            flat = any(len(box) != len(array["shape"]) for box in boxes)
-            box = [(0, math.prod(array["shape"]))] if flat else [(0, extent) for extent in array["shape"]]
-            state[name.removeprefix("model.")] = reader.read(name, box).reshape(array["shape"])
-    return state
+    return dict(StoredValues(path))
 
 
 def check_alike(states):
@@ -92,13 +90,10 @@ def _mean(total, count, like):
 
 
 def uniform_soup(sources):
-    """The mean of some models' values as a state dict. sources: what read_state takes; alike, else ValueError. Means
+    """The mean of some models' values as a state dict. sources: what read_states takes; alike, else ValueError. Means
     are made in float64, and rounded once. BatchNorm's statistics are averaged, too: better re-estimate them, update_bn.
     """
-    states = [read_state(source) for source in sources]
-    if not states:
-        raise ValueError("a soup needs at least one model")
-    check_alike(states)
+    states = read_states(sources)
     total = {}
     for state in states:
         total = _sum(total, state)
@@ -131,17 +126,14 @@ class Soup:
 def greedy_soup(sources, score):
     """The Soup to which models are added, best first, as long as its score doesn't fall.
 
-    sources  what read_state takes; alike, else ValueError
+    sources  what read_states takes; alike, else ValueError
     score    score(state dict) -> a number, the higher the better, on validation data (not on the test set). In a
              distributed run the same on all ranks
 
     Never worse than the best model alone, on these data. Among equal scores the earlier model comes first; one that
     leaves the soup's score as it is stays. Source: Wortsman et al. 2022, recipe 1.
     """
-    states = [read_state(source) for source in sources]
-    if not states:
-        raise ValueError("a soup needs at least one model")
-    check_alike(states)
+    states = read_states(sources)
     scores = [float(score(state)) for state in states]
     if odd := [i for i, s in enumerate(scores) if math.isnan(s)]:
         raise ValueError(f"greedy_soup: the score of model {odd[0]} is NaN, which has no order")

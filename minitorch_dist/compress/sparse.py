@@ -12,13 +12,13 @@ Source: Mishra et al. 2021 for 2:4; the format of the files is safetensors.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from ..checkpoints.saving import write
 from ..parallel.encodings import from_bits, to_bits
 from .prune import grouped, ungrouped
 
@@ -127,10 +127,7 @@ def save(path, packed):
             tensors[f"{name}|places"] = p.places
     kinds = {name: [p.kind, list(p.shape)] for name, p in packed.items()}
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(to_bytes(tensors, {"packed": json.dumps(kinds)}))
-        file.flush()
-        os.fsync(file.fileno())
+    write(partial, [to_bytes(tensors, {"packed": json.dumps(kinds)})])
     partial.replace(path)
 
 

@@ -79,7 +79,7 @@ def _choose(name, data_dir, say):
     named = data_dir or os.environ.get("MINITORCH_DATA")
     try:
         return Choice("mnist", str(_complete(named) if named else mnist.fetch(say)))
-    except DataNotFound as error:
+    except OSError as error:        # DataNotFound is one; a folder may also be one that can't be read
         if named:
             by = "data_dir" if data_dir else "the environment variable MINITORCH_DATA"
             return Choice(error=f"{error}\nThe folder was named by {by}, so no other place was tried.")
@@ -91,7 +91,10 @@ def _choose(name, data_dir, say):
 
 def _complete(folder):
     """The folder as an absolute path, which means the same to ranks that started elsewhere."""
-    folder = Path(folder).expanduser().absolute()
+    try:
+        folder = Path(folder).expanduser().absolute()
+    except RuntimeError as error:       # ~somebody who isn't there
+        raise DataNotFound(f"No MNIST in {folder}: {error}") from None
     mnist.find(folder)
     return folder
 

@@ -105,15 +105,15 @@ class Loader:
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's batches, from step `start` on: a resumed run gets what the first would have got."""
         if self.parts is not None:
-            return self._given(epoch, start)
+            return self._given(epoch, self.sampler.steps(start))
         return (self._batch(indices, epoch) for indices in self.sampler.epoch(epoch, start))
 
-    def _given(self, epoch, start):
+    def _given(self, epoch, steps):
         of_ranks = [self.parts(rank, epoch) for rank in range(self.size)]
         if any(len(parts) != len(self) for parts in of_ranks):
             raise ValueError(f"parts gave the ranks {[len(parts) for parts in of_ranks]} batches in epoch {epoch}, and "
                              f"the epoch has {len(self)}.")
-        for step in range(start, len(self)):
+        for step in steps:
             ends = np.cumsum([0, *(len(parts[step]) for parts in of_ranks)]).tolist()
             if not ends[-1]:
                 raise ValueError(f"parts left batch {step} of epoch {epoch} without a sample on any rank.")

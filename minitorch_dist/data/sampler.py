@@ -21,7 +21,6 @@ class Sampler:
     """
 
     def __init__(self, n, batch_size, seed=0, shuffle=True, drop_last=False):
-        # A random stream's key is its numbers as text, and np.int64(3) reads otherwise than 3: hence index().
         self.n, self.batch_size, self.seed = map(operator.index, (n, batch_size, seed))
         self.shuffle, self.drop_last = shuffle, drop_last
         if self.n < 1:
@@ -41,11 +40,15 @@ class Sampler:
         """int64 (n,): the indices of the whole epoch."""
         if not self.shuffle:
             return np.arange(self.n)
-        return backend.stream("shuffle", self.seed, operator.index(epoch)).permutation(self.n)
+        return backend.stream("shuffle", self.seed, epoch).permutation(self.n)
 
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's global batches from number `start` on; each an int64 array of indices."""
+        order = self.order(epoch)
+        return (order[step * self.batch_size:(step + 1) * self.batch_size] for step in self.steps(start))
+
+    def steps(self, start=0):
+        """The range of an epoch's steps from `start` on. ValueError where there is no such step."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start} is no step of an epoch of {len(self)} batches: expected 0 to {len(self)}.")
-        order = self.order(epoch)
-        return (order[step * self.batch_size:(step + 1) * self.batch_size] for step in range(start, len(self)))
+        return range(start, len(self))

@@ -42,28 +42,17 @@ class Characters:
         return "".join(self.symbols[i] for i in numbers)
 
 
-class _View:
-    """The windows of one kind, indexed by an array of starts: rows (n, length)."""
-
-    def __init__(self, tokens, length, shift):
-        self.tokens, self.offsets, self.count = tokens, np.arange(length) + shift, len(tokens) - length
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, starts):
-        return self.tokens[np.asarray(starts)[..., None] + self.offsets]
-
-
 class Windows:
     """All windows of `length` tokens, each with the tokens that follow: inputs[i] = tokens[i : i+length], targets[i] =
-    tokens[i+1 : i+length+1], both (…, length). ValueError where the text is too short for one."""
+    tokens[i+1 : i+length+1], both read-only views (len(tokens) - length, length). ValueError where the text is too
+    short for one."""
 
     def __init__(self, tokens, length):
         if length < 1 or len(tokens) < length + 1:
             raise ValueError(f"a text of {len(tokens)} characters has no window of {length} and one more; take "
                              "a longer text or shorter windows")
-        self.inputs, self.targets = _View(tokens, length, 0), _View(tokens, length, 1)
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
+        self.inputs, self.targets = windows[:-1], windows[1:]
 
 
 @dataclass(frozen=True)
@@ -112,17 +101,21 @@ class Addition:
         return np.ascontiguousarray(inputs), targets
 
 
-def addition(digits=2, test=0.1, seed=0):
+def addition(digits=2, test=0.1, seed=0, base=10):
     """All sums of two numbers of up to `digits` digits, a random `test` part of them held back.
 
-    Operands and sums are padded with zeros to a fixed width: 07+58=560 for 7 + 58 = 65 (the sum reversed).
+    Operands and sums are padded with zeros to a fixed width: 07+58=560 for 7 + 58 = 65 (the sum reversed). In another
+    base, 2 to 10, the digits mean something else, and the vocabulary is the same: 07+53=260 in base 8.
     """
     if not 1 <= digits <= 3:
         raise ValueError(f"addition: {digits} digits; 1 to 3 can be listed in full (3 give a million problems)")
-    limit = 10 ** digits
+    if not 2 <= base <= 10:
+        raise ValueError(f"addition: base {base}; there are digits for the bases 2 to 10")
+    limit = base ** digits
     a, b = (n.ravel() for n in np.meshgrid(np.arange(limit), np.arange(limit), indexing="ij"))
     vocabulary = Characters("0123456789+=")
-    columns = [*_digits(a, digits), None, *_digits(b, digits), None, *reversed(_digits(a + b, digits + 1))]
+    columns = [*_digits(a, digits, base), None, *_digits(b, digits, base), None,
+               *reversed(_digits(a + b, digits + 1, base))]
     rows = np.empty((len(a), len(columns)), np.int64)
     for i, column in enumerate(columns):
         rows[:, i] = vocabulary.numbers["+" if i == digits else "="] if column is None else \
@@ -132,6 +125,6 @@ def addition(digits=2, test=0.1, seed=0):
     return Addition(vocabulary, rows[order[cut:]], rows[order[:cut]], question=2 * digits + 2)
 
 
-def _digits(numbers, width):
-    """The decimal digits, most significant first, as `width` arrays."""
-    return [numbers // 10 ** place % 10 for place in reversed(range(width))]
+def _digits(numbers, width, base):
+    """The digits, most significant first, as `width` arrays."""
+    return [numbers // base ** place % base for place in reversed(range(width))]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..autodiff.tensor import Leaf, Tensor
 from ..autodiff.writes import tick
+from ..tables import ruled
 
 
 def _matmul(shape, x=None, y=None, **_):
@@ -78,11 +79,7 @@ class Summary:
         lines += [(row.path or "(model)", row.layer, "not called" if row.shape is None else
                    " × ".join(map(str, row.shape)), f"{row.parameters:,}", f"{row.flops:,}") for row in self.rows]
         lines.append(("total", "", "", f"{self.parameters:,}", f"{self.flops:,}"))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(cell.ljust(w) if i < 3 else cell.rjust(w)
-                          for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
-        ruler = "-" * len(text[0])
-        return "\n".join([text[0], ruler, *text[1:-1], ruler, text[-1], "",
+        return "\n".join([ruled(lines, left=3), "",
                           f"a training step: {self.training_flops:,} FLOPs (3 × forward); by the rule of thumb 6·N·D "
                           f"with D = {self.positions:,}: {self.rule_of_thumb:,}"])
 

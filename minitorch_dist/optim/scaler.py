@@ -60,7 +60,7 @@ class GradScaler:
 
     Without unscale_ before it step hands the factor on to the optimizer, and the gradients stay scaled. On a GPU nobody
     waits: factor and decision stay there, and Adam's kernel takes them; other optimizers ask for them. unscale_ and
-    step are collective where gradients are cut.
+    step are collective where gradients are cut: a rank whose part of the model is frozen gives None for its optimizer.
     """
 
     def __init__(self, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True,
@@ -109,7 +109,8 @@ class GradScaler:
         step is counted. One that isn't the library's takes no factor (step_supports_amp_scaling): its gradients are
         unscaled before. RuntimeError if called twice without an update between."""
         if not self.enabled:
-            optimizer.step()
+            if optimizer is not None:
+                optimizer.step()
             return
         stage = self._stage(optimizer, "step")
         if getattr(optimizer, "step_supports_amp_scaling", False):
@@ -119,7 +120,7 @@ class GradScaler:
         else:
             if not stage.unscaled:
                 self.unscale_(optimizer)
-            if not self.found_inf(optimizer):
+            if optimizer is not None and not self.found_inf(optimizer):
                 optimizer.step()
         stage.stepped = True
 
@@ -180,12 +181,13 @@ class GradScaler:
 
     def _look(self, stage, divide):
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
-        params = [p for group in stage.optimizer.groups for p in group["params"]]
+        params = [p for group in stage.optimizer.groups for p in group["params"]] if stage.optimizer else []
         if self.comm is None:
             check_known(params, "GradScaler")
         flats = flat_buffers(params)
         mine = {id(p) for p in params}
-        self._move(flats[0].grads)
+        if flats:
+            self._move(flats[0].grads)
         found = zeros(1, xp.float32, device_of(self._scale))
         if short := [flat.dtype for flat in flats if divide and flat.dtype.itemsize == 2]:
             raise ValueError(f"unscale_: gradients of {short[0]} can't be divided in place, which would flush them to "

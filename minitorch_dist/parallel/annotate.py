@@ -34,12 +34,13 @@ from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.module import Parameter
 from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock
-from .data_parallel import annotated
+from .same_model import check_same
 from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard, inside
 from .sharding.notes import looking
 from .sharding.paper import is_paper, paper_mesh
 from .sharding.planning import planned
 from .sharding.sharded import Sharded, as_sharded, merged
+from .wrapping import annotated
 
 __all__ = ["SUM", "WHOLE", "Layout", "Partial", "Replicate", "Shard", "Sharded", "explain", "full_state_dict",
            "load_full_state_dict", "megatron", "mesh_split", "paper_mesh", "plan", "replicate", "shard_parameters",
@@ -273,19 +274,14 @@ def _agreed(named, layouts, world):
         lines = [_line(name, p, found[name]) for name, p in named.items()]
     except (TypeError, ValueError, RuntimeError) as error:
         failure = error
-    everyone = world.all_gather_object((failure and str(failure), lines))
+    everyone = world.all_gather_object(failure and str(failure))
     if failure:
         raise failure
-    for rank, (error, _) in enumerate(everyone):
+    for rank, error in enumerate(everyone):
         if error:
             raise ValueError(f"rank {rank}: {error}")
-    for said in zip(*(lines for _, lines in everyone), strict=False):
-        if len(set(said)) > 1:
-            raise ValueError("shard_parameters: the ranks' models or annotations differ; the first difference:\n"
-                             + "\n".join(f"    rank {rank}: {line}" for rank, line in enumerate(said))
-                             + "\nBuild the model from the same seed, and annotate it alike, on all ranks.")
-    if len({len(lines) for _, lines in everyone}) > 1:
-        raise ValueError(f"shard_parameters: the ranks' models have {[len(lines) for _, lines in everyone]} parameters")
+    check_same(world, lines, "shard_parameters: the ranks' models or annotations differ",
+               "Build the model from the same seed, and annotate it alike, on all ranks.")
     return found
 
 

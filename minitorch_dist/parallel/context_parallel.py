@@ -33,7 +33,6 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
-from ..autodiff.tensor import Tensor
 from ..backend import to_device_of
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import Dropout, Flatten
@@ -43,8 +42,9 @@ from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from ..nn.transformer import MultiHeadAttention
 from .collectives import all_gather, all_to_all
-from .data_parallel import check_not_annotated
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
+from .sequence_parallel import check_dropout
+from .wrapping import check_not_annotated, check_summed
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
 MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MoE)
@@ -165,11 +165,7 @@ class Context(Module):
 
     def forward(self, q, k, v, causal):
         y = HOW[self.how](q, k, v, self.comm, causal, self.layout)
-        if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
-            raise RuntimeError(f"context_parallel: the ranks of {self.comm.name!r} have tokens of their own, and "
-                               "nobody sums the gradients: wrap the whole model in DistributedDataParallel(model, "
-                               "comm), or fully_shard it, over all ranks that have tokens, as mesh['dp', 'cp']; where "
-                               "that is done otherwise, set summed = True of its Context")
+        check_summed(self, y)
         return y
 
     def __reduce_ex__(self, protocol):
@@ -218,10 +214,7 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
     for path, m in modules.items():
         _check(path or "the model", m, context)
     for path, m in modules.items():
-        if isinstance(m, Dropout) and type(m) is not Dropout:
-            raise ValueError(f"context_parallel: {path}, of class {type(m).__name__}, is a Dropout of its own making, "
-                             "and would draw for this rank's positions as for all: take nn.Dropout, or make it a "
-                             "Module, if it works on each position by itself")
+        check_dropout("context_parallel", path, m)
     for m in modules.values():
         if type(m) is Dropout:      # it stays the same object, with its place, mode and hooks
             m.__class__ = ContextParallelDropout

@@ -12,25 +12,18 @@ samples: then an uneven last batch is exact. (torch averages over ranks instead,
 which is right only while all ranks hold equally many samples.)
 """
 
-from contextlib import contextmanager
-
-from .. import comm as communication
 from .. import ledger
-from ..autodiff.primitive import lower
 from ..autodiff.reverse import at_end_of_backward, one_pass
 from ..autodiff.writes import wrote
 from ..backend import xp
-from ..comm.reduction import REDUCIBLE
-from ..nn.module import Module
 from . import comm_hooks
-from .batch_norm import MicroShardStatistics, other_buffers, synchronise
 from .buckets import MIB, Bucket, cut
-from .exact import check_shape
 from .join import Join
-from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
+from .same_model import broadcast, check_same_model
+from .wrapping import ReducingModule, check_reducible, held_apart
 
 
-class DistributedDataParallel(Module):
+class DistributedDataParallel(ReducingModule):
     """A module whose gradients are those of the global batch on every rank after each backward.
 
     module             built alike on all ranks (checked: ValueError with the first difference); rank 0's values are
@@ -53,61 +46,26 @@ class DistributedDataParallel(Module):
     ranks (moe.py) have their gradients summed over those that hold the same; all of these ranks must be in `comm`.
     """
 
-    reduces_gradients = True
-
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,
                  micro_shards=8):
-        super().__init__()
-        check_unwrapped(module)
-        check_not_annotated(module)
-        self.add_module("", module)
-        self.comm = comm if comm is not None else communication.world()
-        self.exact = exact
-        if exact:
-            check_shape(micro_shards, self.comm.size)
-        self.apart = held_apart(module, self.comm)
-        if exact and divided(module):
-            raise ValueError("DistributedDataParallel: exact mode can't be had of divided experts or sequences, whose "
-                             "gradients are sums over ranks inside a product: leave one of the two out")
+        super().__init__("DistributedDataParallel", module, comm, exact, micro_shards)
+        self.apart = held_apart(module, self.comm, "DistributedDataParallel")
         check_same_model(module, self.comm, apart=self.apart, bucket_cap_mb=bucket_cap_mb,
                          first_bucket_mb=first_bucket_mb, broadcast_buffers=broadcast_buffers, exact=exact,
                          micro_shards=micro_shards)
-        self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
-        self.done = 0
+        check_reducible(module, "DistributedDataParallel", ", and register fp16_compress to halve what is sent")
         self.under_way = None       # of a backward that hasn't come to its end, or has raised: whether it reduces
-        self.sync = True
         self.comm_hook = comm_hooks.all_reduce
         self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
         self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self.parameters_in_order = [p for p in module.parameters() if p.requires_grad]
-        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters()
-                  if p.requires_grad and p.dtype not in REDUCIBLE]:
-            raise ValueError(f"DistributedDataParallel: gradients of {', '.join(odd)} can't be summed over ranks: "
-                             "train in float32 or float64, and register fp16_compress to halve what is sent")
         self._fill_buckets(self._cut(self.parameters_in_order[::-1]))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
-        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
         for p in self.parameters_in_order:
             p.register_post_accumulate_grad_hook(self.hook)
-        for m in module.modules():
-            if hasattr(m, "divided_over"):
-                m.summed = True
-        self.tree = tables(module)
-        self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for bucket in self.buckets:
             broadcast(bucket.comm, bucket.flat.params)
-        for name, values in (*self.frozen, *module.named_buffers()):
-            broadcast(self.apart.get(id(values), (self.comm,))[0], lower(values), name)
-        self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
-            else []
-        self.statistics = MicroShardStatistics(module, self.comm) if exact else None
-        if not exact:
-            synchronise(module, self.comm)
-
-    @property
-    def module(self):
-        """The wrapped module."""
-        return self._modules[""]
+        self._look_after_the_rest(broadcast_buffers, lambda tensor: self.apart.get(id(tensor), (self.comm,))[0])
 
     @property
     def unused_parameters(self):
@@ -115,22 +73,9 @@ class DistributedDataParallel(Module):
         return [self.names[id(p)] for bucket in self.buckets for p in bucket.unused()]
 
     def forward(self, *inputs, **options):
-        if self.training and self.sync:
-            from_rank_0(self.comm, self.module, self.synchronised_buffers)
-        check_unchanged(self.frozen, self.tree)
+        self._forward_begins()
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)
-
-    @contextmanager
-    def no_sync(self):
-        """Inside, backward only adds up local gradients; the next one outside reduces the sum."""
-        if self.exact:
-            raise RuntimeError("no_sync in exact mode: it accumulates micro-shards by itself")
-        outer, self.sync = self.sync, False
-        try:
-            yield
-        finally:
-            self.sync = outer
 
     def join(self, update):
         """For ranks with unequal numbers of batches: those that run out first go on to take part with zeros.
@@ -188,14 +133,7 @@ class DistributedDataParallel(Module):
             self._forget(self.under_way)
         self.under_way = self.sync
         if self.done and any(bucket.flat.forgotten for bucket in self.buckets):
-            raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
-                               " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
-                               "call forget_step() of the model")
-
-    def _come_last(self, leaf):
-        """A hook that was registered after wrapping is still to run, and may change this gradient: the bucket waits
-        for the end of this backward, and from the next one on this hook is the last."""
-        leaf.hooks = (*(h for h in leaf.hooks if h is not self.hook), self.hook)
+            raise self._zeroed_half_way()
 
     def _post_complete_buckets(self):
         # Strictly in order, so that all ranks post the same sequence.
@@ -323,71 +261,3 @@ class DistributedDataParallel(Module):
             self._fill_buckets(lists)
             for bucket in self.buckets:
                 bucket.remember()
-
-
-def held_apart(module, comm, wrapper="DistributedDataParallel"):
-    """{id of a parameter: (the Communicator of the ranks that hold the same, that of those that hold the rest)} of what
-    is divided over some of comm's ranks, as the samples are: of modules that say `divided_over`. ValueError unless comm
-    has all these ranks. Collective where there are any."""
-    apart, made = {}, {}
-    for path, m in divided(module):
-        over, own = m.divided_over, [p for p in m._parameters.values() if p is not None]
-        check_samples(wrapper, path, over, comm)
-        if own and over not in made:
-            made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
-        apart |= {id(p): (made[over], over) for p in own}
-    return apart
-
-
-def divided(module):
-    """[(path, module)] of those that say they are `divided_over` ranks which have samples, or parts of them, of their
-    own: experts (moe.py), and what shares sequences (context_parallel.py), which has no parameters."""
-    return [(path, m) for path, m in module.named_modules() if hasattr(m, "divided_over") and m.divided_over.size > 1]
-
-
-def check_samples(wrapper, path, over, comm):
-    """ValueError unless comm has all ranks that a module is divided over."""
-    if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
-        raise ValueError(f"{wrapper}: {path or 'the module'} is divided over the ranks of {over.name!r}, which have "
-                         f"samples of their own, and {comm.name!r} lacks {strangers} of them: wrap it for all ranks "
-                         f"that have samples, as with mesh['dp', {over.name!r}]")
-
-
-def annotated(module):
-    """{name: Sharded} of the parameters that lie on a mesh (annotate.py)."""
-    return {f"{path}.{name}".lstrip("."): getattr(m, name) for path, m in module.named_modules()
-            for name in m._parameters if hasattr(getattr(m, name), "comms")}
-
-
-def check_not_annotated(module, wrapper="DistributedDataParallel", instead=None):
-    """ValueError if parameters lie on a mesh, where ops and backward make the sums over ranks. instead: what to do
-    (default: annotate the batch)."""
-    if found := list(annotated(module)):
-        instead = instead or f'leave {wrapper} out, and annotate the batch, as in annotate.split(x, 0, mesh["dp"])'
-        raise ValueError(f"{wrapper}: {', '.join(found[:4])} of this model lies on a mesh, where gradients are summed "
-                         f"already: {instead}")
-
-
-def check_alone(module, wrapper):
-    """ValueError if a rank can't go through the module by itself, because others must answer its messages."""
-    check_not_annotated(module, wrapper, f"{wrapper} wants a model that each rank has whole")
-    for path, m in divided(module):
-        raise ValueError(f"{wrapper}: {path or 'the model'} is divided over the ranks of {m.divided_over.name!r}, "
-                         f"which must go through it together: {wrapper} wants a model that each rank has whole")
-    for path, m in module.named_modules():
-        if getattr(m, "reduces_gradients", False) and m.comm.size > 1:
-            raise ValueError(f"{wrapper}: {path or 'the model'} is a {type(m).__name__} over {m.comm.size} ranks, "
-                             f"whose backward waits for all of them: {wrapper} wants a model that each rank has whole")
-
-
-def check_unwrapped(module):
-    """ValueError if some of the module belongs to a wrapper that reduces gradients already: both would reduce it."""
-    def reduces(it):
-        return getattr(type(it), "reduces_gradients", False)
-    wrapped = [path or "all" for path, m in module.named_modules() if reduces(m)]
-    hooked = [name for name, p in module.named_parameters() if p.leaf is not None
-              and any(reduces(getattr(h, "__self__", None)) for h in p.leaf.hooks or ())]
-    if wrapped or hooked:
-        raise ValueError(f"DistributedDataParallel or fully_shard: {', '.join(wrapped or hooked[:4])} of this model "
-                         f"{'is one' if wrapped else 'belongs to one'} already, and both would reduce the gradients: "
-                         "use that one, or wrap copy.deepcopy(module) of the module inside")

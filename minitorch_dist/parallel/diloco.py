@@ -44,11 +44,11 @@ from ..comm.together import together
 from ..nn.module import Module
 from ..optim import SGD
 from . import batch_norm
-from .data_parallel import annotated
-from .encodings import Whole
-from .fragments import AUTHOR, PATTERNS, Fragment, divided, encoded, in_full, ranks_inside, settings_of, timetable
+from .encodings import Subspace
+from .fragments import AUTHOR, PATTERNS, Fragment, encoded, fragments_of, in_full, ranks_inside, settings_of, timetable
 from .fully_sharded import FullySharded
 from .same_model import broadcast, check_same_model
+from .wrapping import annotated
 
 
 def nesterov(params):
@@ -109,7 +109,7 @@ class DiLoCo:
             if id(values) not in trained:
                 broadcast(self.comm, lower(values), name)
         self.fragments = [Fragment(k, due, named, self.comm, self.inside, outer) for k, ((due, _), named) in enumerate(
-            zip(timetable(every, fragments), divided(model, fragments, pattern), strict=True))]
+            zip(timetable(every, fragments), fragments_of(model, fragments, pattern), strict=True))]
         self._check_alike(outer=[settings_of(f.optimizer) for f in self.fragments])
         self.steps = 0
         self.own = None     # inside common(): {id of a parameter: the worker's values}
@@ -375,6 +375,6 @@ def _check_settings(every, fragments, pattern, overlap, mix, encoding):
                          "before it is sent again")
     if not 0 < mix <= 1:
         raise ValueError(f"DiLoCo: mix={mix}; the share of the common values, above 0 and at most 1")
-    if encoding is not None and type(encoding).project is not Whole.project:
+    if isinstance(encoding, Subspace):
         raise ValueError(f"DiLoCo: {encoding} is for updates that training has kept in its subspace, which inner "
                          "optimizers don't: take Sketch or E3M0")

@@ -58,8 +58,15 @@ class Whole:
         return message[0].reshape(shape)
 
 
+class Subspace(Whole):
+    """Structured encodings: training keeps the update in a random subspace, of which the message says the point."""
+
+    def project(self, gradient, drawn):
+        return self.decode(self.encode(gradient, drawn), gradient.shape, drawn)
+
+
 @dataclass(frozen=True)
-class RandomMask(Whole):
+class RandomMask(Subspace):
     """Train a random share `keep`, in (0, 1], of each matrix's entries, and send these."""
 
     keep: float
@@ -69,9 +76,6 @@ class RandomMask(Whole):
 
     def draw(self, shape, dtype, key):
         return _chosen(math.prod(shape), self.keep, key)
-
-    def project(self, gradient, drawn):
-        return self.decode(self.encode(gradient, drawn), gradient.shape, drawn)
 
     def encode(self, update, drawn):
         return [update.ravel()[drawn]]
@@ -83,7 +87,7 @@ class RandomMask(Whole):
 
 
 @dataclass(frozen=True)
-class LowRank(Whole):
+class LowRank(Subspace):
     """Train each matrix's update as Q B: Q, `rank` orthonormal columns, is drawn; B is sent. An array of more than two
     axes is taken as a matrix of its first axis × the others."""
 
@@ -96,9 +100,6 @@ class LowRank(Whole):
     def draw(self, shape, dtype, key):
         columns = stream("basis", *key).standard_normal((shape[0], min(self.rank, shape[0])))
         return np.linalg.qr(columns)[0].astype(dtype)
-
-    def project(self, gradient, drawn):
-        return self.decode(self.encode(gradient, drawn), gradient.shape, drawn)
 
     def encode(self, update, drawn):
         return [drawn.T @ update.reshape(len(update), -1)]

@@ -14,14 +14,15 @@ across ranks by exchanging with rank XOR 1, 2, 4 …
 """
 
 from ..backend import xp
+from ..comm.reduction import is_power_of_two
 
 
 def check_shape(micro_shards, ranks):
     """Raise ValueError unless the tree over V micro-shards splits into one whole subtree per rank."""
-    if micro_shards < 1 or micro_shards & (micro_shards - 1):
+    if micro_shards < 1 or not is_power_of_two(micro_shards):
         raise ValueError(f"exact mode adds gradients along a balanced binary tree, so the number of micro-shards must "
                          f"be a power of two; got {micro_shards}")
-    if ranks & (ranks - 1) or micro_shards % ranks:
+    if not is_power_of_two(ranks) or micro_shards % ranks:
         raise ValueError(f"exact mode with {micro_shards} micro-shards runs on 1, 2, 4 … {micro_shards} ranks (a power "
                          f"of two that divides it), not on {ranks}: change -n, or leave exact mode")
 

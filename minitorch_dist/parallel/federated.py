@@ -28,15 +28,16 @@ from .. import backend
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..comm import world
+from ..comm.reduction import is_power_of_two
 from ..data.loader import Shard
 from ..data.sampler import Sampler
 from ..nn import cross_entropy
 from ..optim import SGD
-from .data_parallel import check_alone, check_unwrapped
 from .encodings import Channel, Whole, nbytes
 from .exact import BinaryCounter
 from .fragments import outer_step, settings_of
 from .same_model import broadcast, check_same_model
+from .wrapping import check_alone, check_unwrapped
 
 # ---------------------------------------------------------------- who has which samples
 
@@ -142,7 +143,7 @@ class FederatedAveraging:
         self.comm, self.rounds = world() if comm is None else comm, 0
         # The tree's leaves: clients of a round, and zeros up to a power of two that the ranks divide.
         self.leaves = max(1 << (self.drawn - 1).bit_length(), self.comm.size)
-        if self.comm.size & (self.comm.size - 1):
+        if not is_power_of_two(self.comm.size):
             raise ValueError(f"FederatedAveraging: the clients' updates are added along a balanced binary tree, so the "
                              f"number of ranks must be a power of two, not {self.comm.size}")
         check_same_model(model, self.comm, "FederatedAveraging", lr=lr, epochs=epochs, batch_size=batch_size,

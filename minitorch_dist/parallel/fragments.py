@@ -43,7 +43,7 @@ def timetable(every, fragments=1, overlap=0):
     return [(step, step + overlap) for step in sent]
 
 
-def divided(model, fragments, pattern):
+def fragments_of(model, fragments, pattern):
     """[[(name, this rank's tensor)]] of the parameters that are trained, per fragment: units, as of fully_shard, stay
     together. ValueError where there are too few."""
     if isinstance(model, FullySharded):

@@ -4,6 +4,8 @@ All functions are collective. What they give and take knows nothing of ranks, no
 saved, and loaded on any number of ranks, in any stage, or into an unwrapped model and its optimizer.
 """
 
+from typing import NamedTuple
+
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import to, to_device_of, xp, zeros_like
@@ -58,13 +60,12 @@ def load_full_state_dict(model, saved):
 def full_optimizer_state_dict(model, optimizer):
     """What the optimizer's state_dict would be on the module inside, on rank 0; {} on the others."""
     saved = optimizer.state_dict()
-    for unit, name, places in _arrays(model, optimizer, saved):
-        part = zeros_like(unit.flat.params, dtype=saved["state"][next(iter(places.values()))][name].dtype)
-        for parameter, i in places.items():
-            s = unit.flat.segments[unit.names.index(parameter)]
+    for unit, name, held in _arrays(model, optimizer, saved):
+        part = zeros_like(unit.flat.params, dtype=saved["state"][held[0].number][name].dtype)
+        for _, i, s in held:
             part[s.start:s.stop] = to_device_of(saved["state"][i][name].reshape(-1), part)
         whole = unit.collect(part)
-        for parameter, i in places.items() if whole else ():
+        for parameter, i, _ in held if whole else ():
             saved["state"][i][name] = whole[parameter]
     return {} if model.comm.rank else saved
 
@@ -84,12 +85,11 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     problem, (groups, steps) = model.comm.broadcast_object((problem, settings))
     if problem:
         raise ValueError(problem)
-    for unit, name, places in _arrays(model, optimizer, mine):
-        part = zeros_like(unit.flat.params, dtype=mine["state"][next(iter(places.values()))][name].dtype)
-        unit.spread({parameter: saved["state"][i][name] for parameter, i in places.items()} if saved else None, part)
+    for unit, name, held in _arrays(model, optimizer, mine):
+        part = zeros_like(unit.flat.params, dtype=mine["state"][held[0].number][name].dtype)
+        unit.spread({parameter: saved["state"][i][name] for parameter, i, _ in held} if saved else None, part)
         part = to(part, "cpu")
-        for parameter, i in places.items():
-            s = unit.flat.segments[unit.names.index(parameter)]
+        for _, i, s in held:
             mine["state"][i][name] = part[s.start:s.stop].reshape(s.tensor.shape)
     optimizer.load_state_dict({**mine, "groups": groups, "steps": steps})
 
@@ -112,12 +112,19 @@ def _parameters(optimizer):
     return [p for group in optimizer.groups for p in group["params"]]
 
 
+class _Piece(NamedTuple):
+    """A parameter's name, its number in the optimizer, and where its piece lies in the unit's `flat`."""
+
+    parameter: str
+    number: int
+    segment: object
+
+
 def _arrays(model, optimizer, saved):
-    """For each unit and each kind of state: (unit, its name, {name of a parameter that has it: its number in the
-    optimizer})."""
+    """For each unit and each kind of state: (unit, its name, [_Piece] of the parameters that have it)."""
     number = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     for unit in model.units:
-        places = {name: number[id(piece)] for name, piece in zip(unit.names, unit.pieces, strict=True)
-                  if id(piece) in number}
-        for name in dict.fromkeys(name for i in places.values() for name in saved["state"][i]):
-            yield unit, name, {parameter: i for parameter, i in places.items() if name in saved["state"][i]}
+        pieces = [_Piece(name, number[id(s.tensor)], s) for name, s in zip(unit.names, unit.flat.segments, strict=True)
+                  if id(s.tensor) in number]
+        for name in dict.fromkeys(name for piece in pieces for name in saved["state"][piece.number]):
+            yield unit, name, [piece for piece in pieces if name in saved["state"][piece.number]]

@@ -25,25 +25,20 @@ Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".
 
 from contextlib import contextmanager
 
-from .. import comm as communication
 from .. import ledger
 from ..autodiff.modes import saved_tensors_hooks
-from ..autodiff.primitive import lower, mode, state
+from ..autodiff.primitive import mode, state
 from ..autodiff.reverse import at_end_of_backward, one_pass
 from ..autodiff.writes import log, tick
 from ..backend import xp
-from ..comm.reduction import REDUCIBLE
-from ..nn.module import Module
-from .batch_norm import MicroShardStatistics, other_buffers, synchronise
-from .data_parallel import check_not_annotated, check_unwrapped, divided, held_apart
-from .exact import check_shape
 from .full_state import load_full_state_dict
 from .gathering import Gathering
 from .grouping import default_units, group
 from .hybrid import check_communicator, grid_of, grid_of_share
 from .mixed_precision import AS_IT_IS
-from .same_model import broadcast, check_same_model, check_unchanged, from_rank_0, tables
+from .same_model import check_same_model
 from .units import Unit
+from .wrapping import ReducingModule, check_reducible, held_apart
 
 
 def fully_shard(module, comm=None, stage=3, **options):
@@ -51,7 +46,7 @@ def fully_shard(module, comm=None, stage=3, **options):
     return FullySharded(module, comm, stage, **options)
 
 
-class FullySharded(Module):
+class FullySharded(ReducingModule):
     """A module whose state is cut over the ranks; all conventions are DistributedDataParallel's.
 
     module             built alike on all ranks (checked), before any optimizer; rank 0's values are broadcast. Frozen
@@ -81,37 +76,23 @@ class FullySharded(Module):
     (gathering.py); one that backward needs again when two others were used since is gathered again.
     """
 
-    reduces_gradients = True
-
     def __init__(self, module, comm=None, stage=3, units=None, reshard_after_forward=None, mp_policy=AS_IT_IS,
                  broadcast_buffers=True, exact=False, micro_shards=8, shard_over=None):
-        super().__init__()
         if stage not in (1, 2, 3):
             raise ValueError(f"fully_shard: stage={stage!r}; 1 cuts the optimizer's state, 2 gradients as well, 3 "
                              "parameters as well (0 is DistributedDataParallel)")
         check_communicator(shard_over)
-        check_unwrapped(module)
-        check_not_annotated(module, "fully_shard")
+        super().__init__("fully_shard", module, comm, exact, micro_shards)
         if owned := [name for name, p in module.named_parameters() if p.leaf is not None and p.leaf.flat is not None]:
             raise ValueError(f"fully_shard: {', '.join(owned[:4])} of this model lives in an optimizer's flat buffer "
                              "already: make the optimizer afterwards, of the fully_shard model's parameters()")
-        if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters()
-                   if p.requires_grad and p.dtype not in REDUCIBLE]:
-            raise ValueError(f"fully_shard: gradients of {', '.join(odd)} can't be summed over ranks: train in float32 "
-                             "or float64")
-        self.add_module("", module)
-        self.comm = comm if comm is not None else communication.world()
+        check_reducible(module, "fully_shard")
         mp_policy = AS_IT_IS if mp_policy is None else mp_policy
         mp_policy.check(module)
-        self.stage, self.exact, self.reshard, self.policy = stage, exact, reshard_after_forward, mp_policy
-        if exact:
-            check_shape(micro_shards, self.comm.size)
-            if mp_policy.reduce_dtype:
-                raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
-                                 f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
-            if divided(module):
-                raise ValueError("fully_shard: exact mode can't be had of divided experts or sequences, whose "
-                                 "gradients are sums over ranks inside a product: leave one of the two out")
+        if exact and mp_policy.reduce_dtype:
+            raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
+                             f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
+        self.stage, self.reshard, self.policy = stage, reshard_after_forward, mp_policy
         apart = held_apart(module, self.comm, "fully_shard")
         groups = group(module, default_units(module) if units is None else units, apart=apart)
         check_same_model(module, self.comm, "fully_shard", apart, stage=stage, units=[name for _, name, _ in groups],
@@ -124,22 +105,10 @@ class FullySharded(Module):
         if not groups:
             raise ValueError("fully_shard: the model has no parameter that requires grad, so nothing to train (a stage "
                              "of a pipeline that has none goes unwrapped)")
-        self.passes = micro_shards // self.comm.size if exact else 1     # backward passes per step
-        self.done = 0               # backward passes since the last that reduced
         self.under_way = False      # a backward that hasn't come to its end
-        self.sync, self.spoiled, self.unused_parameters = True, False, []
-        self.tree = tables(module)
-        self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        for name, values in (*self.frozen, *module.named_buffers()):
-            broadcast(self.grid_of(values).everyone, lower(values), name)
+        self.spoiled, self.unused_parameters = False, []
         self._make_units(groups)
-        for _, m in divided(module):
-            m.summed = True
-        self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not exact and self.comm.size > 1 \
-            else []
-        self.statistics = MicroShardStatistics(module, self.comm) if exact else None
-        if not exact:
-            synchronise(module, self.comm)
+        self._look_after_the_rest(broadcast_buffers, lambda tensor: self.grid_of(tensor).everyone)
 
     def grid_of(self, tensor):
         """The Grid of a parameter or a buffer of the module: of an expert's share (moe.py) another one."""
@@ -151,7 +120,6 @@ class FullySharded(Module):
         self.unit_of = {key: unit for unit in self.units for key in unit.places}
         self.piece_of = {id(s.tensor): piece for unit in self.units
                          for s, piece in zip(unit.segments, unit.pieces, strict=True)}
-        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
         for unit in self.units:
             for s in unit.segments:
                 s.tensor.register_post_accumulate_grad_hook(self.hook)
@@ -162,15 +130,10 @@ class FullySharded(Module):
         of_module = {}
         for (m, _, _), unit in zip(groups, self.units, strict=True):
             of_module.setdefault(id(m), (m, []))[1].append(unit)
-        self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard is not False)
-        self.values.in_backward, self.values.used = self._in_backward, self._value_used
+        self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard is not False,
+                                self._in_backward, self._value_used)
         for m, units in of_module.values() if self.stage == 3 else ():
             self.values.watch(m, units)
-
-    @property
-    def module(self):
-        """The wrapped module."""
-        return self._modules[""]
 
     def named_parameters(self):
         """(name, this rank's piece) of every parameter, under the module's names; frozen ones are whole."""
@@ -179,12 +142,10 @@ class FullySharded(Module):
     # ------------------------------------------------------------ forward
 
     def forward(self, *inputs, **options):
-        check_unchanged(self.frozen, self.tree)
         inputs, options = self.policy.inputs(inputs), self.policy.inputs(options)
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
-        if self.training and self.sync:
-            from_rank_0(self.comm, self.module, self.synchronised_buffers)
+        self._forward_begins()
         for unit in self.units if ledger.open_ledgers else ():
             unit.count()
         with ledger.spanning("compute", "forward"):
@@ -192,10 +153,8 @@ class FullySharded(Module):
                 self._refresh()
                 return self.policy.outputs(self.module(*inputs, **options))
             with self.values.forward():
-                for unit in self.units if self.values.held else ():
-                    if write := log.since(unit.flat.params, self.dated):
-                        raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} inside "
-                                           "gathered(), whose values are older: end that block before the step")
+                if self.values.held:
+                    self._check_unstepped("inside gathered(), whose values are older: end that block before the step")
                 self.values.enter(self.values.outer)
                 outer = state.again_in
                 with saved_tensors_hooks(*self.values.packing(*state.pack or (None, None))), \
@@ -223,10 +182,14 @@ class FullySharded(Module):
             self.stale, self.dated = False, tick()
         for unit in self.units:
             self.values.note(self.values.entered, unit)
+        self._check_unstepped("after a forward had gathered the parameters from all ranks, which the others have not "
+                              "seen: call the optimizer's step right after backward, before any other forward")
+
+    def _check_unstepped(self, told):
+        """RuntimeError where a piece was written since the values were gathered, and what is wrong with that."""
+        for unit in self.units:
             if write := log.since(unit.flat.params, self.dated):
-                raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} after a forward had "
-                                   "gathered the parameters from all ranks, which the others have not seen: call the "
-                                   "optimizer's step right after backward, before any other forward")
+                raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} {told}")
 
     # ------------------------------------------------------------ what backward triggers
 
@@ -241,9 +204,7 @@ class FullySharded(Module):
             raise RuntimeError("zero_grad() has come to some parameters, but not to what no_sync() has added up of "
                                f"{', '.join(kept[:4])}: call the model's, which forgets all gradients together")
         if self.exact and self.done and zeroed:
-            raise RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step"
-                               " in exact mode. Call zero_grad() once, before the first; to give up a step half-way, "
-                               "call forget_step() of the model")
+            raise self._zeroed_half_way()
         if self.spoiled and not zeroed:
             raise RuntimeError("a backward of this step has raised an exception, and what no_sync() had added up is "
                                "gone: call zero_grad() and begin the step anew")
@@ -267,7 +228,7 @@ class FullySharded(Module):
         """A parameter's gradient is complete."""
         self._pass_begins()
         if tensor.node.hooks[-1] is not self.hook:      # a later one may change it: it is taken at the end
-            tensor.node.hooks = (*(h for h in tensor.node.hooks if h is not self.hook), self.hook)
+            self._come_last(tensor.node)
             return
         self.unit_of[id(tensor)].take(tensor)
         # Strictly in order, so that all ranks post the same sequence.
@@ -350,17 +311,6 @@ class FullySharded(Module):
             self.statistics.forget()
 
     # ------------------------------------------------------------ for users
-
-    @contextmanager
-    def no_sync(self):
-        """Inside, backward only adds up local gradients; the next one outside reduces the sum."""
-        if self.exact:
-            raise RuntimeError("no_sync in exact mode: it accumulates micro-shards by itself")
-        outer, self.sync = self.sync, False
-        try:
-            yield
-        finally:
-            self.sync = outer
 
     def set_reshard_after_backward(self, reshard):
         """False: stage 3 gathers all parameters once a step, in its first forward, and keeps them until the backward

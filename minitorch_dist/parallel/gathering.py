@@ -25,18 +25,20 @@ class Gathering:
     reshard  free a unit's values after its forward, and gather them again in backward
     outer    the units that the whole model holds
     together {unit: those of its module}, which are of several dtypes or Grids, and needed in turns
+    in_backward     in_backward(): whether a backward pass that has come to the model is under way
+    used            used(): backward asks for a value
     entered, left   units in the order in which forward has begun and ended them, since the last backward
     """
 
-    def __init__(self, units, outer, reshard):
+    def __init__(self, units, outer, reshard, in_backward, used):
         self.units, self.outer, self.reshard = units, outer, reshard
+        self.in_backward, self.used = in_backward, used
         self.together = {unit: [unit] for unit in units} | dict.fromkeys(outer, outer)
         self.entered, self.left = [], []
         self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
         self.current = None     # the one that backward is at
         self.passed = False     # a backward has come since the last forward
         self.running = self.held = 0    # forwards of the whole model under way; gathered() blocks that are open
-        self.in_backward, self.used = lambda: False, lambda: None   # used: backward asks for a value
 
     def watch(self, module, units):
         """Let the units' values come before each forward of the module, and go after it."""
@@ -176,7 +178,7 @@ class Gathering:
             if unit is not self.current or unit.whole is None:
                 self.reach(unit, self.following(unit))
                 self.current = unit
-            return kept.view(unit.whole)
+            return kept.view()
         return pack, unpack
 
     def backward_ends(self):

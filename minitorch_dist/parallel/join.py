@@ -25,8 +25,9 @@ class Join:
 
     def __call__(self, samples):
         """The number of samples in this step's global batch; `samples` (≥ 1) of them are here. Once per step."""
-        if samples < 1:
-            raise ValueError(f"join: a step of {samples} samples; leave the loop when the data is through")
+        if samples < 1 or samples != int(samples):
+            raise ValueError(f"join: a step of {samples} samples; it takes a whole number, at least 1: leave the loop "
+                             "when the data is through")
         return self._agree(samples)
 
     def _agree(self, samples):

@@ -26,13 +26,13 @@ import numpy as np
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..autodiff.tensor import Tensor
 from ..backend import zeros_like
 from ..data.loader import share
 from ..nn.module import Module
 from ..nn.moe import Experts, MoE
 from .collectives import all_to_all
 from .tensor_parallel import _Part
+from .wrapping import check_summed
 
 
 class ExpertParallel(_Part):
@@ -60,27 +60,18 @@ class ExpertParallel(_Part):
         x = ops.reshape(all_to_all(x, self.comm), (ranks, here, rows, size))
         x = ops.reshape(ops.transpose(x, (1, 0, 2, 3)), (here, ranks * rows, size))
         y = ops.reshape(Experts.forward(self, x), (here, ranks, rows, size))
-        self._check_summed(y)
+        check_summed(self, y)
         return all_to_all(ops.reshape(ops.transpose(y, (1, 0, 2, 3)), (count, rows, size)), self.comm)
-
-    def _check_summed(self, y):
-        """RuntimeError where a backward would leave each rank its own gradients of what all ranks hold alike."""
-        if not self.summed and self.comm.size > 1 and self.training and isinstance(y, Tensor) and y.requires_grad:
-            raise RuntimeError(f"ExpertParallel: the ranks of {self.comm.name!r} have samples of their own, and nobody "
-                               "sums the gradients of what they hold alike: wrap the whole model in Distributed"
-                               "DataParallel(model, comm) or fully_shard(model, comm) of all ranks that have samples; "
-                               "where that is done otherwise, set summed = True of its ExpertParallel modules")
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"
 
 
-def cut_experts(moe, comm):
-    """Leave this rank its share of a MoE's experts, in place."""
+def share_of_experts(moe, comm):
+    """This rank's share of a MoE's experts."""
     if isinstance(moe.experts, ExpertParallel):
         raise ValueError(f"parallelize_module: the experts are divided already, over {moe.experts.comm.name!r}")
-    moe.experts = ExpertParallel(moe.experts, comm)
-    return moe
+    return ExpertParallel(moe.experts, comm)
 
 
 def plan_of(model):

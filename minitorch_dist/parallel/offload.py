@@ -41,6 +41,7 @@ from ..backend import (
     xp,
 )
 from ..comm.device import down, pinned
+from .places import Place, address
 from .spill import Spill, mapped
 
 PIECE = 1 << 20     # elements of a GPU's parameters that the host updates at a time
@@ -92,17 +93,7 @@ class View(NamedTuple):
     """What stands for a saved array."""
 
     stretch: Stretch
-    offset: int         # bytes
-    shape: tuple
-    strides: tuple
-    dtype: object
-
-    def of(self, memory):
-        """The array again; its strides too, on which the order of sums may depend."""
-        if isinstance(memory, xp.ndarray):
-            return xp.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
-        first = memory[self.offset:self.offset + self.dtype.itemsize].view(self.dtype)
-        return module_of(memory).lib.stride_tricks.as_strided(first, self.shape, self.strides)
+    place: Place
 
 
 class Activations:
@@ -135,7 +126,7 @@ class Activations:
         stretch = self.known.get(key)
         if stretch is None or not stretch.copies(owner) or log.since(array, stretch.date):
             stretch = self.known[key] = self.put(owner, *key[1:])
-        return View(stretch, address(array) - address(owner) - key[1], array.shape, array.strides, array.dtype)
+        return View(stretch, Place.of(array, address(owner) + first - begin))
 
     def put(self, owner, first, last):
         """Copy bytes [first, last) of an array's memory to where they shall wait."""
@@ -185,7 +176,7 @@ class Activations:
                 if (ahead := self.numbered.get(number)) is not None:
                     self.begin(ahead)
             memory = self.arrived(stretch)
-        return kept.of(memory)
+        return kept.place.view(memory)
 
     def begin(self, stretch):
         """Have a stretch read from the file, unless it is back or on its way."""
@@ -234,11 +225,6 @@ def memory_of(owner):
     begin, end = byte_range(owner)
     as_strided = module_of(owner).lib.stride_tricks.as_strided
     return as_strided(as_strided(owner, (1,), (owner.itemsize,)).view(xp.uint8), (end - begin,), (1,))
-
-
-def address(array):
-    """Where its first element lies."""
-    return array.__array_interface__["data"][0] if isinstance(array, xp.ndarray) else array.data.ptr
 
 
 # ---------------------------------------------------------------- the optimizer's state

@@ -40,11 +40,11 @@ from ..backend import to, to_device_of
 from ..comm.reduction import cut
 from ..flat import ALIGN, layout
 from . import batch_norm
-from .data_parallel import check_alone
 from .parameter_shard import Request, Shard
 from .rpc import Rpc
 from .rref import portable
 from .same_model import broadcast, check_same_model
+from .wrapping import check_alone
 
 MODES = ("sync", "async")
 SHARD = "shard"         # the name under which servers keep theirs

@@ -32,7 +32,6 @@ turns out that some rank had a NaN or too large a norm ("post-validation"). Noth
 depends on the schedule.
 """
 
-import zlib
 from contextlib import nullcontext
 
 import numpy as np
@@ -41,13 +40,15 @@ from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
 from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
+from ..comm.together import together
 from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import clip_stages, tree_sum
-from .data_parallel import check_not_annotated
 from .fully_sharded import FullySharded
+from .same_model import check_same
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
+from .wrapping import ReducingModule, check_not_annotated
 
 SPEC_BYTES = 128
 
@@ -108,43 +109,27 @@ def full_state_dict(chunks, comm):
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
 
 
-def reduces(chunk):
-    """Whether it sums gradients over ranks itself: DistributedDataParallel, fully_shard."""
-    return getattr(chunk, "reduces_gradients", False)
-
-
-def check_same_schedule(schedule, comm):
-    """ValueError on every rank unless all have the same schedule. Collective."""
+def described(schedule):
+    """What has to be the same on all ranks, as lines: the sizes, then step by step."""
     stages, micro_batches = (len({step[place] for row in schedule for step in row}) for place in (2, 1))
-    mine = f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches, steps " \
-           f"{zlib.crc32(repr(schedule).encode()):08x}"
-    versions = {}
-    for rank, said in enumerate(comm.all_gather_object(mine)):
-        versions.setdefault(said, []).append(str(rank))
-    if len(versions) > 1:
-        raise ValueError("Pipeline: the ranks have different schedules: " + "; ".join(
-            f"rank{'s' * (len(who) > 1)} {', '.join(who)} one of {said}" for said, who in versions.items())
-            + ". Make it from the same settings on all of them")
+    return [f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches",
+            *(f"row {rank}, step {i}: {step}" for rank, row in enumerate(schedule) for i, step in enumerate(row))]
 
 
 def check_chunks(chunks, comm):
     """(every rank's number of chunks, whether one of them is in exact mode). ValueError on all ranks if a pipeline
     can't have one of them. Collective."""
-    problem = None
-    if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
-        problem = ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
+    def check():
+        if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
+            raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
                              "for each micro-batch: leave the latter out, then it is gathered once a step, and kept "
                              "until its last backward is through")
-    try:
         for chunk in chunks:
             check_not_annotated(chunk, "Pipeline", "leave the annotations out, and cut the stages' matrices by "
                                 "parallelize_module")
-    except ValueError as error:
-        problem = error
-    exact = any(getattr(chunk, "exact", False) for chunk in chunks)
-    counts, exacts, problems = zip(*comm.all_gather_object((len(chunks), exact, problem)), strict=True)
-    for problem in filter(None, problems):
-        raise problem
+    together(comm, check)
+    exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
+    counts, exacts = zip(*comm.all_gather_object((len(chunks), exact)), strict=True)
     return list(counts), any(exacts)
 
 
@@ -163,7 +148,8 @@ class Pipeline:
     """
 
     def __init__(self, chunks, comm, schedule):
-        check_same_schedule(schedule, comm)
+        check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
+                   "Make it from the same settings on all of them.")
         placement = placement_of(schedule)
         counts, self.exact = check_chunks(chunks, comm)
         if counts != [len(stages) for stages in placement]:
@@ -208,55 +194,56 @@ class Pipeline:
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
         """
-        if scaler is not None and scaler.enabled and not set(self.comm.world_ranks) <= set(
-                scaler.comm.world_ranks if scaler.comm is not None else ()):
-            raise ValueError("Pipeline: a GradScaler that looks at this rank's stages only would leave out other steps "
-                             "than the others do: make it with comm=…, all ranks that train the model")
-        shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
-        if len(shards) != self.micro_batches:
-            raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
-                             f"comes in {len(shards)} micro-shards")
+        self._check_scaler(scaler)
+        self.shards = self._shards_of(batch)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
                                "way: it would be taken for this batch's. Start again from a checkpoint")
         self.under_way = True
-        self.shards, self.kept, self.halves, self.sends, self.here = shards, {}, {}, [], {}
+        self.kept, self.halves, self.sends, self.here = {}, {}, [], {}
         self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
-        kind = state.autocast and state.autocast.dtype, shards[0].inputs.dtype, shards[0].inputs.shape[1:]
+        first = self.shards[0].inputs
+        kind = state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]
         if kind != self.kind:
             self.specs, self.told, self.kind = {}, set(), kind
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
-        left = [self.micro_batches] * len(self.chunks)      # whose gradients aren't complete
+        self.left = [self.micro_batches] * len(self.chunks)
         for kind, k, stage in self.steps:
             _, chunk = self.places[stage]
             if kind == FORWARD:
-                with random_scope(seed, step, batch.count, shards[k].rows, micro_shards):
+                with random_scope(seed, step, batch.count, self.shards[k].rows, micro_shards):
                     self._forward(stage, chunk, k)
-                self.live = max(self.live, len(self.kept))
             elif kind == INPUT:
                 self._input_gradient(stage, chunk, k)
-                self.waiting = max(self.waiting, len(self.halves))
             else:
-                left[chunk] -= 1
-                module = self.chunks[chunk]
-                if (chunk, k) in self.statistics:
-                    module.statistics.exchange(self.statistics.pop((chunk, k)))
-                later = left[chunk] and reduces(module) and not module.exact
-                with module.no_sync() if later else nullcontext():
-                    if kind == BACKWARD:
-                        self._backward(stage, chunk, k)
-                    elif halves := self.halves.pop((chunk, k)):
-                        halves.weights()
-                    else:
-                        self._no_gradients(chunk)
+                self._weight_gradients(kind, stage, chunk, k)
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
+        loss = self._mean_loss(over)
+        self.under_way = False
+        return loss
+
+    def _check_scaler(self, scaler):
+        if scaler is not None and scaler.enabled and not set(self.comm.world_ranks) <= set(
+                scaler.comm.world_ranks if scaler.comm is not None else ()):
+            raise ValueError("Pipeline: a GradScaler that looks at this rank's stages only would leave out other steps "
+                             "than the others do: make it with comm=…, all ranks that train the model")
+
+    def _shards_of(self, batch):
+        """The batch's micro-batches."""
+        shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
+        if len(shards) != self.micro_batches:
+            raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
+                             f"comes in {len(shards)} micro-shards")
+        return shards
+
+    def _mean_loss(self, over):
+        """Of the whole batch, which the last stage knows, on all ranks."""
         total = xp.array([tree_sum(self.losses)])
         self.comm.broadcast(total, self.places[self.last][0])
         if over is not None:
             over.all_reduce(total, exact=self.exact)
-        self.under_way = False
         return float(total[0]) * self.scale
 
     def clip_grad_norm_(self, max_norm):
@@ -273,7 +260,8 @@ class Pipeline:
         else:
             x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs))).requires_grad_()
         module = self.chunks[chunk]
-        with nullcontext() if reduces(module) else spanning("compute", "forward"):      # a wrapper notes its own
+        wrapped = isinstance(module, ReducingModule)
+        with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
             y = module(x)
         if stage == self.last:
             y = self.loss_sum(y, shard.labels)
@@ -286,8 +274,24 @@ class Pipeline:
         else:
             self._send(FORWARD, stage + 1, k, lower(y))
         self.kept[chunk, k] = x, y
-        if getattr(module, "exact", False):     # a micro-shard's statistics go with its gradients
+        self.live = max(self.live, len(self.kept))
+        if wrapped and module.exact:        # a micro-shard's statistics go with its gradients
             self.statistics[chunk, k] = module.statistics.exchange()
+
+    def _weight_gradients(self, kind, stage, chunk, k):
+        """B, or W: those of the chunk's last micro-batch complete its gradients, and a wrapper reduces them."""
+        self.left[chunk] -= 1
+        module = self.chunks[chunk]
+        if (chunk, k) in self.statistics:
+            module.statistics.exchange(self.statistics.pop((chunk, k)))
+        later = self.left[chunk] and isinstance(module, ReducingModule) and not module.exact
+        with module.no_sync() if later else nullcontext():
+            if kind == BACKWARD:
+                self._backward(stage, chunk, k)
+            elif halves := self.halves.pop((chunk, k)):
+                halves.weights()
+            else:
+                self._no_gradients(chunk)
 
     def _backward(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)
@@ -302,7 +306,8 @@ class Pipeline:
 
     def _no_gradients(self, chunk):
         """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
-        if reduces(module := self.chunks[chunk]) and any(p.requires_grad for p in module.parameters()):
+        module = self.chunks[chunk]
+        if isinstance(module, ReducingModule) and any(p.requires_grad for p in module.parameters()):
             module.backward_without_gradients()
 
     def _input_gradient(self, stage, chunk, k):
@@ -314,6 +319,7 @@ class Pipeline:
         if stage > 0:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if found is None else found)
         self.halves[chunk, k] = halves
+        self.waiting = max(self.waiting, len(self.halves))
 
     def _from_behind(self, stage, chunk, k):
         """A micro-batch's input and output, and what the next stage says of the latter: None for the last one."""

@@ -197,19 +197,19 @@ class Rpc:
 
     def _handle(self, src, parts):
         with no_modes():
-            kind, number, body = pickle.loads(parts[0])
-            if kind == "call":
-                self._run(src, number, body, parts[1:])
-            elif kind == "answer":
-                self._take(src, self._asked.pop(number), body, parts[1:])
-            elif kind == "come":
-                self._count(number)
-            elif kind == "again":
-                self._again = True
-            elif kind == "abandon":
-                self.broken = number
-            else:
-                self.is_over = True
+            match pickle.loads(parts[0]):
+                case "call", number, body:
+                    self._run(src, number, body, parts[1:])
+                case "answer", number, body:
+                    self._take(src, self._asked.pop(number), body, parts[1:])
+                case "come", made, _:
+                    self._count(made)
+                case "again", _, _:
+                    self._again = True
+                case "over", _, _:
+                    self.is_over = True
+                case "abandon", told, _:
+                    self.broken = told
 
     def _count(self, made):
         self._come.append(made)

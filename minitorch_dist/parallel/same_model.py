@@ -37,12 +37,11 @@ def from_rank_0(comm, module, names):
         broadcast(comm, lower(buffers[name]), name)
 
 
-def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), **settings):
-    """Raise ValueError on every rank, with the first difference, unless parameters (names, order, shapes, dtypes, which
-    are frozen), buffers and settings are the same on all ranks. Collective."""
+def check_same(comm, lines, problem, advice):
+    """ValueError on every rank, with the first difference and who says what, unless all ranks have the same lines of
+    text. problem, advice: what it begins and ends with. Collective."""
     if comm.size == 1:
         return
-    lines = describe(module, settings, apart)
     digests = comm.all_gather_object(hashlib.sha256("\n".join(lines).encode()).hexdigest())
     if len(set(digests)) == 1:
         return
@@ -51,11 +50,15 @@ def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), 
     versions = {}
     for rank, said in enumerate(everyone):
         versions.setdefault(said[at] if at < len(said) else "nothing more", []).append(rank)
-    raise ValueError(f"{wrapper}: the ranks have wrapped different models; the first difference:\n"
-                     + "\n".join(f"    rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what}"
-                                 for what, who in versions.items())
-                     + "\nBuild the model from the same settings on all ranks (their values may differ: rank 0's are "
-                       "broadcast); one that is cut over some ranks is wrapped for those that hold the same part.")
+    told = [f"    rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what}" for what, who in versions.items()]
+    raise ValueError("\n".join([f"{problem}; the first difference:", *told, advice]))
+
+
+def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), **settings):
+    """check_same, of parameters (names, order, shapes, dtypes, which are frozen), buffers and settings. Collective."""
+    check_same(comm, describe(module, settings, apart), f"{wrapper}: the ranks have wrapped different models",
+               "Build the model from the same settings on all ranks (their values may differ: rank 0's are broadcast); "
+               "one that is cut over some ranks is wrapped for those that hold the same part.")
 
 
 def tables(module):

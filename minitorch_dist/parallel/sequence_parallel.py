@@ -243,11 +243,19 @@ def between(model):
     return plan
 
 
+def check_dropout(caller, path, module):
+    """ValueError for a Dropout of which nobody knows what this rank's part would be."""
+    if isinstance(module, Dropout) and type(module) is not Dropout:
+        raise ValueError(f"{caller}: {path}, of class {type(module).__name__}, is a Dropout of its own making, and "
+                         "would draw for this rank's positions as for all: take nn.Dropout, or make it a Module, if it "
+                         "works on each position by itself")
+
+
 def check_plan(modules, chosen):
     """Whether a plan says of every module what becomes of it; modules {path: module}, chosen {path: way}.
 
-    ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, of parts
-    inside of parts, and of "experts"; TypeError where a module that looks at several positions at once is called
+    ValueError of parameters, dropouts and unknown modules that would get a part of the sequence unawares, of dropouts
+    of one's own, and of "experts"; TypeError where a module that looks at several positions at once is called
     "sequence".
     """
     if context := [path for path, m in modules.items() if getattr(m, "context", None) is not None]:
@@ -261,9 +269,8 @@ def check_plan(modules, chosen):
         if way == WAY and (mixing := [p for p in below if isinstance(modules[p], MIXING)]):
             raise TypeError(f"parallelize_module: {path} can't be {WAY!r}: {mixing[0]} is a "
                             f"{type(modules[mixing[0]]).__name__}, which looks at several positions at once")
-        if inner := [p for p in below if p != path and p in chosen]:
-            raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
-                             "leave one out")
+        for p in below if way == WAY else ():
+            check_dropout("parallelize_module", p, modules[p])
     covered = tuple(f"{path}." for path in chosen)
     left = [path or "the model itself" for path, module in modules.items() if not f"{path}.".startswith(covered)
             and type(module) not in INDIFFERENT and (not module._modules or isinstance(module, MoE) or any(

@@ -36,15 +36,27 @@ from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
-from .data_parallel import check_not_annotated
 from .full_state import full_state_dict as pieces_together
 from .fully_sharded import FullySharded
 from .parts import Part
+from .wrapping import check_not_annotated
 
 
 def _rows(count, comm):
     """The numbers of this rank's share of so many rows."""
     return np.arange(*share(count, comm.rank, comm.size))
+
+
+def _default(given, count, comm, in_order, what):
+    """The given numbers, or (None) this rank's share of `count`. ValueError where only these, in their order, fit."""
+    share_of_all = _rows(count, comm)
+    if given is None:
+        return share_of_all
+    if in_order and not np.array_equal(given, share_of_all):
+        raise ValueError(f"{what} lays the ranks' shares one after another, and rank {comm.rank}'s would be "
+                         f"{share_of_all.tolist()}, not {np.asarray(given).tolist()}: leave these out, or what wants "
+                         "them in order")
+    return given
 
 
 class _Part(Module):
@@ -100,12 +112,12 @@ class ColumnParallelLinear(_Part):
 
     linear         the whole layer, the same on all ranks
     rows           the outputs that this rank makes (default: its share, in order)
-    gather_output  give all of them on all ranks, (…, out_features); for rows as they are by default
+    gather_output  give all of them on all ranks, (…, out_features); ValueError for rows other than by default
     product        product(x, weight, bias), in ops.linear's place: an attribute to be set alike on all ranks
     """
 
     def __init__(self, linear, comm, rows=None, gather_output=False, sequence_parallel=False):
-        rows = _rows(linear.weight.shape[0], comm) if rows is None else rows
+        rows = _default(rows, linear.weight.shape[0], comm, gather_output, "ColumnParallelLinear: gather_output=True")
         self._take(linear, comm, sequence_parallel, weight=(0, rows), bias=(0, rows))
         self.gather_output, self.product = gather_output, ops.linear
 
@@ -118,7 +130,8 @@ class RowParallelLinear(_Part):
     """A Linear whose inputs are divided: this rank's share (…, share of in_features) -> (…, out_features) on all ranks.
 
     columns            the inputs that this rank has (default: its share, in order)
-    input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here
+    input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here; ValueError for
+                       columns other than by default
     product            as ColumnParallelLinear's
     """
 
@@ -126,7 +139,8 @@ class RowParallelLinear(_Part):
         if sequence_parallel and not input_is_parallel:
             raise ValueError("RowParallelLinear: with sequence_parallel the input is this rank's share of in_features "
                              "of whole sequences; input_is_parallel=False can't be had")
-        columns = _rows(linear.weight.shape[1], comm) if columns is None else columns
+        columns = _default(columns, linear.weight.shape[1], comm, not input_is_parallel,
+                           "RowParallelLinear: input_is_parallel=False")
         self._take(linear, comm, sequence_parallel, weight=(1, columns), bias=(None, None))
         self.input_is_parallel, self.product = input_is_parallel, ops.linear
 
@@ -199,8 +213,8 @@ def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="m
 
 # ---------------------------------------------------------------- whole models
 
-def _heads(attention, comm, sequence_parallel=False):
-    """Cut a MultiHeadAttention by heads, in place: every rank keeps its share of the queries' and of the keys'."""
+def _heads(attention, comm, sequence_parallel):
+    """A MultiHeadAttention's attributes, cut by heads: every rank keeps its share of the queries' and of the keys'."""
     heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
     if heads % comm.size or kv_heads % comm.size:
         raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
@@ -212,18 +226,18 @@ def _heads(attention, comm, sequence_parallel=False):
         return np.arange((first + lo) * size, (first + hi) * size)
     queries = features(0, heads)
     rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
-    attention.qkv = ColumnParallelLinear(attention.qkv, comm, rows, sequence_parallel=sequence_parallel)
-    attention.out = RowParallelLinear(attention.out, comm, queries, sequence_parallel=sequence_parallel)
-    attention.heads, attention.kv_heads = heads // comm.size, kv_heads // comm.size
-    return attention
+    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, sequence_parallel=sequence_parallel),
+            "out": RowParallelLinear(attention.out, comm, queries, sequence_parallel=sequence_parallel),
+            "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
 
 
-def _experts(moe, comm, sequence_parallel=False):
-    from .moe import cut_experts
-    return cut_experts(moe, comm)
+def _experts(moe, comm, sequence_parallel):
+    from .moe import share_of_experts
+    return {"experts": share_of_experts(moe, comm)}
 
 
-# How a plan calls it: (the class of the whole module, what makes a rank's part of it).
+# How a plan calls it: (the class of the whole module, what makes a rank's part of it: a Module to stand in its place,
+# or {attribute: value} to be changed).
 WAYS = {
     "column": (Linear, ColumnParallelLinear),
     "column, gathered": (Linear, functools.partial(ColumnParallelLinear, gather_output=True)),
@@ -263,14 +277,36 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
                        of whatever else works on each position by itself, and what the forward of one's own modules
                        does between them must do so. A GPT takes and gives what it did; any other module gets and gives
                        this rank's part, (batch, time/t, dim): scatter_to(x, comm, 1), gather_from(y, comm, 1)
-    To be done before an optimizer or DistributedDataParallel is made. ValueError where a path meets nothing or a way is
-    unknown, TypeError where it doesn't fit the module; nothing is cut then.
+    To be done before an optimizer or DistributedDataParallel is made: RuntimeError afterwards. ValueError where a path
+    meets nothing, a way is unknown, or the ranks can't share a module so; TypeError where a way doesn't fit the module;
+    nothing is cut then.
     """
     sequences.check_choice("parallelize_module", sequence_parallel)
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")
-    modules, chosen = dict(module.named_modules()), {}
-    for pattern, way in ((sequences.between(module) if sequence_parallel else {}) | plan).items():
+    modules = dict(module.named_modules())
+    chosen = _chosen(modules, (sequences.between(module) if sequence_parallel else {}) | plan, sequence_parallel)
+    if sequence_parallel:
+        sequences.check_plan(modules, chosen)
+    _check_separate(modules, chosen)
+    made = {}       # all of them, before the first is put in its place: what can't be cut raises until then
+    for path in sorted(chosen, key=lambda path: chosen[path] == sequences.WAY):     # this changes what is below, last
+        made[path] = WAYS[chosen[path]][1](modules[path], comm, sequence_parallel=sequence_parallel)
+    for path, part in made.items():
+        if isinstance(part, Module):
+            parent, _, name = path.rpartition(".")
+            modules[parent].add_module(name, part)
+        else:
+            for name, value in part.items():
+                setattr(modules[path], name, value)
+    return module
+
+
+def _chosen(modules, plan, sequence_parallel):
+    """{path: way} of {pattern: way}. ValueError where a pattern meets nothing, a way is unknown or a module is cut
+    already; TypeError where it doesn't fit the module."""
+    chosen = {}
+    for pattern, way in plan.items():
         if way in (sequences.WAY, sequences.WHOLE) and not sequence_parallel:
             raise ValueError(f"parallelize_module: {pattern!r}: {way!r} needs sequence_parallel=True")
         if way not in WAYS:
@@ -289,8 +325,20 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
         if parts and way not in ("experts", sequences.WHOLE):       # "experts" says so itself
             raise ValueError(f"parallelize_module: {path} is cut already, over {parts[0].comm.name!r}: a module is cut "
                              "once, over all ranks that are to share it")
-    if sequence_parallel:
-        sequences.check_plan(modules, chosen)
+        if way == "heads" and (other := [f"{path}.{name}" for name, m in modules[path]._modules.items()
+                                         if name in ("qkv", "out") and not isinstance(m, Linear)]):
+            raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
+                            "Linears: cut the model first, then exchange its layers (lora.add, float8)")
+    return chosen
+
+
+def _check_separate(modules, chosen):
+    """ValueError where a module that is to be cut is inside of another one, or shares a parameter with one that isn't
+    to be cut."""
+    for path in chosen:
+        if inner := [other for other in chosen if other.startswith(f"{path}.")]:
+            raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
+                             "leave one out")
     owners = collections.defaultdict(set)
     for path, owner in modules.items():
         for p in owner._parameters.values():
@@ -300,12 +348,6 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
             if others := {o for o in owners[id(p)] if o != path and not o.startswith(f"{path}.")}:
                 raise ValueError(f"parallelize_module: {path} shares a parameter with {', '.join(sorted(others))}, "
                                  "which would keep all of it; give both one module instead")
-    for path, way in chosen.items():
-        parent, _, name = path.rpartition(".")
-        part = WAYS[way][1](modules[path], comm, sequence_parallel=sequence_parallel)
-        if part is not modules[path]:       # it was not cut in place
-            modules[parent].add_module(name, part)
-    return module
 
 
 def parts_of(model):

@@ -8,8 +8,8 @@ as many axes as its parameter, all but the last of length 1, so that what is ask
 the same answer. A parameter of which a rank has nothing has an empty piece there, so that all ranks have all names.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..autodiff.primitive import lower
 from ..autodiff.reverse import run_hooks
@@ -21,6 +21,7 @@ from ..ledger import event, keep, labelled, open_ledgers
 from ..nn.absent import Absent, AbsentParameterError
 from .exact import BinaryCounter
 from .mixed_precision import AS_IT_IS, SumOfShort
+from .places import Place, address
 
 
 class ShardedParameterError(AbsentParameterError):
@@ -39,22 +40,17 @@ class Elsewhere(Absent):
             "whole values are in full_state_dict(model), or inside `with model.gathered():`"))
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A saved view of a gathered unit: where in it, instead of the view, which would keep all of it alive."""
 
     unit: object
-    offset: int         # bytes
-    shape: tuple
-    strides: tuple
-    dtype: object
+    place: Place
     date: int
 
-    def view(self, whole):
+    def view(self):
         """The view again, of the unit's values as they have been gathered anew."""
         self.unit.check_unwritten(self.date)
-        first = whole.view(xp.uint8)[self.offset:].view(self.dtype)
-        return module_of(whole).lib.stride_tricks.as_strided(first, self.shape, self.strides)
+        return self.place.view(self.unit.whole.view(xp.uint8))
 
 
 class Unit:
@@ -165,7 +161,7 @@ class Unit:
         if self.gathering is not None:
             work, self.gathering = self.gathering, None
             work.wait()
-            self.bounds = byte_range(self.whole)
+            self.bounds, self.begin = byte_range(self.whole), address(self.whole)
 
     def post_refresh(self):
         """Begin to collect what the other ranks' optimizers have made of the values, which are here or not."""
@@ -214,9 +210,7 @@ class Unit:
 
     def kept(self, array):
         """What to save in the place of an array that lies in the gathered values."""
-        here = array.data.ptr if not isinstance(array, xp.ndarray) else array.__array_interface__["data"][0]
-        there = self.whole.data.ptr if not isinstance(array, xp.ndarray) else self.bounds[0]
-        return Kept(self, here - there, array.shape, array.strides, array.dtype, tick())
+        return Kept(self, Place.of(array, self.begin), tick())
 
     def check_unwritten(self, date):
         """RuntimeError if the values aren't those of then."""

@@ -10,7 +10,7 @@
 """
 
 BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
-BYTES_MIXED = {"parameter": 2, "gradient": 2, "optimizer": 12}      # the paper's, of 16 bits beside float32
+BYTES_MIXED = {"parameter": 2, "gradient": 2, "optimizer": 12}      # the paper's: 16 bits, and a float32 copy more
 CUT = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradient"), 3: ("optimizer", "gradient", "parameter")}
 SENT = {0: 2, 1: 2, 2: 2, 3: 3}     # elements per parameter, times (N-1)/N
 

@@ -7,6 +7,7 @@ from math import isfinite
 from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES
 from ..parallel.sequence_parallel import check_choice
+from ..tables import aligned
 from .devices import DEVICES, device_named
 from .job import PRECISIONS, Job
 from .meshes import every
@@ -225,7 +226,7 @@ def mesh_lines(args):
         rows.append([p.job.mesh(), _name(p), f"{p.job.micro_batches}", f"{p.fullest.memory / unit:,.2f}", _fits(p),
                      f"{p.seconds.step:.3g}", p.seconds.longest])
     return [f"{job.model}", f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of "
-            f"{job.time:,} tokens", "", *_columns(rows), "",
+            f"{job.time:,} tokens", "", *aligned(rows), "",
             f"{len(plans)} ways, of which {fit} fit; {order}. {impossible} more can't be: --dp, --tp, --pp by hand say "
             "why.", "", *notes(job)]
 
@@ -245,7 +246,7 @@ def held_table(plans):
         rows.append([_name(p), *(f"{getattr(p.fullest, kind) / unit:,.2f}" for kind in kinds),
                      f"{p.fullest.memory / unit:,.2f}", _fits(p),
                      *(f"{getattr(p.fullest, kind) / unit:,.2f}" for kind in host)])
-    return _columns(rows)
+    return aligned(rows)
 
 
 def time_table(plans):
@@ -263,7 +264,7 @@ def time_table(plans):
         rows.append([_name(p), *(f"{counts[i] / unit:,.2f}" for counts in sent.values()),
                      *(f"{getattr(p.seconds, part):.3g}" for part in parts), f"{p.seconds.step:.3g}",
                      p.seconds.longest])
-    return _columns(rows)
+    return aligned(rows)
 
 
 def _name(p):
@@ -277,9 +278,3 @@ def _held_unit(plans):
 
 def _unit(most):
     return next((unit for unit in UNITS if most >= unit), 1e3)
-
-
-def _columns(rows):
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                      for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]

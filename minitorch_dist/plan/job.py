@@ -7,11 +7,9 @@ from ..data.loader import share
 from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES, WEIGHT, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
+from ..parallel.zero import BYTES, BYTES_MIXED
 
-# Bytes per parameter as it is held, and per element as it is sent. Mixed: 16 bits, and Adam's float32 master copy and
-# two states (Rajbhandari et al. 2020, "ZeRO"); float32: this library's.
-PRECISIONS = {"mixed": {"parameter": 2, "gradient": 2, "optimizer": 12}, "float32":
-              {"parameter": 4, "gradient": 4, "optimizer": 8}}
+PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,18 @@ from types import SimpleNamespace
 from ..flat import ALIGN, BLOCK, layout, round_up
 from ..parallel.buckets import MIB, cut
 
+FIRST, CAP = 1, 25      # DistributedDataParallel's first_bucket_mb and bucket_cap_mb
+
 
 def _stand_in(shape, itemsize):
     """Of a tensor, what layouts ask for."""
     return SimpleNamespace(data=SimpleNamespace(size=prod(shape), nbytes=prod(shape) * itemsize), dtype=itemsize)
 
 
-def buckets(shapes, itemsize, first_mib=1, cap_mib=25):
+def buckets(shapes, itemsize):
     """Elements of each of DistributedDataParallel's buckets, with its counts of users; shapes in the order in which
     gradients come, by which it cuts them after the first step."""
-    lists = cut([_stand_in(shape, itemsize) for shape in shapes], first_mib * MIB, cap_mib * MIB)
+    lists = cut([_stand_in(shape, itemsize) for shape in shapes], FIRST * MIB, CAP * MIB)
     return [layout(tensors, len(tensors))[1] for tensors in lists]
 
 

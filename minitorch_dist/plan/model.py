@@ -21,7 +21,7 @@ class Parameters:
     layers = None
     experts = 0
 
-    def step_flops(self, tokens, time=None, checkpointing=False):
+    def step_flops(self, tokens, checkpointing=False):
         """6·N·D; with checkpointing forward runs twice: 8·N·D."""
         return (8 if checkpointing else 6) * self.count * tokens
 
@@ -152,12 +152,6 @@ class GPT:
     def output_flops(self, tokens):
         """Of the output layer, forward."""
         return tokens * 2 * self.width * self.vocabulary
-
-    def step_flops(self, tokens, time, checkpointing=False):
-        """Of a training step of so many tokens in one call, in sequences of `time`; with checkpointing the blocks run
-        twice."""
-        return (4 if checkpointing else 3) * self.layers * self.block_flops(tokens, time) + \
-            3 * self.output_flops(tokens)
 
     def __str__(self):
         what = "GPT" if self.family == "gpt" else "Llama"

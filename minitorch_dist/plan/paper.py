@@ -148,7 +148,7 @@ def rank_of(job, place):
         size = job.model.count
         pieces, buffered, activations_kept = [(size, job.shards, job.copies)], 0, None
         collectives = data_parallel(job, pieces, 0)
-        flops = job.model.step_flops(job.samples * job.time, job.time, job.checkpointing)
+        flops = job.model.step_flops(job.samples * job.time, job.checkpointing)
     else:
         stages = job.stages_of(place)
         pieces, buffered, activations_kept = pieces_of(job, stages), buffers(job, stages), kept(job, place, stages)

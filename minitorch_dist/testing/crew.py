@@ -12,7 +12,6 @@ shows, and for calls that are meant to fail, take ranks.call.
 import contextlib
 import os
 import pickle
-import select
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from ..comm.joining import readable
 from ..launch_env import snapshot
 from . import ranks
 
@@ -52,7 +52,7 @@ class Crew:
             os.mkfifo(self.folder / name)
             # For reading and writing: so that opening waits for nobody, and the orders end with this process.
             self.pipes.append(os.open(self.folder / name, os.O_RDWR | os.O_CLOEXEC))
-        self.launch = ranks.Launch(self.folder, [str(CHILD), str(self.folder)], self.n, env=PERTURBED | (env or {}))
+        self.launch = ranks.Launch(self.folder, [CHILD, self.folder], self.n, env=PERTURBED | (env or {}))
 
     def call(self, target, args=(), limit=60):
         """The list of the values of `module:function`, by rank. AssertionErrors as from ranks.call; then call finish.
@@ -74,7 +74,7 @@ class Crew:
         """Whether all ranks are done with a call before the end, and before one of them has ended."""
         left = self.n
         while left:
-            if select.select([self.pipes[0]], [], [], LOOK_EVERY)[0]:
+            if readable(self.pipes[0], LOOK_EVERY):
                 left -= len(os.read(self.pipes[0], left))
             elif self.launch.process.poll() is not None or time.monotonic() > end:
                 return False

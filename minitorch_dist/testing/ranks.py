@@ -103,8 +103,8 @@ def launch(arguments, n, limit=60, env=None, cwd=None, force=False, inherit=True
              call for so long: they wait for each other. It is ended before, when each has spent LOOKED_SECONDS of CPU
              time in that call: on a busy machine too, what was sent has arrived by then
     """
-    return _launch([str(argument) for argument in arguments], n, limit, env, cwd, force, lambda folder: None,
-                   inherit=inherit, still=still)[0]
+    with _folder() as folder:
+        return Launch(folder, arguments, n, env, cwd, force, inherit).finish(limit, still)
 
 
 def call(target, n, args=(), limit=60, env=None, cwd=None):
@@ -113,21 +113,15 @@ def call(target, n, args=(), limit=60, env=None, cwd=None):
     Arguments and values are pickled. Modules are found where this process finds them. A function that raises, a rank
     that ends early and a timeout are AssertionErrors with the traceback.
     """
-    def write_call(folder):
+    with _folder() as folder:
         with open(folder / "call.pickle", "wb") as file:
             pickle.dump([os.path.abspath(path) for path in sys.path], file)
             pickle.dump((target, tuple(args)), file)
-
-    def read_values(folder):
+        run = Launch(folder, [CHILD, folder], n, env, cwd).finish(limit).check()
         files = [folder / f"rank-{rank}.value" for rank in range(n)]
-        return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files], \
-            [rank for rank in range(n) if not files[rank].exists()]
-
-    run, (values, missing) = _launch([str(CHILD)], n, limit, env, cwd, False, write_call, read_values)
-    run.check()
-    if missing:
-        raise AssertionError(f"{target}: no value from ranks {missing}\n{run.report()}")
-    return values
+        if missing := [rank for rank in range(n) if not files[rank].exists()]:
+            raise AssertionError(f"{target}: no value from ranks {missing}\n{run.report()}")
+        return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def clean():
@@ -170,14 +164,12 @@ def mpirun_command():
 
 # ---------------------------------------------------------------- inside
 
-def _launch(arguments, n, limit, env, cwd, force, prepare, collect=lambda folder: None, inherit=True, still=None):
+@contextlib.contextmanager
+def _folder():
+    """What a launch and its ranks tell each other by: a folder that is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
     try:
-        prepare(folder)
-        if str(CHILD) in arguments:
-            arguments = [*arguments, str(folder)]
-        run = Launch(folder, arguments, n, env, cwd, force, inherit).finish(limit, still)
-        return run, collect(folder)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -188,7 +180,7 @@ class Launch:
     def __init__(self, folder, arguments, n, env=None, cwd=None, force=False, inherit=True):
         self.folder, self.n = folder, n
         mpirun = [*mpirun_command(), "-n", str(n)] if n > 1 or force else []
-        python = [sys.executable, *arguments]
+        python = [sys.executable, *map(str, arguments)]
         self.command = [*mpirun, *python]
         environment = (without_launcher(os.environ) if inherit else clean()) | {
             "MINITORCH_RANK_STATE": str(folder), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (env or {})

@@ -9,17 +9,16 @@ from .curves import (
     HEADLINES,
     SAME_JOB,
     SETTINGS,
-    STYLE,
     Run,
     RunError,
     Verdict,
-    _binned,
     curves,
     deltas,
     read_run,
     verdict,
 )
 from .differentiation import jacobian_filling, memory
+from .figure import STYLE
 from .graph import graph, graph_text
 from .models import attention_maps, confusion_matrix, filters, learning_curve, text_surprise
 from .timeline import schedule, timeline

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .figure import drawn
+
 # ---------------------------------------------------------------- runs
 
 
@@ -181,8 +183,6 @@ THICK = {"color": "#f4a259", "lw": 5, "alpha": 0.75, "solid_capstyle": "round"} 
 COLORS = ("#1d3557", "#2a9d8f", "#9b2c8f", "#6c757d")                               # the others
 DASHES = ((0, (4, 2.5)), (3.2, (2, 4.5)), (0, (1, 2)), (0, (6, 2, 1, 2)))
 GREEN, RED = "#2a7f4f", "#b3261e"
-STYLE = {"font.family": "DejaVu Sans", "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False,
-         "axes.edgecolor": "#888888", "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555"}
 MOST_POINTS = 400   # of more, dashes run into one line
 
 
@@ -192,11 +192,8 @@ def curves(runs, path, tolerance=1e-4):
     The first run is a thick pale line and the others are thin dashes above it, so that equal curves both show.
     Long runs are drawn in bins: the mean of the losses, but the largest difference.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
     judged = verdict(runs, tolerance)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 5.2), dpi=150, layout="constrained")
+    with drawn(path, (8.6, 5.2)) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2.2, 1])
         size = -(-max(len(run.steps) for run in runs) // MOST_POINTS)
         _draw_losses(top, runs, size)
@@ -205,12 +202,10 @@ def curves(runs, path, tolerance=1e-4):
             _mark(top, bottom, judged.first_step)
         bottom.set_xlabel("optimizer step" + (f"  (a point: {size} steps)" if size > 1 else ""))
         _write_verdict(top, judged)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
     return judged
 
 
-def _binned(steps, values, size, reduce):
+def binned(steps, values, size, reduce):
     """Steps and values with `size` steps in one point. Bins lie at the same steps in every run."""
     starts = np.flatnonzero(np.diff((steps - 1) // size, prepend=-1))
     points = reduce.reduceat(values, starts)
@@ -222,7 +217,7 @@ def _binned(steps, values, size, reduce):
 def _draw_losses(axes, runs, size):
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
     for index, run in enumerate(runs):
-        steps, losses = _binned(run.steps, run.losses, size, np.add)
+        steps, losses = binned(run.steps, run.losses, size, np.add)
         few = {"marker": "o", "markersize": 3.5 if index else 7} if len(steps) <= 20 else {}
         thin = {"color": _color(index), "lw": 1.3, "ls": DASHES[(index - 1) % len(DASHES)]}
         axes.plot(steps, losses, label=run.label, **few, **(thin if index else THICK))
@@ -245,7 +240,7 @@ def _draw_deltas(axes, runs, tolerance, size):
     ceiling = 10.0 ** (high + every / 2)
     for index, (steps, delta) in enumerate(differences, 1):
         if len(steps):
-            steps, delta = _binned(steps, np.minimum(delta, ceiling), size, np.maximum)
+            steps, delta = binned(steps, np.minimum(delta, ceiling), size, np.maximum)
             axes.fill_between(steps, 0, delta, step="mid", color=_color(index), alpha=0.15, lw=0)
             axes.plot(steps, delta, color=_color(index), lw=1.2, drawstyle="steps-mid")
     axes.set_yscale("symlog", linthresh=10.0**low, linscale=0.9 * every)

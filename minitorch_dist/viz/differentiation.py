@@ -1,12 +1,10 @@
 """Differentiation to look at: a Jacobian filled by columns and by rows, and the memory that each mode holds."""
 
-from pathlib import Path
-
 import numpy as np
 
 from ..autodiff.primitive import lower
 from ..autodiff.transforms import jvp, vjp
-from .curves import STYLE
+from .figure import drawn
 
 # ---------------------------------------------------------------- the Jacobian
 
@@ -25,28 +23,19 @@ def jacobian_filling(f, x, path):
     rows = [np.ravel(pull(e.reshape(y.shape))[0]) for e in np.eye(y.size, dtype=y.dtype)]
     if not columns or not rows:
         raise ValueError(f"jacobian_filling: from shape {x.shape} to shape {y.shape}: there is nothing to draw")
-    import matplotlib
-    from matplotlib.figure import Figure
     largest = max(np.abs(columns).max(), 1e-30)
-    with matplotlib.rc_context(STYLE):
-        cell = min(0.42, 3.2 / max(len(rows), len(columns)))
-        across, down = max(1.35, cell * len(columns)), max(0.9, cell * len(rows))
-        figure = Figure(figsize=(PANELS * (across + 0.45) + 0.9, 2 * (down + 1.0)), dpi=150)
+    cell = min(0.42, 3.2 / max(len(rows), len(columns)))
+    across, down = max(1.35, cell * len(columns)), max(0.9, cell * len(rows))
+    with drawn(path, (PANELS * (across + 0.45) + 0.9, 2 * (down + 1.0)), layout=None) as figure:
         strips = figure.subfigures(2, 1)
         _strip(strips[0], np.array(columns).T, len(columns), 1, "JVP", largest,
-               f"jacfwd: column by column, {_passes(len(columns), 'JVP')} for {_inputs(len(columns))}")
+               f"jacfwd: column by column, {_counted(len(columns), 'JVP')} for {_counted(len(columns), 'input')}")
         _strip(strips[1], np.array(rows), len(rows), 0, "VJP", largest,
-               f"jacrev: row by row, {_passes(len(rows), 'VJP')} for {_inputs(len(rows), 'output')}")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+               f"jacrev: row by row, {_counted(len(rows), 'VJP')} for {_counted(len(rows), 'output')}")
     return len(columns), len(rows)
 
 
-def _passes(n, name):
-    return f"{n} {name}{'s' * (n != 1)}"
-
-
-def _inputs(n, name="input"):
+def _counted(n, name):
     return f"{n} {name}{'s' * (n != 1)}"
 
 
@@ -76,7 +65,7 @@ def _strip(figure, matrix, passes, axis, name, largest, title):
         at = done - 1.5     # a frame around the newest column or row
         frame = ((at, -0.5), 1, matrix.shape[0]) if axis else ((-0.5, at), matrix.shape[1], 1)
         _frame(axes, *frame)
-        axes.set_xlabel(f"after {_passes(done, name)}", fontsize=10)
+        axes.set_xlabel(f"after {_counted(done, name)}", fontsize=10)
 
 
 def _frame(axes, corner, width, height):
@@ -106,21 +95,15 @@ def memory(books, path, unit=None, kind="activation"):
         if not any(name == kind for name, _ in book.course):
             raise ValueError(f"memory: the ledger of {label!r} has counted no {kind} bytes: record it with "
                              "ledger.record(memory=True)")
-    import matplotlib
-    from matplotlib.figure import Figure
     size = unit or 1e6
     peaks = {label: book.peak[kind] / size for label, book in books.items()}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 4.6), dpi=150, layout="constrained")
+    passes = {label: _passes_of(book, kind) for label, book in books.items()}
+    two = any(backward for _, backward in passes.values())
+    with drawn(path, (8.6, 4.6)) as figure:
         axes = figure.subplots()
-        two = False
-        for (label, book), color in zip(books.items(), LINES * len(books), strict=False):
-            forward, backward = _passes_of(book, kind)
-            xs, ys = np.linspace(0, 1, len(forward)), np.array(forward) / size
-            if backward:
-                two = True
-                xs = np.concatenate([xs, np.linspace(1, 2, len(backward) + 1)[1:]])
-                ys = np.concatenate([ys, np.array(backward) / size])
+        for (label, (forward, backward)), color in zip(passes.items(), LINES * len(books), strict=False):
+            xs = np.concatenate([np.linspace(0, 1, len(forward)), np.linspace(1, 2, len(backward) + 1)[1:]])
+            ys = np.array([*forward, *backward]) / size
             axes.plot(xs, ys, color=color, lw=1.6, drawstyle="steps-post", label=f"{label}: peak {peaks[label]:,.3g}")
             axes.fill_between(xs, 0, ys, step="post", color=color, alpha=0.10, lw=0)
         axes.set_xlim(0, 2 if two else 1)
@@ -132,8 +115,6 @@ def memory(books, path, unit=None, kind="activation"):
         axes.grid(axis="y", alpha=0.2)
         axes.set_ylabel(f"{kind}s held" if unit else f"{kind}s held (MB)")
         axes.legend(frameon=False, loc="upper left", fontsize=10)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
     return peaks
 
 

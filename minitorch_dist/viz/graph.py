@@ -1,12 +1,11 @@
 """The tape, as text and as a picture: what a tensor was made of, and what is kept for its gradient."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..autodiff.primitive import lower
 from ..autodiff.saved import Packed
 from ..autodiff.tensor import Leaf
-from .curves import STYLE
+from .figure import drawn
 
 MOST_NODES = 60         # a picture of more is no picture
 MOST_LINES = 400
@@ -133,12 +132,9 @@ def graph(tensor, path=None, names=None):
     if len(shown) > MOST_NODES:
         raise ValueError(f"this tape has {len(shown):,} nodes, and a picture holds {MOST_NODES}: draw a part of the "
                          "model, or print(graph_text(tensor))")
-    import matplotlib
-    from matplotlib.figure import Figure
-    with matplotlib.rc_context(STYLE):
-        rows, links = layers(shown)
-        width = max(len(row) for row in rows)
-        figure = Figure(figsize=(max(4.5, 2.3 * width + 0.3), 0.3 + 0.86 * len(rows)), dpi=150, layout="constrained")
+    rows, links = layers(shown)
+    width = max(len(row) for row in rows)
+    with drawn(path, (max(4.5, 2.3 * width + 0.3), 0.3 + 0.86 * len(rows))) as figure:
         axes = figure.subplots()
         axes.set_axis_off()
         places = _places(rows, links)
@@ -150,8 +146,6 @@ def graph(tensor, path=None, names=None):
         xs = [x for x, _ in places.values()]
         axes.set_xlim(min(xs) - 0.55, max(xs) + 0.55)
         axes.set_ylim(-len(rows) + 0.5, 0.5)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
     return text
 
 

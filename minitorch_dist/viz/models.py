@@ -3,33 +3,21 @@
 Each takes plain arrays and writes one file; PNG, SVG or PDF by the name's ending.
 """
 
-from pathlib import Path
-
 import numpy as np
 
-from .curves import COLORS, MOST_POINTS, STYLE, _binned
+from .curves import COLORS, MOST_POINTS, binned
+from .figure import drawn
 
 INK = COLORS[0]
-
-
-def save(draw, path, size):
-    """Make a figure of `size` inches, let draw(figure) fill it, and write it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, dpi=150, layout="constrained")
-        draw(figure)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
 
 
 def learning_curve(run, path):
     """The training loss of one Run (see read_run), and its validation losses where its summary holds
     `validation` [(step, loss) …]; in nats, as cross-entropy is."""
-    def draw(figure):
+    with drawn(path, (8.6, 4)) as figure:
         axes = figure.subplots()
         size = -(-len(run.steps) // MOST_POINTS)
-        steps, losses = _binned(run.steps, run.losses, size, np.add)
+        steps, losses = binned(run.steps, run.losses, size, np.add)
         axes.plot(steps, losses, color="#f4a259", lw=1.6, label="training, each step" if size == 1 else
                   f"training, mean of {size} steps")
         if validation := run.summary.get("validation"):
@@ -44,7 +32,6 @@ def learning_curve(run, path):
         axes.grid(axis="y", alpha=0.2)
         axes.legend(frameon=False)
         axes.set_title(f"{run.summary.get('data', '')} · {run.label}", loc="left", fontsize=11)
-    save(draw, path, (8.6, 4))
 
 
 def filters(weight, path, most=64):
@@ -63,8 +50,7 @@ def filters(weight, path, most=64):
     for i, image in enumerate(images):
         top, left = i // columns * (zoom * height + gap), i % columns * (zoom * width + gap)
         mosaic[top:top + zoom * height, left:left + zoom * width] = image.repeat(zoom, 0).repeat(zoom, 1)
-
-    def draw(figure):
+    with drawn(path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6))) as figure:
         reach = np.abs(images).max() or 1
         axes = figure.subplots()
         axes.axis("off")
@@ -73,7 +59,6 @@ def filters(weight, path, most=64):
         title = f"{out} filters over {inside} channel{'s' * (inside > 1)}"
         title += f", {len(images)} of {out * inside} shown" if len(images) < out * inside else ""
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    save(draw, path, (max(4, 0.75 * columns + 1.2), max(1.8, 0.75 * rows + 0.6)))
 
 
 def attention_maps(weights, path, labels=None, title=""):
@@ -82,8 +67,7 @@ def attention_maps(weights, path, labels=None, title=""):
     weights = np.asarray(weights)
     if weights.ndim != 3:
         raise ValueError(f"attention_maps: weights of shape {weights.shape}; expected (heads, time, sources)")
-
-    def draw(figure):
+    with drawn(path, (2.6 * len(weights) + 1, 3.1)) as figure:
         grid = figure.subplots(1, len(weights), squeeze=False, sharey=True)[0]
         for head, (axes, image) in enumerate(zip(grid, weights, strict=True)):
             shown = axes.imshow(image, cmap="Purples", vmin=0, vmax=1)
@@ -95,17 +79,20 @@ def attention_maps(weights, path, labels=None, title=""):
                 axes.set_yticks(range(image.shape[0]), names[:image.shape[0]], fontsize=7)
         grid[0].set_ylabel("position")
         figure.colorbar(shown, ax=grid, shrink=0.7, label="weight")
-    save(draw, path, (2.6 * len(weights) + 1, 3.1))
 
 
 def confusion_matrix(labels, predictions, path, classes=10):
     """How often each class (row) is taken for each (column); counts written in, errors coloured. Returns the counts,
-    int64 (classes, classes)."""
+    int64 (classes, classes). ValueError for what is none of the classes 0 to classes - 1."""
+    pairs = np.asarray(labels), np.asarray(predictions)
+    for name, values in zip(("labels", "predictions"), pairs, strict=True):
+        if values.size and not 0 <= values.min() <= values.max() < classes:
+            raise ValueError(f"confusion_matrix: {name} from {values.min()} to {values.max()}, where classes are 0 to "
+                             f"{classes - 1}: leave out what has no class")
     counts = np.zeros((classes, classes), np.int64)
-    np.add.at(counts, (np.asarray(labels), np.asarray(predictions)), 1)
+    np.add.at(counts, pairs, 1)
     errors = np.where(np.eye(classes, dtype=bool), 0, counts)
-
-    def draw(figure):
+    with drawn(path, (5.4, 5.2)) as figure:
         axes = figure.subplots()
         axes.imshow(errors, cmap="OrRd", vmin=0, vmax=max(1, errors.max()))
         for (row, column), count in np.ndenumerate(counts):
@@ -120,7 +107,6 @@ def confusion_matrix(labels, predictions, path, classes=10):
         right = np.trace(counts)
         axes.set_title(f"{right:,} of {counts.sum():,} right ({100 * right / max(1, counts.sum()):.2f} %)", loc="left",
                        fontsize=11)
-    save(draw, path, (5.4, 5.2))
     return counts
 
 
@@ -139,8 +125,7 @@ def text_surprise(text, probabilities, path, width=72, note=""):
 
     surprise = -np.log(np.maximum(probabilities, 1e-12))
     columns = max((column for _, column in places), default=0) + 1
-
-    def draw(figure):
+    with drawn(path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.2 * bool(note) + 0.21 * (places[-1][0] + 2))) as figure:
         from matplotlib.patches import Rectangle
         axes = figure.subplots()
         for c, (r, k), s in zip(text, places, surprise, strict=True):
@@ -153,4 +138,3 @@ def text_surprise(text, probabilities, path, width=72, note=""):
         axes.axis("off")
         axes.set_title("\n".join([f"{np.nanmean(surprise):.2f} nats per character", "the darker, the less expected",
                                   *([note] if note else [])]), loc="left", fontsize=10)
-    save(draw, path, (max(2.6, 0.118 * (columns + 2)), 0.7 + 0.2 * bool(note) + 0.21 * (places[-1][0] + 2)))

@@ -1,11 +1,9 @@
 """All ranks' timelines in one picture."""
 
-from pathlib import Path
-
 from ..ledger import Span
 from ..parallel.schedules import NAMES, label
 from ..timeline import Timeline
-from .curves import STYLE
+from .figure import drawn
 
 COLORS = {"forward": "#4C78A8", "backward": "#F58518", "input gradient": "#F58518", "weight gradients": "#B5651D",
           "optimizer": "#54A24B", "wait": "#D9D9D9"}
@@ -18,13 +16,10 @@ def timeline(traced, path, title="What each rank did", unit=None):
     below it the operations between ranks, from posting to completion. unit: what times are in, if not in seconds."""
     if not any(traced.spans):
         raise ValueError("timeline: nothing was recorded; run a step inside of `with mt.trace(world) as timeline:`")
-    import matplotlib
-    from matplotlib.figure import Figure
     lanes = [pack([s for s in spans if s.track == "communication"]) for spans in traced.spans]
     heights = [2 + max((lane for lane, _ in packed), default=-1) for packed in lanes]
     unit, scale = (unit, 1) if unit else _unit(max(s.end for spans in traced.spans for s in spans))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 1.5 + 0.34 * (sum(heights) + len(heights))), dpi=150, layout="constrained")
+    with drawn(path, (11, 1.5 + 0.34 * (sum(heights) + len(heights)))) as figure:
         axes = figure.subplots()
         top, ticks, labels = 0.0, [], []
         for rank, (spans, packed, height) in enumerate(zip(traced.spans, lanes, heights, strict=True)):
@@ -42,8 +37,6 @@ def timeline(traced, path, title="What each rank did", unit=None):
         axes.grid(axis="y", visible=False)
         axes.set_title(title, loc="left")
         _legend(axes, {s.name for spans in traced.spans for s in spans if s.track == "compute"}, any(lanes))
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
 
 
 def schedule(played, path, title):

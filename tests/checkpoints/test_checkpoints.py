@@ -324,6 +324,8 @@ def test_the_newest_are_kept(tmp_path):
         kept.save(20, model)
     with pytest.raises(ValueError, match="keep=0"):
         Checkpoints(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="step=-1"):     # nothing would ever find it again
+        kept.save(-1, model)
     (kept.folder / "step-00000099").mkdir()     # of another program
     (kept.folder / "notes.txt").write_text("mine")
     assert kept.steps() == [10, 20]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.checkpoints.index import Index, covers
-from minitorch_dist.checkpoints.layout import boxes_of, cut_at, parted, piece_of, ranged, refined
+from minitorch_dist.checkpoints.layout import boxes_of, parted, piece_of, ranged
 from minitorch_dist.checkpoints.loading import Reader
 from tests.crews import crews
 
@@ -127,15 +127,17 @@ def test_ranges_of_parts_are_the_whole_together(axis):
 
 
 def test_pieces_are_cut_where_others_end():
-    assert cut_at(((3, 9),), {0, 3, 5, 8, 9, 12}) == [((3, 5),), ((5, 8),), ((8, 9),)]
-    assert cut_at(((4, 4),), {2, 4}) == [((4, 4),)]
+    pieces = ranged((12,), (3, 9)).cut_at({0, 3, 5, 8, 9, 12}).pieces
+    assert [box for box, _ in pieces] == [((3, 5),), ((5, 8),), ((8, 9),)]
+    empty = ranged((12,), (4, 4))
+    assert empty.cut_at({2, 4}) == empty and empty.ends() == {4}
     x = np.arange(20).reshape(4, 5)
     for layout, mine in ((ranged((4, 5), (3, 17)), x.ravel()[3:17]),
                          (parted((6,), 0, np.array([2, 3, 4, 7, 8, 9]), 10), np.array([2, 3, 4, 7, 8, 9])),
                          (parted((6,), 0, np.array([2, 3, 4, 7, 8, 9]), 10, (1, 5)), np.array([3, 4, 7, 8]))):
-        found = refined(layout, {4, 8, 16})
+        found = layout.cut_at({4, 8, 16})
         assert len(found.pieces) > len(layout.pieces) and found.shape == layout.shape
         for ((start, stop),), place in found.pieces:
             assert piece_of(mine, place).tolist() == list(range(start, stop))
     boxed = parted((2, 5), 0, np.array([1, 3]), 4)
-    assert refined(boxed, {1, 2}) == boxed
+    assert boxed.cut_at({1, 2}) == boxed and not boxed.ends()

@@ -293,3 +293,19 @@ def remembered_by_one():
             results.append(float(whole[31]))
         world.algorithm = "auto"
     return results, world.size * (world.size + 1) / 2
+
+
+def other_counts():
+    """What is raised where rank 0 sends rank 1 one row and rank 1 has room for two: at once, and posted."""
+    world, messages = comm.world(), []
+    send, room = [[1] * world.size for _ in range(2)]
+    if world.rank == 1:
+        room[0] = 2
+    for posted in (False, True):
+        try:
+            work = world.all_to_all(np.empty(sum(room)), np.zeros(sum(send)), send, room, async_op=posted)
+            while posted and not work.is_completed():
+                pass
+        except comm.MismatchError as error:
+            messages.append(str(error))
+    return messages

@@ -1,8 +1,11 @@
 """The mismatch check finds every difference on every rank, and nothing else; the rooted and repeated collectives."""
 
+import os
+
 import numpy as np
 import pytest
 
+from minitorch_dist.comm import where
 from minitorch_dist.comm.mismatch import fingerprint
 from tests.crews import crews
 
@@ -49,6 +52,19 @@ def test_every_rank_raises_and_names_what_each_has_called(nodes):
             assert [line.split("  ")[1] for line in lines[2:5]] == ["0", "1", "2"], message
             assert all(f" {usual} " in line for line in lines[2:4]) and f" {odd} " in lines[4], message
             assert all("reading_cases.py:" in line and "in <lambda>" in line for line in lines[2:5]), message
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(2, 1), (3, 3)])
+def test_rows_that_are_sent_are_those_that_are_expected(n, nodes):
+    for messages in crews.call(CASES + "other_counts", n, env={"MINITORCH_NODES": str(nodes)}):
+        assert len(messages) == 2
+        assert all("rank 0 sends rank 1 1 rows, which has room for 2: send_counts" in message for message in messages)
+
+
+def test_a_file_beside_the_framework_is_the_users():
+    path, found = where.COMM.replace(f"{os.sep}comm", "_mine.py"), {"caller": where.caller}
+    exec(compile("def called():\n    return caller()", path, "exec"), found)
+    assert found["called"]() == (path, 2, "called")
 
 
 @pytest.mark.parametrize(("n", "nodes"), [(2, 1), (4, 2)])

@@ -10,6 +10,7 @@ from minitorch_dist.compress import prune, soup
 from minitorch_dist.compress.lottery import lottery_ticket
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.annotate import shard_parameters
 
 STEPS, ROWS = 6, 12
 WAYS = {"data": lambda net: DistributedDataParallel(net, comm.world()),
@@ -80,11 +81,15 @@ def all_ways():
     return {way: gradual(way) for way in ("data", "stage 1", "stage 2", "stage 3")}
 
 
-def other_masks():
-    """The error of masks that differ between the ranks."""
-    model = WAYS["data"](network())
+def other_masks(way):
+    """The error where the last rank's masks are others, of a model in data parallelism or on a mesh."""
+    model, net, world = network(), network(), comm.world()
+    if way == "mesh":
+        shard_parameters(net, comm.DeviceMesh(dp=2, tp=2), {"0.weight": ["tp", -1]})
+    else:
+        net = WAYS[way](net)
     try:
-        prune.Pruning(model, prune.random(model, 0.5, seed=comm.world().rank))
+        prune.Pruning(net, prune.random(model, 0.5, seed=int(world.rank == world.size - 1)))
     except ValueError as error:
         return str(error)
 

@@ -296,8 +296,9 @@ def test_a_checkpoint_carries_masks_on(alone, tmp_path, way, back):
     assert got[3] == alone[3][3:]
 
 
-def test_masks_must_be_the_same_on_all_ranks():
-    for said in crews.call(CASES + "other_masks", 2):
+@pytest.mark.parametrize(("way", "n"), [("data", 2), ("mesh", 4)])
+def test_masks_must_be_the_same_on_all_ranks(way, n):
+    for said in crews.call(CASES + "other_masks", n, (way,)):
         assert re.search(r"masks of 0\.weight, 3\.weight, 5\.weight are others on rank \d", said)
 
 

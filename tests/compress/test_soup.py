@@ -133,7 +133,7 @@ def test_a_soup_of_files(tmp_path):
         wanted = (2 * nets[0].state_dict()[name] + nets[1].state_dict()[name] + nets[2].state_dict()[name]) / 4
         np.testing.assert_allclose(got[name], wanted, rtol=0, atol=1e-7)
     crews.call(CASES + "gradual", 2, ("stage 3", 0, 2, tmp_path / "cut"))
-    read, wanted = soup.read_state(tmp_path / "cut" / "step-00000002"), cases.gradual(steps=2)[1]
+    read, wanted = soup.read_states([tmp_path / "cut" / "step-00000002"])[0], cases.gradual(steps=2)[1]
     assert sorted(read) == sorted(wanted)
     for name in wanted:
         np.testing.assert_allclose(read[name], wanted[name], rtol=0, atol=1e-10)

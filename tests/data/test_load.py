@@ -87,6 +87,15 @@ def test_a_named_folder_without_the_files_is_an_error_on_every_rank(no_download,
             assert words in str(error)
 
 
+@pytest.mark.parametrize("folder, words", [("~nobody-of-that-name/mnist", "home directory"), ("mine", "not allowed")])
+def test_a_folder_that_cannot_be_looked_into_is_an_error_on_every_rank(no_download, monkeypatch, folder, words):
+    def refuse(folder):
+        raise PermissionError(f"{folder}: not allowed")
+    monkeypatch.setattr(data.mnist, "find", refuse)
+    for error in on_ranks(3, "mnist", data_dir=folder):
+        assert isinstance(error, data.DataNotFound) and words in str(error) and "no other place" in str(error)
+
+
 def test_unsound_files_are_an_error_under_auto_too(no_download, tmp_path):
     small_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not an idx file")

@@ -137,6 +137,8 @@ def test_parts_decide_on_rows():
 
 def test_parts_that_do_not_fit():
     images, labels = samples(8)
+    with pytest.raises(ValueError, match="start=3 is no step of an epoch of 2"):
+        Loader(images, labels, 5, parts=uneven).epoch(0, start=3)
     with pytest.raises(ValueError, match=r"parts gave the ranks \[1\] batches in epoch 0, and the epoch has 2"):
         list(Loader(images, labels, 5, parts=lambda rank, epoch: [np.arange(8)]).epoch(0))
     with pytest.raises(ValueError, match="without a sample on any rank"):

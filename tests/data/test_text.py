@@ -26,6 +26,11 @@ def test_windows_are_rows_that_a_loader_shards():
     parts = [next(iter(loader.epoch(0))) for loader in loaders]
     np.testing.assert_array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)
     np.testing.assert_array_equal(whole.inputs[:, 1:], whole.labels[:, :-1])
+    np.testing.assert_array_equal(w.inputs[-1], tokens[92:99])
+    np.testing.assert_array_equal(w.targets[[-1, 5]], [tokens[93:100], tokens[6:13]])
+    np.testing.assert_array_equal(w.targets[90:, 2], tokens[93:96])
+    with pytest.raises(IndexError):
+        w.inputs[93]
     with pytest.raises(ValueError, match="7 characters has no window of 7 and one more"):
         Windows(tokens[:7], 7)
 
@@ -60,3 +65,15 @@ def test_addition_lists_every_sum_once_and_right():
     assert not np.array_equal(addition(2, seed=1).train, problems.train)
     with pytest.raises(ValueError, match="4 digits"):
         addition(4)
+
+
+def test_addition_in_another_base():
+    problems = addition(2, base=7)
+    rows = np.concatenate([problems.train, problems.test])
+    assert len(np.unique(rows, axis=0)) == len(rows) == 7 ** 4
+    for row in rows[::29]:
+        question, answer = problems.vocabulary.decode(row).split("=")
+        assert sum(int(number, 7) for number in question.split("+")) == int(answer[::-1], 7)
+    assert problems.vocabulary.numbers == addition(2).vocabulary.numbers
+    with pytest.raises(ValueError, match="base 11"):
+        addition(2, base=11)

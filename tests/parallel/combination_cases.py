@@ -14,7 +14,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, data, nn, optim, training
 from minitorch_dist.checkpoints.layout import layouts, named_arrays, piece_of
-from minitorch_dist.compress import float8, prune, soup
+from minitorch_dist.compress import float8, lora, prune, soup
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -257,6 +257,33 @@ def in_8_bits(job):
         type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
 
 
+class Nothing:
+    """The optimizer of a rank that trains nothing."""
+
+    def zero_grad(self):
+        """There is none."""
+
+    def step(self):
+        """Nothing changes."""
+
+
+def of_the_trained(named):
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    return sgd(trained) if trained else Nothing()
+
+
+def adapted(quantize=None):
+    """Adapters beside the block's matrices and the head's; a stage without any is frozen."""
+    def before(job):
+        kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
+        for chunk in job.chunks:
+            if targets := [path for path, m in chunk.named_modules() if type(m) in kinds and path[0] in "13"]:
+                lora.add(chunk, 3, 5, 0.1, targets, quantize=quantize)
+            for p in () if targets else chunk.parameters():
+                p.requires_grad_(False)
+    return before
+
+
 def averaged(job):
     job.averages = [soup.ExponentialMovingAverage(chunk, 0.9) for chunk in job.chunks]
 
@@ -311,6 +338,8 @@ BESIDES = {
     "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
     "compile": Beside(before=compiled),
     "float8": Beside(5e-4, dtype=np.float32, before=in_8_bits),
+    "LoRA": Beside(before=adapted(), optimizer=of_the_trained),
+    "QLoRA": Beside(before=adapted("nf4"), optimizer=of_the_trained),
     "comm hook": Beside(samples=True, begin=own_hook),
     "BatchNorm": Beside(samples=True, model={"norm": nn.BatchNorm}),
     "BatchNorm, exact": Beside(None, samples=True, model={"norm": nn.BatchNorm}, exact=True),

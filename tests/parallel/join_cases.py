@@ -73,6 +73,7 @@ def join_misuse():
     norm = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm(3))
     attempt("batch norm", lambda: DistributedDataParallel(norm, world).join(None))
     attempt("no rows", lambda: DistributedDataParallel(join_model(), world).join(None)(0))
+    attempt("half a row", lambda: DistributedDataParallel(join_model(), world).join(None)(2.5))
     attempt("hook in exact mode",
             lambda: DistributedDataParallel(join_model(), world, exact=True).register_comm_hook(fp16_compress))
     return said

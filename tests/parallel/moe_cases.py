@@ -171,7 +171,7 @@ def layer(comm_of_experts, size=6, experts=4, **arguments):
     mt.manual_seed(1)
     model = nn.MoE(size, 10, experts, dtype=np.float64, std=0.5, **arguments)
     if comm_of_experts is not None:
-        ep.cut_experts(model, comm_of_experts)
+        model.experts = ep.ExpertParallel(model.experts, comm_of_experts)
         model.experts.summed = True
     return model
 
@@ -310,7 +310,7 @@ def errors():
     def divided():
         return tp.parallelize_module(gpt("sequences"), mesh["ep"], {"blocks.*.mlp": "experts"})
     tokens = sequences()[0][:2]
-    attempt("three", lambda: ep.cut_experts(nn.MoE(4, 4, 3), mesh["ep"]))
+    attempt("three", lambda: ep.ExpertParallel(nn.MoE(4, 4, 3).experts, mesh["ep"]))
     attempt("dp alone", lambda: DistributedDataParallel(divided(), mesh["dp"]))
     attempt("nobody", lambda: divided()(tokens))
     attempt("first layer", lambda: tp.parallelize_module(nn.Sequential(nn.MoE(4, 4, 2)), mesh["ep"], {"0": "experts"})(

@@ -284,6 +284,7 @@ def errors():
     exact = next(iter(loader_for(np.float64, 8, 0, 1, True).epoch(0)))
     attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
     attempt("others", lambda: Pipeline(mine, world, one_forward_one_backward(2, 4 - 2 * world.rank)))
+    attempt("other steps", lambda: Pipeline(mine, world, (gpipe, one_forward_one_backward)[world.rank](2, 4)))
     flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
     if world.rank == 0:
         attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))

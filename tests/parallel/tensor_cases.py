@@ -140,8 +140,14 @@ def errors():
     attempt("path", lambda: tp.parallelize_module(model, world, {"embed": "vocabulary", "block.*": "row"}))
     attempt("kind", lambda: tp.parallelize_module(model, world, {"blocks.*.mlp": "row"}))
     attempt("tied", lambda: tp.parallelize_module(tied(), world, {"0": "row"}))
+    attempt("nested", lambda: tp.parallelize_module(model, world, {
+        "blocks.0.attention": "heads", "blocks.0.attention.qkv": "column"}))
     assert list(model.state_dict()) == before and type(model.embed) is nn.Embedding
-    attempt("heads", lambda: tp.parallelize_module(nn.TransformerBlock(6, 3), world, {"attention": "heads"}))
+    odd = nn.GPT(10, 8, layers=1, heads=3, dim=6)
+    attempt("heads", lambda: tp.parallelize_module(odd, world, {"embed": "vocabulary", "*.attention": "heads"}))
+    assert type(odd.embed) is nn.Embedding      # which came before in the plan
+    attempt("gathered", lambda: tp.ColumnParallelLinear(nn.Linear(4, 6), world, np.arange(world.rank, 6, 2), True))
+    attempt("scattered", lambda: tp.RowParallelLinear(nn.Linear(4, 6), world, np.arange(world.rank, 4, 2), False))
     attempt("rows", lambda: tp.VocabParallelEmbedding(nn.Embedding(1, 4), world))
     optim.SGD(model.parameters(), lr=0.1)
     attempt("late", lambda: tp.parallelize_module(model, world, {"embed": "vocabulary"}))

@@ -262,7 +262,7 @@ def test_errors_say_what_to_do():
         "weights": ("ValueError", "load the state_dict into a model that is not divided"),
         "longer": ("ValueError", "GPT of length 16 was given 32 tokens"),
         "copied": ("TypeError", "can't be copied or pickled"),
-        "not summed": ("RuntimeError", "nobody sums the gradients: wrap the whole model"),
+        "not summed": ("RuntimeError", "nobody sums the gradients of what they hold alike: wrap the whole model"),
         "not all ranks": ("ValueError", "lacks"), "not all ranks, sharded": ("ValueError", "fully_shard: "),
         "exact": ("ValueError", "exact mode can't be had of divided experts or sequences"),
         "exact, sharded": ("ValueError", "exact mode can't be had of divided experts or sequences"),

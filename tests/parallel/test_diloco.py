@@ -9,7 +9,7 @@ from minitorch_dist.flat import BLOCK, layout, round_up
 from minitorch_dist.parallel import fully_shard
 from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import LowRank, RandomMask
-from minitorch_dist.parallel.fragments import divided, timetable
+from minitorch_dist.parallel.fragments import fragments_of, timetable
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
 from tests.device.fake_cupy import installed
@@ -448,10 +448,11 @@ def test_fragments_are_all_parameters_once_in_stripes_or_neighbours():
     names = [name for name, _ in model.named_parameters()]
 
     def blocks(pattern, fragments):
-        parts = divided(model, fragments, pattern)
+        parts = fragments_of(model, fragments, pattern)
         assert sorted(name for part in parts for name, _ in part) == sorted(names)
         return [sorted({name.split(".")[1] for name, _ in part if name.startswith("blocks")}) for part in parts]
-    rest = [k for k, part in enumerate(divided(model, 3, "strided")) if any(n.startswith("embed") for n, _ in part)]
+    parts = fragments_of(model, 3, "strided")
+    rest = [k for k, part in enumerate(parts) if any(n.startswith("embed") for n, _ in part)]
     assert rest == [0] and blocks("strided", 3) == [["2"], ["0", "3"], ["1", "4"]]
     assert blocks("sequential", 3) == [["0"], ["1", "2"], ["3", "4"]]
 

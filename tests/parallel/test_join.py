@@ -24,5 +24,5 @@ def test_misuse_says_what_to_do():
     for said in crews.call(CASES + "join_misuse", 2):
         assert "micro-shards" in said["exact"]
         assert "LayerNorm" in said["buffers"] and "LayerNorm" in said["batch norm"]
-        assert "0 samples" in said["no rows"]
+        assert "0 samples" in said["no rows"] and "2.5 samples" in said["half a row"]
         assert "exact mode" in said["hook in exact mode"]

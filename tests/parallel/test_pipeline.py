@@ -160,8 +160,9 @@ def test_errors_say_what_to_do():
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
         "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
-        "others": ("ValueError", "rank 0 one of 2 ranks, 2 stages, 4 micro-batches",
-                   "rank 1 one of 2 ranks, 2 stages, 2 micro-batches"),
+        "others": ("ValueError", "rank 0: 2 ranks, 2 stages, 4 micro-batches",
+                   "rank 1: 2 ranks, 2 stages, 2 micro-batches"),
+        "other steps": ("ValueError", "rank 0: row 0, step 2: F2 of stage 0", "rank 1: row 0, step 2: B0 of stage 0"),
         "samples": ("ValueError", "the first axis must be the samples"),
     }
     for rank, found in enumerate(crews.call(CASES + "errors", 2)):

@@ -161,6 +161,7 @@ def test_errors_say_what_to_do():
         "own modules": ("ValueError", "extra.0, extra.2, extra.3 would get a part"),
         "own parameter": ("ValueError", "the model itself would get a part"),
         "mixing": ("TypeError", "block can't be 'sequence': block is a TransformerBlock"),
+        "own dropout": ("ValueError", "blocks.0.dropout, of class Noisy, is a Dropout of its own making"),
         "nested": ("ValueError", "block.mlp and block.mlp.0, block.mlp.2 inside of it both stand in the plan"),
         "a mixture alone": ("ValueError", "the model itself would get a part"),
         "no mixture": ("TypeError", "extra is a Sequential; 'whole sequences' cuts a MoE"),

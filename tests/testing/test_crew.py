@@ -1,6 +1,7 @@
 """Ranks that stay for several calls: values, failures, limits, and that nothing is left of them."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -53,6 +54,18 @@ def test_calls_one_after_the_other_by_the_same_processes(crews, monkeypatch):
     with crews:
         pass
     assert not crews.crews and all_gone(first)
+
+
+def test_a_process_with_many_open_files_has_crews_too(crews):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000 if hard == resource.RLIM_INFINITY else min(2000, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]      # select.select takes none above these
+    try:
+        assert [value[0] for value in crews.call(PROGRAMS + "rank_and", 2, args=("x",))] == [0, 1]
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_fails_ends_the_crew_and_the_next_call_has_a_new_one(crews):

@@ -115,7 +115,7 @@ def _each(function, tree):
     return rebuild([function(leaf) for leaf in leaves])
 
 
-def options(p, axis, n, splits):
+def options(p, n, splits):
     """The placements on an axis of n ranks among which a parameter's is sought: along each dimension that has enough,
     inside of what other axes cut there, also in sections as those of `splits`, [sizes]. A matrix has to be cut, if it
     can."""
@@ -225,7 +225,7 @@ def planned(run, args, given, axis, n, place, out):
         p = given[name].layout
         return Layout(p.ndim, p.placements | {axis: placement})
     undecided = {at: (name, {placement: place(name, layout(name, placement))
-                             for placement in options(value, axis, n, splits)})
+                             for placement in options(value, n, splits)})
                  for at, (name, value) in enumerate(given.items())}
     state, looked = search(lines, {len(given) + i: value for i, value in enumerate(args)}, undecided, ends, out)
     found = {name: layout(name, placement) for name, placement in state.placed.items()}

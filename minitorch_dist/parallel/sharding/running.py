@@ -22,7 +22,7 @@ from .rules import REDUCED_BY, RULES, SHAPES, index_parts, is_full
 from .sharded import Sharded, Values, as_sharded, merged
 
 
-class Plan(NamedTuple):
+class Decision(NamedTuple):
     """What was decided of an op. cuts: {axis: (the factor that it cuts, in which sections)}."""
 
     factors: object
@@ -37,19 +37,10 @@ def apply(primitive, args, params):
     leaves, rebuild = flatten(tuple(params))
     inside = [i for i, leaf in enumerate(leaves) if leaf.__class__ is Values or is_array(leaf)]
     values = [as_sharded(a) for a in (*args, *(leaves[i] for i in inside))]
-    if name not in RULES:
-        raise NotImplementedError(f"{name}: no sharding rule says how to run it on {described(values)}; enter one into "
-                                  "sharding.rules.RULES, or give it whole values, x.full()")
     comms = merged(name, values)
     sizes = {axis: comm.size for axis, comm in comms.items()}
     names = primitive.layout[1 + n:][:len(params)]
-    try:
-        factors = RULES[name]([value.shape for value in values], dict(zip(names, params, strict=True)))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}; they lie {described(values)}") from None
-    if name in ("max", "min") and any(value.requires_grad for value in values):
-        factors = factors.holding(factors.lost)     # backward asks how many are the greatest
-
+    factors = factors_of(name, values, dict(zip(names, params, strict=True)))
     operands = [operand(value) for value in values]
     if (definition := taken_apart(primitive, args)) and choice.stuck(factors, operands, sizes):
         with notes.noted(name + notes.APART, values) as note:
@@ -59,10 +50,10 @@ def apply(primitive, args, params):
 
     with notes.noted(name, values) as note:
         note.choices = choice.choices(name, factors, operands, sizes)
-        plan = Plan(factors, note.choices[0].cuts, comms)
-        kept = [axis for axis in comms if axis not in plan.cuts and choice.passes(name, operands, axis)]
+        decision = Decision(factors, note.choices[0].cuts, comms)
+        kept = [axis for axis in comms if axis not in decision.cuts and choice.passes(name, operands, axis)]
         here = []
-        for value, target in zip(values, choice.targets(name, factors, operands, plan.cuts), strict=True):
+        for value, target in zip(values, choice.targets(name, factors, operands, decision.cuts), strict=True):
             value = value.settle([axis for axis, new in target.items() if new in (WHOLE, COPIES)])
             here.append(reshard(value.local, value.shape, value.layout, target, comms))
         like = next((lower(x) for x in here if x.__class__ in TRACED), None)
@@ -70,29 +61,43 @@ def apply(primitive, args, params):
             leaves[i] = to_device_of(lower(x), like)
         try:
             out = run(primitive, [to_device_of(x, like) if is_array(x) else x for x in here[:n]],
-                      dict(zip(names, rebuild(leaves), strict=True)), plan)
+                      dict(zip(names, rebuild(leaves), strict=True)), decision)
         except Exception as error:
             error.add_note(f"{name} ran on this rank's parts of {described(values)}")
             raise
-        results = results_of(primitive, out if primitive.multi else (out,), plan, kept)
+        results = results_of(primitive, out if primitive.multi else (out,), decision, kept)
         note.results = layouts_of(results)
     return tuple(results) if primitive.multi else results[0]
 
 
-def run(primitive, args, params, plan):
+def factors_of(name, values, params):
+    """The Factors of an op of these values, by its rule."""
+    if name not in RULES:
+        raise NotImplementedError(f"{name}: no sharding rule says how to run it on {described(values)}; enter one into "
+                                  "sharding.rules.RULES, or give it whole values, x.full()")
+    try:
+        factors = RULES[name]([value.shape for value in values], params)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; they lie {described(values)}") from None
+    if name in ("max", "min") and any(value.requires_grad for value in values):
+        return factors.holding(factors.lost)        # backward asks how many are the greatest
+    return factors
+
+
+def run(primitive, args, params, decision):
     """The op on a rank's parts; params, {name: value}, are made to fit them."""
-    if plan.cuts:
-        fit_parameters(primitive.name, params, args, plan)
+    if decision.cuts:
+        fit_parameters(primitive.name, params, args, decision)
         if primitive.name == "matmul":
             return ops.matmul(*args)        # puts rows together, which a layout of the whole couldn't say
-        if primitive.name == "getitem" and any(factor == "row" for factor, _ in plan.cuts.values()):
-            return rows(args[0], params["index"], plan)
+        if primitive.name == "getitem" and any(factor == "row" for factor, _ in decision.cuts.values()):
+            return rows(args[0], params["index"], decision)
     return bind(primitive, args, tuple(params.values()))
 
 
-def results_of(primitive, locals_, plan, kept):
+def results_of(primitive, locals_, decision, kept):
     """What an op has given on this rank as Sharded."""
-    factors, cuts, comms = plan
+    factors, cuts, comms = decision
     if factors.results is None:
         return [Sharded(x, x.shape, Layout(len(x.shape)), comms) for x in locals_]
     sizes = {axis: comm.size for axis, comm in comms.items()}
@@ -159,9 +164,9 @@ def _flipped(bits):
     return xp.where(bits < 0, bits ^ xp.iinfo(bits.dtype).max, bits)
 
 
-def fit_parameters(name, params, args, plan):
+def fit_parameters(name, params, args, decision):
     """Change those of an op's parameters that speak of shapes and places of the whole."""
-    factors, cuts, comms = plan
+    factors, cuts, comms = decision
     ranks = {axis: (comm.rank, comm.size) for axis, comm in comms.items()}
     if "index" in params:
         axes = iter(params["shape"])
@@ -176,12 +181,12 @@ def fit_parameters(name, params, args, plan):
         params["sizes"] = tuple(size // n for size in params["sizes"])
 
 
-def rows(x, index, plan):
+def rows(x, index, decision):
     """x[index] of an x that is cut along what the index's one array of integers takes: the rows that this rank has,
     zeros for others. Added up over the ranks they are all."""
-    extent = plan.factors.extents["row"]
-    cuts = [(sections, plan.comms[axis].rank, plan.comms[axis].size)
-            for axis, (factor, sections) in plan.cuts.items() if factor == "row"]
+    extent = decision.factors.extents["row"]
+    cuts = [(sections, decision.comms[axis].rank, decision.comms[axis].size)
+            for axis, (factor, sections) in decision.cuts.items() if factor == "row"]
     at = next(i for i, part in enumerate(index) if part is not None and not isinstance(part, slice))
     numbers = index[at]
     refuse(outside(numbers, -extent, extent), IndexError(f"getitem: an index is out of range for {extent} rows"))
@@ -216,7 +221,8 @@ def _cross_entropy(logits, labels):
     return ops.logsumexp(logits, 1) - picked
 
 
-APART = {"linear": _linear, "linear_gelu": _linear_gelu, "conv": _conv, "softmax_cross_entropy": _cross_entropy} | {
+DEFINITIONS = {"linear": _linear, "linear_gelu": _linear_gelu, "conv": _conv,
+               "softmax_cross_entropy": _cross_entropy} | {
     name: OPS[name].definition for name in ("softmax", "log_softmax", "layer_norm", "rms_norm", "batch_norm")}
 
 
@@ -224,4 +230,4 @@ def taken_apart(primitive, args):
     """The op in others that can be cut where it must be whole, which sends sums in place of operands; or None."""
     if primitive.name == "conv" and args[2] is None:
         return None
-    return APART.get(primitive.name)
+    return DEFINITIONS.get(primitive.name)

@@ -1,0 +1,175 @@
+"""Which models can be wrapped, and for which ranks; and what DistributedDataParallel and fully_shard have in common.
+
+A model may say of itself that it isn't whole on each rank: parameters that lie on a mesh (annotate.py), modules that
+are `divided_over` ranks with samples of their own (moe.py, context_parallel.py), a wrapper that reduces gradients.
+"""
+
+from contextlib import contextmanager
+
+from .. import comm as communication
+from ..autodiff.primitive import lower
+from ..autodiff.tensor import Tensor
+from ..comm.reduction import REDUCIBLE
+from ..nn.module import Module
+from .batch_norm import MicroShardStatistics, other_buffers, synchronise
+from .exact import check_shape
+from .same_model import broadcast, check_unchanged, from_rank_0, tables
+
+
+class ReducingModule(Module):
+    """A module whose gradients are those of the global batch: all but how they are summed.
+
+    wrapper  what it is called in messages
+    passes   backward passes per step: exact mode has one per micro-shard; done: those since the last that reduced
+    sync     whether the next backward reduces
+    hook     runs when a parameter's gradient is complete; at_end: when a backward is through
+
+    A subclass makes its storage between __init__ and _look_after_the_rest.
+    """
+
+    def __init__(self, wrapper, module, comm, exact, micro_shards):
+        super().__init__()
+        check_unwrapped(module)
+        check_not_annotated(module, wrapper)
+        self.add_module("", module)
+        self.comm = comm if comm is not None else communication.world()
+        self.exact, self.done, self.sync = exact, 0, True
+        self.passes = 1
+        if exact:
+            check_shape(micro_shards, self.comm.size)
+            self.passes = micro_shards // self.comm.size
+            if divided(module):
+                raise ValueError(f"{wrapper}: exact mode can't be had of divided experts or sequences, whose gradients "
+                                 "are sums over ranks inside a product: leave one of the two out")
+        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
+
+    def _look_after_the_rest(self, broadcast_buffers, ranks_of):
+        """Of what isn't trained. ranks_of(tensor): the Communicator of those that would hold the same. Collective."""
+        module = self.module
+        for _, m in divided(module):
+            m.summed = True
+        self.tree = tables(module)
+        self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        for name, values in (*self.frozen, *module.named_buffers()):
+            broadcast(ranks_of(values), lower(values), name)
+        self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not self.exact and \
+            self.comm.size > 1 else []
+        self.statistics = MicroShardStatistics(module, self.comm) if self.exact else None
+        if not self.exact:
+            synchronise(module, self.comm)
+
+    @property
+    def module(self):
+        """The wrapped module."""
+        return self._modules[""]
+
+    def _forward_begins(self):
+        check_unchanged(self.frozen, self.tree)
+        if self.training and self.sync:
+            from_rank_0(self.comm, self.module, self.synchronised_buffers)
+
+    @contextmanager
+    def no_sync(self):
+        """Inside, backward only adds up local gradients; the next one outside reduces the sum."""
+        if self.exact:
+            raise RuntimeError("no_sync in exact mode: it accumulates micro-shards by itself")
+        outer, self.sync = self.sync, False
+        try:
+            yield
+        finally:
+            self.sync = outer
+
+    def _come_last(self, leaf):
+        """A hook that was registered after wrapping is still to run, and may change this gradient, which waits for the
+        end of this backward; from the next one on this hook is the last."""
+        leaf.hooks = (*(h for h in leaf.hooks if h is not self.hook), self.hook)
+
+    def _zeroed_half_way(self):
+        return RuntimeError(f"gradients were zeroed after {self.done} of the {self.passes} backward passes of a step "
+                            "in exact mode. Call zero_grad() once, before the first; to give up a step half-way, call "
+                            "forget_step() of the model")
+
+
+# ---------------------------------------------------------------- what a model says of itself
+
+def divided(module):
+    """[(path, module)] of those that say they are `divided_over` ranks which have samples, or parts of them, of their
+    own: experts (moe.py), and what shares sequences (context_parallel.py), which has no parameters."""
+    return [(path, m) for path, m in module.named_modules() if hasattr(m, "divided_over") and m.divided_over.size > 1]
+
+
+def held_apart(module, comm, wrapper):
+    """{id of a parameter: (the Communicator of the ranks that hold the same, that of those that hold the rest)} of what
+    is divided over some of comm's ranks, as the samples are: of modules that say `divided_over`. ValueError unless comm
+    has all these ranks. Collective where there are any."""
+    apart, made = {}, {}
+    for path, m in divided(module):
+        over, own = m.divided_over, [p for p in m._parameters.values() if p is not None]
+        if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
+            raise ValueError(f"{wrapper}: {path or 'the module'} is divided over the ranks of {over.name!r}, which "
+                             f"have samples of their own, and {comm.name!r} lacks {strangers} of them: wrap it for all "
+                             f"ranks that have samples, as with mesh['dp', {over.name!r}]")
+        if own and over not in made:
+            made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
+        apart |= {id(p): (made[over], over) for p in own}
+    return apart
+
+
+def check_summed(module, y):
+    """RuntimeError where the backward of y, which a module that is `divided_over` ranks has made in training, would
+    leave each rank its own gradients of what all hold alike: nobody has set `summed`."""
+    if not module.summed and module.divided_over.size > 1 and module.training and isinstance(y, Tensor) \
+            and y.requires_grad:
+        name, over = type(module).__name__, module.divided_over.name
+        raise RuntimeError(f"{name}: the ranks of {over!r} have samples, or parts of them, of their own, and nobody "
+                           "sums the gradients of what they hold alike: wrap the whole model in Distributed"
+                           "DataParallel(model, comm), or fully_shard it, over all ranks that have samples, as "
+                           f"mesh['dp', {over!r}]; where that is done otherwise, set summed = True of its {name}")
+
+
+def annotated(module):
+    """{name: Sharded} of the parameters that lie on a mesh (annotate.py)."""
+    return {f"{path}.{name}".lstrip("."): getattr(m, name) for path, m in module.named_modules()
+            for name in m._parameters if hasattr(getattr(m, name), "comms")}
+
+
+# ---------------------------------------------------------------- what a wrapper refuses
+
+def check_reducible(module, wrapper, instead=""):
+    """ValueError where gradients can't be summed over ranks. instead: what else to do."""
+    if odd := [f"{name} ({p.dtype})" for name, p in module.named_parameters()
+               if p.requires_grad and p.dtype not in REDUCIBLE]:
+        raise ValueError(f"{wrapper}: gradients of {', '.join(odd)} can't be summed over ranks: train in float32 or "
+                         f"float64{instead}")
+
+
+def check_not_annotated(module, wrapper, instead=None):
+    """ValueError if parameters lie on a mesh, where ops and backward make the sums over ranks. instead: what to do
+    (default: annotate the batch)."""
+    if found := list(annotated(module)):
+        instead = instead or f'leave {wrapper} out, and annotate the batch, as in annotate.split(x, 0, mesh["dp"])'
+        raise ValueError(f"{wrapper}: {', '.join(found[:4])} of this model lies on a mesh, where gradients are summed "
+                         f"already: {instead}")
+
+
+def check_alone(module, wrapper):
+    """ValueError if a rank can't go through the module by itself, because others must answer its messages."""
+    check_not_annotated(module, wrapper, f"{wrapper} wants a model that each rank has whole")
+    for path, m in divided(module):
+        raise ValueError(f"{wrapper}: {path or 'the model'} is divided over the ranks of {m.divided_over.name!r}, "
+                         f"which must go through it together: {wrapper} wants a model that each rank has whole")
+    for path, m in module.named_modules():
+        if isinstance(m, ReducingModule) and m.comm.size > 1:
+            raise ValueError(f"{wrapper}: {path or 'the model'} is a {type(m).__name__} over {m.comm.size} ranks, "
+                             f"whose backward waits for all of them: {wrapper} wants a model that each rank has whole")
+
+
+def check_unwrapped(module):
+    """ValueError if some of the module belongs to a wrapper that reduces gradients already: both would reduce it."""
+    wrapped = [path or "all" for path, m in module.named_modules() if isinstance(m, ReducingModule)]
+    hooked = [name for name, p in module.named_parameters() if p.leaf is not None
+              and any(isinstance(getattr(h, "__self__", None), ReducingModule) for h in p.leaf.hooks or ())]
+    if wrapped or hooked:
+        raise ValueError(f"DistributedDataParallel or fully_shard: {', '.join(wrapped or hooked[:4])} of this model "
+                         f"{'is one' if wrapped else 'belongs to one'} already, and both would reduce the gradients: "
+                         "use that one, or wrap copy.deepcopy(module) of the module inside")

@@ -1,0 +1,20 @@
+"""How every picture is made: one style, one figure, one file."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+STYLE = {"font.family": "DejaVu Sans", "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False,
+         "axes.edgecolor": "#888888", "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555"}
+
+
+@contextmanager
+def drawn(path, size, layout="constrained"):
+    """A matplotlib Figure of `size` inches, to be filled inside of the block; at its end it is written into the file
+    `path`, as PNG, SVG or PDF by the name's ending. layout: matplotlib's; None: the caller places the axes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, dpi=150, layout=layout)
+        yield figure
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
