@@ -24,13 +24,13 @@ class Work:
     def __init__(self, communicator, op, buffers, peer, request, begin=None):
         self._begin, self._detail = begin, begin is not None and timeline_detail(buffers[0])
         self.op, self.buffers, self.peer = op, buffers, peer
-        self._communicator, self._request, self._done = communicator, request, False
+        self._communicator, self._request, self._done, self._failure = communicator, request, False, None
         if request is None:   # nothing was left to wait for
             self._finish()
 
     def is_completed(self):
         """True once the buffers hold the result. Never blocks; does this rank's part when all ranks have arrived."""
-        if not self._done and self._request.test():
+        if not self._done and self._ask(self._request.test):
             self._finish()
         return self._done
 
@@ -41,7 +41,7 @@ class Work:
         state.enter(Call(self._communicator, self.op, self.buffers[0], self.peer))
         begin = ledger.now() if ledger.open_ledgers else None
         try:
-            completed = self._request.wait(timeout)
+            completed = self._ask(self._request.wait, timeout)
         finally:
             state.leave()
         if not completed:
@@ -50,6 +50,16 @@ class Work:
         self._finish()
         if begin is not None:
             ledger.span("compute", "wait", begin, self._detail or "")
+
+    def _ask(self, call, *args):
+        """What the request says. One that has failed says so each time: its buffers will never hold the result."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return call(*args)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _finish(self):
         self._done = True

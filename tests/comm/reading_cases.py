@@ -296,16 +296,26 @@ def remembered_by_one():
 
 
 def other_counts():
-    """What is raised where rank 0 sends rank 1 one row and rank 1 has room for two: at once, and posted."""
+    """What is raised where rank 0 sends rank 1 one row and rank 1 has room for two: at once, and posted, where it is
+    waited for twice; and twice by posted reductions of different shapes."""
     world, messages = comm.world(), []
     send, room = [[1] * world.size for _ in range(2)]
     if world.rank == 1:
         room[0] = 2
-    for posted in (False, True):
+
+    def said(call):
         try:
-            work = world.all_to_all(np.empty(sum(room)), np.zeros(sum(send)), send, room, async_op=posted)
-            while posted and not work.is_completed():
-                pass
+            call()
         except comm.MismatchError as error:
             messages.append(str(error))
+    said(lambda: world.all_to_all(np.empty(sum(room)), np.zeros(sum(send)), send, room))
+    for work in (world.all_to_all(np.empty(sum(room)), np.zeros(sum(send)), send, room, async_op=True),
+                 world.all_reduce(np.zeros(2 + world.rank), async_op=True)):
+        said(lambda work=work: until_completed(work))
+        said(work.wait)
     return messages
+
+
+def until_completed(work):
+    while not work.is_completed():
+        pass
