@@ -218,9 +218,9 @@ def stretches(flat, mine):
 
 
 def concerned(comm, flats, params):
-    """The Communicators of ranks that must step together: comm, if any, and those of ranks outside of it that have
-    other parts of these parameters, or of their flat buffers."""
+    """The Communicators of ranks that must step together: those of ranks outside of comm that have other parts of these
+    parameters, or of their flat buffers; then comm, if any, whose other ranks may have no parts."""
     known = set() if comm is None else {*comm.world_ranks}
     sharing = [*(flat.unit.comm for flat in flats if flat.unit), *(others(p) for p in params)]
     found = {id(each): each for each in sharing if each is not None and not known.issuperset(each.world_ranks)}
-    return [*([] if comm is None else [comm]), *found.values()]
+    return [*found.values(), *([] if comm is None else [comm])]

@@ -325,3 +325,21 @@ def kept_in_16_bits(amp, steps=2):
             if cut else {name: p.grad.numpy() for name, p in model.named_parameters()}
         found[cut] = grads, *kept
     return found
+
+
+def stage_without_parts():
+    """(whether an inf was found, the scale after it) where the pipeline's comm was given, of whose stages the second is
+    cut, and one rank's part has the inf; what the first has is the same on the ranks that share the second."""
+    mesh = comm.DeviceMesh(pp=2, tp=2)
+    stage = nn.Sequential(nn.Linear(3, 4))
+    if mesh.coords["pp"]:
+        tp.parallelize_module(stage, mesh["tp"], {"0": "column"})
+    optimizer, scaler = optim.SGD(stage.parameters(), lr=0.1), optim.GradScaler(2.0, comm=mesh["pp"])
+    stage(mt.tensor(np.ones((2, 3), np.float32))).sum().backward()
+    if comm.world().rank == 3:
+        next(stage.parameters()).grad.data[0, 0] = np.inf
+    scaler.unscale_(optimizer)
+    found = scaler.found_inf(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return found, scaler.get_scale()

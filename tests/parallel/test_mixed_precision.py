@@ -190,3 +190,7 @@ def test_stage_3_keeps_no_weights_in_16_bits(amp):
     for name, value in whole.items():
         assert np.abs(value).max() > 0.1
         np.testing.assert_array_equal(cut[name], value, err_msg=name)
+
+
+def test_ranks_without_parts_hear_of_those_that_have_some():
+    assert crews.call(CASES + "stage_without_parts", 4) == [(True, 1.0)] * 4
