@@ -53,6 +53,10 @@ class Windows:
                              "a longer text or shorter windows")
         windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
         self.inputs, self.targets = windows[:-1], windows[1:]
+        self._made_of = tokens, length
+
+    def __reduce__(self):
+        return Windows, self._made_of       # a copy of a view would hold each token `length` times
 
 
 @dataclass(frozen=True)

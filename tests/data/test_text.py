@@ -1,5 +1,8 @@
 """Text, windows and addition problems."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,14 @@ def test_characters_go_there_and_back():
     assert v.symbols == sorted(set("hello wörld")) and v.encode("öl").dtype == np.int64
     with pytest.raises(ValueError, match="'z' does not occur"):
         v.encode("hez")
+
+
+def test_a_copy_of_windows_is_no_larger_than_the_text():
+    tokens = np.arange(1000)
+    saved = pickle.dumps(Windows(tokens, 100))
+    assert len(saved) < 2 * tokens.nbytes
+    for twin in (pickle.loads(saved), copy.deepcopy(Windows(tokens, 100))):
+        assert twin.inputs.strides == (8, 8) and (twin.targets[[3, 899]] == [tokens[4:104], tokens[900:]]).all()
 
 
 def test_windows_are_rows_that_a_loader_shards():
