@@ -64,6 +64,7 @@ def test_learning_curve(tmp_path):
     (lambda p: viz.text_surprise("abc", [0.5], p), "3 characters and 1"),
     (lambda p: viz.confusion_matrix([3, -1, 0], [3, 1, 0], p), "labels from -1 to 3, where classes are 0 to 9"),
     (lambda p: viz.confusion_matrix([1, 0], [2, 0], p, classes=2), "predictions from 0 to 2, .* 0 to 1"),
+    (lambda p: viz.confusion_matrix([1, 0, 1], [[1], [0], [1]], p), r"\(3,\) labels and \(3, 1\) predictions"),
     (lambda p: viz.text_surprise("", [], p), "0 characters"),
 ])
 def test_what_is_refused(tmp_path, draw, words):

@@ -83,8 +83,12 @@ def attention_maps(weights, path, labels=None, title=""):
 
 def confusion_matrix(labels, predictions, path, classes=10):
     """How often each class (row) is taken for each (column); counts written in, errors coloured. Returns the counts,
-    int64 (classes, classes). ValueError for what is none of the classes 0 to classes - 1."""
+    int64 (classes, classes). ValueError for what is none of the classes 0 to classes - 1, and where
+    labels and predictions differ in shape."""
     pairs = np.asarray(labels), np.asarray(predictions)
+    if pairs[0].shape != pairs[1].shape:
+        raise ValueError(f"confusion_matrix: {pairs[0].shape} labels and {pairs[1].shape} predictions; one of each per "
+                         "sample")
     for name, values in zip(("labels", "predictions"), pairs, strict=True):
         if values.size and not 0 <= values.min() <= values.max() < classes:
             raise ValueError(f"confusion_matrix: {name} from {values.min()} to {values.max()}, where classes are 0 to "
