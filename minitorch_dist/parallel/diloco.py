@@ -44,7 +44,7 @@ from ..comm.together import together
 from ..nn.module import Module
 from ..optim import SGD
 from . import batch_norm
-from .encodings import Subspace
+from .encodings import Whole
 from .fragments import AUTHOR, PATTERNS, Fragment, encoded, fragments_of, in_full, ranks_inside, settings_of, timetable
 from .fully_sharded import FullySharded
 from .same_model import broadcast, check_same_model
@@ -375,6 +375,6 @@ def _check_settings(every, fragments, pattern, overlap, mix, encoding):
                          "before it is sent again")
     if not 0 < mix <= 1:
         raise ValueError(f"DiLoCo: mix={mix}; the share of the common values, above 0 and at most 1")
-    if isinstance(encoding, Subspace):
+    if encoding is not None and type(encoding).project is not Whole.project:        # as Subspace, or one's own
         raise ValueError(f"DiLoCo: {encoding} is for updates that training has kept in its subspace, which inner "
                          "optimizers don't: take Sketch or E3M0")

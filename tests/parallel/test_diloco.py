@@ -8,7 +8,7 @@ from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.flat import BLOCK, layout, round_up
 from minitorch_dist.parallel import fully_shard
 from minitorch_dist.parallel.diloco import DiLoCo
-from minitorch_dist.parallel.encodings import LowRank, RandomMask
+from minitorch_dist.parallel.encodings import LowRank, RandomMask, Whole
 from minitorch_dist.parallel.fragments import fragments_of, timetable
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
@@ -394,7 +394,8 @@ def test_what_was_wrapped_wrongly():
     ({"every": 2, "fragments": 3}, "fragments=3.*every=2"), ({"fragments": 3}, "fragments=3 of a model of 2 units"),
     ({"overlap": 4}, "overlap=4.*every=4"), ({"overlap": -1}, "overlap=-1"), ({"mix": 0.0}, "mix=0.0"),
     ({"mix": 1.1}, "mix=1.1"), ({"pattern": "random"}, "pattern='random'"),
-    ({"encoding": LowRank(2)}, "LowRank"), ({"encoding": RandomMask(0.5)}, "RandomMask")], ids=str)
+    ({"encoding": LowRank(2)}, "LowRank"), ({"encoding": RandomMask(0.5)}, "RandomMask"),
+    ({"encoding": type("Mine", (Whole,), {"project": LowRank.project})()}, "Mine|Whole")], ids=str)
 def test_settings_that_mean_nothing_are_refused(settings, words):
     model = cases.build()
     with pytest.raises(ValueError, match=words):
