@@ -86,9 +86,7 @@ class FullySharded(ReducingModule):
         if owned := [name for name, p in module.named_parameters() if p.leaf is not None and p.leaf.flat is not None]:
             raise ValueError(f"fully_shard: {', '.join(owned[:4])} of this model lives in an optimizer's flat buffer "
                              "already: make the optimizer afterwards, of the fully_shard model's parameters()")
-        check_reducible(module, "fully_shard")
         mp_policy = AS_IT_IS if mp_policy is None else mp_policy
-        mp_policy.check(module)
         if exact and mp_policy.reduce_dtype:
             raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
                              f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
@@ -99,6 +97,8 @@ class FullySharded(ReducingModule):
                          reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
                          broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards,
                          shard_over=shard_over and shard_over.size)
+        check_reducible(module, "fully_shard")
+        mp_policy.check(module)
         self.grid = grid_of(self.comm, shard_over)
         grids = {each: grid_of_share(self.grid, *each) for each in dict.fromkeys(apart.values())}
         self.apart = {key: grids[each] for key, each in apart.items()}

@@ -55,6 +55,7 @@ def refused():
     attempt("nothing to train", lambda: fully_shard(frozen, world))
     attempt("half", lambda: fully_shard(nn.Linear(3, 3, dtype="f2"), world))
     attempt("stages differ", lambda: fully_shard(net(), world, 1 + world.rank))
+    attempt("dtypes differ", lambda: fully_shard(nn.Linear(3, 3, dtype="f2" if world.rank else "f4"), world))
     exact = fully_shard(net(), world, exact=True)
     attempt("no_sync", lambda: exact.no_sync().__enter__())
     changed = fully_shard(net(), world)

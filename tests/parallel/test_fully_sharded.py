@@ -237,6 +237,7 @@ def test_what_is_refused(n):
         "stranger": "Linear is none", "nothing to train": "no parameter that requires grad",
         "half": "weight .float16.*can't be summed", "no_sync": "no_sync in exact mode",
         "stages differ": "fully_shard: the ranks have wrapped different models.*stage=1" if n > 1 else "nothing",
+        "dtypes differ": "the ranks have wrapped different models.*float16" if n > 1 else "nothing",
         "changed": "the model was changed.*3 is new", "thawed": "first.bias: frozen when", "names": "KeyError.*2.bias",
         "optimizer state": r"groups of \[2\] parameters, this \w+ of \[4\]"}
     expected |= {(stage, name): words for stage in (1, 2, 3) for name, words in per_stage.items()}
