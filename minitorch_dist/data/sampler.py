@@ -38,6 +38,7 @@ class Sampler:
 
     def order(self, epoch):
         """int64 (n,): the indices of the whole epoch."""
+        epoch = operator.index(epoch)       # a stream's key may be text: "1" would be another epoch than 1
         if not self.shuffle:
             return np.arange(self.n)
         return backend.stream("shuffle", self.seed, epoch).permutation(self.n)

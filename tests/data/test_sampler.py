@@ -81,6 +81,13 @@ def test_a_start_outside_the_epoch(start):
         Sampler(10, 4).epoch(0, start)
 
 
+@pytest.mark.parametrize("epoch", ["1", 1.0])
+def test_an_epoch_is_a_whole_number(epoch):
+    for shuffle in (False, True):
+        with pytest.raises(TypeError):
+            Sampler(10, 3, shuffle=shuffle).epoch(epoch)
+
+
 def test_half_a_sample_is_refused():
     with pytest.raises(TypeError):
         Sampler(10, 2.5)
