@@ -48,14 +48,18 @@ def _rows(count, comm):
 
 
 def _default(given, count, comm, in_order, what):
-    """The given numbers, or (None) this rank's share of `count`. ValueError where only these, in their order, fit."""
+    """The given numbers, or (None) this rank's share of `count`. ValueError on all ranks where only these, in their
+    order, fit; then collective."""
     share_of_all = _rows(count, comm)
     if given is None:
         return share_of_all
-    if in_order and not np.array_equal(given, share_of_all):
-        raise ValueError(f"{what} lays the ranks' shares one after another, and rank {comm.rank}'s would be "
-                         f"{share_of_all.tolist()}, not {np.asarray(given).tolist()}: leave these out, or what wants "
-                         "them in order")
+    if in_order:
+        for rank, other in enumerate(comm.all_gather_object(
+                None if np.array_equal(given, share_of_all) else np.asarray(given).tolist())):
+            if other is not None:
+                raise ValueError(f"{what} lays the ranks' shares one after another, and rank {rank}'s would be "
+                                 f"{np.arange(*share(count, rank, comm.size)).tolist()}, not {other}: leave these out, "
+                                 "or what wants them in order")
     return given
 
 

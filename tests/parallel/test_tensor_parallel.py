@@ -92,7 +92,7 @@ def test_errors_say_what_to_do():
         "kind": ("TypeError", "blocks.0.mlp is a FeedForward; 'row' cuts a Linear"),
         "tied": ("ValueError", "0 shares a parameter with 1"),
         "heads": ("ValueError", "2 ranks must divide the 3 heads"),
-        "gathered": ("ValueError", "ColumnParallelLinear: gather_output=True lays the ranks' shares one after another"),
+        "gathered": ("ValueError", "rank 1's would be [3, 4, 5], not [5, 4, 3]"),
         "scattered": ("ValueError", "RowParallelLinear: input_is_parallel=False lays the ranks' shares"),
         "nested": ("ValueError", "blocks.0.attention and blocks.0.attention.qkv inside of it both stand in the plan"),
         "rows": ("ValueError", "1 rows can't be shared by 2 ranks"),
