@@ -79,8 +79,8 @@ def dequantize(codes, scales, shape, dtype):
 
 # ---------------------------------------------------------------- products
 
-def _forward(x, codes, scales, shape, transposed):
-    weight = dequantize(codes, scales, shape, x.dtype)
+def _forward(x, codes, scales, size, transposed):
+    weight = dequantize(codes, scales, size, x.dtype)
     y = matmul(x.reshape(-1, x.shape[-1]), weight if transposed else weight.T)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -88,8 +88,8 @@ def _forward(x, codes, scales, shape, transposed):
 # Linear in x, and what is kept are the codes. The transpose is the same op the other way round.
 _product = LinearOp("x Wᵀ of NF4", lambda t, kept: bind(_linear, (t,), kept),
                     lambda c, kept: bind(_linear, (c,), (*kept[:-1], not kept[-1])), listed=False)
-_linear = Primitive("nf4_linear", _forward, "x", "codes scales shape transposed",
-                    x=(_product, "codes scales shape transposed"), listed=False)
+_linear = Primitive("nf4_linear", _forward, "x", "codes scales size transposed",
+                    x=(_product, "codes scales size transposed"), listed=False)
 
 
 class NF4Weight(Module):

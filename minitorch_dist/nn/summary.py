@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..autodiff.tensor import Leaf, Tensor
 from ..autodiff.writes import tick
+from ..backend import is_floating
 from ..tables import ruled
 
 
@@ -16,6 +17,10 @@ def _linear(shape, weight, **_):
     return 2 * math.prod(shape) * weight.shape[1]
 
 
+def _nf4(shape, size, **_):
+    return 2 * math.prod(shape) * size[1]
+
+
 def _attention(shape, q, k, comm=None, **_):
     scores = math.prod(q.shape[:3]) * k.shape[2] * (comm.size if comm else 1)       # each rank's keys come by
     return 2 * scores * (q.shape[3] + shape[-1])
@@ -25,6 +30,7 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "matmul": _matmul,
     "linear": _linear,
     "linear_gelu": _linear,
+    "nf4_linear": _nf4,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
     "ring_attention": _attention,
@@ -89,20 +95,29 @@ def summary(model, *inputs):
 
     FLOPs are counted op by op on the tape, two per multiply-add of matrix products, convolutions, attention and einsum;
     elementwise ops are left out, as in torch's FlopCounterMode: they are bound by memory. Ops whose inputs depend on no
-    parameter (and a checkpoint's inside) are not on the tape, and not counted. A function with a rule by hand counts
-    as its `flops` says (custom_vjp). A layer without parameters, FLOPs or layers in it has a row too. Raises
-    RuntimeError under no_grad().
+    parameter (and a checkpoint's inside) are not on the tape, and not counted; those of frozen parameters are. A
+    function with a rule by hand counts as its `flops` says (custom_vjp). A layer without parameters, FLOPs or layers in
+    it has a row too. Raises RuntimeError under no_grad().
     """
-    calls, removers = [], []        # calls: (first date, last date, module, outputs)
+    calls, removers, frozen = [], [], []        # calls: (first date, last date, module, outputs)
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module in model.modules():
-            starts = []
-            removers.append(module.register_forward_pre_hook(lambda _, inputs, starts=starts: starts.append(tick())))
-            removers.append(module.register_forward_hook(
-                lambda module, _, output, starts=starts: calls.append((starts.pop(), tick(), module, output))))
+            starts, own = [], [p for p in module._parameters.values() if p is not None and not p.requires_grad
+                               and is_floating(p.dtype)]
+            frozen += own
+
+            def begins(_, inputs, starts=starts, own=own):      # not before: a wrapper looks who is frozen
+                starts.append(tick())
+                _want_gradients(own, True)
+
+            def ends(module, _, output, starts=starts, own=own):
+                calls.append((starts.pop(), tick(), module, output))
+                _want_gradients(own, False)
+            removers += [module.register_forward_pre_hook(begins), module.register_forward_hook(ends)]
         out = model.eval()(*inputs)
     finally:
+        _want_gradients(frozen, False)
         for remove in removers:
             remove()
         for module, training in modes:
@@ -111,6 +126,11 @@ def summary(model, *inputs):
         raise RuntimeError("summary counts on the tape, and nothing was recorded: call it outside of no_grad()")
     first = out[0] if isinstance(out, tuple) else out
     return Summary(_rows(model, calls), math.prod(first.shape[:-1]))
+
+
+def _want_gradients(params, flag):
+    for p in params:
+        p.requires_grad_(flag)
 
 
 def _tensors(output):

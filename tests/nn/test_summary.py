@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn
+from minitorch_dist import comm, nn
 from minitorch_dist.autodiff.autocast import CLASSES, LOWER
+from minitorch_dist.compress import lora
+from minitorch_dist.parallel import DistributedDataParallel
 
 summary = importlib.import_module("minitorch_dist.nn.summary")      # (nn.summary is the function)
 
@@ -95,8 +97,8 @@ def test_functions_with_a_rule_by_hand_say_what_they_do():
 
 
 def test_every_product_of_the_table_is_counted():
-    """Autocast's first class is that of the products."""
-    assert set(CLASSES[LOWER].split()) == set(summary.FLOPS)
+    """Autocast's first class is that of the products; NF4's lowers its input by itself."""
+    assert set(CLASSES[LOWER].split()) | {"nf4_linear"} == set(summary.FLOPS)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -231,3 +233,24 @@ def test_modules_with_hooks_can_be_copied():
     model = nn.Sequential(nn.Linear(2, 2))
     twin = copy.deepcopy(model)
     assert (twin[0].weight.numpy() == model[0].weight.numpy()).all() and twin[0].weight is not model[0].weight
+
+
+def test_frozen_parameters_count():
+    """One that is frozen is multiplied by all the same, at the beginning too; and they are frozen afterwards."""
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), zeros((4, 6), "f4")
+    wanted = nn.summary(model, x).rows
+    assert sum(row.flops for row in wanted) == 2 * 4 * (6 * 5 + 5 * 3)
+    for frozen in ("0", ""):
+        for p in dict(model.named_modules())[frozen].parameters():
+            p.requires_grad_(False)
+        assert nn.summary(model, x).rows == wanted
+    assert not any(p.requires_grad for p in model.parameters())
+    wrapped = DistributedDataParallel(nn.Sequential(model, nn.Linear(3, 2)), comm.world_of_one())
+    assert nn.summary(wrapped, x).flops == 2 * 4 * (6 * 5 + 5 * 3 + 3 * 2)
+
+
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_a_model_with_adapters(quantize):
+    model = lora.add(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, targets="*", quantize=quantize)
+    table = nn.summary(nn.Sequential(nn.Linear(4, 6), model), zeros((7, 4), "f4"))
+    assert table.flops == 2 * 7 * (4 * 6 + 6 * 5 + 2 * (6 + 5) + 5 * 3 + 2 * (5 + 3))
