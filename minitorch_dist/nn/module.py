@@ -225,8 +225,8 @@ class Module:
                                    "optimizer or of DistributedDataParallel already: call .to() before making those")
         for p in self.parameters():
             p.data, grad = moved(p.data), p.grad
-            if p.node is not None:
-                p.node.dtype = p.dtype
+            if p.leaf is not None:      # of one that is frozen as well: it may want a gradient again
+                p.leaf.dtype = p.dtype
             if grad is not None:
                 p.grad = moved(grad.data)
         for module in self.modules():

@@ -181,6 +181,15 @@ def test_random_numbers_are_keyed_by_the_running_modules_path():
     assert seen == [("0", "0"), ("0", "1"), ("1",)] and random_state.path == ()
 
 
+def test_what_is_cast_while_it_is_frozen_gets_gradients_of_its_dtype():
+    layer = nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    layer.to("float64").weight.requires_grad_()
+    layer(np.full((1, 3), 1 / 3)).sum().backward()
+    assert layer.weight.grad.dtype == layer.bias.grad.dtype == np.float64
+    np.testing.assert_array_equal(layer.weight.grad.numpy(), np.full((2, 3), 1 / 3))
+
+
 def test_printing_and_the_missing_forward():
     assert repr(nn.Linear(5, 3, bias=False)) == "Linear(5, 3, bias=False)"
     assert repr(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Dropout(0.25))) == (
