@@ -63,6 +63,7 @@ class Adapter:
     def __post_init__(self):
         if self.rank < 1 or self.rank % 1:
             raise ValueError(f"lora: rank is {self.rank}; it must be a whole number, at least 1")
+        object.__setattr__(self, "rank", int(self.rank))
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora: dropout is {self.dropout}; a probability to drop must be in [0, 1)")
         if not math.isfinite(self.alpha):
@@ -335,8 +336,16 @@ def merge(model):
 
 def unmerge(model):
     """Take back merge: the layers of before, W with its own bits, and the adapters. In place; returns the model.
-    ValueError for a model that isn't merged."""
-    layers = {id(m): m.unmerged.train(m.training) for m in model.modules() if hasattr(m, "unmerged")}
+    They come in the dtype and on the device that the model has now. ValueError for a model that isn't merged."""
+    layers = {id(m): _unmerged(m) for m in model.modules() if hasattr(m, "unmerged")}
     if not layers:
         raise ValueError("lora.unmerge: the model is not merged")
     return replaced(model, layers)
+
+
+def _unmerged(linear):
+    """What a merged Linear was made of, where that is now."""
+    layer, weight = linear.unmerged.train(linear.training), linear.weight
+    if layer.lora_A.dtype != weight.dtype:      # else NF4's scales keep their own
+        layer.to(weight.dtype)
+    return layer.to(weight.device)

@@ -172,6 +172,14 @@ def test_merged_is_a_plain_model_and_back(quantize):
         lora.unmerge(m)
 
 
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_what_is_cast_while_it_is_merged_comes_back_cast(quantize):
+    m = moved(lora.add(gpt(), quantize=quantize))
+    wanted = {p.dtype for p in m.to("float64").parameters()}
+    m = lora.unmerge(lora.merge(moved(lora.add(gpt(), quantize=quantize))).to("float64"))
+    assert {p.dtype for p in m.parameters()} == wanted and m(TOKENS).dtype == np.float64
+
+
 def test_targets():
     def of(targets):
         m = lora.add(gpt(tied=False), targets=targets)
@@ -181,6 +189,7 @@ def test_targets():
     assert of(lambda layer, path: layer.weight.shape[0] == 48) == ["blocks.0.attention.qkv", "blocks.1.attention.qkv"]
     assert of(lora.TARGETS) == of(None)
     alone = lora.add(linear(), targets="*")
+    assert lora.add(linear(), 2.0, targets="*").lora_A.shape[0] == 2
     assert isinstance(alone, LoRALinear) and [name for name, _ in alone.named_parameters()] == [
         "weight", "bias", "lora_A", "lora_B"]
 
