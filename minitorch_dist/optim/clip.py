@@ -12,6 +12,7 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, to, xp
 from ..flat import ALIGN, BLOCK, flat_buffers
+from .optimizer import tensors
 
 SUMS = BLOCK // ALIGN       # of 16 elements each, in a block
 
@@ -138,6 +139,7 @@ def check_known(params, what):
 def clip_grad_norm_(params, max_norm):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
+    params: tensors, or one, or (name, tensor) pairs, as an optimizer's.
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Where ranks have parts of parameters (by fully_shard, tensor parallelism, annotations, experts that are divided) the
     norm is that of the whole gradient, the same on all ranks; then collective. Raises ValueError for a norm that is not
@@ -154,8 +156,11 @@ def clip_stages(stages, max_norm, comm=None):
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
     seen, chosen = set(), {}
     for stage, params in sorted(stages.items()):
-        chosen[stage] = [p for p in params if p.requires_grad and not (id(p) in seen or seen.add(id(p)))]
+        chosen[stage] = [p for p in tensors(params) if p.requires_grad and not (id(p) in seen or seen.add(id(p)))]
     params = [p for stage in chosen.values() for p in stage]
+    if made := [p.shape for p in params if p.leaf is None]:
+        raise ValueError(f"clip_grad_norm_: a tensor of shape {made[0]} is no leaf but what an op has made: give it "
+                         "parameters")
     check_known(params, "clip_grad_norm_")
     flats = flat_buffers(params)
     for flat in flats:

@@ -55,7 +55,7 @@ class Optimizer:
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
     def __init__(self, params, defaults):
-        self.groups = [{**defaults, **group, "params": _tensors(group["params"])} for group in _groups(params)]
+        self.groups = [{**defaults, **group, "params": tensors(group["params"])} for group in _groups(params)]
         everything = [p for group in self.groups for p in group["params"]]
         if not everything:
             raise ValueError("an optimizer needs at least one parameter")
@@ -297,7 +297,8 @@ def _groups(params):
     return params if params and isinstance(params[0], dict) else [{"params": params}]
 
 
-def _tensors(params):
+def tensors(params):
+    """[tensor] of tensors, of one, or of (name, tensor) pairs."""
     params = [params] if isinstance(params, Tensor) else list(params)
     return [p[1] if isinstance(p, tuple) else p for p in params]
 

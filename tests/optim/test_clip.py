@@ -116,6 +116,14 @@ def test_frozen_and_repeated_parameters():
     assert clip_grad_norm_([], 1.0) == 0 == clip_grad_norm_(params[:1], 1.0)
 
 
+def test_one_tensor_named_ones_and_no_leaf():
+    params, grads = params_with_gradients()
+    assert math.isclose(clip_grad_norm_(params[1], 1e9), norm_of(grads[1:2]), rel_tol=1e-14)
+    assert math.isclose(clip_grad_norm_([(str(p.shape), p) for p in params], 1e9), norm_of(grads), rel_tol=1e-14)
+    with pytest.raises(ValueError, match="no leaf"):
+        clip_grad_norm_([params[0], params[1] * 2.0], 1.0)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_norm_that_is_not_finite_raises_and_changes_nothing(bad):
     params, grads = params_with_gradients()
