@@ -345,7 +345,4 @@ def unmerge(model):
 
 def _unmerged(linear):
     """What a merged Linear was made of, where that is now."""
-    layer, weight = linear.unmerged.train(linear.training), linear.weight
-    if layer.lora_A.dtype != weight.dtype:      # else NF4's scales keep their own
-        layer.to(weight.dtype)
-    return layer.to(weight.device)
+    return linear.unmerged.train(linear.training).to(linear.weight.dtype).to(linear.weight.device)

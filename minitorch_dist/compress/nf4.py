@@ -102,8 +102,11 @@ class NF4Weight(Module):
     absmax   of each block of 64: float32; with double its code, uint8, in blocks of 256 of
     second   their absmax, float32, and
     mean     float32 (1,), what was taken off
-    These are parameters that are frozen, so that whoever wraps the model sends them once. ValueError for inf or NaN.
+    These are parameters that are frozen, so that whoever wraps the model sends them once. They keep their
+    dtypes when a model is cast. ValueError for inf or NaN.
     """
+
+    keeps_dtypes = True
 
     def __init__(self, weight, double=True):
         super().__init__()

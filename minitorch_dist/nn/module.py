@@ -27,6 +27,8 @@ class Module:
     names in the same order on every rank.
     """
 
+    keeps_dtypes = False        # whether to(dtype) leaves this module's own parameters as they are
+
     def __init__(self):
         for table in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(self, table, {})
@@ -223,7 +225,8 @@ class Module:
             if p.leaf is not None and p.leaf.flat is not None and moved(p.data) is not p.data:
                 raise RuntimeError(f"{type(self).__name__}.to({target!r}): {name} lives in the flat buffer of an "
                                    "optimizer or of DistributedDataParallel already: call .to() before making those")
-        for p in self.parameters():
+        kept = {id(p) for m in self.modules() if m.keeps_dtypes and dtype is not None for p in m._parameters.values()}
+        for p in (p for p in self.parameters() if id(p) not in kept):
             p.data, grad = moved(p.data), p.grad
             if p.leaf is not None:      # of one that is frozen as well: it may want a gradient again
                 p.leaf.dtype = p.dtype

@@ -180,6 +180,16 @@ def test_what_is_cast_while_it_is_merged_comes_back_cast(quantize):
     assert {p.dtype for p in m.parameters()} == wanted and m(TOKENS).dtype == np.float64
 
 
+@pytest.mark.parametrize("double", [True, False])
+def test_scales_keep_their_dtype_when_a_model_is_cast(double):
+    m = lora.add(gpt(), quantize="nf4", double=double)
+    layer = m.blocks[0].mlp[0]
+    before = layer.weight.dequantize()
+    m.to("float16")
+    assert layer.lora_A.dtype == m(TOKENS).dtype == np.float16 and np.array_equal(layer.weight.dequantize(), before)
+    lora.add(gpt().to("float16"), quantize="nf4", double=double).load_state_dict(m.state_dict())
+
+
 def test_targets():
     def of(targets):
         m = lora.add(gpt(tied=False), targets=targets)
