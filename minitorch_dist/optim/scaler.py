@@ -60,7 +60,8 @@ class GradScaler:
 
     Without unscale_ before it step hands the factor on to the optimizer, and the gradients stay scaled. On a GPU nobody
     waits: factor and decision stay there, and Adam's kernel takes them; other optimizers ask for them. unscale_ and
-    step are collective where gradients are cut: a rank whose part of the model is frozen gives None for its optimizer.
+    step are collective where gradients are cut: a rank whose part of the model is frozen gives None for its optimizer;
+    where it does so for several, their steps come in the order in which they were unscaled.
     """
 
     def __init__(self, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True,
@@ -101,7 +102,7 @@ class GradScaler:
 
     def found_inf(self, optimizer):
         """Whether a gradient was inf or NaN, on any rank: known after unscale_ or step. A GPU is waited for."""
-        stage = self._stages.get(id(optimizer))
+        stage = next((s for s in reversed(self._stages.values()) if s.optimizer is optimizer), None)
         return stage is not None and stage.found is not None and bool(to(stage.found, "cpu")[0])
 
     def step(self, optimizer):
@@ -113,14 +114,17 @@ class GradScaler:
                 optimizer.step()
             return
         stage = self._stage(optimizer, "step")
-        if getattr(optimizer, "step_supports_amp_scaling", False):
+        if optimizer is None:
+            if not stage.unscaled:
+                self._look(stage, divide=False)
+        elif getattr(optimizer, "step_supports_amp_scaling", False):
             if not stage.unscaled:
                 self._look(stage, divide=False)
             optimizer.step(grad_scale=None if stage.unscaled else self._scale, found_inf=stage.found)
         else:
             if not stage.unscaled:
                 self.unscale_(optimizer)
-            if optimizer is not None and not self.found_inf(optimizer):
+            if not self.found_inf(optimizer):
                 optimizer.step()
         stage.stepped = True
 
@@ -170,6 +174,11 @@ class GradScaler:
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
 
     def _stage(self, optimizer, call):
+        if optimizer is None:       # of several that are frozen here each has a stage of its own, in their order
+            waiting = [s for s in self._stages.values() if s.optimizer is None and not s.stepped]
+            stage = waiting[0] if waiting and call == "step" else Stage(None)
+            self._stages[id(stage)] = stage
+            return stage
         stage = self._stages.setdefault(id(optimizer), Stage(optimizer))
         if stage.stepped:
             raise RuntimeError(f"{call}() after step() of this optimizer: call update() at the end of each step")

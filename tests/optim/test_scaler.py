@@ -381,3 +381,14 @@ def test_the_example(tmp_path, capsys):
         share = np.mean(small[exact != 0] == 0)
         expected = np.mean(abs(exact[exact != 0]) < 2.0 ** (20 - 25))      # but for what is rounded on the way
         assert 0.1 < expected and abs(share / expected - 1) < 0.2
+
+
+def test_a_rank_may_have_nothing_to_update_in_several_models():
+    """None for each of their optimizers, in any order that the others may have; and what it knows of the last."""
+    scaler = optim.GradScaler(2.0)
+    for calls in ("unscale_ step unscale_ step", "unscale_ unscale_ step step", "step step", "step unscale_ step"):
+        for name in calls.split():
+            getattr(scaler, name)(None)
+        assert not scaler.found_inf(None) and len(scaler._stages) == 2
+        assert all(stage.stepped and stage.found is not None for stage in scaler._stages.values())
+        scaler.update()
