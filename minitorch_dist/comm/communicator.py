@@ -53,6 +53,9 @@ class Communicator(Messages, Objects, OnDevices):
     async_op=True a call returns a Work at once, and the arrays may not be touched until it has been waited for.
     """
 
+    def __deepcopy__(self, memo):
+        return self     # a copy of what is cut over the ranks is cut over the same
+
     def __init__(self, engine, name, hooks=(), algorithm="auto"):
         self.rank, self.size, self.world_ranks = engine.rank, engine.size, engine.world_ranks
         self.name, self.axes = name, {}

@@ -1,5 +1,6 @@
 """What the ranks do in the tests of tensor parallelism. What must hold is checked by the parent process."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -173,3 +174,12 @@ def tied():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
     return nn.Sequential(first, second)
+
+
+def copied():
+    """Whether a copy of a model that is cut has the same ranks, tensors of its own, and the same outputs."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+    model = tp.parallelize_module(model, comm.world(), {"0": "column", "2": "row"})
+    twin, x = copy.deepcopy(model), np.ones((2, 4), np.float32)
+    return (twin[0].comm is model[0].comm, twin[0].weight is not model[0].weight,
+            bool((twin(x).numpy() == model(x).numpy()).all()))

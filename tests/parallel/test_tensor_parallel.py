@@ -107,3 +107,7 @@ def test_errors_say_what_to_do():
         for name, (kind, words) in expected.items():
             assert found[name] is not None, f"{name}: accepted"
             assert found[name][0] == kind and words in found[name][1], found[name]
+
+
+def test_a_copy_is_cut_over_the_same_ranks():
+    assert crews.call(CASES + "copied", 2) == [(True, True, True)] * 2
