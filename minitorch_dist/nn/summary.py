@@ -56,7 +56,8 @@ class Summary:
 
     positions        rows of the output: samples, or tokens
     flops            of a forward pass
-    training_flops   3 · flops: backward makes two products for each one of forward
+    training_flops   3 · flops: backward makes two products for each one of forward, where all is trained (with a frozen
+                     weight one, or none)
     rule_of_thumb    6 · parameters · positions (Kaplan et al. 2020), which counts each parameter once per position:
                      too little for convolutions, which use it at many places, and for attention, which uses none
     """
