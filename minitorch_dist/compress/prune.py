@@ -31,7 +31,7 @@ from math import prod
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import stream, to, to_device_of
+from ..backend import is_floating, stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
 from ..parallel.fully_sharded import FullySharded
 from ..parallel.wrapping import annotated
@@ -210,6 +210,9 @@ class Pruning:
         """Take other masks from now on. What they let free stands at zero, and may grow. Collective."""
         kinds, tensors = layouts(self.model), dict(self.model.named_parameters())
         check_masks({name: kinds[name].shape for name in tensors}, masks)
+        if codes := [f"{name} ({tensors[name].dtype})" for name in masks if not is_floating(tensors[name].dtype)]:
+            raise ValueError(f"Pruning: {', '.join(codes[:4])}: a code of 0 is no weight of 0: leave it out, or prune "
+                             "the model before it is quantised")
         self._check_alike(masks)
         self.masks = masks
         self.kept = []      # (parameter, Place, which elements there stay)

@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, nn, optim
 from minitorch_dist.autodiff.check import check_grads
 from minitorch_dist.autodiff.primitive import lower
-from minitorch_dist.compress import lora
+from minitorch_dist.compress import lora, prune
 from minitorch_dist.compress.lora import LoRALinear
 
 from .lora_cases import moved
@@ -271,3 +271,10 @@ def test_training_moves_the_adapters_alone():
     assert losses[-1] < 0.95 * losses[0]
     changed = {name for name, values in m.state_dict().items() if not np.array_equal(values, before[name])}
     assert changed == set(lora.state_dict(m))
+
+
+def test_codes_are_not_pruned():
+    m = lora.add(gpt(), quantize="nf4")
+    name = "blocks.0.mlp.0.weight.codes"
+    with pytest.raises(ValueError, match=r"codes \(uint8\): a code of 0 is no weight of 0"):
+        prune.Pruning(m, prune.magnitude(m, 0.5, names=[name]))
