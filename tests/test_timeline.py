@@ -76,6 +76,12 @@ def test_several_of_one_kind_stand_in_a_queue_and_a_real_clock_waits():
     assert real.clock() - begin >= 0.02
 
 
+@pytest.mark.parametrize(("latency", "bandwidth"), [(-1e-3, 1.0), (0.0, 0.0), (0.0, float("nan"))])
+def test_a_link_that_can_not_be(latency, bandwidth):
+    with pytest.raises(ValueError, match=f"latency={latency} seconds and bandwidth={bandwidth} bytes"):
+        SimulatedLink(latency, bandwidth)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_link_charges_what_the_ledger_counts(n):
     for rank in crews.call(CASES + "charges", n):

@@ -43,6 +43,8 @@ class Messages:
         other messages with these tags: take one of its own (split).
         """
         check.rank("isend_parts", "dst", dst, self.size, own=self.rank)
+        if not parts:
+            raise ValueError("isend_parts: no parts; a message has one at least, which may be empty")
         for i, part in enumerate(parts):
             check.of_bytes("isend_parts", f"parts[{i}]", part)
         sizes = np.array([len(parts), *(part.nbytes for part in parts)], np.int64)

@@ -378,6 +378,7 @@ def wrong_arguments():
         "counts": lambda: world.all_to_all(np.zeros(4), np.zeros(4), [1] * n, [1] * n),
         "own count": lambda: world.all_to_all(np.zeros(2 * n), x[:n].copy()),
         "parts": lambda: world.isend_parts([np.zeros(3)], (world.rank + 1) % n),
+        "no parts": lambda: world.isend_parts([], (world.rank + 1) % n),
         "wire": lambda: world.all_reduce(x, algorithm=lambda wire, x, combine: wire.send(x, -1)),
         "wire strided": lambda: world.all_reduce(x, algorithm=lambda wire, x, combine: wire.recv(
             x[::2], (wire.rank + 1) % n)),

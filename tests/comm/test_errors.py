@@ -31,6 +31,7 @@ EXPECTED = {   # what is wrong: (type, words of the message)
     "counts": ("ValueError", "[1, 1, 1]", "sum 4"),
     "own count": ("ValueError", "sends itself 1", "out's 6 rows 2"),
     "parts": ("TypeError", "parts[0] is float64[3]", "view(np.uint8)"),
+    "no parts": ("ValueError", "no parts"),
     "wire": ("ValueError", "dst=-1", "0 to 2"),
     "wire strided": ("ValueError", "C-contiguous"),
     "color": ("ValueError", "color=-1"),
