@@ -58,8 +58,8 @@ class SimulatedLink:
 
     def __init__(self, latency, bandwidth, clock=None):
         if not (latency >= 0 and bandwidth > 0):
-            raise ValueError(f"SimulatedLink: latency={latency} seconds and bandwidth={bandwidth} bytes per second; the "
-                             "one is at least 0, the other more")
+            raise ValueError(f"SimulatedLink: latency={latency} seconds and bandwidth={bandwidth} bytes per second; "
+                             "the one is at least 0, the other more")
         self.latency, self.bandwidth = latency, bandwidth
         self.clock = RealClock() if clock is None else clock
         self.free = 0.0                     # when the link has done all that was posted

@@ -12,7 +12,8 @@
     np.savez("adapters.npz", **lora.state_dict(model))      # or: lora.merge(model), and it is a plain model
 
 What is frozen has no gradient (backward makes none), no state in the optimizer, and nothing of it is sent by data
-parallelism. In QLoRA it has 4 bits (nf4.py), and is taken apart for each product.
+parallelism, but for fully_shard's stage 3, which cuts it over the ranks, and gathers it for forward and for backward.
+In QLoRA it has 4 bits (nf4.py), and is taken apart for each product.
 
 A model is cut first (parallelize_module), then it gets adapters, then it is cut into stages and wrapped; then comes the
 optimizer. Beside a matrix that tensor parallelism has cut, the adapter is cut as well, so that its product is a part of

@@ -47,7 +47,7 @@ def fragments_of(model, fragments, pattern):
     """[[(name, this rank's tensor)]] of the parameters that are trained, per fragment: units, as of fully_shard, stay
     together. ValueError where there are too few."""
     if isinstance(model, FullySharded):
-        units = [list(zip(unit.names, unit.pieces, strict=True)) for unit in model.units]
+        units = [list(zip(unit.names, unit.pieces, strict=True)) for unit in model.trained]
     else:
         inside = model.module if isinstance(model, DistributedDataParallel) else model
         units = [named for _, _, named in group(inside, default_units(inside))]

@@ -17,8 +17,8 @@ def full_state_dict(model):
     its parts: tensor_parallel.full_state_dict has them together."""
     found = {}
     for unit in model.units:
-        found |= unit.collect(unit.flat.params)
-    for name, p in model.frozen:
+        found |= unit.collect(unit.part)
+    for name, p in model.whole:
         grid = model.grid_of(p)
         if grid.over is not None and grid.everyone.rank == 0 and (shares := grid.gather(p.data)) is not None:
             found[name] = xp.array(to(shares.reshape(grid.whole(p.shape)), "cpu"))
@@ -47,9 +47,9 @@ def load_full_state_dict(model, saved):
     if problem := model.comm.broadcast_object(problem):
         raise problem
     for unit in model.units:
-        unit.spread(values, unit.flat.params)
-        wrote(unit.flat.params, "load_state_dict")
-    for name, value in (*model.frozen, *model.module.named_buffers()):
+        unit.spread(values, unit.part)
+        wrote(unit.part, "load_state_dict")
+    for name, value in (*model.whole, *model.module.named_buffers()):
         array, grid = lower(value), model.grid_of(value)
         if grid.everyone.rank == 0:
             shares = None if values is None else values[name].reshape(grid.shares, *array.shape)
@@ -61,7 +61,7 @@ def full_optimizer_state_dict(model, optimizer):
     """What the optimizer's state_dict would be on the module inside, on rank 0; {} on the others."""
     saved = optimizer.state_dict()
     for unit, name, held in _arrays(model, optimizer, saved):
-        part = zeros_like(unit.flat.params, dtype=saved["state"][held[0].number][name].dtype)
+        part = zeros_like(unit.part, dtype=saved["state"][held[0].number][name].dtype)
         for _, i, s in held:
             part[s.start:s.stop] = to_device_of(saved["state"][i][name].reshape(-1), part)
         whole = unit.collect(part)
@@ -74,7 +74,7 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     """Write what full_optimizer_state_dict has given, or an optimizer of the unwrapped model: rank 0's counts.
     ValueError on all ranks where it doesn't fit."""
     mine = optimizer.state_dict()
-    whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.units
+    whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
              for s, piece in zip(unit.segments, unit.pieces, strict=True)}
     wanted = [{name: whole.get(id(p), p.shape) for name in arrays}
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
@@ -86,7 +86,7 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     if problem:
         raise ValueError(problem)
     for unit, name, held in _arrays(model, optimizer, mine):
-        part = zeros_like(unit.flat.params, dtype=mine["state"][held[0].number][name].dtype)
+        part = zeros_like(unit.part, dtype=mine["state"][held[0].number][name].dtype)
         unit.spread({parameter: saved["state"][i][name] for parameter, i, _ in held} if saved else None, part)
         part = to(part, "cpu")
         for _, i, s in held:
@@ -123,7 +123,7 @@ class _Piece(NamedTuple):
 def _arrays(model, optimizer, saved):
     """For each unit and each kind of state: (unit, its name, [_Piece] of the parameters that have it)."""
     number = {id(p): i for i, p in enumerate(_parameters(optimizer))}
-    for unit in model.units:
+    for unit in model.trained:
         pieces = [_Piece(name, number[id(s.tensor)], s) for name, s in zip(unit.names, unit.flat.segments, strict=True)
                   if id(s.tensor) in number]
         for name in dict.fromkeys(name for piece in pieces for name in saved["state"][piece.number]):

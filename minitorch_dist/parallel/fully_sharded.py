@@ -33,10 +33,11 @@ from ..autodiff.writes import log, tick
 from ..backend import xp
 from .full_state import load_full_state_dict
 from .gathering import Gathering
-from .grouping import default_units, group
+from .grouping import default_units, either, frozen, group, trained
 from .hybrid import check_communicator, grid_of, grid_of_share
 from .mixed_precision import AS_IT_IS
 from .same_model import check_same_model
+from .trained_units import TrainedUnit
 from .units import Unit
 from .wrapping import ReducingModule, check_reducible, held_apart
 
@@ -50,8 +51,9 @@ class FullySharded(ReducingModule):
     """A module whose state is cut over the ranks; all conventions are DistributedDataParallel's.
 
     module             built alike on all ranks (checked), before any optimizer; rank 0's values are broadcast. Frozen
-                       parameters and buffers stay whole. Divided experts are units of their own, beside the rest of
-                       their module
+                       parameters are cut in stage 3, as units of their own, which are gathered with those beside them;
+                       in the other stages they are whole, and buffers always. Divided experts are units of their own,
+                       beside the rest of their module
     comm               all ranks that have samples (default: the world's)
     shard_over         hybrid sharding: the Communicator of the ranks that share one copy of the state, say a node's
                        (default: comm); the other groups of comm hold copies. ValueError unless these make a grid
@@ -92,11 +94,14 @@ class FullySharded(ReducingModule):
                              f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
         self.stage, self.reshard, self.policy = stage, reshard_after_forward, mp_policy
         apart = held_apart(module, self.comm, "fully_shard")
-        groups = group(module, default_units(module) if units is None else units, apart=apart)
-        check_same_model(module, self.comm, "fully_shard", apart, stage=stage, units=[name for _, name, _ in groups],
-                         reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
-                         broadcast_buffers=broadcast_buffers, exact=exact, micro_shards=micro_shards,
-                         shard_over=shard_over and shard_over.size)
+        if units is None:
+            units = default_units(module, either if stage == 3 else trained)
+        groups = group(module, units, apart=apart)
+        cut = group(module, units, frozen, apart) if stage == 3 else []
+        check_same_model(module, self.comm, "fully_shard", apart, stage=stage,
+                         units=[name for _, name, _ in (*groups, *cut)], reshard_after_forward=reshard_after_forward,
+                         mp_policy=mp_policy, broadcast_buffers=broadcast_buffers, exact=exact,
+                         micro_shards=micro_shards, shard_over=shard_over and shard_over.size)
         check_reducible(module, "fully_shard")
         mp_policy.check(module)
         self.grid = grid_of(self.comm, shard_over)
@@ -107,28 +112,33 @@ class FullySharded(ReducingModule):
                              "of a pipeline that has none goes unwrapped)")
         self.under_way = False      # a backward that hasn't come to its end
         self.spoiled, self.unused_parameters = False, []
-        self._make_units(groups)
-        self._look_after_the_rest(broadcast_buffers, lambda tensor: self.grid_of(tensor).everyone)
+        self._make_units(groups, cut)
+        self._look_after_the_rest(broadcast_buffers, lambda tensor: self.grid_of(tensor).everyone, self.piece_of)
+        self.frozen += [(name, piece) for unit in self.units[len(self.trained):]
+                        for name, piece in zip(unit.names, unit.pieces, strict=True)]
 
     def grid_of(self, tensor):
         """The Grid of a parameter or a buffer of the module: of an expert's share (moe.py) another one."""
         return self.apart.get(id(tensor), self.grid)
 
-    def _make_units(self, groups):
-        self.units = [Unit(name, named, self.grid_of(named[0][1]), self.stage, self.policy)
-                      for _, name, named in groups]
-        self.unit_of = {key: unit for unit in self.units for key in unit.places}
+    def _make_units(self, groups, cut):
+        """groups: of what is trained; cut: of what is frozen and cut all the same."""
+        self.trained = [TrainedUnit(name, named, self.grid_of(named[0][1]), self.stage, self.policy)
+                        for _, name, named in groups]
+        self.units = self.trained + [Unit(f"{name}, frozen", named, self.grid_of(named[0][1]))
+                                     for _, name, named in cut]
+        self.unit_of = {key: unit for unit in self.trained for key in unit.places}
         self.piece_of = {id(s.tensor): piece for unit in self.units
                          for s, piece in zip(unit.segments, unit.pieces, strict=True)}
-        for unit in self.units:
+        for unit in self.trained:
             for s in unit.segments:
                 s.tensor.register_post_accumulate_grad_hook(self.hook)
-        self.order, self.posted, self.in_flight = self.units, 0, []     # of reductions
+        self.order, self.posted, self.in_flight = self.trained, 0, []     # of reductions
         self.once = self.stage < 3      # parameters are gathered once a step, all of them in its first forward
         self.stale = True       # if so: other ranks may have stepped parameters that this one hasn't gathered
         self.keeping = False    # stage 3: values are here from the first forward to the backward that reduces
         of_module = {}
-        for (m, _, _), unit in zip(groups, self.units, strict=True):
+        for (m, _, _), unit in zip((*groups, *cut), self.units, strict=True):
             of_module.setdefault(id(m), (m, []))[1].append(unit)
         self.values = Gathering(self.units, of_module.pop(id(None), (None, []))[1], self.reshard is not False,
                                 self._in_backward, self._value_used)
@@ -136,7 +146,8 @@ class FullySharded(ReducingModule):
             self.values.watch(m, units)
 
     def named_parameters(self):
-        """(name, this rank's piece) of every parameter, under the module's names; frozen ones are whole."""
+        """(name, this rank's piece) of every parameter, under the module's names; in stages 1 and 2 frozen ones are
+        whole."""
         return ((name, self.piece_of.get(id(p), p)) for name, p in self.module.named_parameters())
 
     # ------------------------------------------------------------ forward
@@ -188,7 +199,7 @@ class FullySharded(ReducingModule):
     def _check_unstepped(self, told):
         """RuntimeError where a piece was written since the values were gathered, and what is wrong with that."""
         for unit in self.units:
-            if write := log.since(unit.flat.params, self.dated):
+            if write := log.since(unit.part, self.dated):
                 raise RuntimeError(f"{write[1]} has written to this rank's part of {unit.name} {told}")
 
     # ------------------------------------------------------------ what backward triggers
@@ -199,8 +210,8 @@ class FullySharded(ReducingModule):
             return
         self._clean_up()
         self.under_way = True
-        zeroed = any(unit.flat.forgotten for unit in self.units)
-        if zeroed and (kept := [name for unit in self.units for name in unit.remembered()]):
+        zeroed = any(unit.flat.forgotten for unit in self.trained)
+        if zeroed and (kept := [name for unit in self.trained for name in unit.remembered()]):
             raise RuntimeError("zero_grad() has come to some parameters, but not to what no_sync() has added up of "
                                f"{', '.join(kept[:4])}: call the model's, which forgets all gradients together")
         if self.exact and self.done and zeroed:
@@ -211,14 +222,15 @@ class FullySharded(ReducingModule):
         self.spoiled = False
         self.done = 0 if zeroed else self.done
         self.last = self.done + 1 == self.passes if self.exact else self.sync
-        for unit in self.units:
+        for unit in self.trained:
             if zeroed:
                 unit.empty()
             unit.flat.forgotten.clear()
             unit.expect()
             if not self.last:       # whose gradients nobody would miss before the last
                 unit.check_zeroed()
-        self.order, self.posted = self.values.backward_begins(), 0
+        self.order = [unit for unit in self.values.backward_begins() if unit in self.trained]
+        self.posted = 0
 
     def _value_used(self):
         if state.callbacks is not None:     # a functional transform leaves no gradients here
@@ -256,7 +268,7 @@ class FullySharded(ReducingModule):
 
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
-        for unit in self.units:
+        for unit in self.trained:
             for s in unit.segments:
                 if s.tensor.grad is not None:
                     unit.take(s.tensor)
@@ -279,17 +291,17 @@ class FullySharded(ReducingModule):
 
     def _hand_out(self):
         """Every parameter that some rank has used has its gradient, the others have none."""
-        counts = xp.array([users for unit in self.units for users in unit.used], xp.int32)
+        counts = xp.array([users for unit in self.trained for users in unit.used], xp.int32)
         self.comm.all_reduce(counts)
-        names = [name for unit in self.units for name in unit.names]
+        names = [name for unit in self.trained for name in unit.names]
         self.unused_parameters = [name for name, users in zip(names, counts, strict=True) if not users]
         counts = iter(counts.tolist())
-        for unit in self.units:
+        for unit in self.trained:
             unit.hand_out([next(counts) for _ in unit.pieces])
             if self.stage < 3:
                 unit.close()
         self.stale = True
-        for unit in self.units:
+        for unit in self.trained:
             unit.run_hooks()
 
     def _clean_up(self):
@@ -301,7 +313,7 @@ class FullySharded(ReducingModule):
 
     def _forget(self):
         """What backward passes have added up counts for nothing."""
-        for unit in self.units:
+        for unit in self.trained:
             unit.forget()
             for s in unit.segments if state.callbacks is None else ():      # else the next backward's first is there
                 s.tensor.grad = None

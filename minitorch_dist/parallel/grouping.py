@@ -3,25 +3,40 @@
 from ..nn.module import Sequential
 
 
-def default_units(module, frozen=False):
+def trained(parameter):
+    """Whether it wants a gradient."""
+    return parameter.requires_grad
+
+
+def frozen(parameter):
+    """Whether it wants none."""
+    return not parameter.requires_grad
+
+
+def either(parameter):
+    """Each is."""
+    return True
+
+
+def default_units(module, which=trained):
     """The modules that become units of their own: those in the outermost Sequentials of more than one, if they have
-    parameters that want a gradient. frozen: or any."""
+    such parameters."""
     if isinstance(module, Sequential) and len(module) > 1:
-        return [m for m in module if any(p.requires_grad or frozen for p in m.parameters())]
-    return [unit for child in module._modules.values() for unit in default_units(child, frozen)]
+        return [m for m in module if any(map(which, m.parameters()))]
+    return [unit for child in module._modules.values() for unit in default_units(child, which)]
 
 
-def group(module, units, frozen=False, apart=None):
-    """[(module or None, name, [(name, tensor)])]: the parameters that want a gradient, each in the innermost unit that
-    is around all modules that hold it; None is the rest's, which the whole model holds. One dtype and one Grid each.
-    frozen: those too that want none; apart: as held_apart's, of those whose Grid isn't the others'."""
+def group(module, units, which=trained, apart=None):
+    """[(module or None, name, [(name, tensor)])]: such parameters, each in the innermost unit that is around all
+    modules that hold it; None is the rest's, which the whole model holds. One dtype and one Grid each.
+    apart: as held_apart's, of those whose Grid isn't the others'."""
     chosen, around, apart = {id(m) for m in units}, {}, apart or {}
 
     def walk(m, outside):
         if id(m) in chosen and id(m) not in outside:
             outside = (*outside, id(m))
         for p in m._parameters.values():
-            if p is not None and (p.requires_grad or frozen):
+            if p is not None and which(p):
                 before = around.get(id(p), outside)
                 common = [a for a, b in zip(before, outside, strict=False) if a == b]
                 around[id(p)] = tuple(common)
@@ -35,7 +50,7 @@ def group(module, units, frozen=False, apart=None):
         raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
     groups = {}
     for name, p in module.named_parameters():
-        if p.requires_grad or frozen:
+        if which(p):
             place = around[id(p)][-1] if around[id(p)] else None
             groups.setdefault((place, p.dtype, apart.get(id(p))), []).append((name, p))
     found = []

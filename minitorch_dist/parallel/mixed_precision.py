@@ -33,7 +33,8 @@ class MixedPrecisionPolicy:
     param_dtype          of parameters while the model runs, and as they travel. In 16 bits they are rounded anew from
                          the float32 pieces; ops between them are then made in 16 bits, as torch's are. (Under
                          mt.autocast("bfloat16") the products of Linears have the same bits with and without.) Frozen
-                         parameters and buffers stay what they are, and in float32 make what they meet float32. Inside
+                         parameters and buffers stay what they are, and in float32 make what they meet float32: nobody
+                         steps them, so they need no float32 pieces, and can be of 16 bits before wrapping. Inside
                          gathered() values are in it, too; full_state_dict has the pieces'
     reduce_dtype         of gradients until they are summed: of a backward without sum (no_sync) they are added up in
                          it, over the ranks in float32

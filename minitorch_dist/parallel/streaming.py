@@ -30,7 +30,7 @@ from ..comm.device import pinned, up
 from ..comm.together import together
 from ..flat import round_up
 from ..nn.absent import Absent, Unmade
-from .grouping import default_units, group
+from .grouping import default_units, either, group
 from .spill import read_into, refused
 
 ALIGN = 64      # bytes: each rank's share of a unit is a multiple of it
@@ -66,9 +66,9 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
         raise ValueError(f"stream_from_disk: {', '.join(owned[:4])} belongs to an optimizer, DistributedDataParallel, "
                          "fully_shard or a stream already: take a model of its own")
     if units is None:
-        units = default_units(module, frozen=True) or [
+        units = default_units(module, either) or [
             m for m in module._modules.values() if any(True for _ in m.parameters())]
-    groups = group(module, units, frozen=True)
+    groups = group(module, units, either)
     streamed = [found for found in groups if found[0] is not None]
     if not streamed:
         raise ValueError("stream_from_disk: the model has no children with parameters: pass the modules that shall "

@@ -10,6 +10,7 @@ from .. import comm as communication
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..comm.reduction import REDUCIBLE
+from ..ledger import keep, open_ledgers
 from ..nn.module import Module
 from .batch_norm import MicroShardStatistics, other_buffers, synchronise
 from .exact import check_shape
@@ -22,6 +23,7 @@ class ReducingModule(Module):
     wrapper  what it is called in messages
     passes   backward passes per step: exact mode has one per micro-shard; done: those since the last that reduced
     sync     whether the next backward reduces
+    frozen   [(name, parameter)] that want no gradient; whole: those of them that each rank has whole
     hook     runs when a parameter's gradient is complete; at_end: when a backward is through
 
     A subclass makes its storage between __init__ and _look_after_the_rest.
@@ -43,14 +45,16 @@ class ReducingModule(Module):
                                  "are sums over ranks inside a product: leave one of the two out")
         self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
 
-    def _look_after_the_rest(self, broadcast_buffers, ranks_of):
-        """Of what isn't trained. ranks_of(tensor): the Communicator of those that would hold the same. Collective."""
+    def _look_after_the_rest(self, broadcast_buffers, ranks_of, cut=()):
+        """Of what isn't trained. ranks_of(tensor): the Communicator of those that would hold the same; cut: ids of
+        parameters whose values lie cut over them already. Collective."""
         module = self.module
         for _, m in divided(module):
             m.summed = True
         self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        for name, values in (*self.frozen, *module.named_buffers()):
+        self.whole = [(name, p) for name, p in self.frozen if id(p) not in cut]
+        for name, values in (*self.whole, *module.named_buffers()):
             broadcast(ranks_of(values), lower(values), name)
         self.synchronised_buffers = other_buffers(module) if broadcast_buffers and not self.exact and \
             self.comm.size > 1 else []
@@ -65,6 +69,8 @@ class ReducingModule(Module):
 
     def _forward_begins(self):
         check_unchanged(self.frozen, self.tree)
+        for _, p in self.whole if open_ledgers else ():
+            keep(lower(p), "parameter")
         if self.training and self.sync:
             from_rank_0(self.comm, self.module, self.synchronised_buffers)
 

@@ -6,7 +6,8 @@
     2        gradients as well                   4ψ + 4ψ/N + 8ψ/N                         2ψ
     3        parameters as well                  4ψ/N + 4ψ/N + 8ψ/N                       3ψ
 
-(parameters + gradients + Adam's two states.) Source: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7.
+(parameters + gradients + Adam's two states.) Frozen parameters have the first of these alone, and are sent in stage 3
+alone: for them it holds 4ψ/N, and gathers 2ψ. Source: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7.
 """
 
 BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam

@@ -1,0 +1,192 @@
+"""Units that are trained: beside their values, gradients, summed over the ranks, each of which gets its part.
+
+    whole   |--- w1 ---|pad|- b1 -|pad|------ w2 ------|pad|       units.py
+    grads   |--- w1 ---|pad|- b1 -|pad|------ w2 ------|pad|       this rank's own, until they are reduced
+    flat    |     rank 0     |     rank 1     |     rank 2     |   a FlatBuffer of a rank's pieces: optimizers get these
+"""
+
+from itertools import pairwise
+
+from ..autodiff.reverse import run_hooks
+from ..autodiff.tensor import Tensor
+from ..autodiff.writes import wrote
+from ..backend import is_short, zeros
+from ..flat import BLOCK, FlatBuffer
+from ..ledger import event, keep, labelled, open_ledgers
+from .exact import BinaryCounter
+from .mixed_precision import AS_IT_IS, SumOfShort
+from .units import Unit
+
+
+class TrainedUnit(Unit):
+    """A Unit of parameters that want gradients.
+
+    stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
+    policy  a MixedPrecisionPolicy: the dtypes of whole and grads
+
+    flat    the FlatBuffer that the pieces live in, which are leaves; its gradients are the sums
+    grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always
+    """
+
+    grain = BLOCK       # norms are summed per block
+
+    def __init__(self, name, named, grid, stage, policy=AS_IT_IS):
+        super().__init__(name, named, grid, stage, policy)
+        dtype, device = self.part.dtype, self.pieces[0].device
+        self.grads_dtype = policy.gradients(dtype)
+        self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 else None
+        sums = self.grads[self.first:self.first + self.share] if stage == 1 and self.grads_dtype == dtype else \
+            (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device)
+        for s, piece in zip(self.segments, self.pieces, strict=True):
+            leaf = piece.requires_grad_().leaf
+            leaf.part_of, leaf.over, leaf.part = s.tensor.leaf.part_of, self.over, s.tensor.leaf.part
+        self.flat = FlatBuffer(self.pieces, storage=(self.part, sums))
+        self.flat.unit = self
+        self.reducing = None        # a Work that is under way
+        self.counter = BinaryCounter()
+        self.written = set()        # whose gradient lies in `grads`
+        self.used = [0] * len(named)    # whether this rank has had a gradient for it in this step
+
+    def cut_of(self, tensor):
+        """Of a piece: its parameter's (name, shape, how many of its elements each rank has)."""
+        s, _ = self.found[id(tensor)]
+        name = next(name for name, piece in zip(self.names, self.pieces, strict=True) if piece is tensor)
+        ends = [min(max(rank * self.share, s.start), s.stop) for rank in range(self.comm.size + 1)]
+        return name, s.tensor.shape, [end - begin for begin, end in pairwise(ends)]
+
+    def count(self):
+        """Tell the ledger what is held."""
+        super().count()
+        keep(self.flat.grads, "gradient")
+
+    # ------------------------------------------------------------ gradients
+
+    def remembered(self):
+        """Names of parameters whose gradients lie in `grads`, and that no zero_grad() has come to."""
+        return [name for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True)
+                if id(s.tensor) in self.written and piece.requires_grad and id(piece.leaf) not in self.flat.forgotten]
+
+    def expect(self):
+        """A backward pass begins."""
+        self.missing = set(self.places)
+
+    def take(self, tensor):
+        """A parameter's gradient is complete: add it to those of earlier passes, and take it from the parameter."""
+        s, leaf, grad = self.places[id(tensor)], tensor.leaf, tensor.grad
+        if grad.requires_grad:
+            raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again")
+        if not self.written:
+            self._make_room()
+        view = self.grads[s.start:s.stop].reshape(tensor.shape)
+        if id(tensor) not in self.written:
+            if grad.data is not leaf.grad_view:
+                view[...] = grad.data
+        elif view.dtype == grad.dtype:
+            view += grad.data
+        else:
+            view[...] = view + grad.data
+        wrote(view, "the sum of gradients")
+        self.written.add(id(tensor))
+        tensor.grad = leaf.grad_view = None
+        self.missing.discard(id(tensor))
+
+    def _make_room(self):
+        if self.grads is None:
+            self.grads = zeros(self.size, self.grads_dtype, self.flat.device)
+        if open_ledgers:
+            keep(self.grads, "gradient")
+        for s in self.segments:     # those that are still to come are written there at once
+            s.tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(s.tensor.shape)
+
+    def check_zeroed(self):
+        """RuntimeError where a sum stands in the way of the next."""
+        if any(piece.grad is not None for piece in self.pieces):
+            raise RuntimeError(f"this backward comes upon gradients of {self.name} that are summed over the ranks "
+                               "already: call zero_grad() before it, or, to accumulate, run every backward but the "
+                               "last inside no_sync()")
+
+    def complete(self):
+        """Make `grads` hold this pass's, or all passes' until now: zeros for parameters without one."""
+        if not self.written:
+            self._make_room()
+        for i, s in enumerate(self.segments):
+            s.tensor.leaf.grad_view = None
+            if id(s.tensor) in self.written:
+                self.used[i] = 1
+            else:
+                self.grads[s.start:s.stop] = 0
+
+    def fold(self):
+        """Exact mode: a micro-shard's gradients are a leaf of the tree by themselves."""
+        self.complete()
+        self.counter.add(self.grads)
+        self.empty()
+
+    def reduce(self, exact, folded):
+        """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before."""
+        self.complete()
+        self.check_zeroed()
+        if folded:
+            self.counter.add(self.grads)
+            self.grads[...] = self.counter.total()
+        if open_ledgers:
+            event("post", self.name)
+        with labelled(f"gradients of {self.name}"):
+            if is_short(self.grads_dtype):
+                self.reducing = SumOfShort(self.comm, self.flat.grads, self.grads, what=self.name)
+            else:
+                self.reducing = self.comm.reduce_scatter(self.flat.grads, self.grads, async_op=True, exact=exact,
+                                                         what=self.name)
+
+    def finish(self, exact):
+        """The sum over those who share the copy is here: the rank's own gradients go. Begin to add the replicas'."""
+        self._wait()
+        self.empty()
+        if self.replicas is not None:
+            with labelled(f"gradients of {self.name}"):
+                self.reducing = self.replicas.all_reduce(self.flat.grads, async_op=True, exact=exact, what=self.name)
+
+    def settle(self):
+        """Have the sum over all ranks."""
+        self._wait()
+        wrote(self.flat.grads, "the sum of gradients over the ranks")
+
+    def _wait(self):
+        if self.reducing is not None:
+            work, self.reducing = self.reducing, None
+            work.wait()
+
+    def empty(self):
+        """Forget this rank's own gradients."""
+        self.written.clear()
+        for s in self.segments:
+            s.tensor.leaf.grad_view = None
+        if self.stage > 1:
+            self.grads = None
+
+    def hand_out(self, counts):
+        """Each piece's gradient is the sum, or None where no rank has used the parameter, or the piece is frozen.
+        counts: users of each."""
+        for piece, users in zip(self.pieces, counts, strict=True):
+            piece.grad = Tensor(piece.leaf.grad_view) if users and piece.requires_grad else None
+        self.flat.forgotten.clear()
+        self.used = [0] * len(self.used)
+
+    def run_hooks(self):
+        """Those that users have put on the pieces; all units' gradients are there."""
+        for piece in self.pieces:
+            if piece.grad is not None:
+                summed = piece.grad.data
+                changed = run_hooks(piece.node, summed)
+                if changed is not summed:
+                    summed[...] = changed
+                    wrote(summed, "a gradient hook")
+                for hook in piece.leaf.hooks or ():
+                    hook(piece)
+
+    def forget(self):
+        """The step under way counts for nothing. What all ranks have posted is waited for."""
+        self._wait()
+        self.counter.forget()
+        self.used = [0] * len(self.used)
+        self.empty()

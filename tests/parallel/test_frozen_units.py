@@ -1,0 +1,195 @@
+"""Stage 3 cuts what is frozen, too: one process's curve, 1/N of the bytes at rest, two gathers a step and no sums."""
+
+import functools
+import re
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from minitorch_dist import comm
+from minitorch_dist.autodiff.saved import owner_of
+from minitorch_dist.flat import ALIGN, BLOCK, round_up
+from minitorch_dist.parallel import fully_shard
+from minitorch_dist.parallel.fragments import fragments_of
+from tests.crews import crews, threads
+
+from . import frozen_cases as cases
+
+CASES = "tests.parallel.frozen_cases:"
+
+
+@functools.cache
+def alone(kind):
+    return cases.alone(kind)
+
+
+def close(got, wanted, tolerance=1e-10):
+    assert set(got) == set(wanted)
+    for name, value in wanted.items():
+        assert got[name].dtype == value.dtype
+        np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def same_curve(seen, kind):
+    for rank, (losses, norms, state) in enumerate(seen):
+        wanted_losses, wanted_norms, wanted = alone(kind)
+        np.testing.assert_allclose(losses, wanted_losses, rtol=1e-10)
+        np.testing.assert_allclose(norms, wanted_norms, rtol=1e-10)
+        if rank == 0:
+            close(state, wanted)
+
+
+# ---------------------------------------------------------------- one curve
+
+JOBS = {1: [("QLoRA", "3")], 4: [("LoRA", "3"), ("QLoRA", "3, kept")],
+        2: [(kind, "3") for kind in cases.KINDS] + [("first block", "3, kept")]}
+
+
+@pytest.mark.parametrize("n", list(JOBS))
+def test_one_curve(n):
+    """Adapters everywhere, in one block only; rank 0's values, whatever the others had."""
+    everyone = crews.call(CASES + "curves", n, (JOBS[n],))
+    for (kind, _), *seen in zip(JOBS[n], *everyone, strict=True):
+        same_curve(seen, kind)
+
+
+def test_one_curve_of_copies_over_pairs_of_ranks():
+    same_curve(crews.call(CASES + "hybrid", 4), "QLoRA")
+
+
+def test_exact_mode_has_one_set_of_bits():
+    kinds = ["LoRA", "QLoRA"]
+    wanted = crews.call(CASES + "exact_curves", 1, (kinds, ["ddp"]), env=threads(1))[0]
+    for rank, seen in enumerate(crews.call(CASES + "exact_curves", 4, (kinds, ["3"]))):
+        for kind in kinds:
+            losses, norms, digest = wanted[kind, "ddp"]
+            assert seen[kind, "3"] == (losses, norms, {} if rank else digest)
+
+
+# ---------------------------------------------------------------- counted
+
+def paper(quantize, n):
+    """({whether it is trained: bytes of all units}, those of the two largest blocks and the rest), by hand: a unit is
+    of a block, or of the rest, and of one dtype, and is frozen or trained."""
+    sizes = defaultdict(int)
+    for name, p in cases.wide(quantize, 120).named_parameters():
+        place = re.match(r"blocks\.\d|", name)[0]
+        sizes[place, p.requires_grad, p.dtype] += round_up(p.size, ALIGN)
+    total, of_place = {True: 0, False: 0}, defaultdict(int)
+    for (place, trained, dtype), size in sizes.items():
+        whole = n * round_up(-(-size // n), BLOCK if trained else ALIGN) * dtype.itemsize
+        total[trained] += whole
+        of_place[place] += whole
+    rest = of_place.pop("")
+    return total, rest + sum(sorted(of_place.values())[-2:])
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_what_a_step_sends_and_a_rank_holds(quantize, n):
+    total, alive = paper(quantize, n)
+    frozen = sum(p.data.nbytes for p in cases.wide(quantize, 120).parameters() if not p.requires_grad)
+    for seen in crews.call(CASES + "counted", n, (quantize, "3")):
+        assert seen["sent"]["all_gather"] == 2 * (total[True] + total[False]) * (n - 1) // n
+        assert seen["sent"]["reduce_scatter"] == total[True] * (n - 1) // n
+        assert set(seen["calls"]) == {"all_gather", "reduce_scatter", "all_reduce"}
+        assert seen["held"] == seen["live"]["parameter"] == (total[True] + total[False]) // n
+        assert seen["held"] < 1.1 * frozen / n + total[True] // n
+        assert seen["live"]["gradient"] == total[True] // n and seen["live"]["buffer"] == 0
+        assert seen["peak"]["buffer"] <= alive
+        assert seen["absent"] and seen["alive"] == [] and seen["gone"][0] == seen["gone"][1]
+
+
+def test_values_that_are_kept_are_gathered_once_and_those_of_stage_1_stay():
+    total, _ = paper("nf4", 2)
+    frozen = sum(owner_of(p.data).nbytes for p in cases.wide("nf4", 120).parameters() if not p.requires_grad)
+    for seen in crews.call(CASES + "counted", 2, ("nf4", "3, kept")):
+        assert seen["sent"]["all_gather"] == (total[True] + total[False]) // 2
+        assert seen["alive"] == [] and seen["live"]["buffer"] == 0
+    for seen in crews.call(CASES + "counted", 2, ("nf4", "1")):
+        assert seen["sent"]["all_gather"] == total[True] // 2 and not seen["absent"]
+        assert seen["live"]["parameter"] == total[True] + frozen
+
+
+def test_modules_without_anything_to_train_are_units_too():
+    """Which nobody trains: they are no fragments of DiLoCo's."""
+    alone = comm.world_of_one()
+    module = cases.adapted("last block", cases.MODELS["gpt"](np.dtype("f4")))
+    model = fully_shard(module, alone)
+    assert [unit.name for unit in model.units] == [
+        "blocks.1", "the rest, frozen", "blocks.0, frozen", "blocks.1 (float32), frozen", "blocks.1 (uint8), frozen"]
+    assert [[name for name, _ in fragment] for fragment in fragments_of(model, 1, "sequential")] == \
+        [["blocks.1.mlp.2.lora_A", "blocks.1.mlp.2.lora_B"]]
+    with pytest.raises(ValueError, match="of a model of 1 units"):
+        fragments_of(model, 2, "sequential")
+
+
+# ---------------------------------------------------------------- states
+
+def test_states_are_those_of_one_process():
+    module = cases.adapted("QLoRA", cases.MODELS["gpt"](np.dtype("f8")))
+    wanted = module.state_dict()
+    changed = cases.other_values(wanted)
+    assert all(n.endswith("mean") or not np.array_equal(changed[n], wanted[n]) for n in wanted)
+    for rank, found in enumerate(crews.call(CASES + "states", 2)):
+        for first, second, inside in found.values():
+            close(inside, changed, 0)
+            close(first, {} if rank else wanted, 0)
+            close(second, {} if rank else changed, 0)
+
+
+@pytest.mark.parametrize("saved, n, loaded, m", [("3", 4, "3", 2), ("3", 2, "ddp", 1), ("ddp", 2, "3", 2)])
+def test_checkpoints_go_from_any_form_to_any(tmp_path, saved, n, loaded, m):
+    first = crews.call(CASES + "save", n, (str(tmp_path / "here"), saved))[0]
+    close(crews.call(CASES + "load", m, (str(tmp_path / "here"), loaded))[0], first)
+
+
+def test_the_optimizer_has_nothing_of_them():
+    model = cases.adapted("LoRA", cases.MODELS["gpt"](np.dtype("f8")))
+    shapes = [p.shape for p in model.parameters() if p.requires_grad]
+    first, second = crews.call(CASES + "optimizer_states", 2)
+    assert [set(arrays.values()) for arrays in first] == [{shape} for shape in shapes] and second is None
+
+
+# ---------------------------------------------------------------- other forms of parallelism
+
+def test_parts_of_matrices_are_cut_again():
+    losses, _, wanted = alone("LoRA")
+    for rank, (got, state) in enumerate(crews.call(CASES + "with_tensor_parallelism", 4)):
+        np.testing.assert_allclose(got, losses, rtol=1e-9)
+        close(state, wanted if rank < 2 else {}, 1e-9)
+
+
+def test_a_pipelines_stages():
+    wanted = cases.with_pipeline(0)
+    for state in crews.call(CASES + "with_pipeline", 4, (2,)):
+        close(state, wanted)
+
+
+# ---------------------------------------------------------------- dtypes, and what is refused
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_dtype_travels(n):
+    for rank, (whole, cut, same) in enumerate(crews.call(CASES + "tables", n)):
+        assert whole == cut and same is (None if rank else True)
+
+
+def test_a_policy_leaves_them_as_they_are():
+    """Codes and their scales above all; in every stage alike."""
+    for found in crews.call(CASES + "policies", 2):
+        assert found[1][0] == found[2][0] == found[3][0]
+        np.testing.assert_allclose([norms for _, norms, _ in found.values()], found[1][1][0], rtol=1e-5)
+        for _, _, dtypes in found.values():
+            assert dtypes == {name: "bfloat16" if p.requires_grad else str(p.dtype)
+                              for name, p in cases.wide("nf4").named_parameters()}
+
+
+def test_what_is_refused():
+    for found in crews.call(CASES + "refused", 2):
+        assert "blocks.1.mlp.0.weight.codes is cut over the ranks" in found["codes"]
+        assert "blocks.1.mlp.0.bias is cut over the ranks" in found["bias"]
+        assert "norm.weight is cut over the ranks" in found["whole"]
+        assert "backward needs the parameters of blocks.1 (float32), frozen as they were in forward" in found["written"]
+        for name in ("thawed", "piece thawed"):
+            assert "norm.weight: frozen when the model was wrapped, and wants a gradient now" in found[name]
