@@ -5,6 +5,7 @@ it, and is False if that took more than `timeout` seconds (None: no limit). Engi
 """
 
 from .. import ledger
+from .mismatch import MismatchError
 from .state import Call, state
 
 
@@ -52,12 +53,13 @@ class Work:
             ledger.span("compute", "wait", begin, self._detail or "")
 
     def _ask(self, call, *args):
-        """What the request says. One that has failed says so each time: its buffers will never hold the result."""
+        """What the request says. Where the ranks differ, the request is done with, and its buffers will never hold the
+        result: that is said each time. What else an engine fails by, it knows itself."""
         if self._failure is not None:
             raise self._failure
         try:
             return call(*args)
-        except Exception as error:
+        except MismatchError as error:
             self._failure = error
             raise
 
