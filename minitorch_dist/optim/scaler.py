@@ -114,13 +114,11 @@ class GradScaler:
                 optimizer.step()
             return
         stage = self._stage(optimizer, "step")
-        if optimizer is None:
+        if optimizer is None or getattr(optimizer, "step_supports_amp_scaling", False):
             if not stage.unscaled:
                 self._look(stage, divide=False)
-        elif getattr(optimizer, "step_supports_amp_scaling", False):
-            if not stage.unscaled:
-                self._look(stage, divide=False)
-            optimizer.step(grad_scale=None if stage.unscaled else self._scale, found_inf=stage.found)
+            if optimizer is not None:
+                optimizer.step(grad_scale=None if stage.unscaled else self._scale, found_inf=stage.found)
         else:
             if not stage.unscaled:
                 self.unscale_(optimizer)
@@ -190,7 +188,8 @@ class GradScaler:
 
     def _look(self, stage, divide):
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
-        params = [p for group in stage.optimizer.groups for p in group["params"]] if stage.optimizer else []
+        groups = [] if stage.optimizer is None else stage.optimizer.groups
+        params = [p for group in groups for p in group["params"]]
         if self.comm is None:
             check_known(params, "GradScaler")
         flats = flat_buffers(params)
