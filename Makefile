@@ -45,7 +45,7 @@ export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu triton lint bench bench-gpu mutants clean
+.PHONY: help setup demo test test-all test-gpu triton lint bench bench-gpu mutants clean
 
 help:  ## this page
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-9s %s\n' $$name "$$text"; done
@@ -73,7 +73,10 @@ demo: $(STAMP)  ## train on 1 rank, then on 2, and draw both learning curves int
 
 no-mpirun = install one (sudo apt install openmpi-bin) or load your cluster's module or take the wheel: make setup MPI=mpich
 
-test: $(STAMP) $(TRITON)  ## run every test, those with several ranks and Triton's kernels (without a GPU) included
+test: $(STAMP) $(TRITON)  ## run the tests, those with several ranks and Triton's kernels (without a GPU) included
+	$(run) -m pytest -q --quick$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
+
+test-all: $(STAMP) $(TRITON)  ## run every case of every test, as CI does: more than twice as long
 	$(run) -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
 triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapter 13

@@ -1,4 +1,4 @@
-"""What tests share: bytecode, ranks, and a second pytest beside the first (aside.py)."""
+"""What tests share: bytecode, ranks, a second pytest beside the first (aside.py), and a quick run (quick.py)."""
 
 import os
 import sys
@@ -12,12 +12,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 
-from . import aside  # noqa: E402
+from . import aside, quick  # noqa: E402
 from .crews import crews  # noqa: E402
+
+
+def pytest_addoption(parser):
+    quick.add_option(parser)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(aside.plugin(config), "aside")
+    if config.getoption("quick"):
+        config.pluginmanager.register(quick.Quick(), "quick")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -41,6 +41,7 @@ def train(tmp_path, n, *flags, limit=60, env=None, by=crews.launch):
     return *read(out), run.stdout[0], out
 
 
+@pytest.mark.thorough
 def test_it_learns_to_add(tmp_path):
     summary, history, said, out = train(tmp_path, 1, *LEARNS, limit=300)
     assert summary["unseen_sums_right"] >= 95, said

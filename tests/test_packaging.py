@@ -75,4 +75,4 @@ def test_console_scripts_exist(setup_cfg):
 def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
-    assert {"make lint", "make test"} <= set(script.read_text().splitlines())
+    assert {"make lint", "make test-all"} <= set(script.read_text().splitlines())

@@ -12,6 +12,7 @@ from minitorch_dist.testing import ranks
 PROGRAM = Path(__file__).parents[1] / "examples" / "parameter_server.py"
 
 
+@pytest.mark.thorough
 def test_the_table_of_all_modes(tmp_path):
     steps, slow = 120, 3.0
     flags = "--steps", steps, "--batch-size", 16, "--hidden", 32, "--lr", 0.04, "--slow", slow, "--out", tmp_path

@@ -214,6 +214,7 @@ def test_the_digits_are_learned_by_other_models(tmp_path, flags, least):
     assert sum(line["loss"] for line in history[-20:]) / 20 < 0.5 < history[0]["loss"]
 
 
+@pytest.mark.thorough
 def test_lenet_learns_mnist(tmp_path):
     need_mnist()
     summary, history, _ = train(tmp_path, 1, "--data", "mnist", "--model", "cnn", "--epochs", "2", limit=400)

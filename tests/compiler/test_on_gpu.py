@@ -83,6 +83,7 @@ def test_it_trains_as_the_function_does(name):
     alike(found, train(name, steps=2))
 
 
+@pytest.mark.thorough
 def test_the_op_table():
     groups = [(s.id, s.function, s.args) for s in MOVING if s.id not in {*test_table.BREAK, *COPIES}]
     test_table.hold(groups, "triton", np.float32, "cuda", constants_on_gpu)

@@ -1,0 +1,56 @@
+"""`pytest --quick`: of each test some cases, and none that takes long."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .. import quick
+
+PROJECT = """
+import pytest
+@pytest.mark.parametrize("case", range(11))
+def test_of_eleven(case): pass
+@pytest.mark.parametrize("case", range(3))
+def test_of_three(case): pass
+def test_alone(): pass
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", range(3))
+def test_long(case): pass
+"""
+CONFTEST = """
+from tests import quick
+from pathlib import Path
+quick.ROOT, quick.WHOLE = Path(__file__).parent, ("cheap/",)
+pytest_addoption = quick.add_option
+def pytest_configure(config):
+    config.addinivalue_line("markers", "thorough: takes long")
+    if config.getoption("quick"): config.pluginmanager.register(quick.Quick())
+"""
+
+
+def test_one_case_in_five_but_no_thorough_one():
+    names = [f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "pqrstuv"]
+    whole = ["nn/test_y.py::test_c[1]", "nn/test_y.py::test_c[2]", "far/test_x.py::test_d"]
+    tests = [(name, False) for name in names + whole] + [("nn/test_y.py::test_e", True), ("test_z.py::test_f[1]", True)]
+    kept = {name for name, _ in tests} - quick.left_out(tests)
+    assert kept == {*whole, *(f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "pu")}
+
+
+@pytest.mark.parametrize("flags, passed", [((), 36), (("--quick",), 5 + 15), (("--quick", "-k", "eleven"), 22)])
+def test_what_pytest_runs(tmp_path, flags, passed):
+    for folder in ("cheap", "dear"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_{folder}.py").write_text(PROJECT)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    said = subprocess.run([sys.executable, "-m", "pytest", "-q", *flags], cwd=tmp_path, capture_output=True, text=True,
+                          env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])}, timeout=100).stdout
+    assert re.search(rf"^{passed} passed", said, re.M), said
+
+
+def test_whole_folders_are_there():
+    assert all((quick.ROOT / folder).is_dir() for folder in quick.WHOLE)
