@@ -8,8 +8,8 @@ The options that both programs have mean the same in both. On more ranks than
 stages the samples are divided too: mpirun -n 4 … --stages 2; and with --zero 1,
 2 or 3 the optimizer's state, gradients, parameters of each stage. The schedules are
 drawn by python -m minitorch_dist pipeline 1f1b; of those with two stages per
-rank, --schedule zb-v has the least bubble. Ctrl-C, or SIGTERM, ends after the
-step under way, and saves what there is.
+rank, --schedule zb-v has the least bubble, v-min holds least. Ctrl-C, or SIGTERM,
+ends after the step under way, and saves what there is.
 """
 
 import sys
@@ -36,7 +36,7 @@ def parse(argv):
     p = program.ArgumentParser(prog="pipeline.py", description=__doc__)
     p.add_argument("--stages", type=int, help="ranks along the pipeline (default: all)")
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when")
-    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (zb-v has 2)")
+    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (the V's have 2)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 8; --exact has its own)")
     p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0,
                    help="ZeRO's stage, over the ranks that share the samples (default: 0, nothing is cut)")

@@ -6,7 +6,7 @@ import sys
 
 from . import __version__, doctor, viz
 from .kernels import show
-from .parallel import schedules
+from .parallel import schedule_command
 from .plan import command
 
 
@@ -17,7 +17,7 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor.add_command(commands)
     show.add_command(commands)
-    schedules.add_command(commands, draw=viz.schedule)
+    schedule_command.add_command(commands, draw=viz.schedule)
     command.add_command(commands)
     args = parser.parse_args(argv)
     try:

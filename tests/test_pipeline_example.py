@@ -28,7 +28,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("n, flags", [(2, []), (4, ["--stages", "2", "--schedule", "gpipe"]),
                                       (2, ["--schedule", "interleaved"]),
-                                      (2, ["--schedule", "zb-v"]),
+                                      (2, ["--schedule", "v-min"]),
                                       (4, ["--stages", "2", "--schedule", "zb-h1", "--zero", "3"])], ids=str)
 def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
     losses, summary = run(PROGRAM, n, tmp_path, "--exact", *flags)

@@ -139,8 +139,8 @@ class Pipeline:
     chunks     its modules: stages placement_of(schedule)[comm.rank], in this order; plain, DistributedDataParallel or
                fully_shard
     comm       the Communicator along the pipeline
-    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…)
-               or a list of one's own. Exact mode takes the gradients of micro-batches in their order
+    schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…),
+               v_half(…), v_min(…) or a list of one's own. Exact mode takes the micro-batches' gradients in their order
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.

@@ -5,42 +5,33 @@
     rank 0  0 1 2 . . . . 0 0 3 1 1 4 2 2 . 3 3 . 4 4       a digit: this micro-batch, forward one cell,
     …                                                       backward two; a point: the rank waits (the bubble)
 
-The layers are cut into stages, one after another; a Step is the forward or the backward pass of one micro-batch through
-one of them. Which rank has which stages is a value as well, a placement:
-
-    looping(4, 2)   [[0, 4], [1, 5], [2, 6], [3, 7]]    after the last rank comes the first again
-    v_shaped(4)     [[0, 7], [1, 6], [2, 5], [3, 4]]    there and back: the first and the last stage share a rank
-
-A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's letters (the papers call I "B"):
-
-    F   forward
-    B   the whole backward pass, or else
-    I   the gradient of the stage's input, which the stage before waits for, and later
-    W   the gradients of its weights, which nobody waits for
-
-A rank's list is written as phases, (how many times, what): [(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each
-letter takes the next step of its kind, and none where there is none left; small letters are those of a second stage.
+What the steps are, and which rank has which stages: schedule_steps.py. Those that repeat one pattern, zb_v, v_half and
+v_min, are made in schedule_blocks.py. Of the others a rank's list is written as phases, (how many times, what):
+[(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each letter takes the next step of its kind, and none where there is
+none left.
 """
 
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from ..autodiff import input_first
+from .schedule_blocks import BLOCKS, of_block
+from .schedule_steps import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    Step,
+    check_sizes,
+    looping,
+    makes,
+    most_held,
+    needs,
+    placement_of,
+)
 
-FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = "FBIW"
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: input_first.INPUT, WEIGHT: input_first.WEIGHTS}
-
-
-class Step(NamedTuple):
-    """kind "F", "B", "I" or "W", the micro-batch from 0, and the stage."""
-
-    kind: str
-    micro_batch: int
-    stage: int
-
-    def __str__(self):
-        return f"{self.kind}{self.micro_batch} of stage {self.stage}"
 
 
 class Played(NamedTuple):
@@ -68,28 +59,6 @@ class Played(NamedTuple):
     held: list
 
 
-# ---------------------------------------------------------------- placements
-
-def looping(ranks, chunks=1):
-    """[[stage]] by rank: rank r has stages r, r + ranks, r + 2·ranks …"""
-    return [list(range(rank, ranks * chunks, ranks)) for rank in range(ranks)]
-
-
-def v_shaped(ranks):
-    """[[stage]] by rank: rank r has stages r and 2·ranks - 1 - r."""
-    return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
-
-
-def placement_of(schedule):
-    """[[stage]] by rank, as the schedule's steps say. ValueError unless they are 0, 1, …, each has one rank, and each
-    rank one at least."""
-    stages = [sorted({step.stage for step in row}) for row in schedule]
-    if not stages or not all(stages) or sorted(sum(stages, [])) != list(range(sum(map(len, stages)))):
-        raise ValueError("a schedule's stages are 0, 1, …, one at least per rank and each on one rank; by rank this "
-                         f"one has {stages}")
-    return stages
-
-
 # ---------------------------------------------------------------- schedules
 
 def gpipe(ranks, micro_batches):
@@ -97,7 +66,7 @@ def gpipe(ranks, micro_batches):
 
     Source: Huang et al. 2019, "GPipe".
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     m = micro_batches
     return [_row([(m, "F"), (m, "B")], m, rank) for rank in range(ranks)]
 
@@ -108,7 +77,7 @@ def one_forward_one_backward(ranks, micro_batches):
     Source: Narayanan et al. 2019, "PipeDream" (here with the flush of 2021's "Memory-efficient pipeline-parallel DNN
     training": all of a batch sees the same weights).
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     m = micro_batches
     return [_row([(ranks - rank - 1, "F"), (m, "FB")], m, rank) for rank in range(ranks)]
 
@@ -118,7 +87,7 @@ def interleaved(ranks, micro_batches, chunks):
     messages. The number of ranks must divide m. Source: Narayanan et al. 2021, "Efficient large-scale language model
     training on GPU clusters using Megatron-LM".
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     if chunks < 1:
         raise ValueError(f"interleaved: chunks is {chunks}; it must be at least 1")
     if chunks == 1:
@@ -146,7 +115,7 @@ def zb_h1(ranks, micro_batches):
     A rank holds min(m, p-r) micro-batches as in 1F1B, and what min(m, r+1) weight gradients need: of no more than
     min(m, p) micro-batches together. Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     m = micro_batches
     return [_row([(ranks - rank - 1, "F"), (rank, "FI"), (m, "FIW")], m, rank) for rank in range(ranks)]
 
@@ -160,7 +129,7 @@ def zb_h2(ranks, micro_batches):
     Rank r holds min(m, 2(p-r)-1) micro-batches, and what min(m, 2r+1) weight gradients need: of no more than 2p-1
     together, about twice ZB-H1's. What the next batch waits for here: Pipeline. Source: Qi et al. 2023.
     """
-    _check(ranks, micro_batches)
+    check_sizes(ranks, micro_batches)
     m = micro_batches
     return [_row([(2 * (ranks - rank - 1), "F"), (2 * rank, "FI"), (m, "FIW")], m, rank) for rank in range(ranks)]
 
@@ -172,18 +141,34 @@ def zb_v(ranks, micro_batches):
 
     The turn of the V sends nothing. Sources: Qi et al. 2023; and 2024, "Pipeline parallelism with controllable memory".
     """
-    _check(ranks, micro_batches)
-    m, rows = micro_batches, []
-    for rank, stages in enumerate(v_shaped(ranks)):
-        up = ranks - rank
-        rows.append(_row([(2 * up - 1, "F"), (rank, "fF"), (up, "fiw"),         # the first come back to this rank
-                          (max(0, m - ranks), "FIWfiw"),
-                          (rank, "Ii"), (up, "IW"), (m, "w"), (m, "W")], m, *stages))
-    return rows
+    return of_block(BLOCKS["zb-v"], ranks, micro_batches)
+
+
+def v_half(ranks, micro_batches):
+    """V-Half: a V as zb_v's, with about half its memory: every rank holds 2·⌊(p+2)/2⌋ halves of a micro-batch, W's
+    included. With T_F = T_I = T_W of a half, where 1F1B's ranks wait for 6(p-1)·T_F, these wait for about half of it:
+
+        (3p-7)·T_F for even p, ⌊(13p-17)/4⌋·T_F for odd p       where p ≥ 3 and m ≥ 2p
+
+    At other times its ranks wait at the ends alone, as long as T_W + 2·T_I ≥ 2·T_F and T_W + 2·T_F ≥ 2·T_I. Source: Qi
+    et al. 2024; the two formulas are what play() gives up to p = 33.
+    """
+    return of_block(BLOCKS["v-half"], ranks, micro_batches)
+
+
+def v_min(ranks, micro_batches):
+    """V-Min: with about a third, 2·⌊(p+4)/3⌋ halves. The ranks wait for about two thirds of what 1F1B's do:
+
+        (4p-5)·T_F, and (4p-7)·T_F where 3 divides p            where p ≥ 3, m ≥ 2p and T_F = T_I = T_W
+
+    Its steps follow close on each other: where T_F, T_I and T_W differ, it waits for more, in every interval. Source:
+    Qi et al. 2024; the formulas as above.
+    """
+    return of_block(BLOCKS["v-min"], ranks, micro_batches)
 
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1,
-             "zb-h2": zb_h2, "zb-v": zb_v}
+             "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min}
 
 
 def schedule_of(name, ranks, micro_batches, chunks=1):
@@ -191,12 +176,9 @@ def schedule_of(name, ranks, micro_batches, chunks=1):
     return SCHEDULES[name](ranks, micro_batches, *([chunks] if name == "interleaved" else []))
 
 
-def _row(phases, micro_batches, *stages):
-    """A rank's steps: large letters are of its first stage, small ones of its second."""
-    steps = {}
-    for stage, case in zip(stages, (str.upper, str.lower), strict=False):
-        steps |= {case(kind): [Step(kind, k, stage) for k in range(micro_batches)] for kind in KINDS}
-    return _phases(phases, steps)
+def _row(phases, micro_batches, stage):
+    """The steps of a rank that has one stage."""
+    return _phases(phases, {kind: [Step(kind, k, stage) for k in range(micro_batches)] for kind in KINDS})
 
 
 def _phases(phases, steps):
@@ -204,11 +186,6 @@ def _phases(phases, steps):
     rest = {letter: iter(queue) for letter, queue in steps.items()}
     return [step for times, letters in phases for _ in range(times) for letter in letters
             for step in islice(rest[letter], 1)]
-
-
-def _check(ranks, micro_batches):
-    if ranks < 1 or micro_batches < 1:
-        raise ValueError(f"a pipeline needs at least one rank and one micro-batch; got {ranks} and {micro_batches}")
 
 
 # ---------------------------------------------------------------- in time
@@ -234,12 +211,12 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
         for rank, row in enumerate(schedule):
             while at[rank] < len(row):
                 step = row[at[rank]]
-                needs = _needs(step, last=len(rank_of) - 1)
-                if any(need not in done for need in needs):
+                wanted = needs(step, last=len(rank_of) - 1)
+                if any(need not in done for need in wanted):
                     break
-                ready = [done[need] + (0.0 if rank_of[need[1]] == rank else send) for need in needs]
+                ready = [done[need] + (0.0 if rank_of[need[1]] == rank else send) for need in wanted]
                 begin = max([free[rank], *ready])
-                free[rank] = done[_makes(step.kind), step.stage, step.micro_batch] = begin + took[step.kind]
+                free[rank] = done[makes(step.kind), step.stage, step.micro_batch] = begin + took[step.kind]
                 spans[rank].append((begin, free[rank], step))
                 at[rank] += 1
                 moved = True
@@ -250,22 +227,7 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
     period = max(row[-1][1] - row[0][0] for row in spans)
     busy = sum(e - b for row in spans for b, e, _ in row) / ranks
     return Played(spans, end, 1 - busy / end, period, 1 - busy / period,
-                  *map(list, zip(*map(_most_held, schedule), strict=True)))
-
-
-def _makes(kind):
-    """The kind under which a step's result is known to those that need it: B's input gradient is I's."""
-    return INPUT if kind == BACKWARD else kind
-
-
-def _needs(step, last):
-    """The (kind, stage, micro-batch) that must be done before; last: the last stage."""
-    k, stage = step.micro_batch, step.stage
-    if step.kind == FORWARD:
-        return [(FORWARD, stage - 1, k)] if stage else []
-    if step.kind == WEIGHT:
-        return [(INPUT, stage, k)]
-    return [(FORWARD, stage, k)] + ([(INPUT, stage + 1, k)] if stage < last else [])
+                  *map(list, zip(*map(most_held, schedule), strict=True)))
 
 
 def _check_complete(schedule, placement):
@@ -283,17 +245,6 @@ def _check_complete(schedule, placement):
             wrong = sorted(str(step) for step in set(row) ^ wanted) or sorted(str(s) for s in row if row.count(s) > 1)
             raise ValueError(f"rank {rank} of this schedule doesn't do every forward and backward once: "
                              f"{', '.join(wrong)}")
-
-
-def _most_held(row):
-    """The greatest numbers of a rank's micro-batches that are live, that wait for W, and of both."""
-    live = waiting = 0
-    most = 0, 0, 0
-    for step in row:
-        live += {FORWARD: 1, BACKWARD: -1, INPUT: -1, WEIGHT: 0}[step.kind]
-        waiting += {INPUT: 1, WEIGHT: -1}.get(step.kind, 0)
-        most = tuple(map(max, most, (live, waiting, live + waiting)))
-    return most
 
 
 def label(step, stages):
@@ -318,55 +269,3 @@ def drawn(schedule, forward=1, backward=2, weight=1):
             cells[int(begin):int(end)] = [text.rjust(size)] * int(end - begin)
         lines.append(f"rank {rank}  {' '.join(cells)}")
     return "\n".join(lines)
-
-
-def add_command(commands, draw):
-    """`minitorch-dist pipeline`: a schedule as a picture, with its bubble and what each rank holds. draw(played, path,
-    title) makes the one for --out."""
-    p = commands.add_parser("pipeline", help="draw a pipeline's schedule: who works when, on what")
-    p.add_argument("schedule", choices=list(SCHEDULES))
-    p.add_argument("--ranks", type=int, default=4, help="ranks along the pipeline (default: 4)")
-    p.add_argument("--micro-batches", type=int, default=8, help="pieces of the batch (default: 8)")
-    p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
-    p.add_argument("--out", help="draw it into this file as well, e.g. schedule.png")
-    p.set_defaults(run=_show, draw=draw)
-
-
-def _show(args):
-    try:
-        schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
-    except ValueError as error:
-        print(f"minitorch-dist pipeline: {error}")
-        return 2
-    played = play(schedule)
-    print("\n".join([drawn(schedule), "", *_told(played, placement_of(schedule))]))
-    if args.out:
-        try:
-            if not Path(args.out).suffix:
-                raise ValueError(f"--out {args.out} needs an ending, as in schedule.png")
-            args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
-        except (ValueError, OSError) as error:
-            print(f"minitorch-dist pipeline: {error}")
-            return 2
-        print(f"drawn: {args.out}")
-    return 0
-
-
-def _told(played, placement):
-    """What a drawing doesn't say of itself, as lines."""
-    cut, halves = any(played.waiting), len(placement[0]) > 1
-    what = "Micro-batches of one stage" if halves else "Micro-batches"
-    lines = ["F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell." if cut else
-             "A backward takes two cells, a forward one."]
-    if halves:
-        lines.append(f"Stages by rank: {'; '.join(', '.join(map(str, row)) for row in placement)}. Large letters are "
-                     "of the first ones.")
-    lines.append(f"The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
-    if played.period < played.end:
-        lines.append("If none waited for the others before it began the next batch: for "
-                     f"{100 * played.steady_bubble:.1f} %.")
-    lines.append(f"{what} whose activations a rank holds at once: {', '.join(map(str, played.live))}.")
-    if cut:
-        lines.append(f"{what} whose W is still to come: {', '.join(map(str, played.waiting))}; together with those "
-                     f"above at most {', '.join(map(str, played.held))} at once.")
-    return lines

@@ -7,6 +7,7 @@ import pytest
 
 from minitorch_dist import nn
 from minitorch_dist.parallel.pipeline import balanced, cut_sequential
+from minitorch_dist.parallel.schedule_blocks import BLOCKS
 from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
@@ -24,7 +25,8 @@ def one_process():
 @pytest.mark.parametrize("name, n, pp, m, chunks, wrapped", [
     ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
     ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False), ("zb-h1", 3, 3, 5, 1, False),
-    ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False), ("zb-v", 2, 2, 5, 2, False)])
+    ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False), ("zb-v", 2, 2, 5, 2, False),
+    ("v-half", 4, 4, 6, 2, False), ("v-min", 3, 3, 7, 2, True)])
 def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped):
     """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
     losses, wanted, _ = one_process["f8"]
@@ -43,7 +45,8 @@ def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped)
 @pytest.mark.parametrize("name, n, pp, chunks", [("1f1b", 2, 2, 1), ("gpipe", 4, 4, 1), ("1f1b", 4, 2, 1),
                                                  ("interleaved", 2, 2, 2), ("zb-h1", 2, 2, 1), ("zb-h1", 4, 4, 1),
                                                  ("zb-h1", 4, 2, 1), ("zb-h2", 4, 4, 1),
-                                                 ("zb-v", 2, 2, 2), ("zb-v", 4, 4, 2), ("zb-v", 4, 2, 2)])
+                                                 ("zb-v", 2, 2, 2), ("zb-v", 4, 4, 2), ("v-half", 4, 4, 2),
+                                                 ("v-min", 4, 4, 2), ("v-min", 4, 2, 2)])
 def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
     losses, wanted, _ = one_process["f4"]
@@ -114,11 +117,11 @@ def test_stages_without_parameters():
 
 
 @pytest.mark.parametrize("name, n, chunks", [("1f1b", 2, 1), ("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-v", 1, 2),
-                                             ("zb-v", 2, 2), ("zb-v", 3, 2)])
+                                             ("zb-v", 2, 2), ("v-half", 3, 2), ("v-min", 4, 2)])
 def test_what_a_step_sends(name, n, chunks):
     """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each;
     where a V turns nothing."""
-    owners = list(range(n)) + list(range(n))[::-1 if name == "zb-v" else 1] * (chunks - 1)
+    owners = list(range(n)) + list(range(n))[::-1 if name in BLOCKS else 1] * (chunks - 1)
     for rank, (sent, widths) in enumerate(crews.call(CASES + "counted", n, args=(name, chunks))):
         assert len(widths) == len(owners) - 1
         away = [w for w, *pair in zip(widths, owners, owners[1:], strict=False) if rank in pair and len(set(pair)) == 2]

@@ -4,18 +4,15 @@ import pytest
 
 from minitorch_dist.__main__ import main
 from minitorch_dist.parallel import schedules
+from minitorch_dist.parallel.schedule_steps import Step, looping, placement_of, v_shaped
 from minitorch_dist.parallel.schedules import (
     SCHEDULES,
-    Step,
     drawn,
     gpipe,
     interleaved,
     label,
-    looping,
     one_forward_one_backward,
-    placement_of,
     play,
-    v_shaped,
     zb_h1,
     zb_h2,
     zb_v,
@@ -121,9 +118,9 @@ def test_within_a_rank_nothing_is_sent():
 def test_zb_v_drawn_by_hand():
     """Three ranks: small letters are on the way back."""
     assert drawn(zb_v(3, 5)).splitlines() == [
-        "rank 0  F0 F1 F2 F3 F4 f0 i0 w0 f1 i1 w1 f2 i2 w2 I0 W0 f3 i3 w3 I1 W1 f4 i4 w4 I2 W2 I3 W3 I4 W4 .. ..",
-        "rank 1  .. F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 w1 F4 I0 W0 f3 i2 w2 I1 W1 f4 i3 w3 I2 i4 I3 W2 I4 W3 w4 W4 ..",
-        "rank 2  .. .. F0 f0 F1 f1 F2 f2 i0 w0 F3 I0 W0 f3 i1 w1 F4 I1 W1 f4 i2 w2 I2 i3 I3 i4 I4 W2 w3 w4 W3 W4"]
+        "rank 0  F0 F1 F2 F3 F4 f0 i0 w0 f1 i1 w1 f2 i2 w2 I0 W0 f3 i3 w3 I1 W1 f4 i4 I2 w4 I3 W2 I4 W3 W4 .. ..",
+        "rank 1  .. F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 w1 F4 I0 W0 f3 i2 w2 I1 W1 f4 i3 I2 i4 I3 w3 I4 W2 w4 W3 W4 ..",
+        "rank 2  .. .. F0 f0 F1 f1 F2 f2 i0 w0 F3 I0 W0 f3 i1 w1 F4 I1 W1 f4 i2 I2 i3 I3 i4 I4 w2 W2 w3 W3 w4 W4"]
 
 
 def test_zb_h2_drawn_by_hand():

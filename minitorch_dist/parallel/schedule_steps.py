@@ -1,0 +1,83 @@
+"""What the schedules of pipelines (schedules.py) are made of.
+
+The layers are cut into stages, one after another; a Step is the forward or the backward pass of one micro-batch through
+one of them. Which rank has which stages is a value as well, a placement:
+
+    looping(4, 2)   [[0, 4], [1, 5], [2, 6], [3, 7]]    after the last rank comes the first again
+    v_shaped(4)     [[0, 7], [1, 6], [2, 5], [3, 4]]    there and back: the first and the last stage share a rank
+
+A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's letters (the papers call I "B"):
+
+    F   forward
+    B   the whole backward pass, or else
+    I   the gradient of the stage's input, which the stage before waits for, and later
+    W   the gradients of its weights, which nobody waits for
+"""
+
+from typing import NamedTuple
+
+FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = "FBIW"
+# How many micro-batches more a rank then holds, whose activations it keeps, and who wait for W
+HOLDS = {FORWARD: (1, 0), BACKWARD: (-1, 0), INPUT: (-1, 1), WEIGHT: (0, -1)}
+
+
+class Step(NamedTuple):
+    """kind "F", "B", "I" or "W", the micro-batch from 0, and the stage."""
+
+    kind: str
+    micro_batch: int
+    stage: int
+
+    def __str__(self):
+        return f"{self.kind}{self.micro_batch} of stage {self.stage}"
+
+
+def looping(ranks, chunks=1):
+    """[[stage]] by rank: rank r has stages r, r + ranks, r + 2·ranks …"""
+    return [list(range(rank, ranks * chunks, ranks)) for rank in range(ranks)]
+
+
+def v_shaped(ranks):
+    """[[stage]] by rank: rank r has stages r and 2·ranks - 1 - r."""
+    return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+
+
+def placement_of(schedule):
+    """[[stage]] by rank, as the schedule's steps say. ValueError unless they are 0, 1, …, each has one rank, and each
+    rank one at least."""
+    stages = [sorted({step.stage for step in row}) for row in schedule]
+    if not stages or not all(stages) or sorted(sum(stages, [])) != list(range(sum(map(len, stages)))):
+        raise ValueError("a schedule's stages are 0, 1, …, one at least per rank and each on one rank; by rank this "
+                         f"one has {stages}")
+    return stages
+
+
+def makes(kind):
+    """The kind under which a step's result is known to those that need it: B's input gradient is I's."""
+    return INPUT if kind == BACKWARD else kind
+
+
+def needs(step, last):
+    """The (kind, stage, micro-batch) that must be done before; last: the last stage."""
+    k, stage = step.micro_batch, step.stage
+    if step.kind == FORWARD:
+        return [(FORWARD, stage - 1, k)] if stage else []
+    if step.kind == WEIGHT:
+        return [(INPUT, stage, k)]
+    return [(FORWARD, stage, k)] + ([(INPUT, stage + 1, k)] if stage < last else [])
+
+
+def most_held(row):
+    """The greatest numbers of a rank's micro-batches that are live, that wait for W, and of both."""
+    live = waiting = 0
+    most = 0, 0, 0
+    for step in row:
+        live, waiting = live + HOLDS[step.kind][0], waiting + HOLDS[step.kind][1]
+        most = tuple(map(max, most, (live, waiting, live + waiting)))
+    return most
+
+
+def check_sizes(ranks, micro_batches):
+    """ValueError for a pipeline of nothing."""
+    if ranks < 1 or micro_batches < 1:
+        raise ValueError(f"a pipeline needs at least one rank and one micro-batch; got {ranks} and {micro_batches}")
