@@ -45,6 +45,7 @@ class RandomState(threading.local):
     draws = 0           # how many draws were made outside of any scope
     scope = None        # the step now running
     path = ()           # the module now running, kept by nn.Module
+    by_sample = False   # whether draws outside of any scope are refused
 
 
 random_state = RandomState()
@@ -74,6 +75,10 @@ def next_stream():
 
 def _next_key():
     refuse_in_graph("drawing random numbers")
+    if random_state.by_sample:
+        raise RuntimeError("exact mode: these random numbers would depend on the number of ranks. Run forward inside "
+                           "`with mt.backend.random_scope(seed, step, batch.count, shard.rows):`, and draw by dropout "
+                           "or mt.backend.random_rows(shape), whose numbers there belong to the sample")
     random_state.draws += 1
     return stream_key("default", random_state.seed, random_state.draws)
 
@@ -99,6 +104,16 @@ def random_scope(seed, step, count, rows, micro_shards=8):
         random_state.scope = outer
 
 
+@contextmanager
+def random_by_sample():
+    """Refuse, by RuntimeError, draws that no random_scope keys: ranks would draw others than one process does."""
+    outer, random_state.by_sample = random_state.by_sample, True
+    try:
+        yield
+    finally:
+        random_state.by_sample = outer
+
+
 def random_snapshot():
     """Where the random streams stand, for random_restore: checkpointing draws the same numbers twice."""
     scope = random_state.scope
@@ -121,15 +136,18 @@ def random_rows(shape, like=None):
     in the global batch. They are drawn on the host and moved, so that they are the same on every device."""
     if isinstance(like, Placeholder):
         return recording.graph.random_rows(shape)
-    draws = random_draws(shape)
+    return to_device_of(uniform_of_draws(random_draws(shape), shape), like)
+
+
+def uniform_of_draws(draws, shape):
+    """The numbers that random_draws(shape) has found keys for, uniform float32 in [0, 1), on the host."""
     if len(draws) == 1 and not draws[0].first:
-        out = generator(draws[0].key).random(shape, xp.float32)
-    else:
-        out = xp.empty(math.prod(shape), xp.float32)
-        for draw in draws:      # drawn from the start, then cut: the same numbers, whoever holds a part of the shard
-            drawn = generator(draw.key).random(draw.first + draw.count, xp.float32)
-            out[draw.at:draw.at + draw.count] = drawn[draw.first:]
-    return to_device_of(out.reshape(shape), like)
+        return generator(draws[0].key).random(shape, xp.float32)
+    out = xp.empty(math.prod(shape), xp.float32)
+    for draw in draws:      # drawn from the start, then cut: the same numbers, whoever holds a part of the shard
+        drawn = generator(draw.key).random(draw.first + draw.count, xp.float32)
+        out[draw.at:draw.at + draw.count] = drawn[draw.first:]
+    return out.reshape(shape)
 
 
 class Draw(NamedTuple):

@@ -2,8 +2,8 @@
 
 from . import prune, shrink, sparse
 from .distill import distillation_loss
-from .float8 import Float8Linear, convert_to_float8_training
 from .lottery import lottery_ticket
+from .low_precision import LowPrecisionLinear, convert_to_low_precision_training
 from .quant_aware import convert, freeze_ranges, prepare_qat
 from .quant_integer import QuantizedTensor, integer_matmul
 from .quant_model import Scheme, describe, fold_batch_norm, quantize_model

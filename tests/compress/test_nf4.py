@@ -9,7 +9,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn
 from minitorch_dist.autodiff.check import check_grads
 from minitorch_dist.compress import nf4
-from minitorch_dist.compress.float8 import E4M3
+from minitorch_dist.compress.formats import E4M3
 from minitorch_dist.compress.nf4 import NF4Weight
 
 # Dettmers et al. 2023, appendix E

@@ -9,7 +9,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, cuda_graphs, ledger, nn, optim
-from minitorch_dist.compress.float8 import convert_to_float8_training
+from minitorch_dist.compress.low_precision import convert_to_low_precision_training
 from minitorch_dist.kernels import cublas
 from minitorch_dist.parallel import DistributedDataParallel
 
@@ -348,7 +348,7 @@ def test_products_of_8_bits_are_recorded(recipe):
     ends = []
     for wrap in (mt.cuda_graph, lambda f: f):
         mt.manual_seed(0)
-        layer = convert_to_float8_training(nn.Sequential(nn.Linear(48, 32)), recipe).to("cuda")
+        layer = convert_to_low_precision_training(nn.Sequential(nn.Linear(48, 32)), recipe).to("cuda")
 
         def passes(x, layer=layer):
             layer.zero_grad()
