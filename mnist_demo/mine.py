@@ -23,23 +23,23 @@ class Optimizer:
     """The exercise's Adam, made as piece(arrays, lr=, weight_decay=, decoupled=), one per group of parameters.
 
     Parameters move when their gradients are put into other buckets, after the first backward; so the piece gets arrays
-    that stay, and what it has written there is copied. The tape is told. As the library's optimizers it has `groups`,
-    in which a schedule sets each step's "lr".
+    that stay, and what it has written there is copied. The tape is told. As the library's optimizers it has
+    `param_groups`, in which a schedule sets each step's "lr".
     """
 
     def __init__(self, piece, groups, lr, decoupled=False):
-        self.groups = [{"lr": lr, "weight_decay": 0.0, **g, "params": list(g["params"])} for g in groups]
-        self.arrays = [[p.data.copy() for p in g["params"]] for g in self.groups]
+        self.param_groups = [{"lr": lr, "weight_decay": 0.0, **g, "params": list(g["params"])} for g in groups]
+        self.arrays = [[p.data.copy() for p in g["params"]] for g in self.param_groups]
         self.pieces = [piece(list(arrays), lr=lr, weight_decay=g["weight_decay"], decoupled=decoupled)
-                       for g, arrays in zip(self.groups, self.arrays, strict=True)]
+                       for g, arrays in zip(self.param_groups, self.arrays, strict=True)]
 
     def zero_grad(self):
-        for group in self.groups:
+        for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
 
     def step(self):
-        for group, arrays, piece in zip(self.groups, self.arrays, self.pieces, strict=True):
+        for group, arrays, piece in zip(self.param_groups, self.arrays, self.pieces, strict=True):
             piece.step([np.zeros_like(p.data) if p.grad is None else p.grad.data for p in group["params"]],
                        lr=group["lr"])
             for p, array in zip(group["params"], arrays, strict=True):

@@ -82,7 +82,7 @@ def step(job, folder=None):
     mesh = comm.DeviceMesh(dp=job["dp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
     module, group = gpt(sizes), mesh["tp"]
     model = prepare(job, module, mesh)
-    optimizer = optim.Adam(model.parameters())
+    optimizer = optim.Adam(model.parameters(), state_bits=job["state_bits"])
     if job["offload_optimizer"]:
         offload_optimizer(optimizer, folder)
     pairs = tokens(sizes, job["batch"] // job["dp"] // job["ep"], job["time"], comm.world().rank)

@@ -169,7 +169,7 @@ def optimizer_names(model, optimizer):
     """The name of each of the optimizer's parameters, in its order, per group. ValueError where one is no model's."""
     names = {id(p): name for chunk in chunks_of(model) for name, p in chunk.named_parameters()}
     try:
-        return [[names[id(p)] for p in group["params"]] for group in optimizer.groups]
+        return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     except KeyError:
         raise ValueError("the optimizer updates a tensor that is no parameter of this model: make it of the model's "
                          "parameters()") from None

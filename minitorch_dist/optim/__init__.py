@@ -1,5 +1,6 @@
 """Optimizers, schedules, clipping and loss scaling."""
 
+from ..torch_names import of_module
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
@@ -9,6 +10,8 @@ from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedule import LambdaLR, constant, cosine
 from .sgd import SGD
+from .trust_ratio import LAMB, LARS
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon", "Optimizer",
+__getattr__ = of_module(__name__)
+__all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon", "Optimizer",
            "clip_grad_norm_", "constant", "cosine"]

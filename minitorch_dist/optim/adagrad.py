@@ -1,7 +1,7 @@
 """Adagrad."""
 
 from ..backend import xp
-from .optimizer import Optimizer, check_settings
+from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer, check_settings
 
 
 class Adagrad(Optimizer):
@@ -13,29 +13,26 @@ class Adagrad(Optimizer):
     initial_accumulator_value  s at the beginning
     eps                        more than 0 in the state's dtype (ValueError): an element that never had a gradient
                                would be 0/0
+    state_bits                 8: s is kept in 8 bits (packed.py)
     Source: Duchi, Hazan & Singer 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
     """
 
-    state_names = ("sum",)
+    state_names = unsigned = ("sum",)
+    rules = {"lr": AT_LEAST_0, "lr_decay": AT_LEAST_0, "weight_decay": AT_LEAST_0, "eps": MORE_THAN_0}
 
-    def __init__(self, params, lr=1e-2, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10):
-        check_settings(lr=(lr, lr >= 0, "at least 0"), lr_decay=(lr_decay, lr_decay >= 0, "at least 0"),
-                       weight_decay=(weight_decay, weight_decay >= 0, "at least 0"), eps=(eps, eps > 0, "more than 0"),
-                       initial_accumulator_value=(initial_accumulator_value, initial_accumulator_value >= 0,
+    def __init__(self, params, lr=1e-2, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10,
+                 state_bits=32):
+        check_settings(initial_accumulator_value=(initial_accumulator_value, initial_accumulator_value >= 0,
                                                   "at least 0"))
-        self.initial_accumulator_value = initial_accumulator_value
-        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps})
-        for group in self.groups:
+        self.initial = {"sum": initial_accumulator_value}
+        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps,
+                                  "state_bits": state_bits})
+        for group in self.param_groups:
             for p in group["params"]:
                 exact = xp.promote_types(p.dtype, xp.float32)
                 if not exact.type(group["eps"]) > 0:
                     raise ValueError(f"Adagrad: eps={group['eps']} is 0 in {exact}, in which a parameter of shape "
                                      f"{p.shape} is updated, and would make 0/0: take some 1e-10")
-
-    def empty_state(self, values):
-        state = super().empty_state(values)
-        state["sum"][...] = self.initial_accumulator_value
-        return state
 
     def update(self, p, g, state, group, step):
         t, s = self.scratch(p), state["sum"]

@@ -5,7 +5,7 @@ from math import sqrt
 from .. import kernels
 from ..autodiff.writes import wrote
 from ..backend import device_of, xp
-from .optimizer import Optimizer, check_settings
+from .optimizer import AT_LEAST_0, BETAS, Optimizer
 
 
 class Adam(Optimizer):
@@ -14,31 +14,34 @@ class Adam(Optimizer):
     weight_decay  adds weight_decay · p to g (L2)
     amsgrad       v̂ is made of the largest v so far
     maximize      goes up the gradient
+    state_bits    8: the moments are kept in 8 bits, with scales 2.5 bytes per parameter instead of 8 (packed.py)
 
     torch's settings and arithmetic. On a GPU with Triton the whole model is updated in one launch (kernels/adam.py),
-    which takes step's grad_scale and found_inf where they are; on the CPU in tiles that fit into the cache.
-    Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad).
+    which takes step's grad_scale and found_inf where they are; on the CPU in tiles that fit into the cache. The kernel
+    knows no state of 8 bits: where a group has that, all are updated by CuPy's own kernels, some dozens per step.
+    Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad); Dettmers et al. 2022 (state_bits).
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
+    unsigned = ("exp_avg_sq", "max_exp_avg_sq")
+    rules = {"lr": AT_LEAST_0, "betas": BETAS, "eps": AT_LEAST_0, "weight_decay": AT_LEAST_0}
     decoupled = False
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False):
-        check_settings(lr=(lr, lr >= 0, "at least 0"), eps=(eps, eps >= 0, "at least 0"),
-                       betas=(betas, all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
-                       weight_decay=(weight_decay, weight_decay >= 0, "at least 0"))
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False,
+                 state_bits=32):
         self.amsgrad = amsgrad
         if amsgrad:
             self.state_names = (*self.state_names, "max_exp_avg_sq")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
-                                  "maximize": maximize})
+                                  "maximize": maximize, "state_bits": state_bits})
 
-    def empty_state(self, values):
+    def empty_state(self, values, bits=32):
         self.fused = None       # kernels.adam.Update per dtype, with the slots it updates; made at the first step
-        return super().empty_state(values)
+        return super().empty_state(values, bits)
 
     def apply(self, grad_scale, found_inf):
-        if self.home is None and all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
+        if self.home is None and not self.packed and all(
+                kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
             return self.apply_fused(grad_scale, found_inf)
         self.count_on_host()
         self.fused = None
@@ -77,11 +80,12 @@ class Adam(Optimizer):
 
     def apply_fused(self, *scaling):
         """Update all parameters of one kind in one launch. scaling: grad_scale and found_inf."""
-        ups = [group["maximize"] for group in self.groups]
+        ups = [group["maximize"] for group in self.param_groups]
         if self.fused is None or ups != self.ups:
             self.count_on_host()
             self.fused, self.ups = self.tables(), ups
-        alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in self.groups}
+        alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"])
+                 for group in self.param_groups}
         scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in scaling]
         for update, slots in self.fused:
             update([None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots], *scaling)
@@ -131,5 +135,6 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, maximize=False):
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, maximize=False,
+                 state_bits=32):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, state_bits)

@@ -68,11 +68,12 @@ def tables(flats, chosen):
     return found
 
 
-def block_sums(tabled):
-    """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}."""
+def block_sums(tabled, arrays=None):
+    """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}. arrays: {id of a
+    flat buffer: what is squared, instead of its gradients; zeros in the padding}."""
     found, by_comm = {}, {}     # by_comm: {id(comm): (comm, [(segments, table, its sums, its shared rows)])}
     for flat, segments, table in tabled:
-        filled = table.filled(flat.grads)
+        filled = table.filled(flat.grads if arrays is None else arrays[id(flat)])
         sums = filled.sum(axis=1)
         if flat.unit is None:
             found |= per_tensor(segments, table, sums)

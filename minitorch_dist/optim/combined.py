@@ -16,14 +16,14 @@ class Combined(Optimizer):
             raise TypeError("Combined takes optimizers, one at least; got "
                             f"{', '.join(type(o).__name__ for o in optimizers) or 'none'}")
         self.optimizers = [each for o in optimizers for each in (o.optimizers if isinstance(o, Combined) else [o])]
-        params = [p for group in self.groups for p in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
         if len({id(p) for p in params}) != len(params):
             raise ValueError("a parameter stands in two of these optimizers: each must be updated once")
 
     @property
-    def groups(self):
+    def param_groups(self):
         """The optimizers' own, which may be changed in place."""
-        return [group for o in self.optimizers for group in o.groups]
+        return [group for o in self.optimizers for group in o.param_groups]
 
     flats = property(lambda self: [flat for o in self.optimizers for flat in o.flats])
 
@@ -50,7 +50,7 @@ class Combined(Optimizer):
     @property
     def kind(self):
         """With the kind of each group, so that no part takes another's state."""
-        return f"Combined({', '.join(o.kind for o in self.optimizers for _ in o.groups)})"
+        return f"Combined({', '.join(o.kind for o in self.optimizers for _ in o.param_groups)})"
 
     def state_dict(self, copy=True):
         """As Optimizer.state_dict, of the first optimizer's parameters, then of the second's, …"""
@@ -73,8 +73,8 @@ class Combined(Optimizer):
         found, group, param = [], 0, 0
         for o in self.optimizers:
             last = o is self.optimizers[-1]
-            groups = slice(group, None if last else (group := group + len(o.groups)))
-            params = slice(param, None if last else (param := param + sum(len(g["params"]) for g in o.groups)))
+            groups = slice(group, None if last else (group := group + len(o.param_groups)))
+            params = slice(param, None if last else (param := param + sum(len(g["params"]) for g in o.param_groups)))
             found.append((o, {"class": o.kind, "groups": saved["groups"][groups], "sizes": saved["sizes"][groups],
                               "steps": saved["steps"][params], "state": saved["state"][params]}))
         return found

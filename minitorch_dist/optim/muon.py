@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from ..autodiff.writes import wrote
 from ..backend import module_of, on_host, to_device_of
-from .optimizer import Optimizer, check_settings
+from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADJUST = {      # name -> what lr is multiplied by, for a matrix of so many rows and columns
@@ -53,23 +53,21 @@ class Muon(Optimizer):
     and parts of one that parallelize_module has cut, take the steps that the whole matrices would, by two all-to-alls
     over the ranks that have the others: step() is collective then, and all ranks give the same parameters in the same
     order, with gradients for the same ones (else MismatchError on all of them). ValueError for parts of matrices that
-    don't say which ranks have the others: those of annotations.
+    don't say which ranks have the others, those of annotations; and for groups with state_bits=8.
     """
 
     state_names = ("momentum_buffer",)
+    rules = {"lr": AT_LEAST_0, "weight_decay": AT_LEAST_0, "momentum": AT_LEAST_0, "eps": MORE_THAN_0,
+             "ns_coefficients": (lambda values, group: len(values) == 3, "three numbers"),
+             "ns_steps": (lambda n, group: isinstance(n, int) and 1 <= n < 100, "a whole number from 1 to 99"),
+             "adjust_lr_fn": (lambda name, group: name in (None, *ADJUST), f"None, {' or '.join(ADJUST)}")}
+    state_bits = (32,)      # in a step each direction has the same length, that of rounding too
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=COEFFICIENTS,
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
-        check_settings(lr=(lr, lr >= 0, "at least 0"), weight_decay=(weight_decay, weight_decay >= 0, "at least 0"),
-                       momentum=(momentum, momentum >= 0, "at least 0"), eps=(eps, eps > 0, "more than 0"),
-                       ns_coefficients=(ns_coefficients, len(ns_coefficients) == 3, "three numbers"),
-                       ns_steps=(ns_steps, 1 <= ns_steps < 100 and ns_steps % 1 == 0, "a whole number from 1 to 99"))
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-                                  "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": int(ns_steps),
+                                  "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": ns_steps,
                                   "adjust_lr_fn": adjust_lr_fn})
-        for group in self.groups:
-            name = group["adjust_lr_fn"]
-            check_settings(adjust_lr_fn=(name, name in (None, *ADJUST), f"None, {' or '.join(ADJUST)}"))
         for flat, slots in zip(self.flats, self.slots, strict=True):
             for tensor in (slot.segment.tensor for slot in slots):
                 shape = tensor.shape if flat.unit is None else flat.unit.cut_of(tensor)[1]
@@ -94,7 +92,7 @@ class Muon(Optimizer):
                   in zip(self.flats, self.state, self.slots, strict=True) for slot in slots}
         cut = {}        # (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
         # In the order in which they were given: unequal parts may lie in buffers in another one on other ranks.
-        for tensor in (p for group in self.groups for p in group["params"]):
+        for tensor in (p for group in self.param_groups for p in group["params"]):
             flat, state, slot = places[id(tensor)]
             shape, way = way_of(tensor, flat.unit)
             if way:         # ranks without a gradient take part, too

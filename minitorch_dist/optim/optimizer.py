@@ -7,12 +7,20 @@ from .. import ledger
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
+from ..backend import device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
+from .packed import Packed, arrays_of, values_of
 
 # Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
 # the second and later passes find them in the L2 cache. Measured on 16 M parameters: 134 ms whole, 61 ms tiled.
 TILE = 32_768
+DEVICE_TILE = 1 << 22           # of packed state on a GPU, which is unpacked for no more elements than these at a time
+OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
+
+# Rules for settings: (whether a group's value fits, what it must be).
+AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
+MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
+BETAS = lambda betas, group: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"
 
 
 @dataclass
@@ -47,47 +55,86 @@ class Optimizer:
     ("master" in the state), which is updated and then rounded: in 16 bits a
     step that is small beside its parameter would be lost. What somebody sets a
     parameter to between two steps counts.
+
+    A group with {"state_bits": 8} keeps its state, but for masters, in 8 bits
+    (packed.py), unpacked and packed again tile by tile around `update`; other
+    groups keep theirs as they say, so norms or embeddings may have 32. How it is
+    kept is no part of what is saved: state_dict has the values, which any such
+    optimizer can go on from.
     """
 
+    rules = {}              # {setting: rule}, of every group
     state_names = ()
+    unsigned = ()           # those of them that are never below 0
+    initial = {}            # {name: what all its elements are before the first step}, where that isn't 0
+    state_bits = (32, 8)    # what a group may ask for
     step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
     loaded = False      # whether its state has come by load_state_dict
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
     def __init__(self, params, defaults):
-        self.groups = [{**defaults, **group, "params": tensors(group["params"])} for group in _groups(params)]
-        everything = [p for group in self.groups for p in group["params"]]
+        defaults = defaults | {"state_bits": defaults.get("state_bits", 32)}
+        self.param_groups = [{**defaults, **group, "params": tensors(group["params"])} for group in _groups(params)]
+        everything = [p for group in self.param_groups for p in group["params"]]
         if not everything:
             raise ValueError("an optimizer needs at least one parameter")
+        if odd := sorted({name for group in self.param_groups for name in group} - {"params", *defaults}):
+            raise ValueError(f"{type(self).__name__}: a group has {', '.join(odd)}, and its settings are "
+                             f"{', '.join(defaults)}")
         if len({id(p) for p in everything}) != len(everything):
             raise ValueError("a parameter stands in two groups, or twice in one: each must be updated once")
         for p in everything:
+            if not isinstance(p, Tensor):
+                raise TypeError(f"an optimizer updates tensors, got a {type(p).__name__}: of a model its parameters()")
             if not (p.is_leaf and p.requires_grad):
                 raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not")
+        bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
+        rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
+        for group in self.param_groups:
+            check_settings(**{name: (group[name], fits(group[name], group), must)
+                              for name, (fits, must) in rules.items()})
         self._scratch = {}
         self._settle()
 
     def _settle(self):
-        """Make empty state where the parameters live now; an exception changes nothing."""
-        group_of = {id(p): group for group in self.groups for p in group["params"]}
-        flats, all_slots, states = flat_buffers([p for group in self.groups for p in group["params"]]), [], []
-        for flat in flats:
-            mine = [s for s in flat.live if id(s.tensor) in group_of]
-            whole = len(mine) == len(flat.segments)
-            ends = [0, *accumulate(s.end - s.start for s in mine)]
-            all_slots.append([Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)])
-            values = flat.params if whole else module_of(flat.params).concatenate(
-                [flat.params[s.start:s.end] for s in mine])
-            state = self.empty_state(values)
-            states.append(state if self.home is None else self.home.move(state))
+        """Make empty state where the parameters live now, an entry per flat buffer and state_bits; an exception changes
+        nothing."""
+        group_of = {id(p): group for group in self.param_groups for p in group["params"]}
+        flats, all_slots, states = [], [], []
+        for flat in flat_buffers([p for group in self.param_groups for p in group["params"]]):
+            alike = {}      # state_bits -> the segments
+            for s in flat.live:
+                if id(s.tensor) in group_of:
+                    alike.setdefault(group_of[id(s.tensor)]["state_bits"], []).append(s)
+            for bits, mine in alike.items():
+                ends = [0, *accumulate(s.end - s.start for s in mine)]
+                values = flat.params if len(mine) == len(flat.segments) else module_of(flat.params).concatenate(
+                    [flat.params[s.start:s.end] for s in mine])
+                state = self.empty_state(values, bits)
+                flats.append(flat)
+                all_slots.append([Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)])
+                states.append(state if self.home is None else self.home.move(state))
         self.flats, self.slots, self.state = flats, all_slots, states
 
-    def empty_state(self, values):
-        """The state arrays before the first step, {name: array as long as values}. values: the parameters' in one flat
-        buffer, 1-d, with their padding."""
+    def empty_state(self, values, bits=32):
+        """The state arrays before the first step, {name: array as long as values, or a Packed for 8 bits}. values: the
+        parameters' in one flat buffer, 1-d, with their padding."""
         exact = xp.promote_types(values.dtype, xp.float32)
-        state = {name: zeros_like(values, dtype=exact) for name in self.state_names}
-        return state if exact == values.dtype else {"master": values.astype(exact), **state}
+        state = {} if exact == values.dtype else {"master": values.astype(exact)}
+        for name in self.state_names:
+            first = self.initial.get(name, 0)
+            if bits == 8:
+                state[name] = Packed.full(values.size, first, exact, device_of(values), name not in self.unsigned)
+            else:
+                state[name] = zeros_like(values, dtype=exact)
+                if first:
+                    state[name][...] = first
+        return state
+
+    @property
+    def packed(self):
+        """Whether some of the state is."""
+        return any(isinstance(array, Packed) for state in self.state for array in state.values())
 
     def _follow(self):
         """Take the state along to where the parameters live now."""
@@ -111,11 +158,11 @@ class Optimizer:
     @property
     def lr(self):
         """The learning rate of the first group."""
-        return self.groups[0]["lr"]
+        return self.param_groups[0]["lr"]
 
     def zero_grad(self):
         """Forget all gradients."""
-        for group in self.groups:
+        for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
 
@@ -135,7 +182,7 @@ class Optimizer:
             self._follow()
         for flat, state in zip(self.flats, self.state, strict=True):
             if ledger.open_ledgers and self.home is None:
-                for array in state.values():
+                for array in (part for each in state.values() for part in arrays_of(each)):
                     ledger.keep(array, "optimizer")
             flat.collect(fill_missing=False)
         self.apply(lower(grad_scale), lower(found_inf))
@@ -167,13 +214,17 @@ class Optimizer:
                     ledger.launch(type(self).__name__.lower())      # a dozen of CuPy's own kernels nobody counts
 
     def tiled(self, p, g, state, group, step):
-        """`update`, on the host tile by tile."""
-        tile = TILE if isinstance(p, xp.ndarray) else p.size
+        """`update`, on the host tile by tile; state that is packed is unpacked around it."""
+        kept = [name for name, array in state.items() if isinstance(array, Packed)]
+        tile = TILE if isinstance(p, xp.ndarray) else DEVICE_TILE if kept else p.size
         for start in range(0, p.size, tile):
             part = slice(start, start + tile)
             low, of_state = p[part], {name: array[part] for name, array in state.items()}
             exact = self.exact(low, of_state)
-            self.update(exact, self.divided(g[part], exact), of_state, group, step)
+            work = of_state | {name: of_state[name].unpack(self.scratch(exact, name)) for name in kept}
+            self.update(exact, self.divided(g[part], exact), work, group, step)
+            for name in kept:
+                of_state[name].pack(work[name])
             if low is not exact:
                 low[...] = exact
 
@@ -214,18 +265,18 @@ class Optimizer:
         order = self._in_order()
         return {
             "class": self.kind,
-            "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.groups],
-            "sizes": [len(group["params"]) for group in self.groups],
+            "groups": [{k: v for k, v in group.items() if k not in OWN} for group in self.param_groups],
+            "sizes": [len(group["params"]) for group in self.param_groups],
             "steps": [slot.steps for slot, _ in order],
-            "state": [{name: (xp.array(to(part, "cpu")) if copy else part).reshape(slot.segment.tensor.shape)
-                       for name, part in slot.state(state).items()} for slot, state in order],
+            "state": [{name: (xp.array(to(values_of(part), "cpu")) if copy else values_of(part)).reshape(
+                slot.segment.tensor.shape) for name, part in slot.state(state).items()} for slot, state in order],
         }
 
     def _in_order(self):
         """[(Slot, the state arrays that it lies in)] of the parameters, in the groups' order."""
         places = {id(slot.segment.tensor): (slot, state)
                   for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
-        return [places[id(p)] for group in self.groups for p in group["params"]]
+        return [places[id(p)] for group in self.param_groups for p in group["params"]]
 
     def check_kind(self, saved):
         """ValueError where saved state is none, another kind of optimizer's, or of other groups."""
@@ -233,7 +284,7 @@ class Optimizer:
             raise ValueError(f"the saved state has no {', '.join(missing)}: it is no optimizer's state_dict()")
         if saved["class"] != self.kind:
             raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {self.kind}")
-        if list(saved["sizes"]) != (sizes := [len(group["params"]) for group in self.groups]):
+        if list(saved["sizes"]) != (sizes := [len(group["params"]) for group in self.param_groups]):
             raise ValueError(f"the saved state has groups of {saved['sizes']} parameters, this {self.kind} of {sizes}")
 
     def check_state(self, saved):
@@ -255,12 +306,15 @@ class Optimizer:
     def load_state_dict(self, saved):
         """Restore what state_dict gave; ValueError where the parameters don't fit, and nothing is changed then."""
         self.check_state(saved)
-        for group, settings in zip(self.groups, saved["groups"], strict=True):
+        for group, settings in zip(self.param_groups, saved["groups"], strict=True):
             group.update(settings)
         for (slot, state), steps, arrays in zip(self._in_order(), saved["steps"], saved["state"], strict=True):
             slot.steps = steps
             for name, part in slot.state(state).items():
-                part[...] = to_device_of(arrays[name].ravel(), part)
+                if isinstance(part, Packed):
+                    part.pack(to_device_of(arrays[name].ravel(), part.codes))
+                else:
+                    part[...] = to_device_of(arrays[name].ravel(), part)
         self.loaded = True
 
 

@@ -188,7 +188,7 @@ class GradScaler:
 
     def _look(self, stage, divide):
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
-        groups = [] if stage.optimizer is None else stage.optimizer.groups
+        groups = [] if stage.optimizer is None else stage.optimizer.param_groups
         params = [p for group in groups for p in group["params"]]
         if self.comm is None:
             check_known(params, "GradScaler")

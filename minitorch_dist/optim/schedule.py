@@ -2,6 +2,8 @@
 
 import math
 
+from ..torch_names import NAMES, tell
+
 
 def constant():
     """Always 1."""
@@ -25,16 +27,16 @@ def cosine(total, warmup=0, final=0.0):
 
 
 class LambdaLR:
-    """lr = initial lr · factor(step), for every group; step() after each optimizer.step()."""
+    """lr = initial lr · lr_lambda(step), for every group; step() after each optimizer.step()."""
 
-    def __init__(self, optimizer, factor):
-        self.optimizer, self.factor, self.steps = optimizer, factor, 0
-        self.initial = [group["lr"] for group in optimizer.groups]
+    def __init__(self, optimizer, lr_lambda):
+        self.optimizer, self.lr_lambda, self.steps = optimizer, lr_lambda, 0
+        self.initial = [group["lr"] for group in optimizer.param_groups]
         self._apply()
 
     def _apply(self):
-        for group, lr in zip(self.optimizer.groups, self.initial, strict=True):
-            group["lr"] = lr * self.factor(self.steps)
+        for group, lr in zip(self.optimizer.param_groups, self.initial, strict=True):
+            group["lr"] = lr * self.lr_lambda(self.steps)
 
     def step(self):
         """Move on to the next step's rate."""
@@ -44,3 +46,6 @@ class LambdaLR:
         """The rate after so many steps."""
         self.steps = steps
         self._apply()
+
+
+tell(LambdaLR, NAMES["LambdaLR"])

@@ -1,7 +1,7 @@
 """Stochastic gradient descent with momentum."""
 
 from ..backend import xp
-from .optimizer import Optimizer, check_settings
+from .optimizer import AT_LEAST_0, Optimizer
 
 
 class SGD(Optimizer):
@@ -9,16 +9,17 @@ class SGD(Optimizer):
 
     nesterov      step along g + momentum · b instead
     weight_decay  adds weight_decay · p to g (L2)
+    state_bits    8: the momentum is kept in 8 bits (packed.py)
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
     """
 
     state_names = ("momentum",)
+    rules = {"lr": AT_LEAST_0, "momentum": AT_LEAST_0, "weight_decay": AT_LEAST_0, "nesterov": (
+        lambda nesterov, group: not nesterov or group["momentum"] > 0, "False without momentum")}
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, weight_decay=0.0, nesterov=False):
-        check_settings(lr=(lr, lr >= 0, "at least 0"), momentum=(momentum, 0 <= momentum, "at least 0"),
-                       weight_decay=(weight_decay, weight_decay >= 0, "at least 0"),
-                       nesterov=(nesterov, not nesterov or momentum > 0, "False without momentum"))
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
+    def __init__(self, params, lr=1e-3, momentum=0.0, weight_decay=0.0, nesterov=False, state_bits=32):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
+                                  "state_bits": state_bits})
 
     def update(self, p, g, state, group, step):
         t, momentum = self.scratch(p), group["momentum"]

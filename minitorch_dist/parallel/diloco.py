@@ -141,7 +141,7 @@ class DiLoCo:
             raise ValueError(f"DiLoCo: the model has {len(found)} BatchNorm, whose statistics nobody averages: take "
                              "LayerNorm")
         named = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
-        updated = {id(p): p for group in self.inner.groups for p in group["params"]}
+        updated = {id(p): p for group in self.inner.param_groups for p in group["params"]}
         if frozen := [name for name, p in model.named_parameters() if not p.requires_grad and id(p) in updated]:
             raise ValueError(f"DiLoCo: the inner optimizer updates {', '.join(frozen[:4])}, frozen since it was made: "
                              "freeze parameters first, and make it of those that are left")
@@ -263,7 +263,7 @@ class DiLoCo:
     # ------------------------------------------------------------ as an optimizer, for checkpoints
 
     @property
-    def groups(self):
+    def param_groups(self):
         """One, of all parameters, whose settings are what a checkpoint must know beside arrays."""
         return [{"params": [p for f in self.fragments for p in f.local], "round": self.settings}]
 
@@ -287,7 +287,7 @@ class DiLoCo:
                 arrays = {name: xp.array(to(array, "cpu")) if copy else array for name, array in arrays.items()}
                 state.append(arrays | {f"outer-{name}": array for name, array in outer[id(p)][1].items()}
                              | {f"{self._mine}{name}": array for name, array in inner[id(p)][1].items()})
-        params = self.groups[0]["params"]
+        params = self.param_groups[0]["params"]
         mine = {"settings": settings_of(self.inner), "samples": [f.samples for f in self.fragments],
                 "updates": [inner[id(p)][0] for p in params]}
         settings = {"round": self.settings, "steps": self.steps, "workers": self.comm.all_gather_object(mine),
@@ -302,7 +302,7 @@ class DiLoCo:
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
-        (settings,), params = saved["groups"], self.groups[0]["params"]
+        (settings,), params = saved["groups"], self.param_groups[0]["params"]
         if other := [f"{k}={settings['round'].get(k)!r} (now {v!r})" for k, v in self.settings.items()
                      if settings["round"].get(k) != v]:
             raise ValueError(f"DiLoCo: the saved state is of a run with {', '.join(other)}")
@@ -315,7 +315,7 @@ class DiLoCo:
         self._check_own("DiLoCo.load_state_dict")
         self.check_state(saved)
         settings, = saved["groups"]
-        mine, params = settings["workers"][self.comm.rank], self.groups[0]["params"]
+        mine, params = settings["workers"][self.comm.rank], self.param_groups[0]["params"]
         entries = zip(saved["state"], saved["steps"], mine["updates"], strict=True)
         of = {id(p): entry for p, entry in zip(params, entries, strict=True)}
         restore(self.inner, mine["settings"], {key: (updates, with_prefix(self._mine, arrays, but="values"))
@@ -340,7 +340,7 @@ class DiLoCo:
 
 def by_parameter(optimizer, copy):
     """{id of a parameter: (its updates, {name: array})}."""
-    saved, params = optimizer.state_dict(copy), [p for group in optimizer.groups for p in group["params"]]
+    saved, params = optimizer.state_dict(copy), [p for group in optimizer.param_groups for p in group["params"]]
     return {id(p): entry for p, entry in zip(params, zip(saved["steps"], saved["state"], strict=True), strict=True)}
 
 
@@ -349,7 +349,7 @@ def restore(optimizer, settings, entries):
     kind, *groups = settings
     if kind != optimizer.kind:
         raise ValueError(f"DiLoCo: the saved state is of {kind}, this run has {optimizer.kind}")
-    order = [entries[id(p)] for group in optimizer.groups for p in group["params"]]
+    order = [entries[id(p)] for group in optimizer.param_groups for p in group["params"]]
     optimizer.load_state_dict(optimizer.state_dict(copy=False) | {
         "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in groups],
         "steps": [updates for updates, _ in order], "state": [arrays for _, arrays in order]})

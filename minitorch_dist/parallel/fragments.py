@@ -53,7 +53,7 @@ def fragments_of(model, fragments, pattern):
         units = [named for _, _, named in group(inside, default_units(inside))]
     if len(units) < fragments:
         raise ValueError(f"DiLoCo: fragments={fragments} of a model of {len(units)} units (the modules in its "
-                         "outermost Sequentials, and the rest): take fewer")
+                         "outermost Sequentials or ModuleLists, and the rest): take fewer")
     return [[(name, p) for named in PATTERNS[pattern](units, k, fragments) for name, p in named if p.requires_grad]
             for k in range(fragments)]
 
@@ -80,7 +80,7 @@ def ranks_inside(model):
 def settings_of(optimizer):
     """What has to be equal on all ranks that step by it."""
     return [optimizer.kind,
-            *({k: v for k, v in group.items() if k != "params"} for group in optimizer.groups)]
+            *({k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups)]
 
 
 class Fragment:

@@ -109,7 +109,7 @@ def _misfit(optimizer, saved, wanted):
 
 
 def _parameters(optimizer):
-    return [p for group in optimizer.groups for p in group["params"]]
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class _Piece(NamedTuple):

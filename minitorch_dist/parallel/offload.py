@@ -41,6 +41,7 @@ from ..backend import (
     xp,
 )
 from ..comm.device import down, pinned
+from ..optim.packed import Packed
 from .places import Place, address
 from .spill import Spill, mapped
 
@@ -257,7 +258,9 @@ class StateElsewhere:
 
     def move(self, state):
         """{name: array} there."""
-        return {name: to(array, "cpu") if self.folder is None else mapped(self.folder, to(array, "cpu"))
+        def there(array):
+            return to(array, "cpu") if self.folder is None else mapped(self.folder, to(array, "cpu"))
+        return {name: array.moved(there) if isinstance(array, Packed) else there(array)
                 for name, array in state.items()}
 
     def update(self, tiled, p, g, state, group, step):

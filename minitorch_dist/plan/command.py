@@ -69,6 +69,7 @@ def add_command(commands):
     p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
                    help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
     p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
+    p.add_argument("--state-bits", type=int, default=32, help="of Adam's two per parameter; 8: 2.5 bytes instead of 8")
     p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.set_defaults(run=_show)
 
@@ -102,12 +103,12 @@ def plans_of(args):
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
     job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
               args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
-              args.offload_optimizer, args.shard_over)
+              args.offload_optimizer, args.shard_over, args.state_bits)
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
 def every_of(args):
-    """([Plan] of every mesh, how many can't be). ValueError where none can."""
+    """([Plan] of every mesh, [why not] of those that can't be). ValueError where none can."""
     _check_numbers(args)
     given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks > 1,
              "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
@@ -120,14 +121,14 @@ def every_of(args):
     device, model = _device(args), _model(args)
     job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
               micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing,
-              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer)
+              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits)
     check_choice("--sequence-parallel", args.sequence_parallel)
-    plans, impossible = every(job, device, args.devices, None if args.stage is None else [args.stage],
+    plans, refused = every(job, device, args.devices, None if args.stage is None else [args.stage],
                               args.micro_batches, args.sequence_parallel, args.cp, args.ep)
     if not plans:
-        raise ValueError(f"no mesh of {args.devices} devices can train this with a batch of {args.batch}: ask for one, "
-                         "by --dp, --tp and --pp, to hear why")
-    return plans, impossible
+        raise ValueError(f"no mesh of {args.devices} devices can train this with a batch of {args.batch}. The first: "
+                         f"{refused[0]}")
+    return plans, refused
 
 
 def _check_numbers(args):
@@ -216,7 +217,7 @@ def notes(job):
 
 def mesh_lines(args):
     """The report on every mesh."""
-    plans, impossible = every_of(args)
+    plans, refused = every_of(args)
     job, device = plans[0].job, plans[0].device
     unit, fit = _held_unit(plans), sum(p.fits for p in plans)
     order = "those come first, the fastest first" if fit else "first come those that hold least"
@@ -227,8 +228,9 @@ def mesh_lines(args):
                      f"{p.seconds.step:.3g}", p.seconds.longest])
     return [f"{job.model}", f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of "
             f"{job.time:,} tokens", "", *aligned(rows), "",
-            f"{len(plans)} ways, of which {fit} fit; {order}. {impossible} more can't be: --dp, --tp, --pp by hand say "
-            "why.", "", *notes(job)]
+            f"{len(plans)} ways, of which {fit} fit; {order}.",
+            *([] if fit else ["Less is held with more --micro-batches, --checkpointing, --sequence-parallel."]),
+            *([f"{len(refused)} more can't be. The first: {refused[0]}"] if refused else []), "", *notes(job)]
 
 
 def _fits(p):

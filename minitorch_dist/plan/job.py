@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..data.loader import share
+from ..optim.packed import BLOCK
 from ..parallel.context_parallel import HOW
 from ..parallel.schedule_blocks import BLOCKS
 from ..parallel.schedules import SCHEDULES, WEIGHT, placement_of, schedule_of
@@ -11,6 +12,7 @@ from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
+MOMENTS = {32: 8, 8: 2 * (1 + 4 / BLOCK)}       # state_bits -> bytes per parameter of Adam's two, with their scales
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Job:
     schedule       of parallel/schedules.py, with so many chunks of layers per rank
     sequence_parallel  False, True or "regather", as in parallel/tensor_parallel.py
     offload_optimizer  its state lies on the host, which makes the update (parallel/offload.py)
+    state_bits     32, or 8: of each of Adam's two numbers per parameter (optim/packed.py)
     ValueError where it can't be done.
     """
 
@@ -50,6 +53,7 @@ class Job:
     ep: int = 1
     offload_optimizer: bool = False
     shard_over: int | None = None
+    state_bits: int = 32
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -65,6 +69,8 @@ class Job:
                              "(gradients as well), 3 (parameters as well)")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r}: take one of {', '.join(PRECISIONS)}")
+        if self.state_bits not in MOMENTS:
+            raise ValueError(f"--state-bits {self.state_bits}: take {' or '.join(map(str, MOMENTS))}")
         if self.cp_by not in HOW:
             raise ValueError(f"--cp-by {self.cp_by}: take one of {', '.join(HOW)}")
         by, divided = self.dp * self.ep, " · ep" * (self.ep > 1)
@@ -189,7 +195,8 @@ class Job:
     @property
     def sizes(self):
         """{"parameter", "gradient", "optimizer": bytes per element}."""
-        return PRECISIONS[self.precision]
+        sizes = PRECISIONS[self.precision]
+        return sizes | {"optimizer": sizes["optimizer"] - MOMENTS[32] + MOMENTS[self.state_bits]}
 
     @property
     def samples(self):

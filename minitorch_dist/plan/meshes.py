@@ -11,8 +11,8 @@ def divisors(n):
 
 
 def every(job, device, devices, stages=None, micro_batches=None, sequence_parallel=False, cp=1, ep=1):
-    """([Plan] of every mesh and stage that can be, how many can't be). First those that fit, by the seconds of a step;
-    if none does, by what they hold.
+    """([Plan] of every mesh and stage that can be, [why not] of those that can't be). First those that fit, by the
+    seconds of a step; if none does, by what they hold.
 
     job            says all else
     stages         ZeRO's to try (default: all where dp, cp and ep are more than 1)
@@ -21,7 +21,7 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
     cp, ep         at most so many ranks along these axes
     Tensor parallelism stays within a machine: each block waits for it.
     """
-    found, impossible = [], 0
+    found, refused = [], []
     for mesh in meshes(devices, device.per_node, cp, ep):
         pieces = micro_batches
         if pieces is None:
@@ -30,10 +30,10 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
             try:
                 found.append(plan(replace(job, **mesh, stage=stage, micro_batches=pieces,
                                           sequence_parallel=mesh["tp"] > 1 and sequence_parallel), device))
-            except ValueError:
-                impossible += 1
+            except ValueError as error:
+                refused.append(f"{error}")
     fit = any(p.fits for p in found)
-    return sorted(found, key=lambda p: (not p.fits, p.seconds.step if fit else p.fullest.memory)), impossible
+    return sorted(found, key=lambda p: (not p.fits, p.seconds.step if fit else p.fullest.memory)), refused
 
 
 def meshes(devices, most_tp, most_cp, most_ep):

@@ -191,7 +191,7 @@ def failing_to_load(path, rank):
 def disagreeing(path):
     """Rates that differ between ranks: no run could go on from that."""
     run = Training("mlp", "data")
-    run.optimizer.groups[1]["lr"] = 0.01 * (1 + run.world.rank)
+    run.optimizer.param_groups[1]["lr"] = 0.01 * (1 + run.world.rank)
     try:
         checkpoints.save(path, run.model, run.optimizer, None, run.world)
     except ValueError as error:

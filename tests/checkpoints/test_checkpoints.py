@@ -22,7 +22,7 @@ CUTS = [(name, way, n) for name in cases.MODELS for way in cases.OF[name] for n 
 
 def state(run):
     """{name: array} of a whole model and its optimizer, with the counts of updates."""
-    names = [name for group in run.optimizer.groups for p in group["params"]
+    names = [name for group in run.optimizer.param_groups for p in group["params"]
              for name, q in run.model.named_parameters() if p is q]
     saved = run.optimizer.state_dict()
     found = {f"model.{name}": array for name, array in run.model.state_dict().items()}
@@ -249,7 +249,7 @@ def test_loading_into_a_run_that_is_under_way(one_process, written):
 def test_settings_come_back_as_they_were(written):
     run = cases.Training("mlp", "one", lr=0.5)
     checkpoints.load(written["mlp", "data", 2], run.model, run.optimizer)
-    assert run.optimizer.groups[0]["betas"] == (0.9, 0.999) and run.optimizer.groups[0]["lr"] == 0.01
+    assert run.optimizer.param_groups[0]["betas"] == (0.9, 0.999) and run.optimizer.param_groups[0]["lr"] == 0.01
 
 
 def test_optimizers_of_several_ranks_as_one():

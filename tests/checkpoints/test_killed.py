@@ -24,7 +24,7 @@ def loaded(folder):
     model = nn.Linear(30, 20)
     optimizer = optim.SGD(model.parameters(), 0.5, momentum=0.5)
     step, _ = Checkpoints(folder).load(model, optimizer)
-    assert optimizer.groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["lr"] == 0.1
     values = {float(v) for p in model.parameters() for v in np.unique(p.numpy())}
     assert len(values) == 1
     return step, *values

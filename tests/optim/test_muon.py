@@ -218,7 +218,7 @@ def test_two_as_one_take_the_steps_that_each_takes(flat):
     fit(two, lambda: (muon.step(), adamw.step()), range(6), two.zero_grad)
     for a, b in zip(values(one), values(two), strict=True):
         assert a.tobytes() == b.tobytes()
-    assert combined.lr == 0.02 and [g["lr"] for g in combined.groups] == [0.02, 3e-3]
+    assert combined.lr == 0.02 and [g["lr"] for g in combined.param_groups] == [0.02, 3e-3]
     assert all(p.grad is not None for p in one.parameters())
     combined.zero_grad()
     assert all(p.grad is None for p in one.parameters())
@@ -259,7 +259,7 @@ def test_a_schedule_and_a_scaler_move_both():
     optimizer = both(model)
     schedule = optim.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     schedule.step()
-    assert [g["lr"] for g in optimizer.groups] == [0.01, 1.5e-3]
+    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 1.5e-3]
     scaler, twin = optim.GradScaler(init_scale=2.0 ** 10), model_of(np.float32)
     alone = both(twin)
     optim.LambdaLR(alone, lambda step: 0.5)

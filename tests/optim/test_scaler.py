@@ -11,6 +11,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
+from minitorch_dist.compress.low_precision import RECIPES
 from tests.device.fake_cupy import installed, transfers
 
 rng = np.random.default_rng(4)
@@ -18,6 +19,8 @@ OPTIMIZERS = {
     "sgd": lambda params: optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: optim.Adam(params, lr=0.01),
     "adamw": lambda params: optim.AdamW(params, lr=0.01, amsgrad=True),
+    "lamb": lambda params: optim.LAMB(params, lr=0.01),
+    "adam, 8 bits": lambda params: optim.Adam(params, lr=0.01, state_bits=8),
 }
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
@@ -370,9 +373,15 @@ def test_the_example(tmp_path, capsys):
         r"^bfloat16, 2\^0 +([\d.]+) % +([\d.]+) % +([\d.]+) % +([\d.]+) %$", said, re.M))
     scaled_error, = map(float, re.findall(r"^float16, 2\^16 .* ([\d.]+) %$", said, re.M))
     assert ranged == inf == 0 and zero < 1 and 4 * scaled_error < error < 4      # 3 bits fewer, layer by layer
-    wide, low, scaled, brain, *eight = (int(x.replace(",", ""))
-                                        for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
-    assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide and eight == [wide] * 3
+    wide, low, scaled, brain, *few = (int(x.replace(",", ""))
+                                      for x in re.findall(r"([\d,]+) bytes +[\d,]+ bytes$", said, re.M))
+    assert 0.5 * wide <= low == brain <= scaled < 0.52 * wide and few == [wide] * (len(RECIPES) + 2)
+    errors = {name: (float(alone), float(mean)) for name, alone, mean in re.findall(
+        r"^([a-z].*?) +[\d.]+ % +([\d.]+) % +([\d.]+) %$", said, re.M) if name.split(",")[0] in RECIPES}
+    assert len(errors) == len(few) and errors["mxfp8"][0] < errors["mxfp4"][0] / 3
+    for name, (alone, mean) in errors.items():      # by chance the mean of 16 has a quarter of the error of one
+        by_chance = name in ("nvfp4", "nvfp4, tokens not mixed")
+        assert abs(mean / alone - 0.25) < 0.04 if by_chance else mean == alone
     assert (tmp_path / "gradients.png").stat().st_size > 10_000
     for seed in range(4):
         mt.manual_seed(1)

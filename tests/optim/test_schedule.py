@@ -40,7 +40,7 @@ def test_the_rate_of_every_group_follows():
     optimizer = optim.SGD([{"params": parameter(), "lr": 0.5}, {"params": parameter()}], lr=0.01)
     schedule = optim.LambdaLR(optimizer, optim.cosine(10, warmup=2))
     for t in range(12):
-        rates = [group["lr"] for group in optimizer.groups]
+        rates = [group["lr"] for group in optimizer.param_groups]
         np.testing.assert_allclose(rates, [0.5 * optim.cosine(10, 2)(t), 0.01 * optim.cosine(10, 2)(t)], rtol=1e-15)
         assert all(type(rate) is float for rate in rates)      # a NumPy float64 would widen float32 arithmetic
         schedule.step()

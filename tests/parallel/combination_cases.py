@@ -14,7 +14,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, data, nn, optim, training
 from minitorch_dist.checkpoints.layout import layouts, named_arrays, piece_of
-from minitorch_dist.compress import float8, lora, prune, soup
+from minitorch_dist.compress import lora, low_precision, prune, soup
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -186,8 +186,8 @@ def sgd(named):
     return optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
 
 
-def adamw(named):
-    return optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1)
+def adamw(named, state_bits=32):
+    return optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1, state_bits=state_bits)
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ class Beside:
     """How a job differs from the usual one.
 
     tolerance  greatest difference from one process; None: each bit is the same
+    of_parts   the same where tensor parallelism or annotations cut parameters, if that is more
     samples    whether two ranks of each share the samples beside a form that doesn't: where it is about these
     scaler     comm -> GradScaler
     prepare    before the forms; before: behind them, before the wrapper; begin: before the first step; all (job)
@@ -204,6 +205,7 @@ class Beside:
     """
 
     tolerance: float = 1e-10
+    of_parts: float = 0.0
     samples: bool = False
     dtype: type = np.float64
     model: dict = field(default_factory=dict)
@@ -253,7 +255,7 @@ def compiled(job):
 
 def in_8_bits(job):
     kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
-    job.chunks = [float8.convert_to_float8_training(chunk, "rowwise") if any(
+    job.chunks = [low_precision.convert_to_low_precision_training(chunk, "rowwise") if any(
         type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
 
 
@@ -334,6 +336,7 @@ BESIDES = {
     "GradScaler": Beside(2e-5, dtype=np.float32, model={"std": 0.002}, scaler=scaler),
     "clip_grad_norm": Beside(clip=0.5),
     "Muon": Beside(optimizer=muon),
+    "8-bit states": Beside(of_parts=5e-3, optimizer=lambda named: adamw(named, state_bits=8)),
     "offload_activations": Beside(around=activations_on_disk),
     "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
     "compile": Beside(before=compiled),
