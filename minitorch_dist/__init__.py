@@ -20,13 +20,16 @@ from .backend import manual_seed  # noqa: E402
 from .compiler import compile  # noqa: E402
 from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
+from .torch_names import of_module  # noqa: E402
+
+_elsewhere = of_module(__name__)
 
 
 def __getattr__(name):
     """bfloat16 as np.float32 is float32; ml_dtypes is imported by the first who asks."""
     if name == "bfloat16":
         return backend.load_bfloat16()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _elsewhere(name)
 
 
 def __dir__():

@@ -95,6 +95,7 @@ class FlatBuffer:
         self.forgotten = set()
         end = max((s.end for s in self.segments), default=0)
         self.tail = self.grads[end:end + spare]
+        self.views = []     # of `params`, in the order of the segments
         for s in self.segments:
             self._adopt(s)
 
@@ -103,6 +104,7 @@ class FlatBuffer:
         view = self.params[s.start:s.stop].reshape(tensor.shape)
         view[...] = tensor.data
         tensor.data = view
+        self.views.append(view)
         tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(tensor.shape)
         tensor.leaf.flat = self
         if grad is not None:
@@ -118,8 +120,13 @@ class FlatBuffer:
         """Make `grads` hold every tensor's gradient, those that users have replaced by hand too.
 
         fill_missing  tensors without a gradient get one of zeros; otherwise only their stretch is zeroed
+        RuntimeError where a tensor has been given another array, which nobody here would see.
         """
-        for s in self.segments:
+        for s, values in zip(self.segments, self.views, strict=True):
+            if s.tensor.data is not values and s.tensor.leaf.flat is self:
+                raise RuntimeError(f"a parameter of shape {s.tensor.shape} was given another array, by p.data = …, "
+                                   "since it moved into the flat buffer of its optimizer or wrapper, which would train "
+                                   "the one before: write into it, under no_grad: p[...] = values")
             grad, view = s.tensor.grad, s.tensor.leaf.grad_view
             if grad is None:
                 view[...] = 0

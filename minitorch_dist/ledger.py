@@ -6,7 +6,7 @@
     book.bytes_sent["world", "all_reduce"]   # bytes this rank put on the wire
     book.launches["adam"]                    # fused kernels started
     book.peak["activation"]                  # the most bytes that the tape held for backward at any time
-    book.spans                               # with timeline=True: what ran from when to when (see trace.py)
+    book.spans                               # with timeline=True: what ran from when to when (see timeline.py)
 
 Nothing is counted while no ledger is open, so that an idle ledger costs one
 truth test per call. Ledgers nest: each open one counts.

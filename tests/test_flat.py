@@ -200,3 +200,15 @@ def test_a_gradient_serves_as_a_cotangent_of_the_pass_that_writes_there():
     for alone, together, wanted in zip(*found, (2 * weight.T @ x, 2 * weight.sum(axis=0)), strict=True):
         np.testing.assert_allclose(alone, wanted, rtol=1e-12)
         np.testing.assert_allclose(together, wanted, rtol=1e-12)
+
+
+def test_a_tensor_that_was_given_another_array_is_noticed():
+    tensors = leaves([(3, 5), (17,)])
+    flat = FlatBuffer(tensors)
+    tensors[0].data[...] = 1.0
+    flat.collect(fill_missing=False)
+    tensors[1].data = np.zeros(17, np.float32)
+    with pytest.raises(RuntimeError, match=r"parameter of shape \(17,\) was given another array.*p\[...\] = values"):
+        flat.collect(fill_missing=False)
+    FlatBuffer(tensors)         # where it lives now
+    flat.collect(fill_missing=False)

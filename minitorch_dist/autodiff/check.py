@@ -7,6 +7,8 @@ in a sum would pass.
 """
 
 from ..backend import stream, xp
+from .primitive import lower
+from .tensor import Tensor
 from .transforms import jvp, vjp
 from .tree import flatten
 
@@ -18,8 +20,8 @@ class GradientError(AssertionError):
 def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=1e-5, atol=1e-7, seed=0, name=None):
     """Compare derivatives of f at args with central differences, to the given order, in float64.
 
-    f      a function of arrays that returns an array or a nested tuple of arrays
-    args   floating arrays; they are taken in float64
+    f      a function of tensors that returns a tensor or a nested tuple of them, or arrays
+    args   floating arrays or tensors; they are taken in float64
     order  2 checks reverse over reverse and forward over reverse as well
     step   h of the central difference, relative to max(1, |x|); its error is of order h² + 1e-16/h,
            and grows from order to order, as the tolerances then do (by 10 each)
@@ -27,7 +29,7 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
     Raises GradientError at the first element that is off by more than atol + rtol·|expected|.
     """
     name = name or getattr(f, "__name__", "function")
-    args = [xp.array(a, dtype=xp.float64) for a in args]
+    args = [xp.array(lower(a), dtype=xp.float64) for a in args]
     rng = stream("check_grads", seed, order)
     outs = _outputs(f, args)
     cts = [rng.standard_normal(y.shape) for y in outs]
@@ -35,13 +37,13 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
     if "reverse" in modes:
         y, pull = vjp(lambda *xs: tuple(flatten(f(*xs))[0]), *args)
         for i, got in enumerate(pull(tuple(cts))):
-            _compare(name, "reverse", f"argument {i}", xp.asarray(got), _numeric_vjp(f, args, i, cts, step), rtol, atol)
+            _compare(name, "reverse", f"argument {i}", got, _numeric_vjp(f, args, i, cts, step), rtol, atol)
     if "forward" in modes:
         directions = [rng.standard_normal(a.shape) for a in args]
         _, tangents = jvp(f, args, directions)
         expected = _numeric_jvp(f, args, directions, step)
         for k, (got, want) in enumerate(zip(flatten(tangents)[0], expected, strict=True)):
-            _compare(name, "forward", f"output {k} along a random direction", xp.asarray(got), want, rtol, atol)
+            _compare(name, "forward", f"output {k} along a random direction", got, want, rtol, atol)
     if order > 1:
         def gradient(*xs):
             _, pull = vjp(lambda *zs: tuple(flatten(f(*zs))[0]), *xs)
@@ -50,7 +52,8 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
 
 
 def _outputs(f, args):
-    return [xp.asarray(y, dtype=xp.float64) for y in flatten(f(*args))[0]]
+    """f's results at arrays. It meets tensors, as in training: it may call their methods, and close over parameters."""
+    return [xp.asarray(lower(y), dtype=xp.float64) for y in flatten(f(*map(Tensor, args)))[0]]
 
 
 def _numeric_vjp(f, args, i, cts, step):
@@ -75,6 +78,7 @@ def _numeric_jvp(f, args, directions, step):
 
 
 def _compare(name, mode, where, got, expected, rtol, atol):
+    got = xp.asarray(lower(got))
     if got.shape != expected.shape:
         raise GradientError(f"{name}: the {mode}-mode derivative for {where} has shape {got.shape}, "
                             f"expected {expected.shape}")

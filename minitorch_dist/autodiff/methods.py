@@ -3,22 +3,40 @@
 Functions are NumPy's; methods are torch's where the two differ. `dim` and
 `keepdim` may also be called `axis` and `keepdims`. On purpose otherwise than in
 torch: x.max(dim), x.min(dim) and x.sort(dim) give the values alone (the places
-are x.argmax(dim), x.argmin(dim), x.argsort(dim)); x.size and x.T are NumPy's.
+are x.argmax(dim), x.argmin(dim), x.argsort(dim)); x.size and x.T are NumPy's;
+x += y makes a new x, but for a parameter under no_grad, which is written.
 """
 
+import math
+
 from ..backend import names_device, xp
+from ..torch_names import NAMES, tell
 from . import ops
+from .modes import is_grad_enabled
 from .ops.indexing import At
 from .ops.shape import split_by_size
 from .primitive import Traced
 
 NUMPY_NAMES = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}
+DTYPE_NAMES = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64", "int": "int32",
+               "long": "int64", "bool": "bool"}
 
 
 def _swapped(op):
     def reflected(x, y):
         return op(y, x)
     return reflected
+
+
+def _parameter_in_place(op):
+    """p -= lr · p.grad under no_grad writes into a leaf, as in torch. All else is rebound: NotImplemented is Python's
+    word for x = x + y."""
+    def method(x, y):
+        if is_grad_enabled() or getattr(x, "leaf", None) is None:
+            return NotImplemented
+        x[...] = op(x, y)
+        return x
+    return method
 
 
 def _with_dims(function):
@@ -80,9 +98,12 @@ def masked_fill(x, mask, value):
     return ops.where(mask, value, x)
 
 
-def to(x, target):
-    """x on a device, named by a string, or in a dtype. Itself, where that is so already."""
-    return ops.to_device(x, target) if names_device(target) else ops.astype(x, target)
+def to(x, *targets, device=None, dtype=None):
+    """x on a device, named by a string, and in a dtype. Itself, where that is so already."""
+    for target in (*targets, device, dtype):
+        if target is not None:
+            x = ops.to_device(x, target) if names_device(target) else ops.astype(x, target)
+    return x
 
 
 def logical(op):
@@ -102,6 +123,8 @@ METHODS = {
     "__truediv__": ops.div, "__rtruediv__": _swapped(ops.div),
     "__pow__": ops.power, "__rpow__": _swapped(ops.power),
     "__matmul__": ops.matmul, "__rmatmul__": _swapped(ops.matmul),
+    "__iadd__": _parameter_in_place(ops.add), "__isub__": _parameter_in_place(ops.sub),
+    "__imul__": _parameter_in_place(ops.mul), "__itruediv__": _parameter_in_place(ops.div),
     "__neg__": ops.neg, "__abs__": ops.absolute, "__getitem__": ops.getitem,
     "__gt__": ops.greater, "__ge__": ops.greater_equal, "__lt__": ops.less, "__le__": ops.less_equal,
     "__eq__": ops.equal, "__ne__": ops.not_equal, "__hash__": object.__hash__,
@@ -125,9 +148,12 @@ METHODS = {
     "repeat_interleave": lambda x, repeats, dim=None: ops.repeat(x, repeats, dim),
     "index_select": lambda x, dim, index: ops.take(x, index, dim),
     "cpu": lambda x: ops.to_device(x, "cpu"), "cuda": lambda x, device="cuda": ops.to_device(x, device),
+    **{name: lambda x, dtype=dtype: ops.astype(x, dtype) for name, dtype in DTYPE_NAMES.items()},
+    "numel": lambda x: math.prod(x.shape), "dim": lambda x: len(x.shape),
     "eq": ops.equal, "ne": ops.not_equal, "gt": ops.greater, "ge": ops.greater_equal, "lt": ops.less,
     "le": ops.less_equal, "mm": ops.matmul, "bmm": ops.matmul,
 }
 
 for _name, _function in METHODS.items():
     setattr(Traced, _name, _function)
+tell(Traced, NAMES["Tensor"])

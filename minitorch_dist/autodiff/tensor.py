@@ -76,6 +76,10 @@ class Tensor(Traced):
         """Whether backward reaches this tensor."""
         return self.node is not None
 
+    @requires_grad.setter
+    def requires_grad(self, flag):
+        self.requires_grad_(flag)
+
     @property
     def is_leaf(self):
         """True for tensors that no recorded op made."""
@@ -216,6 +220,10 @@ class Tensor(Traced):
             index = tuple(map(lower, index))
         self.data[index] = to_device_of(lower(value), self.data)
         wrote(self.data, "in-place assignment")
+
+    def __format__(self, spec):
+        """f"{loss:.3f}" is that of the number; without a spec it is repr's."""
+        return format(self.item(), spec) if spec else repr(self)
 
     def __repr__(self):
         array = xp.asarray(to(self.data, "cpu"))

@@ -5,6 +5,7 @@ import os
 
 from minitorch_dist.launch_env import is_rank, launched_rank, launched_size
 
+from ..torch_names import of_module
 from . import mpi
 from .communicator import Communicator, name_of, world_of_one
 from .guard import Guard
@@ -13,6 +14,7 @@ from .mismatch import MismatchError
 from .state import state
 from .work import Work
 
+__getattr__ = of_module(__name__)
 __all__ = ["Communicator", "DeviceMesh", "MismatchError", "Work", "launched_size", "name_of", "world"]
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..torch_names import of_module
 from . import digits, idx, mnist
 from .idx import IdxError
 from .loader import Batch, Loader, Shard
@@ -15,6 +16,8 @@ from .mnist import DataNotFound
 from .sampler import Sampler
 
 __all__ = ["Batch", "DataNotFound", "Dataset", "IdxError", "Loader", "Sampler", "Shard", "idx", "load"]
+
+__getattr__ = of_module(__name__)
 
 NAMES = ("auto", "mnist", "digits")
 HOW_TO_GET_MNIST = ("To get MNIST: put its four files into a folder and pass --data-dir FOLDER or set "

@@ -102,6 +102,9 @@ class Loader:
         """Global batches per epoch."""
         return len(self.sampler)
 
+    def __iter__(self):
+        raise TypeError("a Loader's order depends on its seed and the epoch: for batch in loader.epoch(number)")
+
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's batches, from step `start` on: a resumed run gets what the first would have got."""
         if self.parts is not None:

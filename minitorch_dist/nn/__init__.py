@@ -1,20 +1,23 @@
 """Layers, losses, models and initial values."""
 
+from ..torch_names import of_module
 from . import init
 from .absent import without_values
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
-from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
-from .module import Module, Parameter, Sequential
+from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
 from .norm import BatchNorm, LayerNorm, RMSNorm
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
 
+__getattr__ = of_module(__name__)
 __all__ = [
-    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "ImageTransformer",
-    "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "MultiHeadAttention", "Parameter", "RMSNorm",
-    "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid", "Summary", "Tanh", "TransformerBlock", "cross_entropy",
-    "init", "lenet", "mlp", "mse_loss", "summary", "without_values",
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
+    "ImageTransformer", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "ModuleList",
+    "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid",
+    "Summary", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss", "summary",
+    "without_values",
 ]

@@ -8,7 +8,10 @@ Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
 import math
 
 from ..backend import next_stream, to, xp
+from ..torch_names import of_module
 from .absent import building
+
+__getattr__ = of_module(__name__)
 
 
 def fans(shape):

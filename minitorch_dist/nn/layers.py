@@ -33,6 +33,13 @@ class Linear(Module):
         return f"{inside}, {out}" + ("" if self.bias is not None else ", bias=False")
 
 
+class Identity(Module):
+    """x: stands where a layer may be left out."""
+
+    def forward(self, x):
+        return x
+
+
 class ReLU(Module):
     """max(x, 0)."""
 

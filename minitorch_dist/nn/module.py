@@ -4,6 +4,7 @@ from .. import backend
 from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
+from ..torch_names import NAMES, tell
 from .absent import Absent, Unmade, building
 
 
@@ -41,6 +42,10 @@ class Module:
             raise RuntimeError(f"{type(self).__name__}: call super().__init__() before setting attributes")
         if isinstance(value, Module):
             self.add_module(name, value)
+        elif isinstance(value, (list, dict)) and self._strangers(value):
+            raise TypeError(f"{type(self).__name__}.{name} is a {type(value).__name__} of modules, which would be "
+                            "neither trained nor saved: use nn.ModuleList, or make them attributes first (where that "
+                            "is meant: a tuple)")
         elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
             self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
@@ -51,6 +56,12 @@ class Module:
                             f"None, got {type(value).__name__}")
         else:
             self._register(self._buffers if name in self._buffers else {}, name, value)
+
+    def _strangers(self, values):
+        """The modules in a list or dict that aren't in this module's tree."""
+        found = [v for v in (values.values() if isinstance(values, dict) else values) if isinstance(v, Module)]
+        known = set(map(id, self.modules())) if found else ()
+        return [m for m in found if id(m) not in known]
 
     def __delattr__(self, name):
         for table in (self._parameters, self._buffers, self._modules):
@@ -165,6 +176,31 @@ class Module:
         """(name, array) of every buffer."""
         return self._named("_buffers")
 
+    def buffers(self):
+        """Every buffer once."""
+        return (b for _, b in self.named_buffers())
+
+    def named_children(self):
+        """(name, module) of the modules directly below."""
+        return ((name, module) for name, module in self._modules.items() if module is not None)
+
+    def children(self):
+        """The modules directly below."""
+        return (module for _, module in self.named_children())
+
+    def apply(self, function):
+        """Call function(module) for all modules of the tree, children first. Returns self."""
+        for module in self.children():
+            module.apply(function)
+        function(self)
+        return self
+
+    def requires_grad_(self, flag=True):
+        """Freeze all parameters (False), or let them be trained. Returns self. Before the model is wrapped."""
+        for p in self.parameters():
+            p.requires_grad_(flag)
+        return self
+
     # ------------------------------------------------------------ state
 
     def state_dict(self):
@@ -192,7 +228,8 @@ class Module:
         targets = {name: p.data for name, p in self.named_parameters()}
         targets.update((name, _array(b)) for name, b in self.named_buffers())
         if missing := sorted(set(targets) - set(state)):
-            raise KeyError(f"load_state_dict: no values for {missing}")
+            raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: "
+                           "{**model.state_dict(), **state}")
         if unknown := sorted(set(state) - set(targets)):
             raise KeyError(f"load_state_dict: the model has no {unknown}; it has {sorted(targets)}")
         values = {name: _array(state[name]) for name in targets}
@@ -281,18 +318,18 @@ def _array(value):
     return value.data if isinstance(value, Tensor) else value
 
 
-class Sequential(Module):
-    """Modules one after another, named 0, 1, 2, …"""
+class ModuleList(Module):
+    """Modules named 0, 1, 2, …, for a forward() around them to call."""
 
-    def __init__(self, *layers):
+    def __init__(self, modules=()):
         super().__init__()
-        for i, layer in enumerate(layers):
-            self.add_module(str(i), layer)
+        for module in modules:
+            self.append(module)
 
-    def forward(self, x):
-        for layer in self._modules.values():
-            x = layer(x)
-        return x
+    def append(self, module):
+        """Add a module at the end. Returns self."""
+        self.add_module(str(len(self)), module)
+        return self
 
     def __iter__(self):
         return iter(self._modules.values())
@@ -302,3 +339,18 @@ class Sequential(Module):
 
     def __getitem__(self, i):
         return list(self._modules.values())[i]
+
+
+class Sequential(ModuleList):
+    """Modules one after another, named 0, 1, 2, …"""
+
+    def __init__(self, *layers):
+        super().__init__(layers)
+
+    def forward(self, x):
+        for layer in self._modules.values():
+            x = layer(x)
+        return x
+
+
+tell(Module, NAMES["Module"])

@@ -34,7 +34,8 @@ class DistributedDataParallel(ReducingModule):
                        statistics are those of the global batch, see batch_norm.py)
     exact              sums equal to the last bit on 1, 2, 4 … micro_shards ranks: call backward once per
                        micro-shard, micro_shards/ranks times a step; the last one leaves the sum. Buffers are then
-                       broadcast once, at the beginning. A step that is left half-way is to be given up by forget_step()
+                       broadcast once, at the beginning. A step that is left half-way is to be given up by
+                       forget_step(). Dropout must be keyed by sample: forward inside of backend.random_scope
 
     Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
     After the first backward the buckets are cut anew, in the order in which rank 0's gradients came (exact mode keeps

@@ -59,8 +59,9 @@ class FullySharded(ReducingModule):
                        (default: comm); the other groups of comm hold copies. ValueError unless these make a grid
     stage              1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well
     units              modules whose parameters are gathered and reduced together (default: those in the outermost
-                       Sequentials, such as a GPT's blocks). A parameter belongs to the innermost unit around all
-                       modules that hold it; what is in none is a unit by itself, alive while the whole model runs
+                       Sequentials and ModuleLists, such as a GPT's blocks). A parameter belongs to the innermost unit
+                       around all modules that hold it; what is in none is a unit by itself, alive while the whole model
+                       runs. The model is wrapped once: in place of fully_shard(block) for each, units=list(blocks)
     reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ); None:
                        True, but False in a Pipeline
     mp_policy          a MixedPrecisionPolicy: parameters and gradients of 16 bits beside float32 pieces

@@ -1,6 +1,6 @@
 """Which parameters are gathered, used and freed together: a model's modules, as units (units.py)."""
 
-from ..nn.module import Sequential
+from ..nn.module import ModuleList
 
 
 def trained(parameter):
@@ -19,9 +19,9 @@ def either(parameter):
 
 
 def default_units(module, which=trained):
-    """The modules that become units of their own: those in the outermost Sequentials of more than one, if they have
-    such parameters."""
-    if isinstance(module, Sequential) and len(module) > 1:
+    """The modules that become units of their own: those in the outermost Sequentials and ModuleLists of more than one,
+    if they have such parameters."""
+    if isinstance(module, ModuleList) and len(module) > 1:
         return [m for m in module if any(map(which, m.parameters()))]
     return [unit for child in module._modules.values() for unit in default_units(child, which)]
 

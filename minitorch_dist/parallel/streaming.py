@@ -45,7 +45,7 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
     prefetch  so many units are read, by a thread, while one runs. The order is that of the forward before, at first the
               module's own; another one costs time and is right all the same
     units     modules whose parameters come and go together, as fully_shard's (default: those in the outermost
-              Sequentials, such as a GPT's blocks; else the children)
+              Sequentials and ModuleLists, such as a GPT's blocks; else the children)
     values    {name: array} of all parameters and buffers, asked for one unit at a time (default: the module's own). Of
               a module built without_values, None stands for the files that an earlier call has written
     comm      a Communicator whose ranks all call the model alike: each reads 1/N of the files, in a folder that all

@@ -273,7 +273,9 @@ def plan_of(model):
 def parallelize_module(module, comm, plan, sequence_parallel=False):
     """Cut a module, the same on all ranks of comm, in place; returns it.
 
-    plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways
+    plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways. A "column" is
+                       a stretch of a Linear's outputs: where these are several things side by side, such as queries,
+                       keys and values, take a Linear for each, or a MultiHeadAttention, whose way is "heads"
     sequence_parallel  True: cut what lies between the plan's parts along the sequence, which the ranks must share
                        equally (so generate() wants a model without); "regather": keep less for backward, too, for
                        another all-gather per column-parallel layer. Norms, dropouts and positions of transformer
@@ -332,7 +334,7 @@ def _chosen(modules, plan, sequence_parallel):
         if way == "heads" and (other := [f"{path}.{name}" for name, m in modules[path]._modules.items()
                                          if name in ("qkv", "out") and not isinstance(m, Linear)]):
             raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
-                            "Linears: cut the model first, then exchange its layers (lora.add, float8)")
+                            "Linears: cut the model first, then exchange its layers (lora.add, low_precision)")
     return chosen
 
 

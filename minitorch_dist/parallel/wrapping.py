@@ -4,8 +4,9 @@ A model may say of itself that it isn't whole on each rank: parameters that lie 
 are `divided_over` ranks with samples of their own (moe.py, context_parallel.py), a wrapper that reduces gradients.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+from .. import backend
 from .. import comm as communication
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
@@ -31,6 +32,9 @@ class ReducingModule(Module):
 
     def __init__(self, wrapper, module, comm, exact, micro_shards):
         super().__init__()
+        if isinstance(comm, communication.DeviceMesh):
+            raise TypeError(f"{wrapper}: comm is a DeviceMesh, of axes {', '.join(comm.coords)}; it must be the "
+                            'Communicator of the ranks that divide the samples, as mesh["dp"]')
         check_unwrapped(module)
         check_not_annotated(module, wrapper)
         self.add_module("", module)
@@ -66,6 +70,10 @@ class ReducingModule(Module):
     def module(self):
         """The wrapped module."""
         return self._modules[""]
+
+    def __call__(self, *inputs, **options):
+        with backend.random_by_sample() if self.exact and self.training else nullcontext():
+            return super().__call__(*inputs, **options)
 
     def _forward_begins(self):
         check_unchanged(self.frozen, self.tree)
@@ -178,4 +186,5 @@ def check_unwrapped(module):
     if wrapped or hooked:
         raise ValueError(f"DistributedDataParallel or fully_shard: {', '.join(wrapped or hooked[:4])} of this model "
                          f"{'is one' if wrapped else 'belongs to one'} already, and both would reduce the gradients: "
-                         "use that one, or wrap copy.deepcopy(module) of the module inside")
+                         "use that one, or wrap copy.deepcopy(module) of the module inside. A model is wrapped once, "
+                         "as a whole; which blocks are gathered together is fully_shard's units=list(model.blocks)")

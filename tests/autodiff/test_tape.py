@@ -397,3 +397,42 @@ def test_unknown_operands_are_named():
 def test_grad_must_fit():
     with pytest.raises(ValueError, match=r"shape \(2,\).*shape \(3,\)"):
         leaf(3).grad = np.ones(2)
+
+
+def test_a_parameter_is_written_in_place_under_no_grad():
+    w, frozen, x = leaf(3), leaf(3).requires_grad_(False), mt.tensor(np.ones(3))
+    before = w.data
+    (w * w).sum().backward()
+    late, expected = (w * w).sum(), ((w.numpy() - 0.5 * w.grad.numpy() + 1.0) * 3.0) / 2.0
+    with mt.no_grad():
+        for p in (w, frozen):       # as a loop over model.parameters() does
+            p -= 0.5 * w.grad
+            p += 1.0
+            p *= 3.0
+            p /= 2.0
+        y = x
+        y += 1.0
+    assert w.data is before and y is not x and x.tolist() == [1.0, 1.0, 1.0]
+    np.testing.assert_allclose(w.numpy(), expected)
+    np.testing.assert_allclose(frozen.numpy(), expected)
+    assert w.requires_grad and not frozen.requires_grad
+    with pytest.raises(RuntimeError, match="overwritten"):
+        late.backward()
+
+
+def test_requires_grad_can_be_set():
+    w = leaf(3)
+    w.requires_grad = False
+    assert not w.requires_grad and not (w * 2.0).requires_grad
+    w.requires_grad = True
+    (w * 2.0).sum().backward()
+    assert w.grad.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(RuntimeError, match="detach"):
+        (w * 2.0).requires_grad = False
+
+
+def test_a_number_is_formatted_as_one():
+    loss = leaf(3).sum() * 0.0 + 2.5
+    assert f"{loss:.3f}" == "2.500" and f"{loss}" == repr(loss)
+    with pytest.raises(ValueError, match="size 1"):
+        f"{leaf(3):.3f}"    # noqa: B018

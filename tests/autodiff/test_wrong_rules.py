@@ -203,3 +203,14 @@ def test_a_right_rule_passes():
 def test_a_rule_that_asks_for_an_unknown_name_is_refused():
     with pytest.raises(TypeError, match=r"asks for \['z'\]; there is ans, x"):
         Primitive("test_unknown", np.sin, x=(scale, lambda z: z))
+
+
+def test_functions_of_tensors_and_what_they_close_over():
+    weight = mt.tensor(B.T, requires_grad=True)
+
+    def loss(x):
+        return (x @ weight).log_softmax(dim=-1).square().sum()
+    mt.check_grads(loss, (A,))
+    mt.check_grads(lambda x: (x.max(dim=0), x.mean()), (mt.tensor(A),))
+    with pytest.raises(mt.GradientError, match="argument 0"):
+        mt.check_grads(lambda x: (mt.stop_gradient(x) * x @ weight).sum(), (A,), order=1)

@@ -145,3 +145,8 @@ def test_parts_that_do_not_fit():
         list(Loader(images, labels, 5, parts=lambda rank, epoch: [np.arange(5), np.arange(0)]).epoch(0))
     with pytest.raises(ValueError, match="take one of the two"):
         Loader(images, labels, 5, micro_shards=2, parts=uneven)
+
+
+def test_a_loop_without_an_epoch_is_told_so():
+    with pytest.raises(TypeError, match=r"loader.epoch\(number\)"):
+        iter(Loader(*samples(), 10))

@@ -118,7 +118,7 @@ def test_one_launch_for_the_whole_model_and_the_numbers_of_the_cpu(name, dtype):
     for step in range(6):
         for params, optimizer in ((cpu, tiled), (gpu, fused)):
             give_gradients(params, step, dtype, resting=[(), (1,), (0, 4)][step % 3])
-            optimizer.groups[0]["lr"] = 1e-2 / (1 + step // 2)
+            optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step // 2)
             with ledger.record() as book:
                 optimizer.step(grad_scale=mt.tensor(4.0) if step == 2 else None, found_inf=float(step == 4))
             if optimizer is fused:
@@ -199,7 +199,7 @@ def test_a_direction_that_changes_between_steps():
         params = place(leaves((70, 33)))
         optimizer = optim.Adam([{"params": params[:1]}, {"params": params[1:]}], lr=1e-2)
         for step, up in enumerate((False, True, True, False)):
-            optimizer.groups[1]["maximize"] = up
+            optimizer.param_groups[1]["maximize"] = up
             give_gradients(params, step)
             optimizer.step()
         ends.append([np.asarray(p.data) for p in params])

@@ -204,3 +204,41 @@ def test_a_module_is_replaced_by_a_module_only():
         block.down = lambda x: x
     block.down = nn.ReLU()
     assert [name for name, _ in block.named_modules()] == ["", "up", "down"]
+
+
+def test_children_and_what_is_done_to_the_whole_tree():
+    model, seen = net(), []
+    assert [name for name, _ in model[2].named_children()] == ["up", "down"]
+    assert list(model.children()) == list(model) and list(model.buffers()) == [model[2].mean]
+    assert model.apply(seen.append) is model
+    assert seen == [model[0], model[1], model[2].up, model[2].down, model[2], model]    # parents last
+    assert model[2].requires_grad_(False) is model[2]
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["0.weight", "0.bias"]
+    model.requires_grad_()
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_list_of_modules_is_registered_or_refused():
+    class Own(nn.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.layers = make(nn.Linear(3, 3) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Own(nn.ModuleList)
+    names = [f"layers.{i}.{name}" for i in (0, 1) for name in ("weight", "bias")]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert model.layers.append(nn.Identity()) is model.layers and len(model.layers) == 3
+    x = np.ones((2, 3), np.float32)
+    assert np.array_equal(model(x).numpy(), nn.Sequential(*model.layers)(x).numpy())
+    with pytest.raises(TypeError, match="Own.layers is a list of modules.*nn.ModuleList"):
+        Own(list)
+    with pytest.raises(TypeError, match="Own.layers is a dict of modules"):
+        Own(lambda layers: dict(enumerate(layers)))
+    assert not list(Own(tuple).parameters())        # which says that it is meant
+    model.order = [model.layers[1], model.layers[0]]
+    assert len(list(model.named_parameters())) == 4

@@ -62,7 +62,7 @@ class Training:
         at = {id(p): name for name, p in self.model.named_parameters()}
         found = {f"model.{name}": array for name, array in a.full_state_dict(self.model).items()}
         saved = self.optimizer.state_dict()
-        for p, state in zip(self.optimizer.groups[0]["params"], saved["state"], strict=True):
+        for p, state in zip(self.optimizer.param_groups[0]["params"], saved["state"], strict=True):
             part = parts[at[id(p)]]
             for kind, array in state.items():
                 moment = a.Sharded(Tensor(array), part.shape, part.layout, part.comms)

@@ -213,7 +213,7 @@ class Stranger:
     """Has an optimizer's state, and no way to compare it."""
 
     def __init__(self, optimizer):
-        self.groups, self.state_dict = optimizer.groups, optimizer.state_dict
+        self.param_groups, self.state_dict = optimizer.param_groups, optimizer.state_dict
 
 
 class Normed(nn.Module):

@@ -38,7 +38,7 @@ def test_what_ranks_have_written_is_each_part_once(written, name, way, n):
     checkpoints.load(path, model, optimizer)
     found = {f"model.{key}": array for key, array in model.state_dict().items()}
     at = {id(p): key for key, p in model.named_parameters()}
-    for p, state in zip(optimizer.groups[0]["params"], optimizer.state_dict()["state"], strict=True):
+    for p, state in zip(optimizer.param_groups[0]["params"], optimizer.state_dict()["state"], strict=True):
         found |= {f"optimizer.{kind}.{at[id(p)]}": array for kind, array in state.items()}
     for whole in states:
         assert list(whole) == list(found) and all(whole[key].tobytes() == found[key].tobytes() for key in found)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from minitorch_dist.parallel import BinaryCounter
+import minitorch_dist as mt
+from minitorch_dist import backend, nn
+from minitorch_dist.parallel import BinaryCounter, DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.exact import check_shape
 from tests.crews import crews, threads
 
@@ -120,3 +122,35 @@ def test_the_counter_starts_again_and_keeps_its_sums_apart_from_its_inputs():
 def test_a_number_that_leaves_no_tree_raises(n):
     with pytest.raises(RuntimeError, match=f"^{n} arrays"):
         cases.counter_sum(leaves(n, np.float32, size=4))
+
+
+class Drawing(nn.Module):
+    """draw(a layer's output)."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 3), draw
+
+    def forward(self, x):
+        return self.draw(self.layer(x))
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_random_numbers_that_would_depend_on_the_ranks_are_refused(wrap):
+    """Ranks that draw from the default stream draw the same numbers for other samples."""
+    x = np.ones((6, 4))
+    for draw in (lambda h: mt.dropout(h, 0.5), lambda h: h + mt.randn(*h.shape)):
+        model = wrap(Drawing(draw), exact=True, micro_shards=1)
+        with pytest.raises(RuntimeError, match="exact mode: these random numbers .*random_scope"):
+            model(x)
+        mt.randn(2)             # no more refused
+        model.eval()            # as for samples from a model
+        model(x)
+        wrap(Drawing(draw))(x)
+    with pytest.raises(RuntimeError, match="random_scope"), backend.random_scope(0, 0, 6, (0, 6)):
+        wrap(Drawing(lambda h: h + mt.randn(*h.shape)), exact=True, micro_shards=1)(x)      # which no scope keys
+    model = wrap(Drawing(lambda h: mt.dropout(h, 0.5)), exact=True, micro_shards=1)
+    with backend.random_scope(0, 0, 6, (0, 6)):
+        whole = model(x).numpy()
+    with backend.random_scope(0, 0, 6, (2, 6)):
+        assert np.array_equal(model(x[2:]).numpy(), whole[2:]) and 0 < (whole == 0).sum() < whole.size

@@ -185,6 +185,7 @@ def test_units_by_default_and_shared_parameters():
         return {name: [path for path, _ in named]
                 for _, name, named in group(model, default_units(model) if units is None else units)}
     assert list(names(cases.mlp(np.dtype("f4")))) == ["0", "3", "5"]
+    assert list(names(mt.nn.Sequential(mt.nn.ModuleList(cases.mlp(np.dtype("f4")))))) == ["0.0", "0.3", "0.5"]
     gpt = names(cases.gpt(np.dtype("f4")))
     assert list(gpt) == ["the rest", "blocks.0", "blocks.1"] and len(gpt["blocks.1"]) == 12
     assert gpt["the rest"] == ["embed.weight", "position.weight", "norm.weight", "norm.bias"]

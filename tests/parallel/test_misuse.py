@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from minitorch_dist import comm, nn
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
@@ -37,8 +39,9 @@ def test_models_that_change_are_wrapped_twice_or_copied():
         for name, words in {"weight": "0 was changed.*weight is new", "layer": "the model was changed.*2 is new",
                             "more": "1 was changed.*scale is new", "bias": "2 was changed.*has weight left",
                             "again": "all of this model is one already", "inside": "0 of this model is one already",
-                            "second wrapper": "0.weight, 0.bias.*belongs to one already", "deepcopy": "model.module",
-                            "pickle": "model.module", "copy of the inside": "^nothing$"}.items():
+                            "second wrapper": "0.weight, 0.bias.*belongs to one already.*units=list",
+                            "deepcopy": "model.module", "pickle": "model.module",
+                            "copy of the inside": "^nothing$"}.items():
             assert re.search(words, said[name]), (name, said[name])
 
 
@@ -79,3 +82,11 @@ def test_what_a_step_given_up_has_used_counts_for_nothing(n, exact):
     unused = ["maybe.bias", "maybe.weight"]
     for without, said in crews.call(CASES + "used_in_a_step_given_up", n, (exact,)):
         assert without == [*unused, "table"] and said == unused
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_a_mesh_is_no_communicator(wrap):
+    mesh = comm.DeviceMesh(dp=1)
+    with pytest.raises(TypeError, match=r"comm is a DeviceMesh.*mesh\[\"dp\"\]"):
+        wrap(nn.Linear(4, 3), mesh)
+    wrap(nn.Linear(4, 3), mesh["dp"])

@@ -177,6 +177,6 @@ def test_what_is_refused(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert optimizer.home is None       # and goes on as it was
-    optimizer.groups[0]["params"][0].grad = np.ones(5000, "f4")
+    optimizer.param_groups[0]["params"][0].grad = np.ones(5000, "f4")
     optimizer.step()
     assert optimizer.state_dict()["steps"] == [1]

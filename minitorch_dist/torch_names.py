@@ -1,0 +1,151 @@
+"""Names of PyTorch's that aren't here, and what to take: one table, which the AttributeErrors quote.
+
+tests/test_torch_names.py sees to it that no name here exists, and that all do that are recommended.
+"""
+
+NUMPY = "functions have NumPy's names and arguments"
+STREAM = "numbers come from a stream: {} of mt.backend.stream(\"what for\", seed), a NumPy Generator"
+WRITE = "under mt.no_grad(): p[...] = values; p += y, p -= y, p *= y, p /= y"
+INITIAL = "nn.init's functions give arrays: under mt.no_grad(), p[...] = nn.init.{}; or a layer's weight_init="
+NONE = "there is none; {}"
+
+NAMES = {
+    "minitorch_dist": {
+        **dict.fromkeys(("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "long", "double", "half"),
+                        "dtypes are NumPy's, or their names: np.float32, \"float32\""),
+        **{old: f"mt.{new}: {NUMPY}" for old, new in (
+            ("cat", "concatenate"), ("concat", "concatenate"), ("clamp", "clip"), ("mm", "matmul"), ("bmm", "matmul"),
+            ("unsqueeze", "expand_dims"), ("permute", "transpose"), ("gather", "take_along_axis"))},
+        **dict.fromkeys(("tril", "triu"), "by a mask of NumPy's: mt.where(np.tril(np.ones((t, t), bool)), x, 0.0)"),
+        **{old: STREAM.format(new) for old, new in (
+            ("randint", "integers"), ("randperm", "permutation"), ("multinomial", "choice"))},
+        "as_tensor": "mt.from_numpy shares an array's memory, mt.tensor copies it",
+        "randn_like": "mt.randn(x.shape, dtype=x.dtype)",
+        "linspace": "mt.tensor(np.linspace(…))",
+        "allclose": "np.allclose(x.numpy(), y.numpy())",
+        "norm": "mt.sqrt(mt.sum(mt.square(x)))",
+        "save": "np.savez(path, **model.state_dict()); mt.checkpoints keeps a run, from any ranks for any",
+        "load": "model.load_state_dict(np.load(path)); mt.checkpoints.load reads what ranks have saved",
+        "device": "a device is a string: \"cpu\", \"cuda\", \"cuda:1\"",
+        "cuda": "a device is a string: x.to(\"cuda\"); `python -m minitorch_dist doctor` says what there is",
+        "distributed": "mt.comm.world() has rank, size and the collectives; mpirun starts the ranks",
+        "autograd": "mt.grad, mt.vjp, mt.jvp, y.backward(create_graph=True); a rule of one's own: mt.custom_vjp",
+        "func": "mt.grad, mt.vjp, mt.jvp, mt.jacrev, mt.jacfwd, mt.hessian, mt.hvp",
+        "vmap": NONE.format("ops take leading axes; gradients of single samples: backward() for each"),
+        "amp": "mt.autocast(\"bfloat16\"), mt.optim.GradScaler",
+        "utils": "mt.checkpoint(f)(x), mt.data.Loader",
+        "inference_mode": "mt.no_grad()",
+        "set_grad_enabled": "mt.enable_grad(), mt.no_grad()",
+        "profiler": "mt.trace() for what runs when; mt.ledger.record(memory=True) for calls, bytes and memory",
+        "set_default_dtype": "layers and functions that make arrays take dtype=",
+        "use_deterministic_algorithms": "DistributedDataParallel(…, exact=True); one process has the same bits always",
+        "is_tensor": "isinstance(x, mt.Tensor)",
+    },
+    "minitorch_dist.nn": {
+        **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"),
+                        "nn.BatchNorm takes any number of axes; when wrapped, over all ranks' samples"),
+        "ModuleDict": "attributes, or add_module(name, module)",
+        **dict.fromkeys(("ParameterList", "ParameterDict"), "attributes: setattr(self, name, nn.Parameter(values))"),
+        **dict.fromkeys(("AdaptiveAvgPool2d", "AdaptiveAvgPool1d"), "x.mean(dim=(2, 3))"),
+        "SiLU": "x * mt.sigmoid(x)",
+        "Softmax": "x.softmax(dim=-1)",
+        "LogSoftmax": "x.log_softmax(dim=-1)",
+        "CrossEntropyLoss": "nn.cross_entropy(logits, labels)",
+        "MSELoss": "nn.mse_loss(prediction, target)",
+        "functional": "ops are mt.relu, mt.softmax …; losses nn.cross_entropy, nn.mse_loss",
+        "utils": "mt.optim.clip_grad_norm_",
+        "MultiheadAttention": "nn.MultiHeadAttention",
+        **dict.fromkeys(("TransformerEncoderLayer", "TransformerDecoderLayer"), "nn.TransformerBlock"),
+        **dict.fromkeys(("RNN", "LSTM", "GRU"), NONE.format("a Module of one's own that loops over time")),
+        "GroupNorm": NONE.format("nn.LayerNorm after reshape"),
+        "DataParallel": "mt.parallel.DistributedDataParallel",
+    },
+    "minitorch_dist.nn.init": {
+        "normal_": INITIAL.format("normal(p.shape, std)"),
+        "uniform_": INITIAL.format("uniform(p.shape, bound)"),
+        "kaiming_normal_": INITIAL.format("he_normal(p.shape)"),
+        "kaiming_uniform_": INITIAL.format("he_uniform(p.shape)"),
+        "xavier_normal_": INITIAL.format("xavier_normal(p.shape)"),
+        "xavier_uniform_": INITIAL.format("xavier_uniform(p.shape)"),
+        **dict.fromkeys(("zeros_", "ones_", "constant_"), "under mt.no_grad(): p[...] = 0.0"),
+    },
+    "minitorch_dist.data": {
+        **dict.fromkeys(("DataLoader", "TensorDataset", "DistributedSampler"),
+                        "mt.data.Loader(inputs, labels, batch_size, rank=…, size=…), of two arrays"),
+    },
+    "minitorch_dist.comm": {
+        "init_process_group": "mpirun starts the ranks, and mt.comm.world() is their group",
+        "init_device_mesh": "mt.comm.DeviceMesh(dp=2, tp=-1)",
+        "get_rank": "mt.comm.world().rank",
+        "get_world_size": "mt.comm.world().size",
+    },
+    "minitorch_dist.parallel": {
+        **dict.fromkeys(("FullyShardedDataParallel", "FSDP"), "mt.parallel.fully_shard(model, comm, stage=3)"),
+        "DDP": "mt.parallel.DistributedDataParallel",
+    },
+    "minitorch_dist.optim": {
+        **dict.fromkeys(("lr_scheduler", "StepLR", "ExponentialLR", "OneCycleLR"),
+                        "mt.optim.LambdaLR(optimizer, a function of the step), as mt.optim.cosine gives one"),
+        "CosineAnnealingLR": "mt.optim.LambdaLR(optimizer, mt.optim.cosine(steps, warmup))",
+        "clip_grad_value_": "mt.optim.clip_grad_norm_",
+        "swa_utils": "mt.compress.soup",
+    },
+    "LambdaLR": {
+        "get_last_lr": "the rates stand in optimizer.param_groups, of each group its \"lr\"",
+        **dict.fromkeys(("state_dict", "load_state_dict"), "it has no state but .steps: schedule.go_to(steps)"),
+    },
+    "Tensor": {
+        "t": "x.T",
+        "mT": "x.swapaxes(-1, -2)",
+        "contiguous": "leave it out: view and reshape copy where they must",
+        "clone": "x + 0.0 is a copy that is differentiated; mt.tensor(x.numpy()) one that isn't",
+        "type": "x.to(dtype)",
+        "type_as": "x.to(y.dtype)",
+        "new_zeros": "mt.zeros(shape, dtype=x.dtype)",
+        "is_cuda": "x.device",
+        "nelement": "x.numel(), or x.size as in NumPy",
+        "norm": "x.square().sum().sqrt()",
+        "unbind": "list(x); along another axis: list(x.moveaxis(dim, 0))",
+        "nonzero": "np.nonzero(x.numpy())",
+        "scatter": "x.at[index].set(values)",
+        "scatter_add": "x.at[index].add(values)",
+        **dict.fromkeys(("add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "normal_", "uniform_"), WRITE),
+    },
+    "Module": {
+        **dict.fromkeys(("float", "double", "half", "bfloat16"), "model.to(\"float32\"), before its optimizer is made"),
+        "register_parameter": "self.name = nn.Parameter(values)",
+        "register_full_backward_hook": "hooks on tensors: y.register_hook(f), p.register_post_accumulate_grad_hook(f)",
+        "get_parameter": "dict(model.named_parameters())[name]",
+        "get_submodule": "dict(model.named_modules())[path]",
+        "compile": "mt.compile(model)",
+    },
+}
+
+
+class Elsewhere:
+    """A name of PyTorch's on a class: who asks for it gets an AttributeError that says what to take. (A __getattr__
+    would do, but slows a Tensor's empty slots, and hides what a property of a user's raises.)"""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, instance, owner):
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}. Here: {self.text}")
+
+
+def tell(cls, names):
+    """Put a table's names on a class."""
+    for name, text in names.items():
+        setattr(cls, name, Elsewhere(text))
+        vars(cls)[name].__set_name__(cls, name)
+
+
+def of_module(module):
+    """A __getattr__ for a module: what it hasn't, by the table's words."""
+    def __getattr__(name):
+        here = NAMES[module].get(name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}" + (f". Here: {here}" if here else ""))
+    return __getattr__
