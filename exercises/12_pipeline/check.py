@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import numpy as np
+
 from exercises.frame import Check, demand, gives, when
 from exercises.frame.pictures import message_arrows
 
@@ -114,6 +116,19 @@ def one_of(which):
     return outputs
 
 
+def outputs_of_a_sample(case):
+    return len(case[-1]["bias"])
+
+
+def only_losses(case, got):
+    """Whether nothing is wrong but what the ranks before the last return."""
+    right = reference.whole(case)
+    return all(np.allclose(a, b) for rank, other in zip(got, right, strict=True)
+               for a, b in zip(rank["grads"], other["grads"], strict=True)) \
+        and np.allclose(got[-1]["mean_loss"], right[-1]["mean_loss"]) \
+        and any(rank["mean_loss"] is not None for rank in got[:-1])
+
+
 def told(case):
     """What the sizes of the micro-batches are, in words."""
     return f"the micro-batches hold {', '.join(map(str, reference.sizes(case)))} samples"
@@ -132,6 +147,11 @@ class RunSchedule(Check):
         when("x was overwritten while it was kept: all micro-batches are received into one array, and what forward has "
              "kept of the earlier ones is that array. Receive each into a new one",
              lambda case, got: any(not intact for rank in got for *_, intact in rank["events"])),
+        when(lambda case, got: f"stage.step gets {len(got[0]['grads'])} arrays, and the stage has "
+                               f"{len(reference.whole(case)[0]['grads'])} parameters: + joins two lists. Add their "
+                               "arrays, pair by pair", lambda case, got: micro(case) > 1 and all(
+             len(rank["grads"]) == micro(case) * len(right["grads"])
+             for rank, right in zip(got, reference.whole(case), strict=True))),
         when("a backward goes through what the forward of another micro-batch has kept",
              other_context),
         when(swapped, lambda case, got: another_came(case, got) is not None),
@@ -142,6 +162,12 @@ class RunSchedule(Check):
               lambda case: reference.weighted(case, lambda k, rank: 1 / micro(case))),
         gives(lambda case: f"divided as if all micro-batches were as long as the first: {told(case)}",
               lambda case: reference.weighted(case, lambda k, rank: 1 / micro(case) / reference.sizes(case)[0])),
+        gives(lambda case: f"divided by the samples of the first micro-batch, {reference.sizes(case)[0]}: the mean is "
+                           f"over those of the whole batch, {count(case)}",
+              lambda case: reference.weighted(case, lambda k, rank: 1 / reference.sizes(case)[0])),
+        gives(lambda case: f"divided by the numbers in y: a sample has {outputs_of_a_sample(case)}, but one loss, the "
+                           f"sum of all. The mean is over the batch's {count(case)} samples",
+              lambda case: reference.weighted(case, lambda k, rank: 1 / count(case) / outputs_of_a_sample(case))),
         gives("each micro-batch is divided by its own samples, and the means are added up: the gradient is about as "
               "many times too large as there are micro-batches. Divide by the samples of the whole batch",
               lambda case: reference.weighted(case, lambda k, rank: 1 / reference.sizes(case)[k])),
@@ -158,6 +184,8 @@ class RunSchedule(Check):
         gives("the loss of the last micro-batch only: those of the others are part of the mean too",
               lambda case: reference.weighted(case, lambda k, rank: 1 / count(case),
                                               lambda k: (k == forwards(case[-1])[-1]) / count(case))),
+        when("right, but for what the ranks before the last return: only the last one sees the loss, and the others "
+             "return None", only_losses),
         gives("only the gradients of the micro-batch that went back first count: the others' are never added",
               one_of(0)),
     ]

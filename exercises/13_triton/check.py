@@ -12,6 +12,7 @@ from .mistakes import (
     cut_at_a_block,
     every_fourth,
     first_block_only,
+    first_only,
     harm,
     is_out,
     neighbours,
@@ -74,6 +75,8 @@ class VectorAdd(Check):
         when("the grid doesn't follow `block`: it is made for blocks of 1,024", is_out("out", by_thousands)),
         when("the step is in bytes: a.strides is, but pointers in a kernel count elements. Divide by a.itemsize",
              is_out("out", every_fourth)),
+        when("a stride may be negative: x[::-1] begins at its last element in memory, its step is -1, and all others "
+             "lie before it", both(lambda case, got: min(case["steps"]) < 0, is_out("out", first_only))),
         when("the strides of all three arrays are taken for 1: in x[::2] the next element is two further, and between "
              "them lies something else", is_out("out", neighbours)),
         when("x's and y's strides are taken for 1: their elements needn't be neighbours",
@@ -109,7 +112,7 @@ class VectorAdd(Check):
     def cases(self, rng, ranks):
         found = []
         for n, steps, block in ((100, (1, 1, 1), 32), (64, (1, 1, 1), 16), (1500, (1, 1, 1), None),
-                                (45, (2, 3, 4), 16), (5, (1, 1, 1), 8)):
+                                (45, (2, 3, 4), 16), (21, (-1, 2, -3), 8), (5, (1, 1, 1), 8)):
             x, y = rng.standard_normal((2, n)).astype(np.float32)
             found.append({"x": x, "y": y, "out": np.full(n, np.nan, np.float32), "steps": steps,
                           "block": {} if block is None else {"block": block}})
@@ -203,22 +206,31 @@ def owners(case):
     return np.repeat(np.arange(len(case["ends"])), np.diff([0, *case["ends"]]))
 
 
-def adamw(case, decay=None, step_of=lambda t: t, corrected=(1, 1), square=lambda g: g * g, l2=False, late=False,
-          eps_inside=False, eps_early=False, decay_after=False, forgotten=False):
-    """p after each step in float64; the keywords are mistakes."""
-    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8} | case["settings"]
+def corrected(mean, beta, t):
+    """Of a mean that has begun at 0, without the bias."""
+    return mean / (1 - beta ** t)
+
+
+def uncorrected(mean, beta, t):
+    return mean
+
+
+def adamw(case, decay=None, step_of=lambda t: t, of_mean=corrected, of_squares=corrected, square=lambda g: g * g,
+          fresh=lambda beta: 1 - beta, l2=False, late=False, eps_inside=False, eps_early=False, decay_after=False,
+          forgotten=False, **others):
+    """p after each step in float64; the keywords are mistakes. others: settings in place of the case's."""
+    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8} | case["settings"] | others
     (beta1, beta2), eps, lr = settings["betas"], settings["eps"], settings["lr"]
     p, found = case["p"].astype(float), []
     m, v = np.zeros(p.size), np.zeros(p.size)
-    decay = np.asarray(case["decays"], float)[owners(case)] if decay is None else decay(case)
+    decay = by_element(case, case["decays"]) if decay is None else decay(case)
     for t, g in enumerate(case["grads"].astype(float), 1):
         old = m, v = (0 * m, 0 * v) if forgotten else (m, v)
         if l2:
             g = g + decay * p
-        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * square(g)
+        m, v = beta1 * m + fresh(beta1) * g, beta2 * v + fresh(beta2) * square(g)
         first, second = old if late else (m, v)
-        mean = first / (1 - beta1 ** step_of(t)) if corrected[0] else first
-        root = second / (1 - beta2 ** step_of(t)) if corrected[1] else second
+        mean, root = of_mean(first, beta1, step_of(t)), of_squares(second, beta2, step_of(t))
         scaled = eps / (1 - beta2 ** t) ** 0.5 if eps_early else eps
         step = lr * mean / (np.sqrt(root + eps) if eps_inside else np.sqrt(root) + scaled)
         p = (p - step) * (1 - lr * decay) if decay_after else p * (1 - (0 if l2 else lr) * decay) - step
@@ -226,19 +238,37 @@ def adamw(case, decay=None, step_of=lambda t: t, corrected=(1, 1), square=lambda
     return np.stack(found)
 
 
+def by_element(case, decays):
+    return np.asarray(decays, float)[owners(case)]
+
+
 def mistake(**how):
     return lambda case: {"p": adamw(case, **how)}
 
 
-def first_decay(case):
-    return np.full(case["p"].size, float(case["decays"][0]))
+def with_settings(**changed):
+    """changed: functions of the case's own settings."""
+    return lambda case: {"p": adamw(case, **{name: f(case["settings"]) for name, f in changed.items()})}
+
+
+def uphill(case):
+    return {"p": adamw(case, lr=-case["settings"]["lr"], decay=lambda case: -by_element(case, case["decays"]))}
+
+
+def decay_by_program(case, got):
+    """Whether each program has taken the decay with its own number, and those behind the last one what lies there."""
+    programs = np.concatenate([np.arange(n) // case["settings"]["block"] for n in np.diff([0, *case["ends"]])])
+    number = np.cumsum(np.r_[0, (np.diff(programs) != 0) | (np.diff(owners(case)) != 0)])
+    decays = np.r_[case["decays"], np.full(number[-1] + 1, np.nan)]
+    return number[-1] > 0 and is_out("p", lambda case: adamw(case, decay=lambda case: decays[number]))(case, got)
 
 
 def counted_with_others(case, got):
-    """Whether t counts the steps of all optimizers that there are; this one's come by turns with another's."""
+    """Whether t counts the steps of all optimizers that there are: in the first case another's come by turns with this
+    one's, in the later ones those of the earlier cases have gone before."""
     steps = len(case["grads"])
-    return any(is_out("p", lambda case, done=done: adamw(case, step_of=lambda t: 2 * t - 1 + 2 * done))(case, got)
-               for done in (0, steps, 2 * steps, 3 * steps))
+    ways = [lambda t: 2 * t - 1, *(lambda t, before=before: t + before * steps for before in (2, 3, 4))]
+    return any(is_out("p", lambda case, way=way: adamw(case, step_of=way))(case, got) for way in ways)
 
 
 def left_behind(case, got):
@@ -256,18 +286,34 @@ class FusedAdam(Check):
     exercise = "13.3"
     tolerance = 2e-5
     signatures = [
+        when("every program decays by the λ with its own number: decays has one per parameter, and the third number of "
+             "a program's row says which", decay_by_program),
         when("a program reads from behind the tables: its row begins 3 numbers behind its neighbour's, and holds "
              "start, stop and parameter",
              lambda case, got: harm(got, "read outside") > 0 and not harm(got, "written outside")),
-        when("the tail isn't masked: the last program of a parameter goes on behind its stop, and so the next "
-             "parameter's first elements are updated by two programs at once",
+        when("the tail isn't masked, or its row of the table ends too late: the last program of a parameter goes on "
+             "behind the parameter's end, and the next one's first elements are updated by two programs at once",
              lambda case, got: harm(got, "written") > 0),
         gives("the step isn't counted on: the corrections are those of step 1 for ever", mistake(step_of=lambda t: 1)),
         gives("the step is counted one too far: the first update is step 1", mistake(step_of=lambda t: t + 1)),
         gives("no bias correction: m and v begin at 0, so in step 1 the mean is (1-β₁) times what it should be, and "
-              "the mean of squares (1-β₂) times", mistake(corrected=(0, 0))),
-        gives("only the mean of squares is corrected: m / (1-β₁ᵗ) too", mistake(corrected=(0, 1))),
-        gives("only the mean is corrected: v / (1-β₂ᵗ) too", mistake(corrected=(1, 0))),
+              "the mean of squares (1-β₂) times", mistake(of_mean=uncorrected, of_squares=uncorrected)),
+        gives("only the mean of squares is corrected: m / (1-β₁ᵗ) too", mistake(of_mean=uncorrected)),
+        gives("only the mean is corrected: v / (1-β₂ᵗ) too", mistake(of_squares=uncorrected)),
+        gives("the corrections are upside down: scale1 is 1 / (1 - β₁ᵗ), at first 10 and not 0.1, and scale2 alike",
+              mistake(of_mean=lambda mean, beta, t: mean * (1 - beta ** t),
+                      of_squares=lambda mean, beta, t: mean * (1 - beta ** t))),
+        gives("v is corrected outside of the root, by more than it should be: √(v / (1-β₂ᵗ))",
+              mistake(of_squares=lambda mean, beta, t: mean / (1 - beta ** t) ** 2)),
+        gives("m and v are sums: the new gradient weighs 1-β₁ in the mean, and its square 1-β₂ in theirs",
+              mistake(fresh=lambda beta: 1)),
+        gives("β₁ and β₂ are swapped: m, the mean, forgets with β₁, and v, that of the squares, with β₂",
+              with_settings(betas=lambda settings: settings.get("betas", (0.9, 0.999))[::-1])),
+        gives("uphill: p goes along the gradient, and should go against it", uphill),
+        gives("the lr that the optimizer was made with is lost: it steps with the default, 0.001",
+              with_settings(lr=lambda settings: 1e-3)),
+        gives("p shrinks by 1 - λ: a decay is multiplied by lr as well, like the step",
+              mistake(decay=lambda case: by_element(case, case["decays"]) / case["settings"]["lr"])),
         when("the number of the step is shared by all optimizers of the program: it belongs to the object (self.t)",
              counted_with_others),
         gives("each step takes the first step's gradient: g is read from the array that was given, in each step anew; "
@@ -284,7 +330,7 @@ class FusedAdam(Check):
               mistake(l2=True)),
         gives("no weight decay", mistake(decay=lambda case: 0.0)),
         gives("every parameter decays like the first: a program's row of the table says whose elements it has",
-              mistake(decay=first_decay)),
+              mistake(decay=lambda case: np.full(case["p"].size, case["decays"][0]))),
         gives("m and v are forgotten from step to step: the kernel must store them", mistake(forgotten=True)),
         gives("v takes the gradient's size, not its square", mistake(square=np.abs)),
         gives("the decay comes after the step: p ← p · (1 - lr · λ) is first", mistake(decay_after=True)),
@@ -307,15 +353,15 @@ class FusedAdam(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for ends, block, more in (((25, 42, 63), 16, {}), ((32, 37), 8, {"betas": (0.7, 0.9), "eps": 0.1, "lr": 0.05}),
-                                  ((65,), 32, {"lr": 0.02}), ((2400, 2410, 3000), 1024, {"lr": 0.01})):
+        for ends, block, more in (((21, 31, 45), 16, {}), ((16, 21), 8, {"betas": (0.7, 0.9), "eps": 0.1, "lr": 0.05}),
+                                  ((33,), 32, {"lr": 0.02}), ((1500, 1510, 1900), 1024, {"lr": 0.01})):
             n = ends[-1]
             p = rng.standard_normal(n) + np.sign(rng.standard_normal(n))
             decays = rng.uniform(0.5, 3, len(ends))
             decays[1:2] = 0
             found.append({"p": p.astype(np.float32), "grads": (rng.standard_normal((3, n)) + 0.5).astype(np.float32),
                           "ends": list(ends), "decays": [float(value) for value in decays],
-                          "settings": {"block": block, "lr": 0.03} | more})
+                          "settings": {"block": block, "lr": 0.03} | more, "by_turns": not found})
         return found
 
     def truth(self, case):

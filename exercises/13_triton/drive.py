@@ -144,7 +144,7 @@ interpreter.InterpreterBuilder.create_masked_store = store
 
 def spaced(values, step):
     """A copy of a vector whose elements are `step` apart, or of a matrix whose rows are `step` apart."""
-    size = values.shape[0] * step
+    size = values.shape[0] * abs(step)
     base = np.full(2 * GUARD + size, np.nan, values.dtype)[GUARD:GUARD + size]
     view = base[::step] if values.ndim == 1 else base.reshape(-1, step)[:, :values.shape[1]]
     view[...] = values
@@ -174,20 +174,21 @@ def softmax(learner, inputs, run):
 
 
 def Adam(learner, inputs, run):
-    """p after each step. A second optimizer with numbers of its own takes its steps in between."""
+    """p after each step. `by_turns`: a second optimizer with numbers of its own takes its steps in between."""
     global meter
     meter, aside = Meter(), Meter()
     p, other = spaced(inputs["p"], 1), spaced(inputs["p"], 1)
     g, other_g = spaced(inputs["grads"][0], 1), spaced(inputs["grads"][0], 1)
     build = functools.partial(learner, ends=list(inputs["ends"]), decays=list(inputs["decays"]), **inputs["settings"])
-    optimizer, second = build(p, g), build(other, other_g)
+    optimizer, second = build(p, g), build(other, other_g) if inputs["by_turns"] else None
     path, after, meter.numpy = [], [], []      # what is made beforehand may be computed
     for gradient in inputs["grads"]:
         g[...], other_g[...] = gradient, 1 - gradient
         optimizer.step()
         path.append(p.copy())
         after.append(g.copy())
-        meter, aside = aside, meter
-        second.step()
-        meter, aside = aside, meter
+        if second is not None:
+            meter, aside = aside, meter
+            second.step()
+            meter, aside = aside, meter
     return {"p": np.stack(path), "grads": np.stack(after), **meter.facts({"p": p, "g": g}, {"p": p})}

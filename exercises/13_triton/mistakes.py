@@ -35,9 +35,12 @@ def right_sum(case):
 
 
 def amid_nans(values, step):
-    """What lies in memory, up to as many elements as there are values."""
-    memory = np.full(values.size * step, np.nan)
-    memory[::step] = values
+    """What lies in memory from the first element on, up to as many elements as there are values."""
+    memory = np.full(values.size * abs(step), np.nan)
+    if step < 0:      # the others lie before it
+        memory[0] = values[0]
+    else:
+        memory[::step] = values
     return memory[:values.size]
 
 
@@ -50,6 +53,8 @@ def neighbours(case, blind=(0, 1, 2)):
     step = case["steps"][2]
     if 2 not in blind or step == 1:
         return x + y
+    if step < 0:
+        return np.where(places(case) == 0, x + y, np.nan)
     memory = np.full(x.size * step, np.nan)
     memory[:x.size] = x + y
     return memory[::step]
@@ -61,6 +66,10 @@ def without_last_block(case):
 
 def first_block_only(case):
     return np.where(places(case) < block_of(case), right_sum(case), np.nan)
+
+
+def first_only(case):
+    return np.where(places(case) == 0, right_sum(case), np.nan)
 
 
 def one_element_each(case):

@@ -1,5 +1,8 @@
-"""The training run of train.py in small, once with all pieces and once with each alone among the library's."""
+"""Pieces called by themselves; and the training run of train.py in small, with all pieces, and with some that stand
+alone among the library's.
+"""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -14,37 +17,70 @@ spec.loader.exec_module(mine)
 
 
 def pieces(learner, inputs, run):
-    """{"all" or the name of a place: what came of the run}."""
-    found = learner(**run.earlier)
+    averaged = []
+
+    @functools.wraps(run.earlier["average_gradients"])
+    def average_gradients(*arguments, **named):
+        averaged.append(True)
+        return run.earlier["average_gradients"](*arguments, **named)
+    found = learner(**run.earlier | {"average_gradients": average_gradients})
     if not isinstance(found, dict) or set(found) != set(mine.PLACES):
         names = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"pieces gave {names}; expected a dict with {sorted(mine.PLACES)}")
-    runs = {place: train(run.comm, {place: found[place]}, inputs) for place in mine.PLACES}
-    return runs | {"all": train(run.comm, found, inputs)}
+    if "calls" in inputs:
+        return one_by_one(run.comm, found, inputs) | {"averaged": len(averaged)}
+    return {name: train(run.comm, found if name == "all" else {name: found[name]}, inputs, epochs)
+            for name, epochs in inputs["epochs"].items()}
 
 
-def train(world, pieces, inputs):
+# ---------------------------------------------------------------- one by one
+
+def one_by_one(world, pieces, inputs):
+    """The arrays that collective and gradient_sync leave, and what sampler returns."""
+    n, batch_size = inputs["samples"], inputs["batch_size"]
+    batches = {}
+    for name, (seed, epoch, size) in inputs["questions"].items():
+        parts = samples(mine.parts(pieces["sampler"], n, batch_size, size, seed), n)
+        batches[name] = [parts(rank, epoch) for rank in range(size)]
+    reduced = {op: [x.copy() for x in inputs["arrays"]] for op in inputs["ops"]}
+    for op, arrays in reduced.items():
+        for x in arrays:
+            world.all_reduce(x, op=op, algorithm=mine.collective(pieces["collective"]))
+    synced = []
+    for call in inputs["calls"]:      # in the last one a rank has no samples: one that then stays away misses nothing
+        grads = [g.copy() for g in call["grads"]]
+        pieces["gradient_sync"](world, list(grads), call["count"], call["total"])
+        synced.append(grads)
+    return {"synced": synced, "reduced": reduced, "batches": batches}
+
+
+# ---------------------------------------------------------------- the training run
+
+def train(world, pieces, inputs, epochs):
     """One run. Its losses by step, this rank's rows by step, and all parameters at the end.
 
     Without an optimizer among the pieces it is plain gradient descent: Adam would hide a wrong factor in the gradient.
+    Alone, the optimizer is asked for as AdamW; among all, as Adam.
     """
-    images, labels, batch_size, (plain, adam) = (inputs[name] for name in ("images", "labels", "batch_size", "rates"))
-    plugged = mine.Plugged(pieces)
+    images, labels, batch_size, rates = (inputs[name] for name in ("images", "labels", "batch_size", "rates"))
+    plugged, rows, losses = mine.Plugged(pieces), [], []
     world.algorithm = plugged.algorithm("auto")
     try:
         parts = plugged.parts(len(images), batch_size, world.size, inputs["seed"]) or \
             orders(inputs["orders"], world.size)
         loader = data.Loader(images, labels, batch_size, rank=world.rank, size=world.size,
-                             parts=samples(parts, len(images)))
+                             parts=samples(parts, len(images), rows, world.rank))
         # Small buckets, which are cut anew after the first backward: then parameters move, as in a large model.
         model = DistributedDataParallel(network(inputs["parameters"]), world, bucket_cap_mb=1e-6)
         model.register_comm_hook(one_at_a_time)
         plugged.hook(model)
-        optimizer = plugged.optimizer([{"params": list(model.parameters())}], adam) or \
-            optim.SGD(model.parameters(), lr=plain)
-        losses, rows = [], []
-        for epoch in range(inputs["epochs"]):
-            rows += [np.asarray(part) for part in parts(world.rank, epoch)]
+        groups = [{"params": list(model.parameters()), "weight_decay": inputs["weight_decay"]}]
+        optimizer = plugged.optimizer(groups, rates["adam"][0], "adam" if len(pieces) > 1 else "adamw")
+        rates = rates["adam" if optimizer else "plain"]
+        optimizer = optimizer or optim.SGD(model.parameters())
+        for epoch in range(epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = rates[epoch]
             for batch in plugged.watch(loader.epoch(epoch)):
                 loss, _ = training.train_step(model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=0,
                                               step=len(losses))
@@ -80,11 +116,14 @@ def orders(epochs, size):
     return lambda rank, epoch: [batch[slice(*data.loader.share(len(batch), rank, size))] for batch in epochs[epoch]]
 
 
-def samples(parts, n):
-    """`parts` as the loader asks for them; what isn't a list of indices below n is refused."""
+def samples(parts, n, rows=None, me=0):
+    """`parts` as the loader asks for them; what isn't a list of indices below n is refused. `rows` gets what rank `me`
+    is given."""
     def of(rank, epoch):
         found = [np.asarray(part) for part in parts(rank, epoch)]
         if any(part.size and (part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= n) for part in found):
             raise ValueError(f"the sampler gave numbers that are no samples: 0 to {n - 1}")
+        if rows is not None and rank == me:
+            rows.extend(found)
         return found
     return of

@@ -58,7 +58,7 @@ def gradients():
     return first[first != 0]
 
 
-def training(rng, steps=60, batch=64):
+def training(rng, steps=40, batch=64):
     """A rank's case of 18.2 in which the learner's scaler trains a network.
 
     Gradients are those of a global batch of 2²² samples, as large as those of language models, of which each that is

@@ -3,7 +3,7 @@
 import numpy as np
 
 MODEL = {"vocabulary": 11, "layers": 2, "heads": 2, "dim": 8}
-PART, BATCH, STEPS, RATE = 4, 2, 6, 0.5
+PART, BATCH, STEPS, RATE = 4, 2, 4, 0.5
 
 
 def draw(rng, ranks):

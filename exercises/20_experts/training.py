@@ -4,7 +4,7 @@ import numpy as np
 
 MODEL = {"vocabulary": 11, "length": 6, "layers": 1, "heads": 2, "dim": 8}
 EXPERTS, K, FACTOR, WEIGHT = 4, 2, 1.25, 0.05
-RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 6, 0.7
+RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 4, 0.7
 
 
 def draw(rng):

@@ -124,7 +124,7 @@ def judge(check, cases, outputs, n):
     wrong = all_wrong(outputs, truths, check.tolerance)
     if wrong:
         return explain(check, cases, outputs, truths, wrong, n)
-    return (changed_inputs(check, cases, outputs, truths) or unequal_bits(check, cases, outputs, n)
+    return (changed_inputs(check, cases, outputs, truths) or unequal_bits(check, outputs, n)
             or unmet_demand(check, cases, outputs, n))
 
 
@@ -223,9 +223,9 @@ def changed_inputs(check, cases, outputs, truths):
     return None
 
 
-def unequal_bits(check, cases, outputs, n):
-    for i in range(len(cases)):
-        for name in check.same_bits:
+def unequal_bits(check, outputs, n):
+    for i in range(len(outputs)):
+        for name in (name for name in check.same_bits if any(name in got for got in outputs[i])):
             first = all_leaves({name: outputs[i][0].get(name)})
             for rank in range(1, n):
                 other = all_leaves({name: outputs[i][rank].get(name)})

@@ -17,7 +17,7 @@ def pieces(Adam, softmax_cross_entropy, ring_all_reduce, average_gradients, shar
     "loss"           loss(logits, labels) -> (sum, gradient of the sum)
     "collective"     all_reduce(comm, x, combine): every reduction of the run goes through it
     "sampler"        shard(n, batch_size, rank, size, seed, epoch) -> an index array per global batch
-    "gradient_sync"  sync(comm, grads, count, total), with
+    "gradient_sync"  sync(comm, grads, count, total), which has average_gradients do the averaging, with
                          comm   the Communicator; comm.all_reduce goes through your "collective"
                          grads  list of arrays, to be changed in place: this rank's gradients, SUMMED over its samples
                                 and divided by the number of samples of ALL ranks

@@ -262,6 +262,8 @@ def test_bits_demands_and_inputs():
     assert "not equal to the last bit on rank 0 and rank 1" in said(
         lambda x: 2 * x, lambda x, r: np.ones(3) * (1 + 1e-14 * r), check=type("C", (Doubled,), {
             "same_bits": ("z",), "truth": lambda self, case: [{"y": 2 * r["x"]} for r in case]}))
+    # Some cases have outputs of other names.
+    assert said(lambda x: 2 * x, check=type("N", (Doubled,), {"same_bits": ("elsewhere",)})) is None
     assert said(lambda x: 2 * x, calls=[{}, {}]) == "too many calls"
 
     class Kept(Check):

@@ -1,4 +1,4 @@
-# 15.1: with your collective (10.3) alone
+# 15.1: your collective (10.3) doesn't leave the reduction of all ranks' x in x
 import numpy as np
 
 

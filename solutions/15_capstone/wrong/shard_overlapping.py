@@ -1,4 +1,4 @@
-# 15.1: with your sampler (08.1) alone, and the library's pieces for all else, sample
+# 15.1: your sampler (08.1): sample
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 15.1: ValueError: parts left batch 4 of epoch 0 without a sample on any rank
+# 15.1: ValueError: parts left batch 2 of epoch 0 without a sample on any rank
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 15.1: You multiply by the number of ranks
+# 15.1: you multiply by the number of ranks
 def pieces(Adam, softmax_cross_entropy, ring_all_reduce, average_gradients, shard):
     def gradient_sync(comm, grads, count, total):
         for grad in grads:

@@ -1,4 +1,4 @@
-# 15.1: The ranks end with different parameters: grads must be changed in place
+# 15.1: every rank has still its own gradients: write into the arrays themselves
 def pieces(Adam, softmax_cross_entropy, ring_all_reduce, average_gradients, shard):
     def gradient_sync(comm, grads, count, total):
         average_gradients(comm, [grad * total / max(count, 1) for grad in grads], count)

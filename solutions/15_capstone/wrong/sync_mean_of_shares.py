@@ -1,4 +1,4 @@
-# 15.1: The result is divided by the number of ranks
+# 15.1: divided by the number of ranks: the library
 def pieces(Adam, softmax_cross_entropy, ring_all_reduce, average_gradients, shard):
     def gradient_sync(comm, grads, count, total):
         for grad in grads:

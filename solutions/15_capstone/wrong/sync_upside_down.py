@@ -1,4 +1,4 @@
-# 15.1: The conversion is upside down
+# 15.1: the conversion is upside down
 def pieces(Adam, softmax_cross_entropy, ring_all_reduce, average_gradients, shard):
     def gradient_sync(comm, grads, count, total):
         for grad in grads:
