@@ -20,7 +20,8 @@ OWN = "params", "state_bits"    # of a group's entries those that are no setting
 # Rules for settings: (whether a group's value fits, what it must be).
 AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
 MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
-BETAS = lambda betas, group: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"
+BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) == 2 and all(0 <= b < 1 for b in betas),
+         "two numbers in [0, 1)")
 
 
 @dataclass

@@ -271,6 +271,8 @@ def test_state_follows_parameters_that_move(kind):
     (lambda p: optim.SGD(nn.Sequential(nn.Linear(2, 3))), "got a Linear: of a model its parameters"),
     (lambda p: optim.Adam([p], lr=float("nan")), "lr is nan"),
     (lambda p: optim.Adam([p], betas=(0.9, 1.0)), "betas"),
+    *((lambda p, betas=betas: optim.AdamW([{"params": [p], "betas": betas}]), "betas is .* must be two numbers")
+      for betas in ((), (0.9,), (0.9, 0.99, 0.999), 0.9)),
     (lambda p: optim.AdamW([p], eps=-1e-8), "eps"),
     (lambda p: optim.Adagrad([p], eps=0.0), "eps is 0.0; it must be more than 0"),
     (lambda p: optim.Adagrad([p, *leaves([np.ones(2)], np.float16)], eps=1e-50), "eps=1e-50 is 0 in float32"),
