@@ -1,7 +1,7 @@
 """Adagrad."""
 
 from ..backend import xp
-from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer, check_settings
+from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer, check_eps, check_settings
 
 
 class Adagrad(Optimizer):
@@ -27,12 +27,7 @@ class Adagrad(Optimizer):
         self.initial = {"sum": initial_accumulator_value}
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps,
                                   "state_bits": state_bits})
-        for group in self.param_groups:
-            for p in group["params"]:
-                exact = xp.promote_types(p.dtype, xp.float32)
-                if not exact.type(group["eps"]) > 0:
-                    raise ValueError(f"Adagrad: eps={group['eps']} is 0 in {exact}, in which a parameter of shape "
-                                     f"{p.shape} is updated, and would make 0/0: take some 1e-10")
+        check_eps(self)
 
     def update(self, p, g, state, group, step):
         t, s = self.scratch(p), state["sum"]

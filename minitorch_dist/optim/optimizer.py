@@ -363,3 +363,14 @@ def check_settings(**rules):
     for name, (value, ok, wanted) in rules.items():
         if not ok:
             raise ValueError(f"{name} is {value}; it must be {wanted}")
+
+
+def check_eps(optimizer):
+    """ValueError for an eps that is 0 in the dtype in which a parameter is updated: 0/0 where it never had a gradient,
+    and in the padding, which norms count."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            exact = xp.promote_types(p.dtype, xp.float32)
+            if not exact.type(group["eps"]) > 0:
+                raise ValueError(f"{type(optimizer).__name__}: eps={group['eps']} is 0 in {exact}, in which a parameter "
+                                 f"of shape {p.shape} is updated, and would make 0/0: take some 1e-10")

@@ -20,7 +20,7 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
 from .clip import block_sums, check_known, others, tables, tree_sum
-from .optimizer import AT_LEAST_0, BETAS, MORE_THAN_0, Optimizer, runs
+from .optimizer import AT_LEAST_0, BETAS, MORE_THAN_0, Optimizer, check_eps, runs
 
 
 class TrustRatio(Optimizer):
@@ -93,6 +93,7 @@ class LAMB(TrustRatio):
     """u = m̂ / (√v̂ + eps) + weight_decay · p with Adam's m̂ and v̂, p -= lr · ‖p‖/‖u‖ · u; see above.
 
     weight_decay  decoupled; a part of u, whose norm counts
+    eps           more than 0 in the state's dtype (ValueError)
     state_bits    8: m and v are kept in 8 bits (packed.py)
 
     The ratio is never clipped (the paper's φ is the identity). Besides its state it takes the memory of a gradient more
@@ -106,6 +107,7 @@ class LAMB(TrustRatio):
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=1e-2, state_bits=32):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
                                   "state_bits": state_bits})
+        check_eps(self)
 
     def update(self, p, g, state, group, step):
         m, v, u, t = state["exp_avg"], state["exp_avg_sq"], state["u"], self.scratch(p)

@@ -135,6 +135,7 @@ def test_one_nan_in_a_gradient_is_the_whole_parameters(kind):
 @pytest.mark.parametrize("make, says", [
     (lambda p: optim.LAMB([p], eps=0.0), "eps is 0.0; it must be more than 0"),
     (lambda p: optim.LAMB([p], betas=(0.9, 1.0)), "betas"),
+    (lambda p: optim.LAMB([mt.tensor(np.ones(3, "f4"), requires_grad=True)], eps=1e-50), "eps=1e-50 is 0 in float32"),
     (lambda p: optim.LARS([p], trust_coefficient=0.0), "trust_coefficient is 0.0"),
     (lambda p: optim.LARS([{"params": [p], "state_bits": 8}]), "state_bits is 8; it must be 32 for LARS"),
 ])
