@@ -89,13 +89,17 @@ class Optimizer:
                 raise TypeError(f"an optimizer updates tensors, got a {type(p).__name__}: of a model its parameters()")
             if not (p.is_leaf and p.requires_grad):
                 raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not")
-        bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
-        rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
-        for group in self.param_groups:
-            check_settings(**{name: (group[name], fits(group[name], group), must)
-                              for name, (fits, must) in rules.items()})
+        self._check_groups(self.param_groups)
         self._scratch = {}
         self._settle()
+
+    def _check_groups(self, groups):
+        """ValueError for a setting outside of its rule."""
+        bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
+        rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
+        for group in groups:
+            check_settings(**{name: (group[name], fits(group[name], group), must)
+                              for name, (fits, must) in rules.items()})
 
     def _settle(self):
         """Make empty state where the parameters live now, an entry per flat buffer and state_bits; an exception changes
@@ -288,9 +292,19 @@ class Optimizer:
         if list(saved["sizes"]) != (sizes := [len(group["params"]) for group in self.param_groups]):
             raise ValueError(f"the saved state has groups of {saved['sizes']} parameters, this {self.kind} of {sizes}")
 
+    def _with_settings(self, saved):
+        """The groups as they will be with saved settings. ValueError for one that is unknown, or doesn't fit."""
+        groups = [{**group, **{k: v for k, v in settings.items() if k not in OWN}}
+                  for group, settings in zip(self.param_groups, saved["groups"], strict=True)]
+        if odd := sorted({name for group in groups for name in group} - {*self.param_groups[0]}):
+            raise ValueError(f"the saved state has the settings {', '.join(odd)}, which a {self.kind} hasn't")
+        self._check_groups(groups)
+        return groups
+
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
         self.check_kind(saved)
+        self._with_settings(saved)
         order = self._in_order()
         if {len(saved["state"]), len(saved["steps"])} != {len(order)}:
             raise ValueError(f"the saved state is of {len(saved['state'])} parameters, with {len(saved['steps'])} "
@@ -307,7 +321,7 @@ class Optimizer:
     def load_state_dict(self, saved):
         """Restore what state_dict gave; ValueError where the parameters don't fit, and nothing is changed then."""
         self.check_state(saved)
-        for group, settings in zip(self.param_groups, saved["groups"], strict=True):
+        for group, settings in zip(self.param_groups, self._with_settings(saved), strict=True):
             group.update(settings)
         for (slot, state), steps, arrays in zip(self._in_order(), saved["steps"], saved["state"], strict=True):
             slot.steps = steps
@@ -372,5 +386,5 @@ def check_eps(optimizer):
         for p in group["params"]:
             exact = xp.promote_types(p.dtype, xp.float32)
             if not exact.type(group["eps"]) > 0:
-                raise ValueError(f"{type(optimizer).__name__}: eps={group['eps']} is 0 in {exact}, in which a parameter "
-                                 f"of shape {p.shape} is updated, and would make 0/0: take some 1e-10")
+                raise ValueError(f"{type(optimizer).__name__}: eps={group['eps']} is 0 in {exact}, in which a "
+                                 f"parameter of shape {p.shape} is updated, and would make 0/0: take some 1e-10")

@@ -200,6 +200,25 @@ def test_what_is_refused(make, says):
 
 # ---------------------------------------------------------------- saved, moved, copied
 
+@pytest.mark.parametrize("setting, says", [({"lr": -1.0}, "lr is -1.0"), ({"momentun": 0.9}, "momentun, which a SGD")])
+def test_saved_settings_that_dont_fit_change_nothing(setting, says):
+    optimizer = optim.SGD(leaves(shapes=[(3, 4)]), 0.1)
+    saved = optimizer.state_dict()
+    saved["groups"][0] |= setting | {"weight_decay": 0.5}
+    with pytest.raises(ValueError, match=says):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.param_groups[0]["weight_decay"]
+
+
+def test_how_state_is_kept_stays_as_the_group_says():
+    """Whatever those that hand it on have written beside it, as DiLoCo does."""
+    optimizer = optim.SGD(leaves(shapes=[(3, 4)]), 0.1)
+    saved = optimizer.state_dict()
+    saved["groups"][0]["state_bits"] = 8
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["state_bits"] == 32 and not optimizer.packed
+
+
 def test_state_goes_from_float32_to_8_bits_and_back(tmp_path):
     """In memory and on disk. From 8 bits to 8 bits nothing is lost; nor on the way through an optimizer of 32."""
     def model():
