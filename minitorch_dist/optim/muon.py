@@ -57,6 +57,7 @@ class Muon(Optimizer):
     """
 
     state_names = ("momentum_buffer",)
+    elementwise = False
     rules = {"lr": AT_LEAST_0, "weight_decay": AT_LEAST_0, "momentum": AT_LEAST_0, "eps": MORE_THAN_0,
              "ns_coefficients": (lambda values, group: len(values) == 3, "three numbers"),
              "ns_steps": (lambda n, group: isinstance(n, int) and 1 <= n < 100, "a whole number from 1 to 99"),

@@ -70,6 +70,7 @@ class Optimizer:
     initial = {}            # {name: what all its elements are before the first step}, where that isn't 0
     state_bits = (32, 8)    # what a group may ask for
     step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
+    elementwise = True      # an element's update depends on that element alone: pieces take the steps of the whole
     loaded = False      # whether its state has come by load_state_dict
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
@@ -377,6 +378,13 @@ def check_settings(**rules):
     for name, (value, ok, wanted) in rules.items():
         if not ok:
             raise ValueError(f"{name} is {value}; it must be {wanted}")
+
+
+def check_elementwise(optimizer, what):
+    """ValueError for an optimizer that can't update pieces of parameters which don't know each other."""
+    if not optimizer.elementwise:
+        raise ValueError(f"{what}: {optimizer.kind} makes an element's step of all of its parameter, of which there is "
+                         "a piece here, or may be: take SGD, Adam, AdamW or Adagrad")
 
 
 def check_eps(optimizer):

@@ -27,6 +27,8 @@ class TrustRatio(Optimizer):
     """Base of the two. A subclass's `update` writes what the ratio is about to state["u"], and leaves p as it is;
     `move` makes the step. A norm that is NaN makes all of its parameter that."""
 
+    elementwise = False
+
     def __init__(self, params, defaults):
         super().__init__(params, defaults)
         check_known([p for group in self.param_groups for p in group["params"]], type(self).__name__)

@@ -16,6 +16,7 @@ from ..backend import module_of, to, to_device_of
 from ..comm.reduction import cut
 from ..flat import FlatBuffer
 from ..ledger import keep, open_ledgers
+from ..optim.optimizer import check_elementwise
 from .data_parallel import DistributedDataParallel
 from .encodings import Channel
 from .fully_sharded import FullySharded
@@ -107,6 +108,7 @@ class Fragment:
         comm.broadcast(self.flat.params, src=0)
         wrote(self.flat.params, AUTHOR)
         self.optimizer = outer(list(zip(self.names, self.leaves, strict=True)))
+        check_elementwise(self.optimizer, AUTHOR)
         self.samples, self.sent, self.pending, self.under_way, self.counts = 0.0, 0, False, None, []
         self.show()
 

@@ -9,6 +9,7 @@ import numpy as np
 from ..autodiff.tensor import Tensor
 from ..comm.reduction import tree_reduce
 from ..flat import FlatBuffer
+from ..optim.optimizer import check_elementwise
 from .rpc import Future
 
 
@@ -54,6 +55,7 @@ class Shard:
         self.block, self.size = block, block[1] - block[0]
         self.flat = FlatBuffer([piece for _, _, piece in pieces])
         self.optimizer = optimizer([(name, piece) for _, name, piece in pieces])
+        check_elementwise(self.optimizer, "ParameterServer")
         self.sync, self.max_staleness = mode == "sync", max_staleness
         self.by_time, self.given = by_time, order
         self.clocks = dict.fromkeys(workers, 0)     # worker -> its pushes; of those that haven't left

@@ -220,6 +220,7 @@ def misuse():
     attempt("dtypes", lambda: ParameterServer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=np.float64)),
                                               sgd(0.1), world))
     attempt("no optimizer", lambda: ParameterServer(Vector(), sgd(-1.0), world))
+    attempt("of norms", lambda: ParameterServer(Vector(), optim.LAMB, world))
     other = ParameterServer(Vector(), sgd(0.1), world)
     with ParameterServer(Vector(), sgd(0.1), world, mode="async") as ps:
         attempt("another block", other.__enter__)

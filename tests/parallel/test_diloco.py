@@ -389,6 +389,7 @@ def test_what_was_wrapped_wrongly():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
+    ({"outer": optim.LARS}, "DiLoCo: LARS makes an element's step of all"),
     ({"every": 0}, "every=0"), ({"every": 2.5}, "every=2.5"),
     ({"every": float("inf")}, "every=inf"), ({"every": float("nan")}, "every=nan"), ({"fragments": 0}, "fragments=0"),
     ({"every": 2, "fragments": 3}, "fragments=3.*every=2"), ({"fragments": 3}, "fragments=3 of a model of 2 units"),
