@@ -363,8 +363,14 @@ def runs(slots):
 
 
 def _groups(params):
+    if isinstance(params, Tensor) or not hasattr(params, "__iter__"):
+        params = [params]
     params = list(params.items()) if isinstance(params, dict) else list(params)
-    return params if params and isinstance(params[0], dict) else [{"params": params}]
+    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+    if without := [sorted(group) for group in groups if "params" not in group]:
+        raise ValueError("a group is a dict with its \"params\", which one of "
+                         f"{', '.join(without[0]) or 'nothing'} hasn't")
+    return groups
 
 
 def tensors(params):

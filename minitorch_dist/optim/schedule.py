@@ -27,7 +27,11 @@ def cosine(total, warmup=0, final=0.0):
 
 
 class LambdaLR:
-    """lr = initial lr · lr_lambda(step), for every group; step() after each optimizer.step()."""
+    """lr = initial lr · lr_lambda(step), for every group; step() after each optimizer.step().
+
+    A group's initial lr is the one that it has now. A run that goes on makes its schedule as at first, and then loads
+    the optimizer's state, which has the lr of when it was saved, and calls go_to(steps).
+    """
 
     def __init__(self, optimizer, lr_lambda):
         self.optimizer, self.lr_lambda, self.steps = optimizer, lr_lambda, 0

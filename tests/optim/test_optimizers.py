@@ -269,6 +269,8 @@ def test_state_follows_parameters_that_move(kind):
     (lambda p: optim.SGD([{"params": [p], "weight_dacay": 1}]), "has weight_dacay, and its settings are lr, mom"),
     (lambda p: optim.Muon([{"params": leaves([np.ones((2, 2))], np.float32), "ns_steps": 1.5}]), "is 1.5"),
     (lambda p: optim.SGD(nn.Sequential(nn.Linear(2, 3))), "got a Linear: of a model its parameters"),
+    (lambda p: optim.SGD(nn.Linear(2, 3)), "got a Linear: of a model its parameters"),
+    (lambda p: optim.SGD([{"param": [p]}]), 'with its "params", which one of param hasn'),
     (lambda p: optim.Adam([p], lr=float("nan")), "lr is nan"),
     (lambda p: optim.Adam([p], betas=(0.9, 1.0)), "betas"),
     *((lambda p, betas=betas: optim.AdamW([{"params": [p], "betas": betas}]), "betas is .* must be two numbers")
