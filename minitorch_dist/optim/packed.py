@@ -145,6 +145,8 @@ class Packed:
         self.scales[...] = xp.where(xp.isfinite(largest), largest, xp.nan)
         shares = values.reshape(-1, BLOCK) / xp.where(self.scales == 0, 1, self.scales)[:, None]
         cells = shares.astype(xp.float32, copy=False).reshape(-1).view(xp.uint32) // (1 << CUT)
+        if not self.signed:     # a share may be 0 in float32, or in the bits that are looked at
+            cells = xp.maximum(cells, values != 0)
         self.codes[...] = codes[cells.astype(xp.intp)]
 
     def __repr__(self):

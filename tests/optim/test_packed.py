@@ -64,6 +64,14 @@ def test_each_number_goes_to_the_level_next_to_it(signed, dtype):
         assert np.abs(got).max() == scale and (signed or (got[block > 0] > 0).all())
 
 
+@pytest.mark.parametrize("dtype, values", [("f4", [1e30, 1e-12, 1e-8, 0.0]), ("f8", [1e60, 1e-60, 1.0, 0.0])])
+def test_nothing_above_0_becomes_0_however_far_below_the_largest(dtype, values):
+    values = np.array(values, dtype)
+    packed = Packed.full(4, 0, values.dtype, "cpu", signed=False)
+    packed.pack(values)
+    assert (packed.codes[:4] == [255, 1, 1, 0]).all() and not packed.unpack()[3]
+
+
 def test_nothing_above_0_becomes_0_without_a_sign():
     values = np.array([1.0, 1e-9, 1e-30, 0.0] + [0.0] * 12, np.float32)
     assert packed(values, False).unpack()[:4].tolist() == [1.0, np.float32(1e-7), np.float32(1e-7), 0.0]
