@@ -11,6 +11,7 @@ from minitorch_dist import nn
 from minitorch_dist.torch_names import NAMES
 
 OWNERS = {"Tensor": lambda: mt.ones(2, 3), "Module": lambda: nn.Linear(2, 3),
+          "Optimizer": lambda: mt.optim.SGD(nn.Linear(2, 3).parameters()),
           "LambdaLR": lambda: mt.optim.LambdaLR(mt.optim.SGD(nn.Linear(2, 3).parameters()), mt.optim.constant())}
 RECOMMENDED = re.compile(r"\b(?:mt|nn)(?:\.[A-Za-z_]\w*)+|\b(?:x|y|model)\.([a-z_]+)")
 

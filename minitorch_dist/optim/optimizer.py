@@ -9,6 +9,7 @@ from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
+from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
 
 # Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
@@ -56,6 +57,10 @@ class Optimizer:
     ("master" in the state), which is updated and then rounded: in 16 bits a
     step that is small beside its parameter would be lost. What somebody sets a
     parameter to between two steps counts.
+
+    param_groups may be read, and a group's settings be changed between two
+    steps (as a schedule does), but for "params" and "state_bits": these are
+    settled when the optimizer is made.
 
     A group with {"state_bits": 8} keeps its state, but for masters, in 8 bits
     (packed.py), unpacked and packed again tile by tile around `update`; other
@@ -290,6 +295,9 @@ class Optimizer:
             raise ValueError(f"the saved state has no {', '.join(missing)}: it is no optimizer's state_dict()")
         if saved["class"] != self.kind:
             raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {self.kind}")
+        if len(saved["groups"]) != len(saved["sizes"]):
+            raise ValueError(f"the saved state has settings of {len(saved['groups'])} groups, and parameters of "
+                             f"{len(saved['sizes'])}")
         if list(saved["sizes"]) != (sizes := [len(group["params"]) for group in self.param_groups]):
             raise ValueError(f"the saved state has groups of {saved['sizes']} parameters, this {self.kind} of {sizes}")
 
@@ -332,6 +340,9 @@ class Optimizer:
                 else:
                     part[...] = to_device_of(arrays[name].ravel(), part)
         self.loaded = True
+
+
+tell(Optimizer, NAMES["Optimizer"])
 
 
 def on_the_host(*values):

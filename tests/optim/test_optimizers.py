@@ -376,7 +376,8 @@ def test_the_ledger_counts_parameters_gradients_and_state_by_kind():
 @pytest.mark.parametrize("damage, words", [
     (lambda s: {}, "has no class, groups, sizes, steps, state"),
     (lambda s: {k: v for k, v in s.items() if k != "sizes"}, "has no sizes"),
-    (lambda s: s | {"steps": [7]}, "2 parameters, with 1 numbers of steps")], ids=["empty", "sizes", "steps"])
+    (lambda s: s | {"groups": []}, "settings of 0 groups, and parameters of 1"),
+    (lambda s: s | {"steps": [7]}, "2 parameters, with 1 numbers of steps")], ids=["empty", "sizes", "groups", "steps"])
 def test_damaged_state_is_refused_and_nothing_changes(damage, words):
     params = [mt.tensor(np.ones(3), requires_grad=True), mt.tensor(np.ones(2), requires_grad=True)]
     optimizer = optim.SGD(params, lr=0.1, momentum=0.9)
