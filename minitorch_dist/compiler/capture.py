@@ -3,7 +3,7 @@ graph. The tape works on Symbols as on arrays, so that backward is captured by t
 
 import random
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -174,6 +174,7 @@ class Capture:
         self.given, self.sums, self.nodes, self.swapped = [], [], [], []
         self.effects, self.targets = {}, {}
         self.draws, self.drawn, self.path = [], 0, backend.random_state.path
+        self.by_sample = backend.random_state.by_sample
         # Small arrays that stand elsewhere, as they are now.
         self.watched = [(x, checksum(x)) for place in self.places for x in place.kept
                         if is_array(x) and x.nbytes <= WATCHED]
@@ -336,12 +337,14 @@ class Capture:
     def random_rows(self, shape):
         """See backend.random_rows: drawn at each call, by the key of the module that runs now."""
         inside, device = backend.random_state.path[len(self.path):], self.device
+        inner = backend.random_state.by_sample and not self.by_sample       # of a wrapper inside, not called again
 
         def draw(shape, *before):
             outer = backend.random_state.path
             backend.random_state.path = (*outer, *inside)
             try:
-                return random_rows(shape, device)
+                with backend.random_by_sample() if inner else nullcontext():
+                    return random_rows(shape, device)
             finally:
                 backend.random_state.path = outer
         if self.drawn == len(self.draws):

@@ -154,3 +154,24 @@ def test_random_numbers_that_would_depend_on_the_ranks_are_refused(wrap):
         whole = model(x).numpy()
     with backend.random_scope(0, 0, 6, (2, 6)):
         assert np.array_equal(model(x[2:]).numpy(), whole[2:]) and 0 < (whole == 0).sum() < whole.size
+
+
+def test_a_compiled_wrapper_refuses_them_as_well():
+    """The wrapper is in the graph, and isn't called again; a compiled model inside of it may be called without it."""
+    x = mt.tensor(np.ones((6, 4)))
+    model = DistributedDataParallel(Drawing(lambda h: mt.dropout(h, 0.5)), exact=True, micro_shards=1)
+    compiled = mt.compile(model)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="exact mode: these random numbers .*random_scope"):
+            compiled(x)
+        with backend.random_scope(0, 0, 6, (0, 6)):
+            found = compiled(x).numpy()
+        with backend.random_scope(0, 0, 6, (0, 6)):
+            assert np.array_equal(found, model(x).numpy())
+    layer = mt.compile(Drawing(lambda h: mt.dropout(h, 0.5)))
+    model = DistributedDataParallel(layer, exact=True, micro_shards=1)
+    with backend.random_scope(0, 0, 6, (0, 6)):
+        model(x)
+    with pytest.raises(RuntimeError, match="random_scope"):
+        model(x)
+    layer(x)
