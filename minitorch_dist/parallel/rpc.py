@@ -302,12 +302,12 @@ class Rpc:
 @contextmanager
 def no_modes():
     """Inside, no mode of recording is on, and no scope of random numbers: a message may come in anywhere."""
-    modes, scope, path = dict(vars(state)), random_state.scope, random_state.path
+    modes, random = dict(vars(state)), (random_state.scope, random_state.path, random_state.by_sample)
     vars(state).clear()
-    random_state.scope, random_state.path = None, ()
+    random_state.scope, random_state.path, random_state.by_sample = None, (), False
     try:
         yield
     finally:
         vars(state).clear()
         vars(state).update(modes)
-        random_state.scope, random_state.path = scope, path
+        random_state.scope, random_state.path, random_state.by_sample = random

@@ -66,8 +66,8 @@ def hand_on(to):
 
 
 def modes():
-    """Whether this is recorded, whether there is a scope of random numbers."""
-    return mt.is_grad_enabled(), backend.random_state.scope is not None
+    """Whether this is recorded, whether there is a scope of random numbers, whether there must be one."""
+    return mt.is_grad_enabled(), backend.random_state.scope is not None, backend.random_state.by_sample
 
 
 def forward(hops, to):
@@ -131,7 +131,7 @@ def calls():
         futures = [rpc.rpc_async(to, here, (to,)) for to in range(world.size)]
         seen["all"] = [future.wait() for future in futures]
         seen["nested"] = rpc.rpc_sync(after, to_and_fro, (5, world.rank))
-        with mt.no_grad(), backend.random_scope(1, 2, 3, (0, 3)):
+        with mt.no_grad(), backend.random_scope(1, 2, 3, (0, 3)), backend.random_by_sample():
             seen["modes"] = rpc.rpc_sync(after, modes), modes()
         x = np.arange(5000.0).reshape(50, 100) + world.rank
         for name, array in (("C", x), ("F", np.asfortranarray(x)), ("strided", x[:, ::3]), ("small", x[:2, :3].copy()),
