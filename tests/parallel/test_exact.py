@@ -156,6 +156,14 @@ def test_random_numbers_that_would_depend_on_the_ranks_are_refused(wrap):
         assert np.array_equal(model(x[2:]).numpy(), whole[2:]) and 0 < (whole == 0).sum() < whole.size
 
 
+def test_what_drops_nothing_draws_nothing():
+    model = DistributedDataParallel(Drawing(lambda h: mt.dropout(h, 0.0)), exact=True, micro_shards=1)
+    drawn = backend.random_state.draws
+    x = np.ones((6, 4))
+    np.testing.assert_array_equal(model(x).numpy(), model.module.layer(x).numpy())
+    assert backend.random_state.draws == drawn
+
+
 def test_a_compiled_wrapper_refuses_them_as_well():
     """The wrapper is in the graph, and isn't called again; a compiled model inside of it may be called without it."""
     x = mt.tensor(np.ones((6, 4)))
