@@ -89,6 +89,9 @@ class Recipe:
     random_hadamard: bool = False
 
     def __post_init__(self):
+        for name in ("block", "weight_block"):
+            if not all(n is None or isinstance(n, int) and n >= 1 for n in getattr(self, name)):
+                raise ValueError(f"Recipe: {name} {getattr(self, name)} must be of numbers from 1, or None for all")
         if self.block[1] != self.weight_block[1]:
             raise ValueError(f"Recipe: block {self.block} and weight_block {self.weight_block} must have groups of the "
                              "same length along the axis that is summed over, the second one")

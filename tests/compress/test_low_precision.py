@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -358,6 +359,9 @@ def test_what_can_not_be_changed_raises():
         Recipe(E4M3, E4M3, (1, 128), (128, 64), "e8m0")
     with pytest.raises(ValueError, match="scale='bfloat16'; there are float32, e8m0, e4m3"):
         Recipe(E4M3, E4M3, (1, 128), (128, 128), "bfloat16")
+    for block in ((1, 0), (-1, 8), (1, 2.0)):
+        with pytest.raises(ValueError, match=re.escape(f"block {block} must be of numbers from 1, or None")):
+            Recipe(E4M3, E4M3, block, block, "e8m0")
     layer = convert_to_low_precision_training(nn.Linear(2, 3, bias=False))
     assert type(layer) is LowPrecisionLinear and layer.bias is None
 
