@@ -29,10 +29,10 @@ def _swapped(op):
 
 
 def _parameter_in_place(op):
-    """p -= lr · p.grad under no_grad writes into a leaf, as in torch. All else is rebound: NotImplemented is Python's
-    word for x = x + y."""
+    """p -= lr · p.grad under no_grad writes into a leaf, as in torch. All else is rebound, values of transforms too, as
+    their memory is the caller's: NotImplemented is Python's word for x = x + y."""
     def method(x, y):
-        if is_grad_enabled() or getattr(x, "leaf", None) is None:
+        if is_grad_enabled() or x.level or getattr(x, "leaf", None) is None:
             return NotImplemented
         x[...] = op(x, y)
         return x

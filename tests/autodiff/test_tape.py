@@ -436,3 +436,17 @@ def test_a_number_is_formatted_as_one():
     assert f"{loss:.3f}" == "2.500" and f"{loss}" == repr(loss)
     with pytest.raises(ValueError, match="size 1"):
         f"{leaf(3):.3f}"    # noqa: B018
+
+
+def test_a_transforms_value_is_never_written_in_place():
+    """Its memory is the caller's: f may look at x in other units without anybody seeing it outside."""
+    def f(x):
+        with mt.no_grad():
+            x *= 3.0
+        return (x * x).sum()
+
+    for a in (np.array([1.0, 2.0]), mt.tensor(np.array([1.0, 2.0])), leaf(2)):
+        before = np.array(mt.tensor(a).numpy())
+        got, value = mt.grad(f)(a), mt.jvp(f, (a,), (np.ones(2),))[0]
+        assert np.array_equal(mt.tensor(a).numpy(), before)
+        assert value.item() == pytest.approx(9 * (before ** 2).sum()) and not mt.tensor(got).numpy().any()
