@@ -78,7 +78,10 @@ class Module:
             object.__setattr__(self, name, value)
 
     def add_module(self, name, module):
-        """Register a sub-module. The name "" makes it transparent: its parameters keep their own names."""
+        """Register a sub-module. The name "" makes it transparent: its parameters keep their own names.
+        TypeError for what is no Module."""
+        if not isinstance(module, Module):
+            raise TypeError(f"{type(self).__name__}.{name} must be a Module, got {type(module).__name__}")
         self._register(self._modules, name, module)
         object.__setattr__(module, "_name", name)
 
@@ -190,7 +193,7 @@ class Module:
 
     def apply(self, function):
         """Call function(module) for all modules of the tree, children first. Returns self."""
-        for module in self.children():
+        for module in list(self._modules.values()):
             module.apply(function)
         function(self)
         return self
@@ -327,8 +330,9 @@ class ModuleList(Module):
             self.append(module)
 
     def append(self, module):
-        """Add a module at the end. Returns self."""
-        self.add_module(str(len(self)), module)
+        """Add a module at the end, numbered after all others. Returns self."""
+        numbers = [int(name) for name in self._modules if name.isdigit()]
+        self.add_module(str(max(numbers, default=-1) + 1), module)
         return self
 
     def __iter__(self):

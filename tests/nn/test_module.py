@@ -242,3 +242,13 @@ def test_a_list_of_modules_is_registered_or_refused():
     assert not list(Own(tuple).parameters())        # which says that it is meant
     model.order = [model.layers[1], model.layers[0]]
     assert len(list(model.named_parameters())) == 4
+
+
+def test_a_list_takes_modules_only_and_never_one_in_the_place_of_another():
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    for stranger in (None, np.tanh, [nn.Tanh()]):
+        with pytest.raises(TypeError, match=r"Sequential.3 must be a Module, got (NoneType|ufunc|list)"):
+            layers.append(stranger)
+    assert len(layers) == 3
+    delattr(layers, "1")
+    assert [*layers.append(nn.ReLU()).state_dict()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
