@@ -88,11 +88,7 @@ NAMES = {
                         "mt.optim.LambdaLR(optimizer, a function of the step), as mt.optim.cosine gives one"),
         "CosineAnnealingLR": "mt.optim.LambdaLR(optimizer, mt.optim.cosine(steps, warmup))",
         "clip_grad_value_": "mt.optim.clip_grad_norm_",
-        "swa_utils": "ExponentialMovingAverage of minitorch_dist.compress.soup",
-    },
-    "Optimizer": {
-        "add_param_group": "an optimizer has the groups that it was made of: make another one",
-        "defaults": "each group of optimizer.param_groups has all settings",
+        "swa_utils": "averages of weights are in minitorch_dist.compress: from minitorch_dist.compress import soup",
     },
     "LambdaLR": {
         "get_last_lr": "the rates stand in optimizer.param_groups, of each group its \"lr\"",
