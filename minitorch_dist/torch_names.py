@@ -90,6 +90,10 @@ NAMES = {
         "clip_grad_value_": "mt.optim.clip_grad_norm_",
         "swa_utils": "averages of weights are in minitorch_dist.compress: from minitorch_dist.compress import soup",
     },
+    "Optimizer": {
+        "add_param_group": "an optimizer has the groups that it was made of: make another one",
+        "defaults": "each group of optimizer.param_groups has all settings",
+    },
     "LambdaLR": {
         "get_last_lr": "the rates stand in optimizer.param_groups, of each group its \"lr\"",
         **dict.fromkeys(("state_dict", "load_state_dict"), "it has no state but .steps: schedule.go_to(steps)"),

@@ -94,7 +94,8 @@ class Optimizer:
             if not isinstance(p, Tensor):
                 raise TypeError(f"an optimizer updates tensors, got a {type(p).__name__}: of a model its parameters()")
             if not (p.is_leaf and p.requires_grad):
-                raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not")
+                raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not. "
+                                 "Where some are frozen: [p for p in model.parameters() if p.requires_grad]")
         self._check_groups(self.param_groups)
         self._scratch = {}
         self._settle()

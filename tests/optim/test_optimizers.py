@@ -394,3 +394,11 @@ def test_a_combined_in_a_combined_is_one():
     outer = optim.Combined(inner, optim.AdamW([c]))
     assert [type(o).__name__ for o in outer.optimizers] == ["Adam", "SGD", "AdamW"]
     assert outer.kind == "Combined(Adam, SGD, AdamW)"
+
+
+def test_frozen_parameters_are_to_be_left_out():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) is not. Where some are frozen: \[p for p in"):
+        optim.SGD(model.parameters(), 0.1)
+    optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
