@@ -15,8 +15,9 @@ def run(*flags):
     return crews.call("tests.parallel.context_model_cases:program", 2, args=(str(PROGRAM), *flags), limit=60)
 
 
-def test_it_counts_and_trains():
-    found = run("--lengths", "32,64", "--steps", "3", "--how", "all_to_all")
+def test_it_counts_and_trains(tmp_path):
+    (tmp_path / "text").write_text("abcdefg " * 200)
+    found = run("--lengths", "32,64", "--steps", "3", "--how", "all_to_all", "--text", str(tmp_path / "text"))
     assert [(status, err) for status, _, err in found] == [(0, "")] * 2 and not found[1][1], found
     lines = found[0][1].splitlines()
     rows = [list(map(float, re.findall(r"\d+\.?\d*", line))) for line in lines[2:4]]

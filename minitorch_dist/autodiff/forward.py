@@ -10,8 +10,8 @@ of the past.
 
 from .ops.elementwise import astype
 from .ops.reduction import broadcast_to
-from .primitive import Traced, aux_of, bind, state
-from .tensor import check_forward, count_kept
+from .primitive import Traced, aux_of, bind, lower, state
+from .tensor import Tensor, check_forward, count_kept
 
 
 class Dual(Traced):
@@ -27,6 +27,10 @@ class Dual(Traced):
 
     def lowered(self):
         return self.primal
+
+    def detach(self):
+        """The array without its tangent, off all levels."""
+        return Tensor(lower(self.primal))
 
     def __repr__(self):
         return f"Dual({self.primal!r}, {self.tangent!r}, level={self.level})"

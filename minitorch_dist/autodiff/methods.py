@@ -125,6 +125,7 @@ METHODS = {
     "__matmul__": ops.matmul, "__rmatmul__": _swapped(ops.matmul),
     "__iadd__": _parameter_in_place(ops.add), "__isub__": _parameter_in_place(ops.sub),
     "__imul__": _parameter_in_place(ops.mul), "__itruediv__": _parameter_in_place(ops.div),
+    "__ipow__": _parameter_in_place(ops.power),
     "__neg__": ops.neg, "__abs__": ops.absolute, "__getitem__": ops.getitem,
     "__gt__": ops.greater, "__ge__": ops.greater_equal, "__lt__": ops.less, "__le__": ops.less_equal,
     "__eq__": ops.equal, "__ne__": ops.not_equal, "__hash__": object.__hash__,

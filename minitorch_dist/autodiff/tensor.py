@@ -177,8 +177,8 @@ class Tensor(Traced):
         return self
 
     def detach(self):
-        """The same array, off the tape. Writes to one are seen in the other."""
-        return Tensor(self.data)
+        """The same array, off the tape, in a transform off all levels. Writes to one are seen in the other."""
+        return Tensor(lower(self.data))
 
     # ------------------------------------------------------------ values
 
@@ -209,6 +209,9 @@ class Tensor(Traced):
         if state.off < 0 and (self.node is not None or getattr(value, "node", None) is not None):
             raise RuntimeError("in-place assignment to a tensor that is being differentiated: "
                                "use x = x.at[index].set(value), or write under no_grad()")
+        if hasattr(value, "tangent"):
+            raise RuntimeError("in-place assignment of a value with a tangent (jvp, linearize), which would be lost: "
+                               "use x = x.at[index].set(value)")
         if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
             raise TypeError(f"{type(self.data).__name__} can't be written in place")
         if backend.DEVICE_ARRAYS:

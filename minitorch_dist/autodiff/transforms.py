@@ -8,7 +8,7 @@ from ..backend import DEVICE_ARRAYS, check_devices, is_floating, module_of, xp, 
 from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
-from .tensor import Leaf, Lifted
+from .tensor import Leaf, Lifted, Tensor
 from .tree import flatten, refuse_sharded
 
 
@@ -64,7 +64,9 @@ def vjp(f, *primals):
         found = {}
         run([(n, ct) for n, ct in zip(nodes, cts, strict=True) if n is not None], retain=True, into=found)
         gs = [found.get(leaf) for leaf in leaves]
-        return rebuild([_zeros(v) if g is None else g for g, v in zip(gs, values, strict=True)])
+        gs = [_zeros(v) if g is None else g for g, v in zip(gs, values, strict=True)]
+        return rebuild([Tensor(g) if v.__class__ is Tensor and g.__class__ not in TRACED else g
+                        for g, v in zip(gs, values, strict=True)])
 
     return rebuild_out(outs), pull
 

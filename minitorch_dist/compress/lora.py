@@ -44,6 +44,7 @@ from ..parallel.fully_sharded import FullySharded
 from ..parallel.parts import Part
 from ..parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ..parallel.wrapping import ReducingModule, check_not_annotated
+from .low_precision import few_bits
 from .nf4 import NF4Weight
 from .quant_model import replaced
 
@@ -248,6 +249,9 @@ def _check_untouched(model):
         path = path or "the model"
         if set(NAMES) & set(m._parameters):
             raise ValueError(f"lora.add: {path} has an adapter already: merge it first, or begin with a fresh model")
+        if few_bits(m):
+            raise ValueError(f"lora.add: {path} makes its products of few bits, and adapters don't go with that: take "
+                             "one of the two")
         if hasattr(m, "unmerged"):
             raise ValueError(f"lora.add: {path} is merged, and could be unmerged: load its state_dict into a fresh "
                              "model, and add adapters there")

@@ -372,18 +372,26 @@ class LowPrecisionPart:
         return f"products of {self.recipe.element.name}"
 
 
+def few_bits(module):
+    """Whether a layer makes its products of few bits."""
+    return isinstance(module, LowPrecisionLinear) or isinstance(getattr(module, "product", None), LowPrecisionPart)
+
+
 def convert_to_low_precision_training(model, recipe="tensorwise", module_filter_fn=None):
     """Let a model's Linears make their products in 8 or 4 bits, in place. Returns the model; one that is a Linear
     itself comes back as a LowPrecisionLinear.
 
     recipe            one of RECIPES by name, or a Recipe
     module_filter_fn  module_filter_fn(linear, its path) -> whether it is to be changed (default: each). First and last
-                      layers are often left out, in 4 bits always
+                      layers are often left out, in 4 bits always, and routers of mixtures
 
     Parameters stay what they are, with their names, optimizer and place in flat buffers. ValueError where no Linear is
-    found. Cut models by parallelize_module before; then it is collective, and their parts of Linears stay, with other
-    products in them.
+    found, and for a model with LoRA's adapters. Cut models by parallelize_module before; then it is collective, and
+    their parts of Linears stay, with other products in them.
     """
+    if adapters := [name for name, _ in model.named_parameters() if name.endswith("lora_A")]:
+        raise ValueError(f"convert_to_low_precision_training: {adapters[0]} is an adapter (lora.add), and those don't "
+                         "go with products of few bits: take one of the two")
     chosen = [(path, m) for path, m in model.named_modules() if "forward" not in vars(m)
               and (type(m) is Linear or getattr(m, "product", None) is ops.linear)
               and (module_filter_fn is None or module_filter_fn(m, path))]

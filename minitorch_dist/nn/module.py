@@ -42,10 +42,10 @@ class Module:
             raise RuntimeError(f"{type(self).__name__}: call super().__init__() before setting attributes")
         if isinstance(value, Module):
             self.add_module(name, value)
-        elif isinstance(value, (list, dict)) and self._strangers(value):
-            raise TypeError(f"{type(self).__name__}.{name} is a {type(value).__name__} of modules, which would be "
-                            "neither trained nor saved: use nn.ModuleList, or make them attributes first (where that "
-                            "is meant: a tuple)")
+        elif isinstance(value, (list, dict, set)) and self._strangers(value):
+            raise TypeError(f"{type(self).__name__}.{name} is a {type(value).__name__} of modules or parameters, which "
+                            "would be neither trained nor saved: use nn.ModuleList, or make them attributes first "
+                            "(where that is meant: a tuple)")
         elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
             self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
@@ -58,10 +58,19 @@ class Module:
             self._register(self._buffers if name in self._buffers else {}, name, value)
 
     def _strangers(self, values):
-        """The modules in a list or dict that aren't in this module's tree."""
-        found = [v for v in (values.values() if isinstance(values, dict) else values) if isinstance(v, Module)]
-        known = set(map(id, self.modules())) if found else ()
-        return [m for m in found if id(m) not in known]
+        """The modules in a list, dict or set, and in those inside of it, and the parameters in lists, that aren't in
+        this module's tree."""
+        found, stack = [], [values]
+        while stack:
+            values = stack.pop()
+            for value in values.values() if isinstance(values, dict) else values:
+                if isinstance(value, (list, dict, set)):
+                    stack.append(value)
+                elif isinstance(value, Module) or isinstance(values, list) and isinstance(value, Tensor) \
+                        and value.is_leaf and value.requires_grad:
+                    found.append(value)
+        known = {*map(id, self.modules()), *map(id, self.parameters())} if found else ()
+        return [value for value in found if id(value) not in known]
 
     def __delattr__(self, name):
         for table in (self._parameters, self._buffers, self._modules):
@@ -239,19 +248,26 @@ class Module:
         for name, target in targets.items():
             shape = (shapes or {}).get(name, target.shape)
             if values[name].shape != shape or values[name].dtype != target.dtype:
-                raise ValueError(f"load_state_dict: {name} has shape {shape} and dtype {target.dtype}, "
-                                 f"the values have shape {values[name].shape} and dtype {values[name].dtype}")
+                lost = "; np.savez doesn't keep bfloat16: give values.view(mt.bfloat16)" * (values[name].dtype == "V2")
+                raise ValueError(f"load_state_dict: {name} has shape {shape} and dtype {target.dtype}, the values have "
+                                 f"shape {values[name].shape} and dtype {values[name].dtype}{lost}")
         return targets, values
 
     # ------------------------------------------------------------ devices
 
-    def to(self, target):
-        """Move all parameters (with their gradients) and buffers to a device, or cast the floating ones to a dtype.
+    def to(self, *targets, device=None, dtype=None):
+        """Move all parameters (with their gradients) and buffers to a device, and cast the floating ones to a dtype.
         Returns self.
 
         Parameters stay the same tensors. As in torch: first move the model, then make its optimizer or wrap it in
         DistributedDataParallel, which lay the parameters into arrays of their own; afterwards RuntimeError.
         """
+        for target in (*targets, device, dtype):
+            if target is not None:
+                self._to(target)
+        return self
+
+    def _to(self, target):
         dtype = None if backend.names_device(target) else backend.as_dtype(target)
 
         def moved(array):
@@ -278,7 +294,6 @@ class Module:
                     value.data = moved(value.data)
                 elif value is not None:
                     module._register(module._buffers, name, moved(value))
-        return self
 
     def cpu(self):
         """to("cpu")."""
@@ -342,6 +357,7 @@ class ModuleList(Module):
         return len(self._modules)
 
     def __getitem__(self, i):
+        """A module; for a slice a list of them."""
         return list(self._modules.values())[i]
 
 

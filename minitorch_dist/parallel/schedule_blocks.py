@@ -108,9 +108,9 @@ def repeated(block, ranks, micro_batches):
 
 
 def squeezed(schedule):
-    """A schedule of F, I and W with less waiting and no more memory: slot by slot each rank does the first of its steps
-    for which everything is there, and room. Behind a rank's last F all W come last. ValueError where the ranks would
-    wait for each other for ever."""
+    """A schedule of F, I and W with no more memory, and less waiting where they take equally long: slot by slot each
+    rank does the first of its steps for which everything is there, and room. Behind a rank's last F all W come last.
+    ValueError where the ranks would wait for each other for ever."""
     room, last = max(most_held(row)[2] for row in schedule), max(map(max, placement_of(schedule)))
     rest, made, done, held = [list(row) for row in schedule], [[] for _ in schedule], set(), [0] * len(schedule)
     while any(rest):

@@ -403,13 +403,14 @@ def test_a_parameter_is_written_in_place_under_no_grad():
     w, frozen, x = leaf(3), leaf(3).requires_grad_(False), mt.tensor(np.ones(3))
     before = w.data
     (w * w).sum().backward()
-    late, expected = (w * w).sum(), ((w.numpy() - 0.5 * w.grad.numpy() + 1.0) * 3.0) / 2.0
+    late, expected = (w * w).sum(), ((w.numpy() - 0.5 * w.grad.numpy() + 1.0) * 1.5) ** 2
     with mt.no_grad():
         for p in (w, frozen):       # as a loop over model.parameters() does
             p -= 0.5 * w.grad
             p += 1.0
             p *= 3.0
             p /= 2.0
+            p **= 2
         y = x
         y += 1.0
     assert w.data is before and y is not x and x.tolist() == [1.0, 1.0, 1.0]
@@ -450,3 +451,35 @@ def test_a_transforms_value_is_never_written_in_place():
         got, value = mt.grad(f)(a), mt.jvp(f, (a,), (np.ones(2),))[0]
         assert np.array_equal(mt.tensor(a).numpy(), before)
         assert value.item() == pytest.approx(9 * (before ** 2).sum()) and not mt.tensor(got).numpy().any()
+
+
+def test_a_tangent_is_never_lost_in_a_write():
+    w = leaf(2)
+
+    def f(x):
+        nonlocal w
+        with mt.no_grad():
+            w *= x
+        return w
+
+    with pytest.raises(RuntimeError, match="a value with a tangent"):
+        mt.jvp(f, (np.ones(2),), (np.ones(2),))
+
+
+@pytest.mark.parametrize("f", [mt.sum, lambda x: mt.sum(x * x), lambda x: mt.sum(x.detach())],
+                         ids=["linear", "square", "constant"])
+def test_a_gradient_is_of_its_inputs_kind(f):
+    a = np.array([1.0, 2.0])
+    assert isinstance(mt.grad(f)(a), np.ndarray) and isinstance(mt.grad(f)(mt.tensor(a)), mt.Tensor)
+    assert np.array_equal(mt.grad(f)(mt.tensor(a)).numpy(), mt.grad(f)(a))
+
+
+def test_what_is_detached_is_constant_on_all_levels():
+    x = np.array([1.0, 2.0, -3.0])
+
+    def f(x):
+        return mt.sum(x.detach() * x * x)
+    assert mt.grad(f)(x).tolist() == (2 * x * x).tolist()
+    assert mt.grad(lambda x: mt.sum(mt.grad(f)(x)))(x).tolist() == (2 * x).tolist()
+    assert mt.jvp(f, (x,), (np.ones(3),))[1].item() == (2 * x * x).sum()
+    assert mt.hvp(f, x, np.ones(3)).tolist() == (2 * x).tolist()

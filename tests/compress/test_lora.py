@@ -9,6 +9,7 @@ from minitorch_dist.autodiff.check import check_grads
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.compress import lora, prune
 from minitorch_dist.compress.lora import LoRALinear
+from minitorch_dist.compress.low_precision import convert_to_low_precision_training
 
 from .lora_cases import moved
 
@@ -225,6 +226,13 @@ def test_what_does_not_fit_changes_nothing(options, words):
 def test_a_model_gets_adapters_once():
     with pytest.raises(ValueError, match="blocks.0.attention.qkv has an adapter already"):
         lora.add(lora.add(gpt()), targets="blocks.1.mlp.0")
+
+
+def test_adapters_and_products_of_few_bits_refuse_each_other():
+    with pytest.raises(ValueError, match=r"blocks.0.attention.qkv.lora_A is an adapter \(lora.add\)"):
+        convert_to_low_precision_training(lora.add(gpt()), "mxfp8")
+    with pytest.raises(ValueError, match="blocks.0.attention.qkv makes its products of few bits"):
+        lora.add(convert_to_low_precision_training(gpt(), "mxfp8"))
 
 
 # ---------------------------------------------------------------- with what one does besides

@@ -239,8 +239,12 @@ def test_a_list_of_modules_is_registered_or_refused():
         Own(list)
     with pytest.raises(TypeError, match="Own.layers is a dict of modules"):
         Own(lambda layers: dict(enumerate(layers)))
+    for make in (set, lambda layers: [[layer] for layer in layers], lambda layers: {"deep": list(layers)},
+                 lambda layers: [nn.Parameter(np.ones(3, np.float32))]):
+        with pytest.raises(TypeError, match="Own.layers is a .* of modules or parameters.*nn.ModuleList"):
+            Own(make)
     assert not list(Own(tuple).parameters())        # which says that it is meant
-    model.order = [model.layers[1], model.layers[0]]
+    model.order = [model.layers[1], [model.layers[0], model.layers[1].weight], 3, "x"]
     assert len(list(model.named_parameters())) == 4
 
 
@@ -252,3 +256,18 @@ def test_a_list_takes_modules_only_and_never_one_in_the_place_of_another():
     assert len(layers) == 3
     delattr(layers, "1")
     assert [*layers.append(nn.ReLU()).state_dict()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_a_model_is_moved_and_cast_by_torchs_arguments():
+    model = nn.Linear(2, 3)
+    assert model.to("cpu", np.float64) is model and model.weight.dtype == np.float64
+    assert model.to(dtype="float16").weight.dtype == np.float16
+    assert model.to(device="cpu", dtype="float32").weight.dtype == np.float32
+
+
+def test_bfloat16_that_numpy_has_stored_says_how_to_read_it():
+    model = nn.Linear(2, 3).to("bfloat16")
+    stored = {name: array.view("V2") for name, array in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"give values.view\(mt.bfloat16\)"):
+        model.load_state_dict(stored)
+    model.load_state_dict({name: array.view(mt.bfloat16) for name, array in stored.items()})

@@ -184,7 +184,7 @@ def test_errors_say_what_to_do():
         "a name": ("TypeError", "dims_mapping 'tp' for shape (4, 6): it must be a list"),
         "no layout": ("TypeError", "['tp', -1] is no Layout; annotate.mesh_split"),
         "no placement": ("TypeError", "0 is no placement of an axis: Shard(dim)"),
-        "a parameter": ("AttributeError", "(an optimizer takes parts, model.parameters())"),
+        "a parameter": ("TypeError", "got a Sharded: of a model its parameters()"),
         "again": ("RuntimeError", "0.weight, 0.bias, 3.weight, 3.bias lies on a mesh already"),
         "no dict": ("TypeError ValueError", "must be a dict"),     # (on the rank where it happens, on others)
         "sharded fully": ("ValueError", "lies on a mesh, where gradients are summed already: leave fully_shard out"),

@@ -48,8 +48,7 @@ class Sharded(Traced):
     def __getattr__(self, name):
         part = f": that of this rank's part is x.local.{name}" if not name.startswith("_") and hasattr(
             self.local, name) else ""
-        raise AttributeError(f"a Sharded has no {name}{part}" + " (an optimizer takes parts, model.parameters())" * (
-            name == "is_leaf"), name=name, obj=self)
+        raise AttributeError(f"a Sharded has no {name}{part}", name=name, obj=self)
 
     def __repr__(self):
         return f"Sharded({self.layout}, shape={self.shape}, dtype={self.dtype})"
