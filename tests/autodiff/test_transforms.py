@@ -106,3 +106,22 @@ def test_control_flow_by_value_works():
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("f", [mt.sum, lambda x: mt.sum(x * x), lambda x: mt.sum(x.detach())],
+                         ids=["linear", "square", "constant"])
+def test_a_gradient_is_of_its_inputs_kind(f):
+    a = np.array([1.0, 2.0])
+    assert isinstance(mt.grad(f)(a), np.ndarray) and isinstance(mt.grad(f)(mt.tensor(a)), mt.Tensor)
+    assert np.array_equal(mt.grad(f)(mt.tensor(a)).numpy(), mt.grad(f)(a))
+
+
+def test_what_is_detached_is_constant_on_all_levels():
+    x = np.array([1.0, 2.0, -3.0])
+
+    def f(x):
+        return mt.sum(x.detach() * x * x)
+    assert mt.grad(f)(x).tolist() == (2 * x * x).tolist()
+    assert mt.grad(lambda x: mt.sum(mt.grad(f)(x)))(x).tolist() == (2 * x).tolist()
+    assert mt.jvp(f, (x,), (np.ones(3),))[1].item() == (2 * x * x).sum()
+    assert mt.hvp(f, x, np.ones(3)).tolist() == (2 * x).tolist()

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, ledger, nn, optim
-from minitorch_dist.compress import LowPrecisionLinear, convert_to_low_precision_training
+from minitorch_dist import nn
+from minitorch_dist.compress import LowPrecisionLinear
 from minitorch_dist.compress.formats import E2M1, E4M3, E5M2, SIGNS, hadamard
 from minitorch_dist.compress.low_precision import RECIPES, Chances, Operand, Recipe, linear_in, products
-from minitorch_dist.parallel.offload import offload_activations
-from tests.crews import crews
-from tests.device.fake_cupy import installed
 
-THEIRS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2, E2M1: ml_dtypes.float4_e2m1fn}
+from .test_formats import THEIRS, nearest, numbers
+
 MORE = {        # blocks that a small matrix has several of, and not evenly
     "small": Recipe(E4M3, E5M2, (1, 4), (3, 4), "e8m0"),
     "small, 4 bits": Recipe(E2M1, E4M3, (1, 4), (3, 4), "e4m3", random_hadamard=True)}
@@ -35,65 +32,6 @@ def product(a, b, forms, blocks, scale):
     """a bᵀ in few bits."""
     return products([tuple(Operand(x, form, block, scale) for x, form, block in zip((a, b), forms, blocks,
                                                                                    strict=True))])[0]
-
-
-def numbers(form):
-    """All finite numbers of a format, in order."""
-    every = np.arange(16 if form is E2M1 else 256, dtype=np.uint8).view(THEIRS[form]).astype(np.float64)
-    return np.unique(every[np.isfinite(every)])
-
-
-def nearest(x, form):
-    """By search, halves to the one whose last bit is 0."""
-    every = numbers(form)
-    codes = every.astype(THEIRS[form]).view(np.uint8)
-    above = np.clip(np.searchsorted(every, x), 1, len(every) - 1)
-    up, down = every[above] - x, x - every[above - 1]
-    return every[np.where((up < down) | ((up == down) & (codes[above] % 2 == 0)), above, above - 1)]
-
-
-@pytest.mark.parametrize("form", THEIRS, ids=lambda form: form.name)
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_rounding_is_to_the_nearest_number_halves_to_even(form, dtype):
-    every = numbers(form)
-    assert every[-1] == form.largest and every[every > 0][0] == 2.0 ** (form.least - form.bits)
-    between, ends = ((every[1:] + every[:-1]) / 2).astype(dtype), np.array([np.inf, -np.inf], dtype)
-    random = np.random.default_rng(0)
-    spread = random.standard_normal(20_000) * np.exp2(random.uniform(-30, 20, 20_000))
-    x = np.concatenate([every, between, *(np.nextafter(between, end) for end in ends), spread,
-                        [1e30, -1e30, 3.0 * form.largest]]).astype(dtype)
-    found = form.rounded(x)
-    assert found.dtype == x.dtype and (found == nearest(x.astype("f8"), form)).all()
-    if dtype == "f4":       # (theirs rounds float64 twice)
-        theirs = np.clip(x, -form.largest, form.largest).astype(THEIRS[form]).astype(dtype)
-        assert (found == theirs).all() and (np.signbit(found) == np.signbit(theirs)).all()
-    assert np.isnan(form.rounded(np.array([np.nan], dtype))).all()
-
-
-def test_e2m1_is_fifteen_numbers():
-    every = [0.5, 1, 1.5, 2, 3, 4, 6]
-    assert numbers(E2M1).tolist() == [-v for v in every[::-1]] + [0] + every
-    halves = [(0.25, 0), (0.75, 1), (1.25, 1), (1.75, 2), (2.5, 2), (3.5, 4), (5, 4), (5.1, 6), (9, 6)]
-    assert E2M1.rounded(np.array([x for x, _ in halves])).tolist() == [q for _, q in halves]
-
-
-@pytest.mark.parametrize("form", THEIRS, ids=lambda form: form.name)
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_rounding_by_chance_has_the_numbers_mean(form, dtype):
-    """Over chances that are evenly spread: x's neighbours a ≤ x ≤ b alone, mean x, variance (x - a)(b - x)."""
-    every, count = numbers(form), 1 << 12
-    random, chance = np.random.default_rng(1), (np.arange(count, dtype="f4") + 0.5) / count
-    x = random.choice([-1, 1], 200) * np.exp2(random.uniform(form.least - form.bits - 2, np.log2(form.largest), 200))
-    x = np.concatenate([x, every[::max(1, len(every) // 40)], [2 * form.largest]]).astype(dtype)
-    drawn = form.rounded(np.repeat(x[:, None], count, 1), np.broadcast_to(chance, (len(x), count)))
-    assert drawn.dtype == x.dtype
-    wide, inside = drawn.astype("f8"), np.clip(x.astype("f8"), -form.largest, form.largest)
-    above = np.clip(np.searchsorted(every, inside), 1, len(every) - 1)
-    a, b = every[above - 1], every[above]
-    assert ((drawn == a[:, None]) | (drawn == b[:, None])).all()
-    assert (np.abs(wide.mean(1) - inside) <= (b - a) / count).all()
-    assert (np.abs(wide.var(1) - (inside - a) * (b - inside)) <= 2 * (b - a) ** 2 / count).all()
-    assert np.isnan(form.rounded(np.array([np.nan], dtype), chance[:1])).all()
 
 
 def rounded_by_hand(x, form, block, scale):
@@ -319,224 +257,3 @@ def test_inf_and_nan_are_seen(bad, recipe):
     ct[1, 1] = bad
     y, dx, dw = of_chance(RECIPES[recipe], 0, np.ones((19, 4), "f4"), w, ct)
     assert np.isfinite(y).all() and not np.isfinite(dx[1]).any() and not np.isfinite(dw[1]).any()
-
-
-# ---------------------------------------------------------------- whole models
-
-def test_a_model_is_changed_in_place_and_stays_the_same_to_others():
-    mt.manual_seed(0)
-    model = nn.GPT(11, 7, layers=2, heads=2, dim=8)
-    named, state = dict(model.named_parameters()), model.state_dict()
-    optimizer = optim.AdamW(model.parameters())
-    seen = []
-    chosen = convert_to_low_precision_training(model, "rowwise", lambda m, path: seen.append(path) or "mlp" in path)
-    assert chosen is model
-    kinds = {path: type(m) for path, m in model.named_modules()}
-    assert {path for path, kind in kinds.items() if kind is LowPrecisionLinear} == {
-        f"blocks.{i}.mlp.{k}" for i in (0, 1) for k in (0, 2)}
-    assert kinds["blocks.0.attention.qkv"] is nn.Linear and "blocks.1.attention.out" in seen
-    assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in named.items()}
-    assert list(model.state_dict()) == list(state)
-    tokens = np.random.default_rng(0).integers(0, 11, (3, 7))
-    nn.cross_entropy(model(tokens).reshape((-1, 11)), tokens.ravel()).backward()
-    before = {name: p.numpy().copy() for name, p in named.items()}
-    optimizer.step()
-    assert all((p.numpy() != before[name]).any() for name, p in named.items())
-    assert "LowPrecisionLinear(8, 32, e4m3)" in repr(model)
-    pair = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    pair[1].forward = lambda x: x       # it does something of its own
-    assert [type(m) for m in convert_to_low_precision_training(pair)] == [LowPrecisionLinear, nn.Linear]
-
-
-def test_what_can_not_be_changed_raises():
-    with pytest.raises(ValueError, match="has no Linear$"):
-        convert_to_low_precision_training(nn.Sequential(nn.ReLU()))
-    with pytest.raises(ValueError, match="that module_filter_fn takes"):
-        convert_to_low_precision_training(nn.Linear(2, 3), module_filter_fn=lambda m, path: False)
-    with pytest.raises(ValueError, match=f"recipe 'colwise'; there are {', '.join(RECIPES)}"):
-        convert_to_low_precision_training(nn.Linear(2, 3), "colwise")
-    with pytest.raises(ValueError, match="groups of the same length along the axis that is summed over"):
-        Recipe(E4M3, E4M3, (1, 128), (128, 64), "e8m0")
-    with pytest.raises(ValueError, match="scale='bfloat16'; there are float32, e8m0, e4m3"):
-        Recipe(E4M3, E4M3, (1, 128), (128, 128), "bfloat16")
-    for block in ((1, 0), (-1, 8), (1, 2.0)):
-        with pytest.raises(ValueError, match=re.escape(f"block {block} must be of numbers from 1, or None")):
-            Recipe(E4M3, E4M3, block, block, "e8m0")
-    layer = convert_to_low_precision_training(nn.Linear(2, 3, bias=False))
-    assert type(layer) is LowPrecisionLinear and layer.bias is None
-
-
-def test_a_derivative_of_the_first_order_in_reverse_mode():
-    """By the tape, by transforms at any level, of all arguments; others are refused when they are asked for."""
-    layer, random = convert_to_low_precision_training(nn.Linear(6, 5), "rowwise"), np.random.default_rng(7)
-    x, ct = random.standard_normal((4, 6)).astype("f4"), random.standard_normal((4, 5)).astype("f4")
-
-    def loss(x):
-        return (layer(x) * ct).sum()
-    t = mt.tensor(x, requires_grad=True)
-    loss(t).backward()
-    wanted, of_weight = t.grad.numpy().copy(), layer.weight.grad.numpy().copy()
-    found = mt.grad(loss)(x)
-    assert (found.numpy() == wanted).all() and (mt.vjp(layer, x)[1](ct)[0].numpy() == wanted).all()
-    assert (mt.grad(lambda w: (linear_in(layer.recipe)(x, w) * ct).sum())(layer.weight.numpy()) == of_weight).all()
-    t.grad = None
-    loss(t).backward(create_graph=True)
-    assert (t.grad.numpy() == wanted).all()
-    for second in (lambda: t.grad.sum().backward(), lambda: found.sum().backward(),
-                   lambda: mt.grad(lambda z: mt.grad(loss)(z).sum())(x),
-                   lambda: mt.grad(lambda s: mt.grad(lambda z: s * loss(z))(x).sum())(np.float32(2))):
-        with pytest.raises(TypeError, match="can be differentiated once only"):
-            second()
-    with pytest.raises(TypeError, match="'low_precision_linear' has a reverse rule only"):
-        mt.jvp(layer, (x,), (x,))
-
-
-def test_digits_are_learned_as_well_as_in_float32():
-    """Of 360 unseen ones, within 3 % of what float32 gets right."""
-    digits, right = data.load("digits"), {}
-    x, unseen = (images.reshape(len(images), -1) for images in (digits.train_images, digits.test_images))
-    for kind in ("float32", *RECIPES):
-        mt.manual_seed(1)
-        model = nn.Sequential(nn.Linear(x.shape[1], 48), nn.ReLU(), nn.Linear(48, 10))
-        if kind != "float32":
-            convert_to_low_precision_training(model, kind)
-        optimizer = optim.Adam(model.parameters(), 3e-3)
-        for epoch in range(4):
-            for batch in data.Loader(x, digits.train_labels, 50, seed=3).epoch(epoch):
-                optimizer.zero_grad()
-                nn.cross_entropy(model(batch.shards[0].inputs), batch.shards[0].labels).backward()
-                optimizer.step()
-        with mt.no_grad():
-            right[kind] = (model(unseen).numpy().argmax(1) == digits.test_labels).mean()
-    assert right["float32"] > 0.8 and all(right[kind] > right["float32"] - 0.03 for kind in RECIPES), right
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_under_autocast_the_layer_takes_and_gives_16_bits(dtype, bias):
-    """As a Linear does; the weight's gradient is that of float32."""
-    random = np.random.default_rng(0)
-    linear = nn.Linear(6, 5, bias=bias)
-    layer, x = LowPrecisionLinear(linear), mt.tensor(random.standard_normal((2, 4, 6)).astype("f4"), requires_grad=True)
-    low = x.numpy().astype(dtype)
-    with mt.autocast(dtype):
-        y = layer(x)
-        assert y.dtype == linear(x).dtype == low.dtype
-    y.astype("float32").sum().backward()
-    assert x.grad.dtype == layer.weight.grad.dtype == np.float32
-    wide = linear_in(layer.recipe)(low.astype("f4").reshape(8, 6), layer.weight.numpy()).astype(dtype)
-    wide = wide + layer.bias.numpy().astype(dtype) if bias else wide
-    assert (y.numpy() == wide.reshape(2, 4, 5)).all()
-    one = np.ones((8, 5), dtype).astype("f4")
-    t = mt.tensor(layer.weight.numpy(), requires_grad=True)
-    (linear_in(layer.recipe)(low.astype("f4").reshape(8, 6), t) * one).sum().backward()
-    assert (layer.weight.grad.numpy() == t.grad.numpy()).all()
-    with mt.autocast(dtype):
-        assert layer(x.numpy().astype("f8")).dtype == np.float64
-        with mt.autocast(enabled=False):
-            assert layer(x).dtype == np.float32
-    assert layer(mt.tensor(low)).dtype == low.dtype     # without autocast too it gives what it is given
-
-
-def test_operations_are_counted_as_a_linears():
-    model = nn.GPT(11, 7, layers=2, heads=2, dim=8)
-    tokens = np.zeros((2, 3), int)
-    before = nn.summary(model, tokens)
-    after = nn.summary(convert_to_low_precision_training(model), tokens)
-    assert before.flops == after.flops > 0 and [r.flops for r in before.rows] == [r.flops for r in after.rows]
-    assert LowPrecisionLinear(nn.Linear(0, 3, weight_init=np.zeros))(np.zeros((4, 0), "f4")).shape == (4, 3)
-
-
-def test_the_bits_on_a_gpu():
-    """The stand-in's: no copy to the host, and the host's numbers."""
-    random = np.random.default_rng(4)
-    x, w, g = (random.standard_normal(shape).astype("f4") for shape in ((19, 200), (7, 200), (19, 7)))
-
-    def run(device, recipe):
-        mt.manual_seed(0)
-        a, b = (mt.tensor(v, device=device, requires_grad=True) for v in (x, w))
-        y = linear_in(recipe)(a, b)
-        (y * mt.tensor(g, device=device)).sum().backward()
-        return [t.cpu().numpy() for t in (y, a.grad, b.grad)]
-    with installed():
-        for recipe in RECIPES.values():
-            for here, there in zip(run("cpu", recipe), run("cuda", recipe), strict=True):
-                assert here.tobytes() == there.tobytes()
-
-
-def trained(exact, recipe):
-    """The parameters after two steps of a small model, on these ranks."""
-    world = comm.world()
-    mt.manual_seed(2)
-    model = mt.parallel.DistributedDataParallel(convert_to_low_precision_training(
-        nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 5)), recipe), world, exact=exact)
-    random, optimizer = np.random.default_rng(5), optim.SGD(model.parameters(), 0.1)
-    x, labels = random.standard_normal((288, 12)).astype("f4"), random.integers(0, 5, 288)
-    loader = data.Loader(x, labels, 144, seed=1, rank=world.rank, size=world.size, micro_shards=8 if exact else 1)
-    for step, batch in enumerate(loader.epoch(0)):
-        optimizer.zero_grad()
-        for shard in batch.shards:
-            with mt.backend.random_scope(3, step, batch.count, shard.rows):
-                (nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum") / batch.count).backward()
-        optimizer.step()
-    return [p.numpy().copy() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("recipe", ["tensorwise", "nvfp4"])
-def test_exact_mode_has_one_set_of_bits_and_other_ranks_round_alike(recipe):
-    """Of chances too: whoever has a sample draws the same for it."""
-    function = "tests.compress.test_low_precision:trained"
-    exact = {n: crews.call(function, n, (True, recipe))[0] for n in (1, 2, 4)}
-    for n in (2, 4):
-        assert all((a == b).all() for a, b in zip(exact[1], exact[n], strict=True))
-    loose = trained(False, recipe), crews.call(function, 2, (False, recipe))[0]
-    for a, b in zip(*loose, strict=True):
-        assert 0 < np.abs(a - b).max() < 0.01
-
-
-def sharded(kind):
-    """kind: "alone", "sharded", or a folder for activations. Returns (bytes of gathered values and of activations after
-    forward, of the former at most, of each unit, the parameters after two steps)."""
-    world = comm.world()
-    mt.manual_seed(2)
-    model = convert_to_low_precision_training(nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 80), nn.Tanh(),
-                                                     nn.Linear(80, 100)), "rowwise")
-    model = mt.parallel.fully_shard(model, world, stage=3) if kind == "sharded" else model
-    folder = kind if kind not in ("alone", "sharded") else None
-    optimizer, random = optim.SGD(model.parameters(), 0.1), np.random.default_rng(5)
-    for _ in range(2):
-        x, ct = (random.standard_normal((8, n)).astype("f4") for n in (64, 100))
-        mine = slice(world.rank * 8 // world.size, (world.rank + 1) * 8 // world.size)
-        optimizer.zero_grad()
-        with ledger.record(memory=True) as book:
-            with offload_activations(model, folder, min_bytes=1) if folder else contextlib.nullcontext():
-                loss = (model(x[mine]) * ct[mine]).sum()
-            kept = book.live["buffer"], book.live["activation"]
-            loss.backward()
-        optimizer.step()
-    whole = mt.parallel.full_state_dict(model) if kind == "sharded" else model.state_dict()
-    sizes = [unit.size * 4 for unit in model.units] if kind == "sharded" else None
-    return kept, book.peak["buffer"], sizes, whole
-
-
-def test_gathered_weights_are_freed_and_what_is_kept_can_be_offloaded(tmp_path):
-    (_, activations), _, _, alone = sharded("alone")
-    (_, on_disk), _, _, offloaded = sharded(str(tmp_path))
-    assert on_disk < activations / 4
-    (buffers, _), most, sizes, whole = crews.call("tests.compress.test_low_precision:sharded", 2, ("sharded",))[0]
-    assert buffers == 0 < most <= sum(sorted(sizes)[-2:]) < sum(sizes)
-    for name, value in alone.items():
-        assert (offloaded[name] == value).all()
-        # a sum over tokens, of which each rank has half, has other groups there: what is rounded is within a part in 8
-        np.testing.assert_allclose(whole[name], value, rtol=0, atol=0.1)
-        assert value.std() > 0.03
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_inputs_that_are_too_narrow_or_integers(recipe):
-    layer = LowPrecisionLinear(nn.Linear(256, 3), recipe)
-    for width in (4, 128, 257):
-        with pytest.raises(ValueError, match=f"last axis of x \\(2, {width}\\) must be 256"):
-            layer(np.ones((2, width), np.float32))
-    x = np.arange(512).reshape(2, 256) % 7
-    np.testing.assert_array_equal(layer(mt.tensor(x)).numpy(), layer(x.astype(np.float32)).numpy())

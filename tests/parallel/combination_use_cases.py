@@ -15,22 +15,18 @@ from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.federated import FederatedAveraging, split_evenly
 from minitorch_dist.parallel.parameter_server import ParameterServer
 
+from .combination_besides import BESIDES, USUAL, adamw, scaler, sgd
 from .combination_cases import (
-    BESIDES,
     DIM,
     FORMS,
-    USUAL,
     VOCABULARY,
     Job,
-    adamw,
     attempt,
     batches,
     build,
     language_model,
     pieces,
-    scaler,
     sequences,
-    sgd,
     steps,
 )
 

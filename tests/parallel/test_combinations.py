@@ -19,7 +19,8 @@ from minitorch_dist.checkpoints.index import covers
 from tests.crews import crews
 
 from . import combination_cases as cases
-from .combination_cases import BESIDES, FORMS, USUAL
+from .combination_besides import BESIDES, USUAL, adamw
+from .combination_cases import FORMS
 
 CASES, USE = "tests.parallel.combination_cases:", "tests.parallel.combination_use_cases:"
 SAME, WITHIN, NO, NOT_THERE = "=", "≈", "✗", "·"
@@ -247,7 +248,7 @@ def test_the_training_says_something():
     (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"])])
 def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, tmp_path):
     whole = cases.build((), {}, USUAL, mixture)
-    optimizer = cases.adamw(list(whole.model.named_parameters()))
+    optimizer = adamw(list(whole.model.named_parameters()))
     for name, ranks in zip(names, zip(*crews.call(USE + "one_after_another", 4, (names, mixture, str(tmp_path))),
                                       strict=True), strict=True):
         number = names.index(name)

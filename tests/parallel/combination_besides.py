@@ -1,0 +1,184 @@
+"""What is done besides in the tests of forms of parallelism together, as a table: see combination_cases.py."""
+
+import tempfile
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import nn, optim
+from minitorch_dist.compress import lora, low_precision, prune, soup
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
+
+
+def sgd(named):
+    """Under Adam a wrongly scaled gradient is nearly invisible."""
+    return optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+
+def adamw(named, state_bits=32):
+    return optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1, state_bits=state_bits)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a job differs from the usual one.
+
+    tolerance  greatest difference from one process; None: each bit is the same
+    of_parts   the same where tensor parallelism or annotations cut parameters, if that is more
+    samples    whether two ranks of each share the samples beside a form that doesn't: where it is about these
+    scaler     comm -> GradScaler
+    prepare    before the forms; before: behind them, before the wrapper; begin: before the first step; all (job)
+    around     (job) -> what a step's forward and backward stand in
+    after      (job), behind each step
+    end        (job) -> what the model is compared in
+    """
+
+    tolerance: float = 1e-10
+    of_parts: float = 0.0
+    samples: bool = False
+    dtype: type = np.float64
+    model: dict = field(default_factory=dict)
+    optimizer: object = sgd
+    exact: bool = False
+    accumulate: int = 1
+    clip: float = None
+    amp: str = None
+    scaler: object = None
+    prepare: object = lambda job: None
+    before: object = lambda job: None
+    begin: object = lambda job: None
+    around: object = lambda job: nullcontext()
+    after: object = lambda job: None
+    end: object = lambda job: nullcontext()
+
+
+def recompute(job):
+    for layer in job.model[1], job.model[2]:
+        layer.forward = mt.checkpoint(type(layer).forward.__get__(layer))
+
+
+def muon(named):
+    """Of the blocks' matrices; AdamW of the rest."""
+    hidden = [p for name, p in named if p.ndim > 1 and name[0] in "12"]
+    others = [p for name, p in named if p.ndim < 2 or name[0] not in "12"]
+    return optim.Combined(*([optim.Muon(hidden, 0.01)] if hidden else []),
+                          *([optim.AdamW(others, 0.01)] if others else []))
+
+
+def scaler(comm):
+    """Beyond what the embedding's gradients bear in the first step, on whichever ranks they are."""
+    return optim.GradScaler(2.0 ** 126, backoff_factor=2.0 ** -30, comm=comm)
+
+
+@contextmanager
+def activations_on_disk(job):
+    with ExitStack() as stack:
+        for chunk in job.chunks:
+            stack.enter_context(offload_activations(chunk, tempfile.gettempdir(), min_bytes=64))
+        yield
+
+
+def compiled(job):
+    job.chunks = [mt.compile(chunk, "numpy") for chunk in job.chunks]
+
+
+def in_8_bits(job):
+    kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
+    job.chunks = [low_precision.convert_to_low_precision_training(chunk, "rowwise") if any(
+        type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
+
+
+class Nothing:
+    """The optimizer of a rank that trains nothing."""
+
+    def zero_grad(self):
+        """There is none."""
+
+    def step(self):
+        """Nothing changes."""
+
+
+def of_the_trained(named):
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    return sgd(trained) if trained else Nothing()
+
+
+def adapted(quantize=None):
+    """Adapters beside the block's matrices and the head's; a stage without any is frozen."""
+    def before(job):
+        kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
+        for chunk in job.chunks:
+            if targets := [path for path, m in chunk.named_modules() if type(m) in kinds and path[0] in "13"]:
+                lora.add(chunk, 3, 5, 0.1, targets, quantize=quantize)
+            for p in () if targets else chunk.parameters():
+                p.requires_grad_(False)
+    return before
+
+
+def averaged(job):
+    job.averages = [soup.ExponentialMovingAverage(chunk, 0.9) for chunk in job.chunks]
+
+
+def average(job):
+    for each in job.averages:
+        each.update()
+
+
+@contextmanager
+def of_averages(job):
+    """Inside the averages stand in the place of the values."""
+    with ExitStack() as stack:
+        for each in job.averages:
+            stack.enter_context(each.applied())
+        yield
+
+
+def pruned(job):
+    job.prunings = [prune.Pruning(chunk, prune.random(chunk, 0.5)) for chunk in job.chunks
+                    if any(p.ndim > 1 for p in chunk.parameters())]
+
+
+def prune_again(job):
+    for each in job.prunings:
+        each.apply()
+
+
+def own_hook(job):
+    """A communication hook that sums as no other does: all gradients to all ranks."""
+    def hook(comm, bucket):
+        everyone = np.empty((comm.size, bucket.grads.size), bucket.grads.dtype)
+        work = comm.all_gather(everyone, bucket.grads, async_op=True)
+
+        def finish():
+            work.wait()
+            bucket.grads[...] = everyone.sum(axis=0)
+        return finish
+    for chunk in job.chunks if job.wrap is not None else ():
+        chunk.register_comm_hook(hook)
+
+
+BESIDES = {
+    "recompute": Beside(prepare=recompute, optimizer=adamw),
+    "accumulate": Beside(samples=True, accumulate=2),
+    "exact": Beside(None, samples=True, exact=True),
+    "bfloat16": Beside(5e-4, dtype=np.float32, amp="bfloat16"),
+    "GradScaler": Beside(2e-5, dtype=np.float32, model={"std": 0.002}, scaler=scaler),
+    "clip_grad_norm": Beside(clip=0.5),
+    "Muon": Beside(optimizer=muon),
+    "8-bit states": Beside(of_parts=5e-3, optimizer=lambda named: adamw(named, state_bits=8)),
+    "offload_activations": Beside(around=activations_on_disk),
+    "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
+    "compile": Beside(before=compiled),
+    "float8": Beside(5e-4, dtype=np.float32, before=in_8_bits),
+    "LoRA": Beside(before=adapted(), optimizer=of_the_trained),
+    "QLoRA": Beside(before=adapted("nf4"), optimizer=of_the_trained),
+    "comm hook": Beside(samples=True, begin=own_hook),
+    "BatchNorm": Beside(samples=True, model={"norm": nn.BatchNorm}),
+    "BatchNorm, exact": Beside(None, samples=True, model={"norm": nn.BatchNorm}, exact=True),
+    "average (EMA)": Beside(begin=averaged, after=average, end=of_averages, optimizer=adamw),
+    "prune": Beside(begin=pruned, after=prune_again),
+}
+USUAL = Beside()
