@@ -25,7 +25,8 @@ EVAL_CHUNK = 64
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
-OUTSIDE = ("text", "out", "device", "save_every", "resume", "eval_every", "eval_windows", "sample", "temperature")
+OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
+           "temperature")
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample", "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
@@ -184,7 +185,7 @@ def prepare(args, world):
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
-    run = training.Run(args.out, world, settings, args.resume)
+    run = training.Run(args.out, world, settings, args.resume, args.async_save)
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     run.restore(model, optimizer, schedule, scaler)
     return task, loader, model, optimizer, schedule, scaler, run
@@ -223,7 +224,8 @@ def train(args, world):
         facts, passage = task.final(model, args, world)
         progress.say(passage)
         status = interrupt.status(world)
-    settings = {k: v for k, v in vars(args).items() if k not in ("out", "steps", "resume", "save_every")}
+    settings = {k: v for k, v in vars(args).items()
+                if k not in ("out", "steps", "resume", "save_every", "async_save")}
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
                       exit_status=status, **facts, **settings)
 

@@ -118,7 +118,7 @@ def train(args, world):
         settings = {name: getattr(args, name) for name in SETTINGS} | {
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
             "batch_size": loader.sampler.batch_size, "steps": steps}
-        run = training.Run(args.out, world, settings, args.resume)      # with another cut as well
+        run = training.Run(args.out, world, settings, args.resume, args.async_save)      # with another cut as well
         run.restore(pipeline.chunks, optimizer, plan)
     stop = False
     played = play(schedule)

@@ -71,6 +71,8 @@ class ArgumentParser(argparse.ArgumentParser):
         """The options of a run that can go on."""
         self.add_argument("--save-every", type=int, metavar="STEPS",
                           help="write a checkpoint every so many steps, and at the end (Ctrl-C writes one in any case)")
+        self.add_argument("--async-save", action="store_true",
+                          help="write checkpoints beside the training, which waits only until their values are copied")
         self.add_argument("--resume", action="store_true",
                           help="go on from the newest checkpoint in the run's folder, with the same settings, on any "
                                "number of ranks")

@@ -93,9 +93,10 @@ class Run:
     """A run's folder: history.jsonl grows by a line per step; summary.json and parameters.npz come at the end;
     checkpoints/ holds the last two of what it can go on from.
 
-    settings  {name: what JSON can hold} of what the curve depends on: a run goes on with the same ones only
-    resume    go on from the newest checkpoint (see restore): another number of ranks, and another way of cutting the
-              model, is all right
+    settings    {name: what JSON can hold} of what the curve depends on: a run goes on with the same ones only
+    resume      go on from the newest checkpoint (see restore): another number of ranks, and another way of cutting the
+                model, is all right
+    async_save  write checkpoints beside the training, see Checkpoints
 
     Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
     the ledger counts, and no other run can have the folder. Making a Run is collective. On every rank: OSError where
@@ -103,9 +104,9 @@ class Run:
     and hasn't come to its end, or where another one is under way.
     """
 
-    def __init__(self, folder, world, settings=None, resume=False):
+    def __init__(self, folder, world, settings=None, resume=False, async_save=False):
         self.folder, self.world, self.settings = Path(folder), world, json.loads(json.dumps(settings or {}))
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", world)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", world, async_op=async_save)
         self.resume = resume
         if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
             raise error
@@ -252,6 +253,7 @@ class Run:
     def finish(self, network, **facts):
         """Write summary and parameters; returns the summary on all ranks when they are written. RuntimeError unless all
         hold the same bits."""
+        self.checkpoints.wait()
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,

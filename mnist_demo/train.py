@@ -168,7 +168,7 @@ def prepare(args, world, plugged):
         "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
         "batch_size": batch_size, "steps": steps}
     # Last: what doesn't fit leaves the files of an earlier run alone.
-    run = training.Run(args.out, world, settings, args.resume)
+    run = training.Run(args.out, world, settings, args.resume, args.async_save)
     run.restore(model, optimizer, schedule, scaler)
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,

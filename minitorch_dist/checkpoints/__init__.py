@@ -1,7 +1,7 @@
 """Checkpoints: a run's state on disk, written by all ranks together, from which any number of ranks can go on.
 
     checkpoints = Checkpoints("runs/gpt/checkpoints", world)
-    checkpoints.save(step, model, optimizer, loss=loss)             # every so many steps
+    checkpoints.save(step, model, optimizer, loss=loss)             # every so many steps; async_op: beside the training
     step, facts = checkpoints.load(model, optimizer)                # the newest
 
     step-00000200/
@@ -33,22 +33,31 @@ from ..comm.together import together
 from .index import INDEX, CheckpointError, Index
 from .loading import StoredValues, index_of, load
 from .saving import of_group, save
+from .writing import Saving
 
-__all__ = ["CheckpointError", "Checkpoints", "Index", "StoredValues", "load", "save"]
+__all__ = ["CheckpointError", "Checkpoints", "Index", "Saving", "StoredValues", "load", "save"]
 
 
 class Checkpoints:
     """The checkpoints of one run, by the number of steps done: step-00000200 and so on.
 
-    folder  where they lie, for all ranks to see
-    comm    the Communicator of all ranks that have a part of the model (default: one process)
-    keep    so many are kept, the newest ones
+    folder    where they lie, for all ranks to see
+    comm      the Communicator of all ranks that have a part of the model (default: one process)
+    keep      so many are kept, the newest ones
+    async_op  save returns when the values are copied, and a thread of each rank writes its share while training goes
+              on: the state of model and optimizer is in the hosts' memory once more, divided by the ranks. The next
+              save or load waits for it, and wait does; what couldn't be written is raised there
     """
 
-    def __init__(self, folder, comm=None, keep=2):
+    def __init__(self, folder, comm=None, keep=2, async_op=False):
         if keep < 1:
             raise ValueError(f"Checkpoints: keep={keep}; at least 1 must be kept")
-        self.folder, self.comm, self.keep = Path(folder), comm, keep
+        self.folder, self.comm, self.keep, self.async_op = Path(folder), comm, keep, async_op
+        self._under_way = None      # the Saving
+
+    @property
+    def _first(self):
+        return self.comm is None or self.comm.rank == 0
 
     def steps(self):
         """The steps at which there is a whole one, in order. As this rank sees the folder."""
@@ -65,10 +74,19 @@ class Checkpoints:
         where the folder has some of later steps: the newest would be none of this run's."""
         if step < 0:
             raise ValueError(f"Checkpoints.save: step={step}; the steps that were done are 0 or more")
-        first = self.comm is None or self.comm.rank == 0
-        together(self.comm, lambda: self._tidy(step) if first else None)
-        save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm)
-        together(self.comm, lambda: self._delete() if first else None)
+        self.wait()
+        together(self.comm, lambda: self._tidy(step) if self._first else None)
+        self._under_way = save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm, self.async_op)
+        if not self.async_op:
+            self._delete()
+
+    def wait(self):
+        """Return when the checkpoint that is being written is there, if one is. Collective. OSError on all ranks where
+        it couldn't be written: those before it stay."""
+        saving, self._under_way = self._under_way, None
+        if saving is not None:
+            saving.wait()
+            self._delete()
 
     def _tidy(self, step):
         """Take away what saves of this group's have left that were broken off."""
@@ -80,11 +98,13 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _delete(self):
-        """Keep the newest alone."""
-        for old in self.steps()[:-self.keep]:
-            gone = self.folder / f".{self.path(old).name}.deleted"
-            os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
-            shutil.rmtree(gone, ignore_errors=True)
+        """Keep the newest alone. Collective."""
+        def work():
+            for old in self.steps()[:-self.keep]:
+                gone = self.folder / f".{self.path(old).name}.deleted"
+                os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
+                shutil.rmtree(gone, ignore_errors=True)
+        together(self.comm, lambda: work() if self._first else None)
 
     def load(self, model, optimizer=None, step=None):
         """(step, facts) of the newest checkpoint, or that of `step`, written into the model and its optimizer. Without
@@ -99,6 +119,8 @@ class Checkpoints:
 
     def _chosen(self, step):
         """The step, or the newest there is, as rank 0 sees the folder."""
+        self.wait()
+
         def find():
             there = self.steps()
             if not there:

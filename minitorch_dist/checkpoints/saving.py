@@ -1,55 +1,55 @@
-"""Writing a checkpoint: every rank its share, and a name when all of it is on disk."""
+"""Saving a checkpoint: what is to be written, and by which rank."""
 
-import errno
 import json
-import os
-import shutil
 import zlib
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-
-from ..backend import STORED, dtype_code, to
+from ..backend import STORED, dtype_code
 from ..comm.together import gathered, together
 from ..launch_env import launched_rank
-from .index import INDEX, Index, key, number
+from .index import Index, key, number
 from .layout import buffer_names, piece_of, state_of
+from .writing import Saving, begin, copied, on_host
 
 
-def save(path, model, optimizer=None, facts=None, comm=None):
+def save(path, model, optimizer=None, facts=None, comm=None, async_op=False):
     """Write a checkpoint at `path`, a folder that must not exist. Collective.
 
     model      a Module or a list of a pipeline's chunks, see layouts
     optimizer  of this model's parameters, or None
     facts      what else is to be kept: {name: what JSON can hold}; rank 0's count
     comm       the Communicator of all ranks that have a part of the model (default: one process)
+    async_op   return a Saving as soon as the values are copied, each rank's share in its host's memory: training goes
+               on while a thread writes them
 
     Buffers are rank 0's, or the first rank's that has them: others may have moved theirs alone. Raises OSError on all
     ranks, if a rank can't write, and ValueError, where ranks that should hold the same values don't; then there is
-    nothing at `path`.
+    nothing at `path`. With async_op, Saving.wait raises what the thread met.
     """
     path, rank = Path(path), comm.rank if comm else 0
     partial = path.with_name(f".{path.name}.partial{of_group(comm)}")
     arrays, about = state_of(model, optimizer)
-    together(comm, lambda: check_savable(arrays, facts or {}))
+    facts = together(comm, lambda: savable(arrays, facts or {}))
     arrays = cut_alike(comm, arrays)
     buffers = {f"model.{name}" for name in buffer_names(model)}
     index = Index.planned(gathered(comm, described(arrays)), first=set().union(*gathered(comm, buffers)))
-    index.optimizer, index.facts = merged(gathered(comm, about)), facts or {}
+    index.optimizer = merged(gathered(comm, about))
+    index.facts = comm.broadcast_object(facts) if comm else facts
     check_alike(comm, {name: array for name, array in arrays.items()
                        if name.startswith("model.") and name not in buffers})
-    together(comm, lambda: begin(path, partial) if rank == 0 else None)
     file = f"rank-{rank}.safetensors"
     mine = {key(name, box): (array, box, place) for name, (layout, array) in arrays.items()
             for box, place in layout.pieces if index.writer(name, box) == file}
-    try:
-        index.files = dict(gathered(comm, (file, together(comm, lambda: write(partial / file, blocks(mine))))))
-        together(comm, lambda: publish(partial, path, index) if rank == 0 else None)
-    except OSError:
-        if rank == 0:       # the room is wanted by others, perhaps
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
+    if async_op:
+        mine = together(comm, lambda: copied(mine))
+    together(comm, lambda: begin(path, partial) if rank == 0 else None)
+    saving = Saving(path, partial, index, comm, mine)
+    if async_op:
+        saving.start()
+        return saving
+    saving.wait()
+    return None
 
 
 def cut_alike(comm, arrays):
@@ -76,15 +76,17 @@ def of_group(comm):
     return f"-{first}" if first else ""
 
 
-def check_savable(arrays, facts):
-    """ValueError for what a checkpoint can't hold."""
+def savable(arrays, facts):
+    """The facts as JSON has them, which nobody changes any more. ValueError for what a checkpoint can't hold."""
     if odd := [f"{name} ({array.dtype})" for name, (_, array) in arrays.items() if array.dtype.name not in STORED]:
         raise ValueError(f"a checkpoint can't hold {', '.join(odd)}; it can {', '.join(STORED)}")
+    found = {}
     for name, value in facts.items():
         try:
-            json.dumps({name: value}, default=number)
+            found |= json.loads(json.dumps({name: value}, default=number))
         except (TypeError, ValueError) as error:
             raise ValueError(f"save: the fact {name}={value!r} is nothing that JSON can hold: {error}") from None
+    return found
 
 
 def check_alike(comm, arrays):
@@ -102,84 +104,6 @@ def check_alike(comm, arrays):
                 raise ValueError(f"{name} has other values on rank {rank} than on rank {values[name, box][0]}: a "
                                  "checkpoint would hold some of each. Either these are two parameters by one name, or "
                                  "the ranks don't train one model (DistributedDataParallel, fully_shard)")
-
-
-def on_host(array):
-    """Its elements, one after another in C order, little-endian, as bytes."""
-    array = np.ascontiguousarray(to(array, "cpu")).reshape(-1)
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8)
-
-
-def begin(path, partial):
-    """Make room, and take away what a save that was broken off has left."""
-    if path.exists():
-        raise there_already(path)
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-
-
-def there_already(path):
-    return FileExistsError(errno.EEXIST, "there is a checkpoint already", str(path))
-
-
-def blocks(pieces):
-    """The bytes of a file of safetensors with pieces {key: (array, box, place)}: a header, then the arrays one by
-    one."""
-    order = sorted(pieces.items(), key=lambda piece: -piece[1][0].dtype.itemsize)     # so that all are aligned
-    header, at = {}, 0
-    for name, (array, box, _) in order:
-        shape = [stop - start for start, stop in box]
-        end = at + int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
-        header[name] = {"dtype": STORED[array.dtype.name], "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for _, (array, _, place) in order:
-        yield on_host(piece_of(array, place))
-
-
-def write(path, blocks):
-    """A file that is on disk when this returns: {"bytes", "crc32"}."""
-    count, crc32 = 0, 0
-    try:
-        with open(path, "wb") as file:
-            for block in blocks:
-                file.write(block)
-                count, crc32 = count + len(block), zlib.crc32(block, crc32)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:    # writing says nothing of the file
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    return {"bytes": count, "crc32": crc32}
-
-
-def publish(partial, path, index):
-    """All ranks' files are on disk: give them their index, and the folder its name."""
-    for name, facts in index.files.items():
-        size = (partial / name).stat().st_size if (partial / name).is_file() else None
-        if size != facts["bytes"]:
-            raise OSError(errno.EIO, f"{name} has {size} of {facts['bytes']} bytes when seen from rank 0: the folder "
-                                     "must be one that all nodes share", str(partial))
-    write(partial / INDEX, [index.text().encode()])
-    sync(partial)
-    try:
-        os.rename(partial, path)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):      # since begin(): another group of ranks
-            raise there_already(path) from None
-        raise
-    sync(path.parent)
-
-
-def sync(folder):
-    """Have a folder's entries on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def merged(parts):

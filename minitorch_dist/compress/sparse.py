@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoints.saving import write
+from ..checkpoints.writing import write
 from ..parallel.encodings import from_bits, to_bits
 from .prune import grouped, ungrouped
 

@@ -125,36 +125,36 @@ def go_on(name, way, sources, end, exact=False):
 
 def failing(path, rank):
     """save() where one rank can't write: (the error's text, what is in the folder)."""
-    from minitorch_dist.checkpoints import saving
+    from minitorch_dist.checkpoints import writing
     run = Training("mlp", "data")
-    write = saving.write
+    write = writing.write
 
     def full(path, content):
         if run.world.rank == rank:
             raise OSError(28, "No space left on device", str(path))
         return write(path, content)
-    saving.write = full
+    writing.write = full
     try:
         checkpoints.save(path, run.model, run.optimizer, None, run.world)
     except OSError as error:
         return str(error), type(error).__name__
     finally:
-        saving.write = write
+        writing.write = write
         run.world.barrier()
     return "saved", ""
 
 
 def elsewhere(path):
     """save() where rank 1 sees another folder by the same name."""
-    from minitorch_dist.checkpoints import saving
-    run, write = Training("mlp", "data"), saving.write
-    saving.write = lambda file, content: write(Path(path).parent / file.name if run.world.rank else file, content)
+    from minitorch_dist.checkpoints import writing
+    run, write = Training("mlp", "data"), writing.write
+    writing.write = lambda file, content: write(Path(path).parent / file.name if run.world.rank else file, content)
     try:
         checkpoints.save(path, run.model, run.optimizer, None, run.world)
     except OSError as error:
         return str(error), type(error).__name__
     finally:
-        saving.write = write
+        writing.write = write
     return "saved", ""
 
 

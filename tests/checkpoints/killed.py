@@ -11,11 +11,11 @@ ASKED = [(os, "fsync"), (os, "rename"), (os, "open"), (os, "mkdir"), (os, "unlin
          (shutil, "rmtree")]
 
 
-def main(folder, fatal, after):
-    """fatal: N; after: whether it is done first."""
+def main(folder, fatal, after, async_op):
+    """fatal: N; after: whether it is done first; async_op: by a thread of the save's."""
     model = nn.Linear(30, 20)
     optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    checkpoints, count = Checkpoints(folder, keep=1), 0
+    checkpoints, count = Checkpoints(folder, keep=1, async_op=async_op), 0
 
     def deadly(function):
         def call(*args, **options):
@@ -36,3 +36,4 @@ def main(folder, fatal, after):
             for module, name in ASKED:
                 setattr(module, name, deadly(getattr(module, name)))
         checkpoints.save(step, model, optimizer)
+        checkpoints.wait()

@@ -1,4 +1,5 @@
-"""Two ranks that save and save, until somebody kills them: python -m tests.checkpoints.saving_for_ever FOLDER"""
+"""Two ranks that save and save, until somebody kills them: python -m tests.checkpoints.saving_for_ever FOLDER
+[async]"""
 
 import itertools
 import sys
@@ -11,7 +12,7 @@ if __name__ == "__main__":
     world = comm.world()
     model = DistributedDataParallel(nn.Linear(30, 20), world)
     optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    checkpoints = Checkpoints(sys.argv[1], world)
+    checkpoints = Checkpoints(sys.argv[1], world, async_op="async" in sys.argv)
     for step in itertools.count(1):
         for p in model.parameters():
             p.data[...] = step

@@ -30,7 +30,8 @@ def loaded(folder):
     return step, *values
 
 
-def test_killed_at_every_instant(tmp_path):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_killed_at_every_instant(tmp_path, async_op):
     """Before the first thing that it asks of the file system, after it, before the second …"""
     seen = []
     for number in range(2, 200):
@@ -38,7 +39,7 @@ def test_killed_at_every_instant(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                killed.main(folder, number // 2, after=number % 2)
+                killed.main(folder, number // 2, after=number % 2, async_op=async_op)
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -54,13 +55,14 @@ def test_killed_at_every_instant(tmp_path):
     assert seen == sorted(seen) and seen[0] == 1 and seen[-1] == 2 and len(seen) > 20
 
 
-def test_all_ranks_are_killed(tmp_path):
+@pytest.mark.parametrize("how", [[], ["async"]], ids=["waited for", "async"])
+def test_all_ranks_are_killed(tmp_path, how):
     """Two ranks save as fast as they can, and get SIGKILL at times that nobody has chosen."""
     dice = random.Random(4)
     for round in range(3):
         folder = tmp_path / str(round)
         program = "tests.checkpoints.saving_for_ever"
-        command = [*ranks.mpirun_command(), "-n", "2", sys.executable, "-m", program, folder]
+        command = [*ranks.mpirun_command(), "-n", "2", sys.executable, "-m", program, folder, *how]
         with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL) as launcher:
             end = time.monotonic() + 60

@@ -1,0 +1,203 @@
+"""Writing a checkpoint: every rank its file, and a name when all of it is on disk."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+import threading
+import zlib
+
+import numpy as np
+
+from ..backend import STORED, to
+from ..comm.together import gathered, together
+from .index import INDEX
+from .layout import Place, piece_of
+
+
+class Saving:
+    """A checkpoint on its way to the disk.
+
+    path  where it will be; there is nothing before all ranks' files are on disk
+
+    Without start, wait writes. After it a thread does, and whichever rank's thread is the last gives the folder its
+    name: so the checkpoint is there whether or not somebody waits, and ranks that are training send no messages for it.
+    They tell each other in the folder itself:
+
+        rank 0   rank-0.safetensors ────▶ rank-0.done
+        rank 1   rank-1.safetensors ──────────────▶ rank-1.done     all are done: it takes rank-0.done away, which only
+                                                                    one rank can, and gives the folder index and name
+
+    Source: for the idea of copying first and writing beside the training, Mohan et al. 2021, "CheckFreq".
+    """
+
+    def __init__(self, path, partial, index, comm, pieces):
+        self.path, self._partial, self._index, self._comm, self._pieces = path, partial, index, comm, pieces
+        self._rank, self._size = (comm.rank, comm.size) if comm else (0, 1)
+        self._thread = self._facts = self._failure = None
+        self._published = self._over = False
+
+    def start(self):
+        """Write in a thread. The pieces must be copies."""
+        self._thread = threading.Thread(target=self._run, name=f"writes {self.path.name}")
+        self._thread.start()
+
+    def is_completed(self):
+        """Whether this rank's part is done. Never blocks, and asks no other rank."""
+        return self._over or self._thread is not None and not self._thread.is_alive()
+
+    def wait(self):
+        """Return when the checkpoint is there. Collective. OSError on all ranks where one couldn't write: then there is
+        nothing at `path`."""
+        if not self._over:
+            self._over = True
+            try:
+                self._finish()
+            except OSError as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
+
+    def _finish(self):
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            found = gathered(self._comm, (together(self._comm, self._result), self._published))
+            # Without threads nobody has; and a network's file system may show the notes to none of them in time.
+            publishes = self._rank == 0 and not any(published for _, published in found)
+            self._index.files = {f"rank-{rank}.safetensors": facts for rank, (facts, _) in enumerate(found)}
+            together(self._comm, lambda: publish(self._partial, self.path, self._index) if publishes else None)
+        except OSError:
+            if self._rank == 0:         # the room is wanted by others, perhaps
+                shutil.rmtree(self._partial, ignore_errors=True)
+            raise
+
+    def _result(self):
+        """The facts of this rank's file, which is on disk."""
+        if self._thread is None:
+            self._write()
+        if self._failure is not None:
+            raise self._failure
+        return self._facts
+
+    def _write(self):
+        self._facts = write(self._partial / f"rank-{self._rank}.safetensors", blocks(self._pieces))
+        self._pieces = None
+
+    def _run(self):
+        """What the thread does."""
+        try:
+            self._write()
+            note = self._partial / f"rank-{self._rank}.done"
+            write(note.with_suffix(".note"), [json.dumps(self._facts).encode()])
+            os.rename(note.with_suffix(".note"), note)
+            files = self._notes()
+            if files is not None:
+                self._index.files = files
+                publish(self._partial, self.path, self._index)
+                self._published = True
+        except BaseException as error:      # wait raises it
+            self._failure, self._pieces = error, None
+            print(f"rank {self._rank}: {self.path} couldn't be written, and the checkpoints before it stay: {error}",
+                  file=sys.stderr, flush=True)
+
+    def _notes(self):
+        """{file: its facts} of all ranks, on the one that is to publish them; None on others."""
+        try:
+            found = {f"rank-{rank}.safetensors": json.loads((self._partial / f"rank-{rank}.done").read_bytes())
+                     for rank in range(self._size)}
+            (self._partial / "rank-0.done").unlink()
+        except FileNotFoundError:       # some aren't done yet, or another rank was faster
+            return None
+        return found
+
+
+def copied(pieces):
+    """The same {key: (array, box, place)} of arrays in the host's memory that nobody changes."""
+    found = {}
+    for name, (array, box, place) in pieces.items():
+        part = piece_of(array, place)
+        part = part.copy() if isinstance(part, np.ndarray) else to(part, "cpu")
+        found[name] = part, box, Place(...)
+    return found
+
+
+def on_host(array):
+    """Its elements, one after another in C order, little-endian, as bytes."""
+    array = np.ascontiguousarray(to(array, "cpu")).reshape(-1)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+
+
+def begin(path, partial):
+    """Make room, and take away what a save that was broken off has left."""
+    if path.exists():
+        raise there_already(path)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+
+
+def there_already(path):
+    return FileExistsError(errno.EEXIST, "there is a checkpoint already", str(path))
+
+
+def blocks(pieces):
+    """The bytes of a file of safetensors with pieces {key: (array, box, place)}: a header, then the arrays one by
+    one."""
+    order = sorted(pieces.items(), key=lambda piece: -piece[1][0].dtype.itemsize)     # so that all are aligned
+    header, at = {}, 0
+    for name, (array, box, _) in order:
+        shape = [stop - start for start, stop in box]
+        end = at + int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
+        header[name] = {"dtype": STORED[array.dtype.name], "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, (array, _, place) in order:
+        yield on_host(piece_of(array, place))
+
+
+def write(path, blocks):
+    """A file that is on disk when this returns: {"bytes", "crc32"}."""
+    count, crc32 = 0, 0
+    try:
+        with open(path, "wb") as file:
+            for block in blocks:
+                file.write(block)
+                count, crc32 = count + len(block), zlib.crc32(block, crc32)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:    # writing says nothing of the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return {"bytes": count, "crc32": crc32}
+
+
+def publish(partial, path, index):
+    """All ranks' files are on disk: give them their index, and the folder its name."""
+    for note in partial.glob("rank-*.done"):
+        note.unlink()
+    for name, facts in index.files.items():
+        size = (partial / name).stat().st_size if (partial / name).is_file() else None
+        if size != facts["bytes"]:
+            raise OSError(errno.EIO, f"{name} has {size} of {facts['bytes']} bytes when seen from rank 0: the folder "
+                                     "must be one that all nodes share", str(partial))
+    write(partial / INDEX, [index.text().encode()])
+    sync(partial)
+    try:
+        os.rename(partial, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):      # since begin(): another group of ranks
+            raise there_already(path) from None
+        raise
+    sync(path.parent)
+
+
+def sync(folder):
+    """Have a folder's entries on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
