@@ -200,7 +200,7 @@ def train(args, world):
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
                      f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {args.steps:,} steps of {args.batch_size}"
-                     + f", from step {run.step:,} on" * args.resume)
+                     + f", from step {run.step:,} on" * run.resume)
         batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
         for epoch, batch in batches:
             begin = time.perf_counter()

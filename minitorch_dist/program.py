@@ -73,9 +73,10 @@ class ArgumentParser(argparse.ArgumentParser):
                           help="write a checkpoint every so many steps, and at the end (Ctrl-C writes one in any case)")
         self.add_argument("--async-save", action="store_true",
                           help="write checkpoints beside the training, which waits only until their values are copied")
-        self.add_argument("--resume", action="store_true",
+        self.add_argument("--resume", nargs="?", const=True, default=False, choices=["auto"],
                           help="go on from the newest checkpoint in the run's folder, with the same settings, on any "
-                               "number of ranks")
+                               "number of ranks. auto: where there is none, begin; so that one command does for a job "
+                               "that is started again and again")
 
     def widths(self, hidden):
         """What --hidden says, as a list of integers."""

@@ -95,7 +95,7 @@ class Run:
 
     settings    {name: what JSON can hold} of what the curve depends on: a run goes on with the same ones only
     resume      go on from the newest checkpoint (see restore): another number of ranks, and another way of cutting the
-                model, is all right
+                model, is all right. "auto": where there is none, begin
     async_save  write checkpoints beside the training, see Checkpoints
 
     Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
@@ -107,7 +107,9 @@ class Run:
     def __init__(self, folder, world, settings=None, resume=False, async_save=False):
         self.folder, self.world, self.settings = Path(folder), world, json.loads(json.dumps(settings or {}))
         self.checkpoints = Checkpoints(self.folder / "checkpoints", world, async_op=async_save)
-        self.resume = resume
+        if resume == "auto":
+            resume = world.broadcast_object(bool(self.checkpoints.steps()) if world.rank == 0 else None)
+        self.resume = resume        # whether it goes on
         if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
             raise error
         self.step = self.samples = self.resumed_at = 0

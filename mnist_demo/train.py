@@ -185,7 +185,7 @@ def train(args, world, plugged=LIBRARY):
     with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
-                     f"{', exact' * args.exact}" + f", from step {run.step:,} on" * args.resume)
+                     f"{', exact' * args.exact}" + f", from step {run.step:,} on" * run.resume)
         for epoch, batches in run.epochs(loader, steps):
             for batch in plugged.watch(batches):
                 tracer.at(run.step)

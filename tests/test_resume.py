@@ -117,6 +117,21 @@ def test_every_program_goes_on_on_another_number_of_ranks(tmp_path, program):
         assert summary["validation"] == end(alone)[2]["validation"]
 
 
+def test_one_command_begins_and_goes_on(main, whole, tmp_path, monkeypatch, capsys):
+    """However often it is killed, and once more when all is done."""
+    def die():
+        raise Killed
+    arguments = [*TRAIN, "--out", str(tmp_path), "--save-every", "4", "--resume", "auto"]
+    for killed in (2, 10, 17):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(training.Run, "log", at_step(killed, die))
+            main(arguments)
+    assert "from step" not in capsys.readouterr().out.split("steps of 64 samples")[1]
+    for _ in range(2):
+        assert main(arguments) == 0
+        assert end(tmp_path)[:2] == whole[:2]
+
+
 def refused(main, capsys, *arguments):
     with pytest.raises(SystemExit, match="2"):
         main([*TRAIN, *arguments])
