@@ -135,8 +135,10 @@ def test_training_goes_on_from_a_state_saved_on_the_other_device():
     np.testing.assert_array_equal(twin.eval()(x).numpy(), other.eval()(backend.to(x, "cuda")).cpu().numpy())
 
 
+@pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("source, target", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
-def test_a_checkpoint_travels(tmp_path, source, target):
+def test_a_checkpoint_travels(tmp_path, source, target, async_op):
+    """Written beside the next step, it is that of the save."""
     def begin(device, seed):
         mt.manual_seed(seed)
         model = residual().to(device)
@@ -153,9 +155,12 @@ def test_a_checkpoint_travels(tmp_path, source, target):
     here, there = begin(source, 1), begin(target, 2)
     for number in (0, 1):
         step(*here, number)
-    checkpoints.save(tmp_path / "c", *here)
+    saving = checkpoints.save(tmp_path / "c", *here, async_op=async_op)
+    loss = step(*here, 2)
+    if async_op:
+        saving.wait()
     checkpoints.load(tmp_path / "c", *there)
-    assert step(*here, 2) == step(*there, 2)
+    assert step(*there, 2) == loss
     for (name, a), b in zip(here[0].state_dict().items(), there[0].state_dict().values(), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)
 
