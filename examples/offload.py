@@ -1,13 +1,15 @@
-"""What waits for its turn goes to disk: activations, the optimizer's state, parameters. Memory and seconds, both ways.
+"""What waits for its turn goes to disk, or is computed again: activations, the optimizer's state, parameters. What each
+way takes of memory, and of time.
 
     python examples/offload.py
     python examples/offload.py --layers 12 --dim 384 --batch 32 --folder /scratch
     python examples/offload.py --device cuda --to cpu       # from a GPU to the host's memory
 
-A small GPT makes the same steps four times, with its activations, its optimizer's state, both, or neither on disk; the
-parameters afterwards have the same bits. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of
-1024² runs forward with its parameters in memory, and streamed from disk; memory there is what Python has allocated, of
-every kind (on a GPU: the ledger's parameters).
+A small GPT makes the same steps six times: as it is; with the blocks' activations computed again in backward, all, or
+all but the products; with activations, the optimizer's state, or both on disk. The parameters afterwards have the same
+bits. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of 1024² runs forward with its
+parameters in memory, and streamed from disk; memory there is what Python has allocated, of every kind (on a GPU: the
+ledger's parameters).
 """
 
 import hashlib
@@ -25,8 +27,11 @@ from minitorch_dist.parallel.streaming import stream_from_disk
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 VOCABULARY, WARM_UP = 65, 2
-WAYS = {"plain": (), "activations": ("activations",), "optimizer": ("optimizer",),
-        "both": ("activations", "optimizer")}       # what is offloaded
+PRODUCTS = "linear", "attention"        # ops that take long
+# what is on disk; the ops that aren't computed again where the rest of a block is
+WAYS = {"as it is": ((), None), "computed again": ((), ()), "but products": ((), PRODUCTS),
+        "activations away": (("activations",), None), "optimizer away": (("optimizer",), None),
+        "both away": (("activations", "optimizer"), None)}
 
 
 def parse(argv):
@@ -52,12 +57,16 @@ def parse(argv):
 
 
 class Run:
-    """A GPT's training, of which `away` is offloaded: the seconds of each step, {kind: bytes at most}."""
+    """A GPT's training, of which `away` is offloaded, and the blocks, but for the ops in `save`, computed again unless
+    that is None: the seconds of each step, {kind: bytes at most}."""
 
-    def __init__(self, args, away, to):
+    def __init__(self, args, away, save, to):
         mt.manual_seed(0)
         self.args, self.away, self.to, self.seconds = args, away, to, []
         self.model = nn.GPT(VOCABULARY, args.length, layers=args.layers, heads=4, dim=args.dim).to(args.device)
+        if save is not None:
+            for block in self.model.blocks:
+                block.forward = mt.checkpoint(block.forward, save=save)
         self.optimizer = optim.AdamW(self.model.parameters(), 1e-3)
         if "optimizer" in away:
             offload_optimizer(self.optimizer, to)
@@ -90,13 +99,13 @@ class Run:
 def training_table(args, folder):
     """Lines of text: every way beside the plain one. They take turns, step by step, so that what slows the machine down
     slows down all."""
-    runs = {way: Run(args, away, "cpu" if args.to == "cpu" else folder) for way, away in WAYS.items()}
+    runs = {way: Run(args, *what, "cpu" if args.to == "cpu" else folder) for way, what in WAYS.items()}
     for number in range(WARM_UP + args.steps):
         for run in runs.values():
             run.step(number)
-    rows = [f"{way:14}" + "".join(f"{run.peak[kind] / 1e6:12.2f}" for kind in KINDS)
+    rows = [f"{way:16}" + "".join(f"{run.peak[kind] / 1e6:12.2f}" for kind in KINDS)
             + f"{1e3 * median(run.seconds[WARM_UP:]):10.0f}" for way, run in runs.items()]
-    return [f"{'offloaded':14}" + "".join(f"{kind:>12}" for kind in KINDS) + "   ms/step", *rows,
+    return [f"{'':16}" + "".join(f"{kind:>12}" for kind in KINDS) + "   ms/step", *rows,
             verdict("parameters", {run.digest() for run in runs.values()})]
 
 

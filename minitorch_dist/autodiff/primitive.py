@@ -43,6 +43,7 @@ class State(threading.local):
     again      whether a checkpointed segment is being run for the second time
     again_in   None, or a function to call where a checkpoint is made. It returns one that makes a context for the
                second run, and one that says of an array whether that context brings it, so that it needn't be kept
+    recall     None, or the Recall of a checkpoint that saves the results of some ops
     capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
     autocast   None, or the Region that chooses the precision in which each op runs (autocast.py)
     special    whether any of these needs the general path: what the fast paths look at
@@ -56,6 +57,7 @@ class State(threading.local):
     counting = False
     again = False
     again_in = None
+    recall = None
     capture = None
     autocast = None
     special = False
@@ -74,7 +76,7 @@ def mode(**changes):
         for name, value in values.items():
             setattr(state, name, value)
         state.special = (state.off >= 0 or state.pack is not None or state.anomaly or state.counting
-                         or state.capture is not None or state.autocast is not None)
+                         or state.capture is not None or state.autocast is not None or state.recall is not None)
     put(changes)
     try:
         yield
@@ -393,9 +395,16 @@ def bind(primitive, args, params=()):
 
 
 def run_forward(primitive, raw, params):
-    """A primitive's forward on raw arrays; arrays of several devices are named, not CuPy's complaint about them."""
+    """A primitive's forward on raw arrays, or what stands in for it."""
     if state.capture is not None:
         return state.capture.apply(primitive, raw, params)
+    if state.recall is not None and primitive.name in state.recall.ops:
+        return state.recall.forward(primitive, raw, params)
+    return forward_itself(primitive, raw, params)
+
+
+def forward_itself(primitive, raw, params):
+    """A primitive's forward on raw arrays; arrays of several devices are named, not CuPy's complaint about them."""
     try:
         return primitive.forward(*raw, *params)
     except Exception as error:

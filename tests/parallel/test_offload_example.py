@@ -18,13 +18,15 @@ def run(*flags):
 def test_its_tables(tmp_path, capsys):
     assert run("--folder", tmp_path, "--prefetch", 2) == 0
     said = capsys.readouterr().out
-    rows = {line[:14].strip(): [float(x) for x in line[14:].split()] for line in said.splitlines()[2:6]}
+    rows = {line[:16].strip(): [float(x) for x in line[16:].split()] for line in said.splitlines()[2:8]}
     size = int(re.search(r"a GPT of ([\d,]+) parameters", said)[1].replace(",", "")) * 4e-6
-    plain, activations, optimizer, both = (rows[w] for w in ("plain", "activations", "optimizer", "both"))
+    plain, again, products, activations, optimizer, both = (rows[w] for w in (
+        "as it is", "computed again", "but products", "activations away", "optimizer away", "both away"))
     # parameter, gradient, optimizer, activation, buffer; padding to 4,096 elements
     assert size <= plain[0] < size + 0.02 and plain[1] == plain[0]
     assert plain[2] == pytest.approx(2 * plain[0], abs=0.011)
-    assert activations[:3] == plain[:3] and activations[3] < plain[3] / 3
+    assert activations[:3] == again[:3] == products[:3] == plain[:3]
+    assert activations[3] < plain[3] / 3 and again[3] < products[3] < plain[3]
     assert optimizer == [*plain[:2], 0, *plain[3:5], optimizer[5]] and both[2:4] == [0, activations[3]]
     assert "the same parameters to the last bit" in said and "the same outputs to the last bit" in said
     unit = 4 * 300 * 301 / 2 ** 20
