@@ -6,6 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
+from minitorch_dist.compress import lora
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
@@ -33,6 +34,20 @@ def tokens(sizes, samples, time, seed=0):
     return np.random.default_rng(seed).integers(0, sizes.vocabulary, (2, samples, time))
 
 
+def adapt(job, module):
+    """The module with the adapters that the job says, if any."""
+    if job["lora_rank"] is not None:
+        quantize = "nf4" if job["base_bits"] == 4 else None
+        lora.add(module, job["lora_rank"], targets=job["lora_targets"], quantize=quantize)
+    return module
+
+
+def trained(job, modules):
+    """What an optimizer gets."""
+    return [p for module in modules for p in (module.parameters() if job["lora_rank"] is None else
+                                              lora.parameters(module))]
+
+
 def prepare(job, module, mesh):
     """The module cut as the job says."""
     if job["checkpointing"]:
@@ -46,6 +61,7 @@ def prepare(job, module, mesh):
         context_parallel(module, mesh["cp"], job["cp_by"])
     if job["ep"] > 1:
         tp.parallelize_module(module, mesh["ep"], moe.plan_of(module))
+    adapt(job, module)
     replicas = mesh["dp", "cp", "ep"]
     if job["stage"] == 0:
         return DistributedDataParallel(module, replicas)
@@ -69,7 +85,7 @@ def arrivals(job):
     ways = tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
     if comm.world().size > 1:
         tp.parallelize_module(module, comm.world(), ways, job["sequence_parallel"])
-    for p in module.parameters():
+    for p in trained(job, [adapt(job, module)]):
         p.register_post_accumulate_grad_hook(lambda tensor: found.append(tensor.shape))
     module(tokens(sizes, 2, job["time"])[0]).sum().backward()
     return found
@@ -82,7 +98,7 @@ def step(job, folder=None):
     mesh = comm.DeviceMesh(dp=job["dp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
     module, group = gpt(sizes), mesh["tp"]
     model = prepare(job, module, mesh)
-    optimizer = optim.Adam(model.parameters(), state_bits=job["state_bits"])
+    optimizer = optim.Adam(trained(job, [model]), state_bits=job["state_bits"])
     if job["offload_optimizer"]:
         offload_optimizer(optimizer, folder)
     pairs = tokens(sizes, job["batch"] // job["dp"] // job["ep"], job["time"], comm.world().rank)
@@ -161,7 +177,7 @@ def pipeline(job, bounds):
     """A step of a pipeline whose stages have the blocks between bounds: (held, peak, {(axis, op): bytes sent})."""
     sizes = GPT(**job["model"])
     mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"])
-    whole = gpt(sizes)
+    whole = adapt(job, gpt(sizes))
     if job["cp"] > 1:
         context_parallel(whole, mesh["cp"], job["cp_by"])
     schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"])
@@ -172,7 +188,7 @@ def pipeline(job, bounds):
         module, blocks = nn.Sequential(*layers), [layer for layer in layers if isinstance(layer, nn.TransformerBlock)]
         chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=blocks) if job["stage"] else
                       DistributedDataParallel(module, mesh["dp", "cp"]))
-    optimizer = optim.Adam([p for chunk in chunks for p in chunk.parameters()])
+    optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=mesh.coords["dp"],
                          size=job["dp"])

@@ -10,26 +10,18 @@ from minitorch_dist import comm, nn
 from minitorch_dist.flat import BLOCK
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.schedules import play, zb_h1
-from minitorch_dist.plan import DEVICES, GPT, Job, Parameters, plan
+from minitorch_dist.plan import GPT, Job, Parameters, plan
 from minitorch_dist.plan.activations import activations
 from minitorch_dist.plan.devices import LATENCY
 from minitorch_dist.plan.layout import buckets
-from minitorch_dist.plan.paper import gpu_hours, pieces_of, span_of_shards, units
+from minitorch_dist.plan.paper import gpu_hours, span_of_shards
 from tests.crews import crews
 
-from . import plan_cases
+from . import plan_cases, plan_checks
 from .plan_cases import SIMPLE, SMALL
+from .plan_checks import V100, job_of, rank_of, sent
 
 CASES = "tests.plan_cases:"
-V100 = DEVICES["V100"]
-
-
-def rank_of(job, place=0):
-    return plan(job, V100).ranks[place]
-
-
-def sent(rank, axis):
-    return sum(c.sent for c in rank.collectives if c.axis == axis)
 
 
 # ---------------------------------------------------------------- the papers
@@ -227,34 +219,10 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 }
 
 
-def job_of(more):
-    more = {"precision": "float32", "batch": 12, "time": 11, **more}
-    return Job(**more | {"model": replace(SMALL, **more.get("model", {}))})
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_held_and_sent_is_what_the_ledger_counts(name):
     job = job_of(RUNS[name])
-    rank = rank_of(job)
-    everyone = crews.call(CASES + "step", job.ranks, (asdict(job),))
-    # Without others, communicators' arrays are aligned by hand.
-    aligned = 64 * sum(ranks == 1 for _, ranks, _ in pieces_of(job, job.stages_of(0)))
-    held, peak, *_ = everyone[-1]           # whose parts of the vocabulary are the largest
-    assert held["parameter"] == rank.parameters + aligned * (job.stage in (1, 2))
-    assert held["optimizer"] == rank.optimizer
-    assert held["gradient"] == rank.gradients + aligned * (job.stage < 2)
-    # Tokens and labels are the program's: those of micro-batches that are through are there as well.
-    even = job.samples % job.micro_batches == 0     # else the first is the largest, and nothing was before it
-    others = 16 * job.time // job.cp * (job.samples - job.pieces[0]) if job.tp == 1 and even else 0
-    assert peak["activation"] == rank.activations + others
-    assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers
-    if job.stage == 3 and not job.checkpointing:
-        modules = sorted(sum(size for size, *_ in module) for module in units(job, job.stages_of(0)[0]))
-        assert peak["buffer"] == 4 * sum(modules[-2:])
-    for axis in ("dp", "shard", "tp", "cp", "ep"):      # the mean over its ranks, which may differ by some bytes
-        counted = [out[axis] for _, _, out, _ in everyone]
-        assert sum(counted) == pytest.approx(job.ranks * sent(rank, axis), rel=1e-12)
-        assert max(counted) - min(counted) <= 64
+    plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
 
 
 @pytest.mark.parametrize("more", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True, "time": 10}], ids=str)
@@ -262,7 +230,7 @@ def test_the_order_of_gradients(more):
     """By which buckets are cut: of a norm's weight and bias it doesn't matter which comes first."""
     job = job_of(more)
     assert crews.call(CASES + "arrivals", job.ranks, (asdict(job),))[-1] == \
-        [shape for _, shape in job.arrivals(job.stages_of(0)[0])]
+        [p.shape for p in job.arrivals(job.stages_of(0)[0])]
 
 
 @pytest.mark.parametrize("width, vocabulary, tp", [(78, 82, 1), (96, 300, 1), (104, 411, 2)])
@@ -321,29 +289,7 @@ PIPELINES = {
 def test_what_a_pipeline_holds_and_sends(name):
     more, bounds = PIPELINES[name]
     job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})})
-    for number, (held, peak, out) in enumerate(crews.call(CASES + "pipeline", job.ranks, (asdict(job), bounds))):
-        place = number // job.cp % job.pp
-        rank, ends = rank_of(job, place), place == 0 or place == job.pp - 1
-        aligned = 64 * job.stages_per_rank if job.replicas == 1 else 0
-        assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
-        assert held["gradient"] == rank.gradients + aligned
-        assert out["pp", "send"] == sent(rank, "pp")
-        if job.stage:
-            counted = sum(n for (axis, _), n in out.items() if axis != "pp")
-            assert counted == sent(rank, "dp") + 8, (counted, sent(rank, "dp"), out)      # and the loss
-            gathered = sum(c.nbytes for c in rank.collectives if c.op == "all_gather") * (job.stage == 3)
-            assert held["buffer"] == 0 and peak["buffer"] == gathered
-            message = job.pieces[0] * job.time * job.model.width * 4        # on its way
-            assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers + job.micro_batches * message
-        # What has been received counts as parameters; tokens and labels are there of the whole batch, but the labels of
-        # a part of the sequences, which are copied as they are used.
-        found, most = peak["activation"] + peak["parameter"] - held["parameter"], play(job.steps).held[place]
-        through = job.samples - max(sum(job.pieces[k:k + most]) for k in range(job.micro_batches))
-        if job.stages_per_rank == 1:
-            assert found == rank.activations + 8 * job.time // job.cp * through * (place == 0 or ends and job.cp == 1)
-        else:       # then the peaks of both kinds come a message apart
-            message = job.pieces[0] * job.time * job.model.width * 4
-            assert 0 <= found - rank.activations <= message + 2 * 8 * job.time * job.samples < 0.02 * found
+    plan_checks.check_pipeline(job, crews.call(CASES + "pipeline", job.ranks, (asdict(job), bounds)))
 
 
 # ---------------------------------------------------------------- seconds

@@ -124,6 +124,28 @@ def test_the_command_on_experts_sequences_and_zero_bubbles(capsys):
     assert out.split("\n")[4].endswith("host") and out.split("\n")[8].split()[-1] == "cp"
 
 
+def test_the_command_on_adapters(capsys):
+    """Does 65e9 parameters with 4 bits fit 48 GB?"""
+    llama = ("--layers 80 --width 8192 --heads 64 --hidden 22016 --vocabulary 32000 --context 2048 --family llama "
+             "--untied --no-dropout --device A100 --memory 48e9 --checkpointing --lora-rank 16 ")
+    status, out, _ = said(capsys, llama + "--devices 1 --base-bits 4 --sequence-length 512 --state-bits 8 --tokens 1e6")
+    lines = out.split("\n")
+    assert status == 0 and "fits" in lines[7]
+    assert lines[1] == ("trained: adapters of rank 16 beside attention.qkv, attention.out, mlp.0, mlp.gate, mlp.2: "
+                        "178,913,280 parameters, 0.273 %")
+    assert lines[2] == "frozen: 64,760,053,760 parameters of 4.127 bits, 525,606,912 of 16"
+    assert "2 + 2 + 6.5" in lines[3] and f"(4·N·D: {4 * 65285660672 * 512:.4g})" in lines[4]
+    assert "Frozen: no gradient" in out and "too much" in said(capsys, llama + "--devices 1")[1].split("\n")[7]
+    out = said(capsys, llama + "--devices 8 --base-bits 4 --batch 16 --meshes --offload-optimizer")[1]
+    assert "of 4.127 bits" in out and "dp=4 tp=1 pp=2" in out
+    assert "more can't be. The first: --base-bits 4 with tp=2" in out
+    out = said(capsys, llama + "--devices 8 --tp 2")[1]
+    assert "dp=4 tp=2" in out and "frozen: 65,285,660,672 parameters of 16 bits\n" in out
+    out = said(capsys, "--devices 2 --parameters 65e9 --lora-parameters 2e8 --base-bits 4 --memory 48e9")[1]
+    assert "adapters: 200,000,000 parameters, 0.307 %\nfrozen: 65,000,000,000 parameters of 4.127 bits\n" in out
+    assert "embeddings and norms too" in out and "fits" in out
+
+
 MODEL = "--layers 3 --width 36 --heads 6 --vocabulary 50 --context 16"
 EXPERTS = MODEL + " --experts 6"
 MISTAKES = {
@@ -192,6 +214,21 @@ MISTAKES = {
     "--devices 3 --tp 3 --kv-heads 2 " + MODEL: "tp=3 must divide the 6 heads and 2 kv_heads",
     "--devices 2 --parameters 1e9 --top-k 2": "--parameters and --top-k",
     "--devices 2 --host-bandwidth -1 " + MODEL: "--host-bandwidth -1.0",
+    "--devices 1 --lora-rank 0 " + MODEL: "--lora-rank 0: it must be at least 1",
+    "--devices 1 --lora-rank 8 --parameters 7e9": "Give --lora-parameters, how many all have together, or --layers",
+    "--devices 1 --lora-rank 8 --lora-parameters 1e6 --parameters 7e9": "--lora-rank 8 of a model of which only",
+    "--devices 1 --lora-parameters 1e6 " + MODEL: "of a GPT, whose adapters are counted: give --lora-rank",
+    "--devices 1 --lora-parameters -1 --parameters 7e9": "--lora-parameters -1.0: must be a positive number",
+    "--devices 1 --base-bits 4 " + MODEL: "--base-bits without adapters, which all else is frozen for: give",
+    "--devices 1 --lora-targets *out " + MODEL: "--lora-targets without adapters",
+    "--devices 1 --lora-rank 8 --base-bits 8 " + MODEL: "--base-bits 8 with --precision mixed: frozen weights have 16",
+    "--devices 1 --lora-rank 8 --base-bits 16 --precision float32 " + MODEL: "have 32 or 4 bits there",
+    "--devices 2 --lora-rank 8 --base-bits 4 --tp 2 " + MODEL: "would cut the blocks of 64 elements that share a scale",
+    "--devices 1 --lora-rank 8 --lora-targets *query " + MODEL: "*query meets no matrix; there are attention.qkv, att",
+    "--devices 1 --lora-rank 8 --lora-targets blocks.0.* " + MODEL: "beside the same matrices of every block",
+    "--devices 1 --lora-rank 8 --untied --lora-targets head " + MODEL: "beside the same matrices of every block",
+    "--devices 1 --lora-rank 8 --lora-targets * " + EXPERTS: "* meets mlp.router, and of routers plan",
+    "--devices 2 --stage 3 --lora-rank 8 " + MODEL.replace("3", "1", 1): "take --stage 2, or more --layers",
     "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
 }
 

@@ -121,7 +121,7 @@ class NF4Weight(Module):
         if double:
             mean = absmax.mean(dtype=xp.float32).reshape(1)
             second, kept["second"] = encode(absmax - mean, E4M3, SECOND_BLOCK)
-            kept |= {"absmax": second[:len(absmax)], "mean": mean}
+            kept |= {"absmax": second[:len(absmax)].copy(), "mean": mean}
         for name, values in kept.items():
             self._register(self._parameters, name, Tensor(to_device_of(values, array)))
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """nbytes are kept by an op for each element of `per` (see `elements`); `late` of them while only W is to come."""
+    """nbytes are kept by an op for each element of `per` (see `elements`); `late` of them while only W is to come.
+    of: the matrices whose gradients alone it is kept for."""
 
     what: str
     per: str
     nbytes: int
     late: int = 0
+    of: str = ""
 
 
 def elements(job, samples):
@@ -30,6 +32,7 @@ def elements(job, samples):
     whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
                      are of tokens
     input            the same, of what column-parallel matrices take: of a share only where backward gathers again
+    again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
     query, key, inner  features of all heads, of keys (and as many of values), within the feed-forward; of its share
     head, score      (tokens, heads), (heads, time, time), of its share
     logit            of its share of the vocabulary
@@ -41,6 +44,7 @@ def elements(job, samples):
     between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
     found = {"call": 1, "sample": samples, "position": time, "token": tokens, "row": tokens / between,
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
+             "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              "query": tokens * model.width / tp, "key": tokens * model.keys / tp, "inner": tokens * model.inner / tp,
              "head": tokens * model.heads / tp,
              "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
@@ -63,10 +67,11 @@ DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: m
 
 def routed(gates):
     """A mixture of experts in float32, whose gates are made in one of two ways (nn/moe.py: route)."""
-    return [*norm("second norm"), Row("router: its input", "input", 4), Row("whose row it is", "place", 8),
-            Row("nobody's", "call", 8), Row("experts: their input", "place width", 4),
+    return [*norm("second norm"), Row("router: its input", "input", 4, of="mlp.router"),
+            Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
+            Row("experts: their input", "place width", 4, of="mlp.experts"),
             Row("GELU: its argument and share", "place inner", 8),
-            Row("second matrices: their input", "place inner", 4),
+            Row("second matrices: their input", "place inner", 4, of="mlp.experts"),
             Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
             Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
             Row("balance: use", "expert", 4), Row("z: exponentials", "route", 4),
@@ -74,10 +79,13 @@ def routed(gates):
 
 
 # Attention up to its projection, by how it is made. dropout's rows are there with dropout only.
-QKV = {"mixed": [Row("first norm: its input", "whole", 2), Row("queries, keys, values: their input", "input", 2, 2),
-                 Row("cotangent of queries", "query", 0, 2), Row("of keys and values", "key", 0, 4)],
-       "float32": [*norm("first norm"), Row("queries, keys, values: their input", "input", 4, 4),
-                   Row("cotangent of queries", "query", 0, 4), Row("of keys and values", "key", 0, 8)]}
+QKV = {"mixed": [Row("first norm: its input", "whole", 2),
+                 Row("queries, keys, values: their input", "input", 2, 2, "attention.qkv"),
+                 Row("cotangent of queries", "query", 0, 2, "attention.qkv"),
+                 Row("of keys and values", "key", 0, 4, "attention.qkv")],
+       "float32": [*norm("first norm"), Row("queries, keys, values: their input", "input", 4, 4, "attention.qkv"),
+                   Row("cotangent of queries", "query", 0, 4, "attention.qkv"),
+                   Row("of keys and values", "key", 0, 8, "attention.qkv")]}
 ATTENTION = {
     "mixed": [Row("queries", "query", 2), Row("keys", "key", 2), Row("softmax", "score", 2),
               Row("dropout of it: mask and result", "score", 3), Row("values", "key", 2)],
@@ -86,32 +94,37 @@ ATTENTION = {
     "float32, ring": [Row("queries and result", "query", 8), Row("keys, values", "key", 8),
                       Row("sums of exponentials", "head", 4)],
 }
-PROJECTION = {"mixed": [Row("projection: its input", "query", 2, 2), Row("its cotangent", "whole", 0, 2),
-                        DROPPED["mixed"]],
-              "float32": [Row("projection: its input", "query", 4, 4), Row("its cotangent", "whole", 0, 4),
-                          DROPPED["float32"]]}
+PROJECTION = {kind: [Row("projection: its input", "query", size, size, "attention.out"),
+                     Row("its cotangent", "whole", 0, size, "attention.out"), DROPPED[kind]]
+              for kind, size in (("mixed", 2), ("float32", 4))}
 FEED_FORWARD = {
-    "mixed": [Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2),
-              Row("GELU: its argument", "inner", 2), Row("cotangent of the first matrix", "inner", 0, 2),
-              Row("second matrix: its input", "inner", 2, 2), Row("its cotangent", "whole", 0, 2), DROPPED["mixed"]],
+    "mixed": [Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0"),
+              Row("GELU: its argument", "inner", 2), Row("cotangent of the first matrix", "inner", 0, 2, "mlp.0"),
+              Row("second matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
+              DROPPED["mixed"]],
     "mixed, gated": [
-        Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2),
-        Row("SiLU: its argument, and the gate", "inner", 4), Row("cotangents of two matrices", "inner", 0, 4),
-        Row("last matrix: its input", "inner", 2, 2), Row("its cotangent", "whole", 0, 2), DROPPED["mixed"]],
-    "float32": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4),
-                Row("GELU: its argument and share", "inner", 8, 8), Row("cotangent of the first matrix", "inner", 0, 4),
-                Row("second matrix: its input", "inner", 4, 4), Row("its cotangent", "whole", 0, 4),
+        Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0 mlp.gate"),
+        Row("SiLU: its argument, and the gate", "inner", 4),
+        Row("cotangent of the first matrix", "inner", 0, 2, "mlp.0"), Row("of the gate", "inner", 0, 2, "mlp.gate"),
+        Row("last matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
+        DROPPED["mixed"]],
+    "float32": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4, "mlp.0"),
+                Row("cotangent of the first matrix", "inner", 0, 4, "mlp.0"),
+                Row("GELU: its argument and share", "inner", 8, 8),
+                Row("second matrix: its input", "inner", 4, 4, "mlp.2"), Row("its cotangent", "whole", 0, 4, "mlp.2"),
                 DROPPED["float32"]],
     "mixed, experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2), Row("softmax", "route", 4),
-        Row("experts: their input", "place width", 2), Row("GELU: its argument", "place inner", 2),
-        Row("second matrices: their input", "place inner", 2), Row("answers, to be weighted", "chosen", 2),
-        DROPPED["mixed"]],
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
+        Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
+        Row("GELU: its argument", "place inner", 2),
+        Row("second matrices: their input", "place inner", 2, of="mlp.experts"),
+        Row("answers, to be weighted", "chosen", 2), DROPPED["mixed"]],
     "mixed, gated experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2), Row("softmax", "route", 4),
-        Row("experts: their input", "place width", 2), Row("SiLU: its argument, and the gate", "place inner", 4),
-        Row("last matrices: their input", "place inner", 2), Row("answers, to be weighted", "chosen", 2),
-        DROPPED["mixed"]],
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
+        Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
+        Row("SiLU: its argument, and the gate", "place inner", 4),
+        Row("last matrices: their input", "place inner", 2, of="mlp.experts"),
+        Row("answers, to be weighted", "chosen", 2), DROPPED["mixed"]],
     "float32, experts": routed([Row("gates: softmax of the chosen", "choice", 8), Row("balance: softmax", "route", 8)]),
     "float32, an expert each": routed([Row("gates", "choice", 4), Row("softmax, twice, and scores", "route", 12)]),
 }
@@ -122,13 +135,14 @@ EMBEDDING = {
 }
 # Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials.
 OUTPUT = {
-    "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2),
-              Row("its cotangent", "logit", 0, 2), Row("scores", "logit", 4)],
-    "float32": [*norm("norm"), Row("output layer: its input", "input", 4, 4), Row("its cotangent", "logit", 0, 4),
-                Row("scores, softmax", "logit", 8), Row("labels", "token", 8, 8)],
+    "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2, "head"),
+              Row("its cotangent", "logit", 0, 2, "head"), Row("scores", "logit", 4)],
+    "float32": [*norm("norm"), Row("output layer: its input", "input", 4, 4, "head"),
+                Row("its cotangent", "logit", 0, 4, "head"), Row("scores, softmax", "logit", 8),
+                Row("labels", "token", 8, 8)],
     # The loss takes scores by three indices, of which samples and positions are two.
-    "float32, divided": [*norm("norm"), Row("output layer: its input", "input", 4, 4),
-                         Row("its cotangent", "logit", 0, 4), Row("exponentials of scores", "logit", 4),
+    "float32, divided": [*norm("norm"), Row("output layer: its input", "input", 4, 4, "head"),
+                         Row("its cotangent", "logit", 0, 4, "head"), Row("exponentials of scores", "logit", 4),
                          Row("labels: places, sums, whose they are", "token", 13), Row("samples", "sample", 8),
                          Row("positions", "position", 8)],
 }
@@ -143,6 +157,39 @@ def block_of(job):
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     return [*QKV[precision], *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
+
+
+def with_adapters(rows, job, flows=True):
+    """Of these rows, in the order of the ops, those that are kept where adapters alone are trained; and theirs.
+
+    flows   whether a gradient flows to the first op's input: nothing is kept of what is before the first adapter
+    A frozen matrix needs no input of its own: only where an adapter does, it is kept, or where this library's tape
+    keeps it for all that (`fused`). W has adapters alone to come to.
+    """
+    if job.adapters is None:
+        return rows
+    layers, size, found = job.adapters.layers, job.sizes["parameter"], []
+    for row in rows:
+        mine = [name for name in row.of.split() if name in layers]
+        before, flows = flows, flows or bool(mine)
+        if not flows:
+            continue
+        if not mine and row.what != "labels":       # which are the program's own
+            row = row._replace(late=0, nbytes=row.nbytes if not row.of or fused(row.of, job) else 0)
+        found.append(row)
+        if mine and row.nbytes:
+            each = size * job.adapters.rank
+            found += [Row(f"adapter of {name}: what A makes, its cotangent", "token", each, 2 * each) for name in mine]
+            if job.precision == "float32" and row.per == "input" and before and row.of != "head":
+                found.append(Row("its input, in rows", "again", 4))
+    return found
+
+
+def fused(layer, job):
+    """Whether a frozen matrix's input is kept all the same: by one op for x Wᵀ + b, which may be differentiated again.
+    Where the ranks' parts of the result are added up, b comes later."""
+    biased = ("attention.qkv", "mlp.0", *["attention.out", "mlp.2"] * (job.tp == 1))
+    return job.precision == "float32" and layer in biased
 
 
 class Kept(NamedTuple):
@@ -169,7 +216,10 @@ def activations(job, stage, samples):
     before = EMBEDDING[ends] if first else []
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
-    behind, block = OUTPUT[ends] if last else [], block_of(job)
+    before = with_adapters(before, job, False)
+    behind, rows = with_adapters(OUTPUT[ends] if last else [], job), block_of(job)
+    block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
+    blocks = [begin if first else block, *[block] * (layers - 1)]
     if job.cp > 1:      # its labels aren't a view of the batch's, but a copy, which I drops
         behind = [row._replace(late=0) if row.what == "labels" else row for row in behind]
 
@@ -178,8 +228,9 @@ def activations(job, stage, samples):
     if job.checkpointing:
         inputs = count["whole"] * INPUT[job.precision]
         labels = 8 * count["token"] if last and ends == "float32" else 0        # the program's own: they stay
-        return Kept(of(before) + layers * inputs + of(behind), max(0, of(block) - inputs - of(behind) + labels), 0, 0)
-    kept = of(before) + layers * of(block) + of(behind)
+        again = of(blocks[-1]) - inputs * (blocks[-1] is block)     # what nothing is trained before keeps no input
+        return Kept(of(before) + layers * inputs + of(behind), max(0, again - of(behind) + labels), 0, 0)
+    kept = of(before) + sum(map(of, blocks)) + of(behind)
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0

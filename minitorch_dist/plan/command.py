@@ -4,15 +4,18 @@ import sys
 from dataclasses import replace
 from math import isfinite
 
+from ..compress.lora import TARGETS
 from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES
 from ..parallel.sequence_parallel import check_choice
 from ..tables import aligned
+from .adapters import counts
 from .devices import DEVICES, device_named
 from .job import PRECISIONS, Job
 from .meshes import every
 from .model import FAMILIES, GPT, Parameters
-from .paper import AXES, gpu_hours, plan
+from .paper import gpu_hours, plan
+from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor")      # of a GPT, where they aren't usual
@@ -27,6 +30,8 @@ NOT_RUN = {"mixed": "The counts are of this library's layout, which itself train
            "llama": "It has no gated feed-forward."}
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
+FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the largest matrix of 4 bits, taken apart."
+ALL_IN_4 = "In 4 bits is all that is frozen: embeddings and norms too, which QLoRA leaves in 16."
 HOST = "Host: of offload; its seconds are those of the copies at full PCIe speed, without the update itself."
 
 
@@ -70,6 +75,12 @@ def add_command(commands):
                    help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
     p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
     p.add_argument("--state-bits", type=int, default=32, help="of Adam's two per parameter; 8: 2.5 bytes instead of 8")
+    p.add_argument("--lora-rank", type=int, help="of adapters, which are all that is trained: LoRA")
+    p.add_argument("--lora-targets", nargs="+", metavar="PATTERN",
+                   help=f"beside which matrices of a GPT (default: {' '.join(TARGETS)})")
+    p.add_argument("--base-bits", type=int, help="of these matrices: 4 is QLoRA, NF4 with double quantisation "
+                   "(default: 16 in mixed, 32 in float32)")
+    p.add_argument("--lora-parameters", type=float, help="of all adapters, beside --parameters")
     p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.set_defaults(run=_show)
 
@@ -103,7 +114,7 @@ def plans_of(args):
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
     job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
               args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
-              args.offload_optimizer, args.shard_over, args.state_bits)
+              args.offload_optimizer, args.shard_over, args.state_bits, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -121,7 +132,7 @@ def every_of(args):
     device, model = _device(args), _model(args)
     job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
               micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing,
-              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits)
+              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits, **_lora(args))
     check_choice("--sequence-parallel", args.sequence_parallel)
     plans, refused = every(job, device, args.devices, None if args.stage is None else [args.stage],
                               args.micro_batches, args.sequence_parallel, args.cp, args.ep)
@@ -132,13 +143,19 @@ def every_of(args):
 
 
 def _check_numbers(args):
-    for name in ("parameters", "memory", "flops", "bandwidth", "host_bandwidth", "tokens"):
+    for name in ("parameters", "memory", "flops", "bandwidth", "host_bandwidth", "tokens", "lora_parameters"):
         value = getattr(args, name)
         if value is not None and not (isfinite(value) and value > 0):
             raise ValueError(f"--{_spelt(name)} {value}: must be a positive number")
     for name in ("devices", "tp", "pp", "cp", "ep"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
+
+
+def _lora(args):
+    targets = None if args.lora_targets is None else tuple(args.lora_targets)
+    return {"lora_rank": args.lora_rank, "lora_targets": targets, "base_bits": args.base_bits,
+            "lora_parameters": args.lora_parameters}
 
 
 def _spelt(name):
@@ -187,11 +204,11 @@ def lines(plans, tokens=None):
     job, device = plans[0].job, plans[0].device
     work = job.batch * job.time
     flops = sum(rank.flops for rank in plans[0].ranks) * job.ranks / job.pp
-    found = [f"{job.model}",
+    found = [f"{job.model}", *trained_lines(job),
              f"{job.ranks:,} × {device.name}, {job.mesh()}; {job.precision}: "
-             f"{' + '.join(map(str, job.sizes.values()))} bytes per parameter",
-             f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs (6·N·D: "
-             f"{6 * (job.model.active if job.model.experts else job.model.count) * work:.4g})"
+             f"{' + '.join(map(str, job.sizes.values()))} bytes per {'trained ' * job.frozen}parameter",
+             f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs "
+             f"({rule_of_thumb(job)[0]}: {rule_of_thumb(job)[1] * work:.4g})"
              + (f"; pipeline: {job.micro_batches} micro-batches, bubble {100 * plans[0].bubble:.1f} %"
                 if job.pp > 1 else ""), ""]
     found += [*held_table(plans), "", *time_table(plans), ""]
@@ -205,14 +222,38 @@ def lines(plans, tokens=None):
     return [*found, *notes(job)]
 
 
+def rule_of_thumb(job):
+    """(as text, FLOPs per token) of a step, of Kaplan et al. 2020: of a frozen parameter backward has one product."""
+    count = job.model.active if job.model.experts else job.model.count
+    return ("4·N·D", 4 * count) if job.frozen else ("6·N·D", 6 * count)
+
+
+def trained_lines(job):
+    """What is trained and what is frozen, where not all is trained."""
+    if not job.frozen:
+        return []
+    bits, count = 8 * job.sizes["parameter"], job.model.count
+    if job.model.layers is None:
+        trained, beside, what = job.lora_parameters, count, "adapters"
+        each = 8 * job.frozen_itemsize
+    else:
+        trained, beside, nbytes = counts(job.model, job.adapters)
+        what, each = f"adapters of rank {job.lora_rank} beside {', '.join(job.adapters.layers)}", 8 * nbytes / beside
+    apart = job.frozen_bits == 4 and count > beside
+    return [f"trained: {what}: {trained:,.0f} parameters, {100 * trained / (count + trained):.3g} %",
+            f"frozen: {beside:,.0f} parameters of {each:.4g} bits, {count - beside:,.0f} of {bits}" if apart else
+            f"frozen: {count:,.0f} parameters of {each:.4g} bits"]
+
+
 def notes(job):
     """Which figures are exact and which are models, as lines."""
     if job.model.layers is None:
-        return [UNKNOWN, TIME, *[HOST] * job.offload_optimizer]
+        four = [ALL_IN_4] * (job.frozen and job.frozen_bits == 4)
+        return [UNKNOWN, *four, TIME, *[HOST] * job.offload_optimizer]
     found = {"mixed": job.precision == "mixed", "llama": job.model.family == "llama"}
     not_run = [NOT_RUN[what] for what, it in found.items() if it]
-    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *([" ".join(not_run)] if not_run else []), TIME,
-            *[HOST] * job.offload_optimizer]
+    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *[FROZEN] * job.frozen,
+            *([" ".join(not_run)] if not_run else []), TIME, *[HOST] * job.offload_optimizer]
 
 
 def mesh_lines(args):
@@ -226,8 +267,8 @@ def mesh_lines(args):
     for p in plans[:SHOWN]:
         rows.append([p.job.mesh(), _name(p), f"{p.job.micro_batches}", f"{p.fullest.memory / unit:,.2f}", _fits(p),
                      f"{p.seconds.step:.3g}", p.seconds.longest])
-    return [f"{job.model}", f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of "
-            f"{job.time:,} tokens", "", *aligned(rows), "",
+    return [f"{job.model}", *trained_lines(job), f"{args.devices:,} × {device.name}; {job.precision}; a step: "
+            f"{job.batch:,} samples of {job.time:,} tokens", "", *aligned(rows), "",
             f"{len(plans)} ways, of which {fit} fit; {order}.",
             *([] if fit else ["Less is held with more --micro-batches, --checkpointing, --sequence-parallel."]),
             *([f"{len(refused)} more can't be. The first: {refused[0]}"] if refused else []), "", *notes(job)]

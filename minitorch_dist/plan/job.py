@@ -10,6 +10,7 @@ from ..parallel.schedule_blocks import BLOCKS
 from ..parallel.schedules import SCHEDULES, WEIGHT, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
+from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, parameters_of
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 MOMENTS = {32: 8, 8: 2 * (1 + 4 / BLOCK)}       # state_bits -> bytes per parameter of Adam's two, with their scales
@@ -32,6 +33,10 @@ class Job:
     sequence_parallel  False, True or "regather", as in parallel/tensor_parallel.py
     offload_optimizer  its state lies on the host, which makes the update (parallel/offload.py)
     state_bits     32, or 8: of each of Adam's two numbers per parameter (optim/packed.py)
+    lora_rank      of adapters, which are all that is trained then (None: all is), beside lora_targets, as lora.add's;
+                   without dropout of their own
+    base_bits      of the matrices beside which they stand: the precision's, or 4 (None: the precision's)
+    lora_parameters  of a model of which only the number of parameters is known: how many adapters have beside it
     ValueError where it can't be done.
     """
 
@@ -54,6 +59,10 @@ class Job:
     offload_optimizer: bool = False
     shard_over: int | None = None
     state_bits: int = 32
+    lora_rank: int | None = None
+    lora_targets: tuple | None = None
+    base_bits: int | None = None
+    lora_parameters: float | None = None
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -78,11 +87,40 @@ class Job:
             raise ValueError(f"a batch of {self.batch} samples on dp{divided} = {by} ranks in {self.micro_batches} "
                              f"micro-batches: dp{divided} must divide the batch and leave each rank a sample per "
                              f"micro-batch: --batch {by * self.micro_batches} or a multiple, or fewer --micro-batches")
+        self._check_lora()
         self._check_cut()
         if self.model.layers is not None:
             self._check_sequences()
             self._check_experts()
         self._check_schedule()
+
+    def _check_lora(self):
+        if not self.frozen:
+            if lost := [name for name in ("base_bits", "lora_targets") if getattr(self, name) is not None]:
+                raise ValueError(f"--{lost[0].replace('_', '-')} without adapters, which all else is frozen for: give "
+                                 "--lora-rank")
+            return
+        if self.base_bits not in (None, *(allowed := BASE_BITS[self.precision])):
+            raise ValueError(f"--base-bits {self.base_bits} with --precision {self.precision}: frozen weights have "
+                             f"{' or '.join(map(str, allowed))} bits there")
+        if self.model.layers is None:
+            if self.lora_rank is not None or self.lora_parameters is None:
+                raise ValueError(f"--lora-rank {self.lora_rank} of a model of which only the number of parameters is "
+                                 "known: an adapter's size is that of its matrix. Give --lora-parameters, how many all "
+                                 "have together, or --layers, --width and --heads instead of --parameters")
+            return
+        if self.lora_parameters is not None:
+            raise ValueError(f"--lora-parameters {self.lora_parameters:g} of a GPT, whose adapters are counted: give "
+                             "--lora-rank")
+        if self.lora_rank < 1:
+            raise ValueError(f"--lora-rank {self.lora_rank}: it must be at least 1")
+        if self.base_bits == 4 and self.tp > 1:
+            raise ValueError(f"--base-bits 4 with tp={self.tp}: parts of a matrix would cut the blocks of 64 elements "
+                             "that share a scale: take --tp 1 or leave --base-bits out")
+        if self.stage == 3 and self.model.layers == 1:
+            raise ValueError("stage 3 of a single layer with adapters: fully_shard's units then lie in each other, and "
+                             "plan doesn't know how often these are gathered: take --stage 2, or more --layers")
+        _ = self.adapters       # looks its targets up, or raises
 
     def _check_cut(self):
         model = self.model
@@ -198,6 +236,28 @@ class Job:
         sizes = PRECISIONS[self.precision]
         return sizes | {"optimizer": sizes["optimizer"] - MOMENTS[32] + MOMENTS[self.state_bits]}
 
+    @cached_property
+    def adapters(self):
+        """A GPT's Adapters, or None."""
+        if self.lora_rank is None:
+            return None
+        return adapters_of(self.model, self.lora_rank, self.lora_targets, self.frozen_bits)
+
+    @property
+    def frozen(self):
+        """Whether adapters alone are trained."""
+        return self.lora_rank is not None or self.lora_parameters is not None
+
+    @property
+    def frozen_bits(self):
+        """Of the frozen matrices beside adapters."""
+        return self.base_bits or BASE_BITS[self.precision][0]
+
+    @property
+    def frozen_itemsize(self):
+        """Bytes per element of a model of which only the number of parameters is known."""
+        return (NF4_BITS if self.frozen_bits == 4 else self.frozen_bits) / 8
+
     @property
     def samples(self):
         """Of a rank, per step."""
@@ -232,26 +292,38 @@ class Job:
         more = {"cp": self.cp, "ep": self.ep, "copies": self.copies}
         return f"dp={self.dp} tp={self.tp} pp={self.pp}{''.join(f' {axis}={n}' for axis, n in more.items() if n > 1)}"
 
-    def shapes(self, stage):
-        """[[shape]] of the parameters of one of stages_of, in the order of the model: before, in and behind its
-        blocks."""
+    def parameters(self, stage):
+        """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks."""
         blocks, first, last = stage
-        lists = [self.model.embedding(self.tp) if first else [], *[self.model.block(self.tp, self.ep)] * blocks,
-                 self.model.output(self.tp) if last else []]
-        return [[shape for _, shape in named] for named in lists]
+        before, block, behind = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
+            self.model.embedding(self.tp) if first else [], self.model.block(self.tp, self.ep),
+            self.model.output(self.tp) if last else []))
+        return [before, *[block] * blocks, behind]
 
     def arrivals(self, stage):
-        """[(name, shape)] of the same parameters in the order in which their gradients come: the last layer's first,
-        its weight before its bias, but where the bias is added to a sum over the ranks."""
-        blocks, first, last = stage
-        named = [*(self.model.embedding(self.tp) if first else []), *self.model.block(self.tp, self.ep) * blocks,
-                 *(self.model.output(self.tp) if last else [])]
+        """[Parameter] of the same that are trained, in the order in which their gradients come: the last layer's first,
+        its weight before its bias, but where the bias is added to a sum over the ranks; B before A."""
         layers, found = [], []
-        for name, shape in named:
-            layer, _, kind = name.rpartition(".")
-            if kind != "bias":
+        for p in (p for part in self.parameters(stage) for p in part if p.trained):
+            layer, _, kind = p.name.rpartition(".")
+            if kind not in ("bias", "lora_B"):
                 layers.append((layer, []))
-            layers[-1][1].append((name, shape))
+            layers[-1][1].append(p)
         for layer, pair in reversed(layers):
-            found += reversed(pair) if self.tp > 1 and layer in ("attention.out", "mlp.2") else pair
+            turned = self.adapters or self.tp > 1 and layer in ("attention.out", "mlp.2")
+            found += reversed(pair) if turned else pair
+        return found
+
+    def adapter_matrices(self, stages):
+        """[(layer, (shape of A, shape of B))] of a rank's stages, in the order of the model."""
+        trained = [p for stage in stages for part in self.parameters(stage) for p in part if p.trained]
+        pairs = zip(trained[::2], trained[1::2], strict=True)
+        return [(a.name.rpartition(".")[0], (a.shape, b.shape)) for a, b in pairs]
+
+    def flows(self, stages):
+        """[(blocks, {product: (whether a gradient flows to its input, to its output)})] of a rank's stages."""
+        found, names = [], self.model.products
+        for blocks, first, _ in stages:
+            found += [(int(first), flow(self.adapters, names, True)),
+                      (blocks - first, flow(self.adapters, names, False))]
         return found

@@ -21,10 +21,10 @@ def buckets(shapes, itemsize):
     return [layout(tensors, len(tensors))[1] for tensors in lists]
 
 
-def unit(shapes, ranks):
-    """Elements of a unit of fully_shard (parallel/units.py), a multiple of ranks · 4,096."""
-    _, used = layout([_stand_in(shape, 0) for shape in shapes])
-    return ranks * round_up(-(-used // ranks), BLOCK)
+def unit(shapes, ranks, trained=True):
+    """Elements of a unit of fully_shard (parallel/units.py), a multiple of ranks · 4,096; frozen, of ranks · 16."""
+    end = layout([_stand_in(shape, 0) for shape in shapes])[0][-1].end
+    return ranks * round_up(-(-end // ranks), BLOCK if trained else ALIGN)
 
 
 def stepped(shapes):

@@ -21,9 +21,13 @@ class Parameters:
     layers = None
     experts = 0
 
-    def step_flops(self, tokens, checkpointing=False):
-        """6·N·D; with checkpointing forward runs twice: 8·N·D."""
-        return (8 if checkpointing else 6) * self.count * tokens
+    def step_flops(self, tokens, checkpointing=False, adapters=None):
+        """6·N·D; with checkpointing forward runs twice: 8·N·D. adapters: so many parameters are trained beside it, and
+        a frozen one has one product less: 4·N·D."""
+        again = 2 if checkpointing else 0
+        if adapters is None:
+            return (6 + again) * self.count * tokens
+        return ((4 + again) * self.count + (6 + again) * adapters) * tokens
 
     def __str__(self):
         return f"{self.count:,.0f} parameters"
@@ -140,14 +144,22 @@ class GPT:
         """Rows of all experts together, of so many tokens routed at once: the empty ones too."""
         return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
 
+    @property
+    def products(self):
+        """The names of a block's products, in their order: those of matrices, and attention's own."""
+        return tuple(self.block_flops(1, 1))
+
     def block_flops(self, tokens, time):
-        """Of one block, forward, of tokens in one call, which experts' empty rows depend on: its matrices, then the
-        products of queries with keys and of weights with values."""
-        h, matrices = self.width, 3 if self.family == "llama" else 2
-        attention = tokens * (2 * (2 * h + 2 * self.keys) * h + 4 * time * h)
-        if not self.experts:
-            return attention + tokens * 2 * matrices * h * self.inner
-        return attention + tokens * 2 * self.experts * h + self.rows(tokens) * 2 * matrices * h * self.inner
+        """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
+        "attention": of queries with keys and of weights with values."""
+        h, gated = self.width, self.family == "llama"
+        found = {"attention.qkv": tokens * 2 * (h + 2 * self.keys) * h, "attention": tokens * 4 * time * h,
+                 "attention.out": tokens * 2 * h * h}
+        if self.experts:
+            return found | {"mlp.router": tokens * 2 * self.experts * h,
+                            "mlp.experts": self.rows(tokens) * 2 * (3 if gated else 2) * h * self.inner}
+        each = tokens * 2 * h * self.inner
+        return found | dict.fromkeys(("mlp.0", *["mlp.gate"] * gated, "mlp.2"), each)
 
     def output_flops(self, tokens):
         """Of the output layer, forward."""

@@ -2,47 +2,38 @@
 
 Of a GPT, what parameters, gradients and the optimizer's state take and what is sent are exact counts, padding included:
 the ledger of a real run says the same. So are the float32 activations. Seconds are a model: peak FLOP/s, a ring at full
-bandwidth (comm/cost.py), and nothing overlaps. What is sent along each axis: the functions of the table SENT_ALONG.
+bandwidth (comm/cost.py), and nothing overlaps. What is sent: sent.py; what is kept for backward: activations.py.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from ..comm.cost import predict
-from ..comm.reduction import WIRE_BYTES
 from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
 from ..parallel.zero import SENT, held
 from .activations import activations
 from .layout import buckets, stepped, unit
+from .sent import AXES, SENT_ALONG, data_parallel
 
-AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
 
+class Piece(NamedTuple):
+    """Elements that are held, and sent, together.
 
-@dataclass(frozen=True)
-class Collective:
-    """`count` times per step among so many ranks of an axis; nbytes is of the whole array (all_to_all: of a rank's), or
-    of the message (op "send")."""
+    ranks, copies  how many hold the same (a bucket); or share them, and of such shares how many there are (a unit)
+    sizes          {"parameter", "gradient", "optimizer": bytes per element}; frozen ones have the first alone
+    gathers        in stage 3, how often in a micro-batch its values are collected
+    """
 
-    axis: str
+    elements: float
     ranks: int
-    op: str
-    nbytes: float
-    count: float = 1
+    copies: int
+    sizes: dict
+    gathers: int = SENT[3] - 1
 
     @property
-    def sent(self):
-        """Bytes that a rank sends: the mean over the ranks, which differ by some bytes where they don't divide it."""
-        return self.count * WIRE_BYTES[self.op](self.nbytes, self.nbytes / self.ranks, self.ranks)
-
-    def seconds(self, costs):
-        """By rings, of which an all-gather or a reduce-scatter is one half; all_to_all: a message to each other."""
-        n = self.ranks
-        if self.op == "send":
-            return self.count * (costs.alpha + costs.beta * self.nbytes)
-        if self.op == "all_to_all":
-            return self.count * (n - 1) * (costs.alpha + costs.beta * self.nbytes / n)
-        return self.count * predict("ring", n, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
+    def trained(self):
+        return "gradient" in self.sizes
 
 
 @dataclass(frozen=True)
@@ -145,18 +136,20 @@ def span_of_shards(job):
 def rank_of(job, place):
     """The Rank at a place in the pipeline."""
     if job.model.layers is None:
-        size = job.model.count
-        pieces, buffered, activations_kept = [(size, job.shards, job.copies)], 0, None
+        size = job.model.count if job.lora_parameters is None else job.lora_parameters
+        pieces, buffered, activations_kept = [Piece(size, job.shards, job.copies, job.sizes)], 0, None
+        if job.lora_parameters is not None:
+            ranks, copies = (job.shards, job.copies) if job.stage == 3 else (1, 1)
+            pieces.append(Piece(job.model.count, ranks, copies, {"parameter": job.frozen_itemsize}))
         collectives = data_parallel(job, pieces, 0)
-        flops = job.model.step_flops(job.samples * job.time, job.checkpointing)
+        flops = job.model.step_flops(job.samples * job.time, job.checkpointing, job.lora_parameters)
     else:
         stages = job.stages_of(place)
         pieces, buffered, activations_kept = pieces_of(job, stages), buffers(job, stages), kept(job, place, stages)
-        count = sum(len(part) for stage in stages for part in job.shapes(stage))
-        collectives = data_parallel(job, pieces, count) + \
+        trained = [p.shape for stage in stages for part in job.parameters(stage) for p in part if p.trained]
+        collectives = data_parallel(job, pieces, len(trained)) + \
             [c for axis, sent in SENT_ALONG.items() if getattr(job, axis) > 1 for c in sent(job, place, stages)]
-        flops = flops_of(job, stages)
-        size = stepped(shape for stage in stages for part in job.shapes(stage) for shape in part)
+        flops, size = flops_of(job, stages), stepped(trained)
     parameters, gradients, optimizer = state(job, pieces)
     if not job.offload_optimizer:
         return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)
@@ -170,41 +163,58 @@ def rank_of(job, place):
 # ---------------------------------------------------------------- held
 
 def pieces_of(job, stages):
-    """[(elements, ranks that hold the same, 1)] of a rank's buckets, or [(elements, ranks that share them, copies)] of
-    its units."""
+    """[Piece] of a rank's buckets, or of its units; what is frozen, and not cut, is a piece by itself."""
     if job.stage:
-        return [it for stage in stages for module in units(job, stage) for it in module]
-    found = []
-    for stage in stages:
-        for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
-            shapes = [shape for name, shape in job.arrivals(stage) if (job.ep > 1 and "experts" in name) == expert]
-            found += [(size, ranks, 1) for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
+        found = [it for stage in stages for module in units(job, stage) for it in module]
+    else:
+        found = []
+        for stage in stages:
+            for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
+                shapes = [p.shape for p in job.arrivals(stage) if (job.ep > 1 and "experts" in p.name) == expert]
+                found += [Piece(size, ranks, 1, job.sizes)
+                          for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
+    if job.stage < 3:
+        found += [Piece(prod(p.shape), 1, 1, {"parameter": p.itemsize}) for stage in stages
+                  for part in job.parameters(stage) for p in part if not p.trained]
     return found
 
 
 def state(job, pieces):
     """Bytes of parameters, gradients and the optimizer's state, of so many elements."""
-    memory = [held(job.stage, size, ranks, job.sizes) for size, ranks, _ in pieces]
-    return tuple(sum(part[kind] for part in memory) for kind in ("parameter", "gradient", "optimizer"))
+    memory = [held(job.stage, piece.elements, piece.ranks, piece.sizes) for piece in pieces]
+    return tuple(sum(part.get(kind, 0) for part in memory) for kind in ("parameter", "gradient", "optimizer"))
 
 
 def units(job, stage):
-    """[[(elements, ranks that share them, copies)]] of fully_shard's units, by module: what stands around the blocks,
-    and each block; of divided experts they are apart."""
-    before, *blocks, behind = job.shapes(stage)
+    """[[Piece]] of fully_shard's units, by module: what stands around the blocks, and each block; of divided experts
+    they are apart, and so is, in stage 3, what is frozen, by its dtype."""
+    before, *blocks, behind = job.parameters(stage)
     if job.model.layers == 1:       # of a Sequential of one not the block is a unit, but what is in Sequentials in it
         before, blocks = before + blocks[0], []
         if nested(job):
-            before, blocks = before[:-4], [before[-4:-2], before[-2:]]
-    return [units_of(job, shapes) for shapes in (before + behind, *blocks) if shapes]
+            inner = [[p for p in before if p.name.startswith(f"{layer}.")] for layer in ("mlp.0", "mlp.2")]
+            before, blocks = [p for p in before if not p.name.startswith("mlp.")], inner
+    rest, *blocks = [units_of(job, module) for module in (before + behind, *blocks)]
+    # A single block's attention is in the first unit, which two others have displaced when backward comes to it. Where
+    # a block with adapters runs again, what is frozen is displaced by what is trained, and so is what is around it.
+    more = {"rest": int(nested(job)), "frozen": 0}
+    if job.adapters is not None and job.checkpointing:
+        more = {"rest": len(blocks), "frozen": 1}
+    return [[piece._replace(gathers=piece.gathers + more["rest"]) for piece in rest],
+            *[[piece._replace(gathers=piece.gathers + more["frozen"] * (not piece.trained)) for piece in module]
+              for module in blocks]]
 
 
-def units_of(job, shapes):
-    """[(elements, ranks that share them, copies)] of a module's units."""
-    experts = [shape for shape in shapes if job.ep > 1 and len(shape) == 3]     # stacks of matrices
-    others = [shape for shape in shapes if shape not in experts]
-    kinds = (others, job.shards, job.replicas), (experts, job.expert_shards, job.dp)
-    return [(unit(some, ranks), ranks, alike // ranks) for some, ranks, alike in kinds if some]
+def units_of(job, module):
+    """[Piece] of a module's parameters."""
+    found = {}
+    for p in module:
+        if p.trained or job.stage == 3:
+            found.setdefault((job.ep > 1 and len(p.shape) == 3, p.trained, p.itemsize), []).append(p.shape)
+    kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}      # True: stacks of matrices
+    return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
+                  job.sizes if trained else {"parameter": itemsize})
+            for (experts, trained, itemsize), shapes in found.items() for ranks, alike in (kinds[experts],)]
 
 
 def nested(job):
@@ -213,19 +223,31 @@ def nested(job):
 
 
 def buffers(job, stages):
-    """Bytes at most: of stage 3's gathered parameters two modules' (parallel/gathering.py), in a pipeline all of them;
-    of whole gradients those of a layer on their way into their unit, in stages 2 and 3 also the rest's and two blocks',
-    or, while micro-batches add up, everybody's."""
+    """Bytes at most: of stage 3's gathered parameters two modules' (parallel/gathering.py), in a pipeline all of them,
+    and what stands around the blocks where one runs again; of whole gradients those of a layer on their way into their
+    unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add up, everybody's; of matrices
+    of 4 bits the largest, taken apart."""
+    everything = [p for stage in stages for part in job.parameters(stage) for p in part]
+    codes = [prod(p.shape) for p in everything if p.name.endswith("weight.codes")]
+    apart = 2 * max(codes, default=0) * job.sizes["parameter"]
     if job.stage == 0:
-        return 0
-    largest = max(prod(shape) for stage in stages for part in job.shapes(stage) for shape in part)
+        return apart
+    largest = max(prod(p.shape) for p in everything if p.trained)
     gathered, gradients = 0, largest + 4 * job.model.width
     if job.stage > 1:
-        sizes = [sum(size for size, *_ in module) for stage in stages for module in units(job, stage)]
-        alive = len(sizes) if job.pp > 1 else 3 if nested(job) else 2       # of nested units all those that run
-        gathered = sum(sorted(sizes)[-alive:]) if job.stage == 3 else 0
+        modules = [module for stage in stages for module in units(job, stage)]
+        alive = len(modules) if job.pp > 1 else 3 if nested(job) else 2       # of nested units all those that run
+        if job.stage == 3:
+            gathered = sum(sorted(map(whole, modules))[-alive:])
+            gathered += whole(modules[0]) * (job.checkpointing and job.pp == 1)
+        sizes = [sum(piece.elements for piece in module if piece.trained) for module in modules]
         gradients += sum(sizes if job.micro_batches > 1 else sizes[:1] + sorted(sizes[1:])[-2:])
-    return gathered * job.sizes["parameter"] + gradients * job.sizes["gradient"]
+    return apart + gathered + gradients * job.sizes["gradient"]
+
+
+def whole(module):
+    """Bytes of a module's units, gathered."""
+    return sum(piece.elements * piece.sizes["parameter"] for piece in module)
 
 
 def kept(job, place, stages):
@@ -249,98 +271,28 @@ def kept(job, place, stages):
     return most
 
 
-# ---------------------------------------------------------------- sent, by axis
-
-def data_parallel(job, pieces, parameters):
-    """Of gradients and parameters, in pieces as pieces_of gives: buckets or units; with them travels which of the
-    parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies."""
-    sizes, found, axis = job.sizes, [], "shard" if job.copies > 1 else "dp"
-    for i, (size, ranks, copies) in enumerate(pieces):
-        if job.stage == 0:
-            found.append(Collective("dp", ranks, "all_reduce", size * sizes["gradient"]))
-            continue
-        # A single block's attention is in the first unit, which two others have displaced when backward comes to it.
-        again = job.stage == 3 and i == 0 and nested(job)
-        gathers = (SENT[job.stage] - 1 + again) * job.micro_batches if job.stage == 3 and job.pp == 1 else 1
-        found += [Collective(axis, ranks, "all_gather", size * sizes["parameter"], gathers),
-                  Collective(axis, ranks, "reduce_scatter", size * sizes["gradient"]),
-                  Collective("dp", copies, "all_reduce", size / ranks * sizes["gradient"])]
-    if job.stage and parameters:
-        found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
-    return [it for it in found if it.ranks > 1]
-
-
-def _tokens(job):
-    """Of a micro-batch, on a rank: the mean."""
-    return job.samples / job.micro_batches * job.time / job.cp
-
-
-def tensor_parallel(job, place, stages):
-    """Two all-reduces of a block's output forward, two backward; one forward behind the embedding, one backward before
-    the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
-
-    With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
-    inputs of column-parallel matrices once more. Gradients of norms and of row-parallel biases are summed, those of
-    positions gathered (parallel/sequence_parallel.py).
-    """
-    blocks, first, last = sum(s[0] for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
-    m, tokens = job.micro_batches, _tokens(job)
-    nbytes = tokens * job.model.width * job.sizes["parameter"]
-    each = (6 if job.checkpointing else 4) * blocks
-    if job.sequence_parallel:
-        again = 2 * blocks + last if job.sequence_parallel == "regather" else 0
-        vector, gpt = job.model.width * job.sizes["gradient"], job.model.family == "gpt"
-        vectors = 6 * blocks + 2 * last if gpt else 2 * blocks + last
-        found = [("all_gather", nbytes, m * (each + first + last + again)),
-                 ("reduce_scatter", nbytes, m * (each + first + last)),
-                 ("all_reduce", vector, m * vectors),
-                 ("all_gather", job.time * vector, m * first * gpt)]
-    else:
-        found = [("all_reduce", nbytes, m * (each + first + last))]
-    return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
-
-
-def pipeline_parallel(job, place, stages):
-    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's."""
-    last = max(map(max, job.placement))
-    owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
-    messages = sum(owners[other] != place for stage in job.placement[place]
-                   for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"]
-    return [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
-
-
-def context_parallel(job, place, stages):
-    """By a ring, keys and values to the next rank, ranks - 1 times forward, and backward too, with as many times their
-    gradients behind them; or all-to-alls of queries, keys, values and the result, forward and backward. Checkpointing
-    goes forward once more."""
-    blocks, tokens, size = sum(s[0] for s in stages), _tokens(job), job.sizes["parameter"]
-    calls, again = blocks * job.micro_batches, job.checkpointing
-    wide, keys = (tokens * features / job.tp * size for features in (job.model.width, job.model.keys))
-    if job.cp_by == "ring":
-        return [Collective("cp", job.cp, "send", 2 * keys, (3 + again) * (job.cp - 1) * calls)]
-    return [Collective("cp", job.cp, "all_to_all", nbytes, (4 + 2 * again) * calls) for nbytes in (wide, keys)]
-
-
-def expert_parallel(job, place, stages):
-    """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
-    goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
-    micro-batch."""
-    row, each = job.model.width * job.sizes["parameter"], (4 + 2 * job.checkpointing) * sum(s[0] for s in stages)
-    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time) * row, each * times)
-            for samples, times in Counter(job.pieces).items()]
-
-
-SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}
-
+# ---------------------------------------------------------------- computed
 
 def flops_of(job, stages):
-    """Of a rank's step: its layers', divided by tensor parallelism."""
-    time, passes = job.time // job.cp, 4 if job.checkpointing else 3
-    block = sum(times * job.model.block_flops(samples * time, job.time) for samples, times in
-                Counter(job.pieces).items())
-    output = job.model.output_flops(job.samples * time)
-    return sum(passes * blocks * block + 3 * last * output for blocks, _, last in stages) / job.tp
+    """Of a rank's step: its layers', divided by tensor parallelism; forward, once more where a block is checkpointed,
+    and backward for each gradient: of a matrix that isn't frozen, of an input that something trained is before."""
+    time, forward, trained = job.time // job.cp, 2 if job.checkpointing else 1, job.adapters is None
+    last = any(last for *_, last in stages)
+    found = last * (2 + trained) * job.model.output_flops(job.samples * time)
+    for samples, times in Counter(job.pieces).items():
+        products = job.model.block_flops(samples * time, job.time)
+        for count, flow in job.flows(stages):
+            for name, flops in products.items():        # attention's own are of two inputs each
+                back = flow[name][0] + (flow[name][0] if name == "attention" else trained)
+                found += times * count * (forward + back) * flops
+    return found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
+
+
+def adapters_flops(job, stages, forward):
+    """Multiply-adds of a rank's adapters, per token. The input of the model's first A wants no gradient."""
+    pairs = [(layer, prod(a), prod(b)) for layer, (a, b) in job.adapter_matrices(stages)]
+    found = sum((3 if layer == "head" else forward + 2) * (a + b) for layer, a, b in pairs)
+    return found - any(first for _, first, _ in stages) * pairs[0][1]
 
 
 # ---------------------------------------------------------------- a whole run

@@ -1,0 +1,149 @@
+"""What is sent along each axis of a mesh: collectives and messages, as data. SENT_ALONG is the table.
+
+Counts are those of the library's own code, which the ledger confirms.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from ..comm.cost import predict
+from ..comm.reduction import WIRE_BYTES
+
+AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
+COLUMNS, ROWS = ("attention.qkv", "mlp.0"), ("attention.out", "mlp.2")      # how tensor parallelism cuts a block
+
+
+@dataclass(frozen=True)
+class Collective:
+    """`count` times per step among so many ranks of an axis; nbytes is of the whole array (all_to_all: of a rank's), or
+    of the message (op "send")."""
+
+    axis: str
+    ranks: int
+    op: str
+    nbytes: float
+    count: float = 1
+
+    @property
+    def sent(self):
+        """Bytes that a rank sends: the mean over the ranks, which differ by some bytes where they don't divide it."""
+        return self.count * WIRE_BYTES[self.op](self.nbytes, self.nbytes / self.ranks, self.ranks)
+
+    def seconds(self, costs):
+        """By rings, of which an all-gather or a reduce-scatter is one half; all_to_all: a message to each other."""
+        n = self.ranks
+        if self.op == "send":
+            return self.count * (costs.alpha + costs.beta * self.nbytes)
+        if self.op == "all_to_all":
+            return self.count * (n - 1) * (costs.alpha + costs.beta * self.nbytes / n)
+        return self.count * predict("ring", n, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
+
+
+def data_parallel(job, pieces, parameters):
+    """Of gradients and parameters, in pieces as pieces_of gives: buckets or units; with them travels which of the
+    trained parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies.
+    Of what is frozen the values alone travel, in stage 3."""
+    found, axis = [], "shard" if job.copies > 1 else "dp"
+    for size, ranks, copies, sizes, gathers in pieces:
+        if job.stage == 0:
+            found += [Collective("dp", ranks, "all_reduce", size * sizes["gradient"])] if "gradient" in sizes else []
+            continue
+        times = gathers * job.micro_batches if job.stage == 3 and job.pp == 1 else 1
+        found.append(Collective(axis, ranks, "all_gather", size * sizes["parameter"], times))
+        if "gradient" in sizes:
+            found += [Collective(axis, ranks, "reduce_scatter", size * sizes["gradient"]),
+                      Collective("dp", copies, "all_reduce", size / ranks * sizes["gradient"])]
+    if job.stage and parameters:
+        found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
+    return [it for it in found if it.ranks > 1]
+
+
+def _tokens(job):
+    """Of a micro-batch, on a rank: the mean."""
+    return job.samples / job.micro_batches * job.time / job.cp
+
+
+def tensor_parallel(job, place, stages):
+    """Two all-reduces of a block's output forward, two backward; one forward behind the embedding, one backward before
+    the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
+
+    With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
+    inputs of column-parallel matrices once more. Gradients of norms and of row-parallel biases are summed, those of
+    positions gathered (parallel/sequence_parallel.py).
+    """
+    blocks, first, last = sum(s[0] for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
+    m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
+    nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
+    flows = job.flows(stages)
+    forward = (4 if job.checkpointing else 2) * blocks
+    entered = sum(count * flow[name][0] for count, flow in flows for name in COLUMNS)      # whose input has a gradient
+    left = sum(count * flow[name][1] for count, flow in flows for name in ROWS)             # whose output has one
+    if job.sequence_parallel:
+        trained, gpt = adapters is None, job.model.family == "gpt"
+        again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
+        vectors = (6 * blocks + 2 * last if gpt else 2 * blocks + last) * trained
+        found = [("all_gather", nbytes, m * (forward + last + left + first * trained + again)),
+                 ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
+                 ("all_reduce", job.model.width * gsize, m * vectors),
+                 ("all_gather", job.time * job.model.width * gsize, m * first * gpt * trained)]
+    else:
+        found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
+    if adapters is not None:
+        found += [("all_reduce", prod(shape) * gsize, m) for shape in whole_in_adapters(job, stages)]
+    return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
+
+
+def gathered_again(job, flows, last):
+    """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
+    layers = () if job.adapters is None else job.adapters.layers
+    found = sum(count * (flow[name][0] + (name in layers)) for count, flow in flows for name in COLUMNS)
+    return found + last * (job.adapters is None or "head" in layers)
+
+
+def whole_in_adapters(job, stages):
+    """[shape] of A beside what is cut by rows, and of B beside what is cut by columns: all ranks have them whole."""
+    return [b if layer in ROWS else a for layer, (a, b) in job.adapter_matrices(stages)]
+
+
+def pipeline_parallel(job, place, stages):
+    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's."""
+    last = max(map(max, job.placement))
+    owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
+    messages = sum(owners[other] != place for stage in job.placement[place]
+                   for other in (stage - 1, stage + 1) if 0 <= other <= last)
+    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"]
+    return [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
+
+
+def context_parallel(job, place, stages):
+    """By a ring, keys and values to the next rank, ranks - 1 times forward, and backward too, with as many times their
+    gradients behind them; or all-to-alls of queries, keys, values and the result, forward and backward. Checkpointing
+    goes forward once more."""
+    tokens, size, again = _tokens(job), job.sizes["parameter"], job.checkpointing
+    wide, keys = (tokens * features / job.tp * size for features in (job.model.width, job.model.keys))
+    blocks, back = there_and_back(job, stages, "attention")
+    if job.cp_by == "ring":
+        calls = ((1 + again) * blocks + 2 * back) * job.micro_batches
+        return [Collective("cp", job.cp, "send", 2 * keys, (job.cp - 1) * calls)]
+    calls = 2 * ((1 + again) * blocks + back) * job.micro_batches
+    return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (wide, keys)]
+
+
+def there_and_back(job, stages, product):
+    """(blocks that a rank has, those of them in which backward comes to a product)."""
+    flows = job.flows(stages)
+    return sum(count for count, _ in flows), sum(count * flow[product][0] for count, flow in flows)
+
+
+def expert_parallel(job, place, stages):
+    """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
+    goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
+    micro-batch."""
+    blocks, back = there_and_back(job, stages, "mlp.experts")
+    row, each = job.model.width * job.sizes["parameter"], 2 * ((1 + job.checkpointing) * blocks + back)
+    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time) * row, each * times)
+            for samples, times in Counter(job.pieces).items()]
+
+
+SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}

@@ -1,0 +1,81 @@
+"""Plans beside what the ledgers of plan_cases' runs have counted, to the byte."""
+
+from dataclasses import replace
+
+import pytest
+
+from minitorch_dist.parallel.schedules import play
+from minitorch_dist.plan import DEVICES, Job, plan
+from minitorch_dist.plan.paper import pieces_of, units, whole
+
+from .plan_cases import SMALL
+
+V100 = DEVICES["V100"]
+
+
+def rank_of(job, place=0):
+    """The Rank at a place in the pipeline."""
+    return plan(job, V100).ranks[place]
+
+
+def sent(rank, axis):
+    """Bytes that a Rank sends along an axis."""
+    return sum(c.sent for c in rank.collectives if c.axis == axis)
+
+
+def job_of(more):
+    """A small Job in float32, but for these."""
+    more = {"precision": "float32", "batch": 12, "time": 11, **more}
+    return Job(**more | {"model": replace(SMALL, **more.get("model", {}))})
+
+
+def check_step(job, everyone):
+    """everyone: what plan_cases.step gave, by rank."""
+    rank = rank_of(job)
+    # Without others, communicators' arrays are aligned by hand.
+    aligned = 64 * sum(piece.ranks == 1 and piece.trained for piece in pieces_of(job, job.stages_of(0)))
+    held, peak, *_ = everyone[-1]           # whose parts of the vocabulary are the largest
+    assert held["parameter"] == rank.parameters + aligned * (job.stage in (1, 2))
+    assert held["optimizer"] == rank.optimizer
+    assert held["gradient"] == rank.gradients + aligned * (job.stage < 2)
+    # Tokens and labels are the program's: those of micro-batches that are through are there as well, if the tape has
+    # kept them. A frozen embedding's tokens it doesn't keep.
+    even = job.samples % job.micro_batches == 0     # else the first is the largest, and nothing was before it
+    nbytes = 16 if job.adapters is None else 8
+    others = nbytes * job.time // job.cp * (job.samples - job.pieces[0]) if job.tp == 1 and even else 0
+    assert peak["activation"] == rank.activations + others
+    assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers
+    if job.stage == 3 and not job.checkpointing:
+        assert peak["buffer"] == sum(sorted(map(whole, units(job, job.stages_of(0)[0])))[-2:])
+    for axis in ("dp", "shard", "tp", "cp", "ep"):      # the mean over its ranks, which may differ by some bytes
+        counted = [out[axis] for _, _, out, _ in everyone]
+        assert sum(counted) == pytest.approx(job.ranks * sent(rank, axis), rel=1e-12), axis
+        assert max(counted) - min(counted) <= 64
+
+
+def check_pipeline(job, everyone):
+    """everyone: what plan_cases.pipeline gave, by rank."""
+    for number, (held, peak, out) in enumerate(everyone):
+        place = number // job.cp % job.pp
+        rank, tokens = rank_of(job, place), job.adapters is None    # whether a first stage keeps its tokens
+        aligned = 64 * job.stages_per_rank if job.replicas == 1 else 0
+        assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
+        assert held["gradient"] == rank.gradients + aligned
+        assert out["pp", "send"] == sent(rank, "pp")
+        if job.stage:
+            counted = sum(n for (axis, _), n in out.items() if axis != "pp")
+            assert counted == sent(rank, "dp") + 8, (counted, sent(rank, "dp"), out)      # and the loss
+            gathered = sum(c.nbytes for c in rank.collectives if c.op == "all_gather") * (job.stage == 3)
+            assert held["buffer"] == 0 and peak["buffer"] == gathered
+            message = job.pieces[0] * job.time * job.model.width * 4        # on its way
+            assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers + job.micro_batches * message
+        # What has been received counts as parameters; tokens and labels are there of the whole batch, but the labels of
+        # a part of the sequences, which are copied as they are used.
+        found, most = peak["activation"] + peak["parameter"] - held["parameter"], play(job.steps).held[place]
+        through = job.samples - max(sum(job.pieces[k:k + most]) for k in range(job.micro_batches))
+        stay = tokens * (place == 0) or place == job.pp - 1 and job.cp == 1
+        if job.stages_per_rank == 1:
+            assert found == rank.activations + 8 * job.time // job.cp * through * stay
+        else:       # then the peaks of both kinds come a message apart
+            message = job.pieces[0] * job.time * job.model.width * 4
+            assert 0 <= found - rank.activations <= message + 2 * 8 * job.time * job.samples < 0.02 * found
