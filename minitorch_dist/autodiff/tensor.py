@@ -34,17 +34,19 @@ class Leaf:
     buffer), and `flat` the buffer that it is a slice of. `over`: where it is this
     rank's share of a parameter, the Communicator of the ranks with the others;
     `part_of`: the shape of that parameter; `part`: which part, where tensor
-    parallelism has cut it.
+    parallelism has cut it; `piece_of`: of a piece that fully_shard has cut, and
+    of its copies, which no Unit knows of: the name.
     """
 
     __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "over", "part_of",
-                 "part", "__weakref__")
+                 "part", "piece_of", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
         self.shape, self.dtype = shape, dtype
         self.tensor = weakref.ref(tensor) if tensor is not None else None
         self.hooks = self.grad_view = self.flat = self.over = self.part_of = self.part = None
+        self.piece_of = None
 
 
 class Tensor(Traced):
@@ -244,7 +246,8 @@ class Tensor(Traced):
         twin = Tensor(self.data.copy())
         if self.leaf is not None:
             twin.requires_grad_()
-            twin.leaf.over, twin.leaf.part_of, twin.leaf.part = self.leaf.over, self.leaf.part_of, self.leaf.part
+            for name in "over", "part_of", "part", "piece_of":
+                setattr(twin.leaf, name, getattr(self.leaf, name))
             twin.requires_grad_(self.requires_grad)
         if self.grad is not None:
             twin.grad = Tensor(self.grad.data.copy())
@@ -258,7 +261,7 @@ class Tensor(Traced):
                             "others are on other ranks: it can't be pickled, or copied by copy.copy. Take detach(), "
                             "its values alone, or copy.deepcopy")
         return _restore, (xp.array(to(self.data, "cpu")), self.requires_grad and self.is_leaf, self.device,
-                          leaf and leaf.part_of)
+                          leaf and leaf.part_of, leaf and leaf.piece_of)
 
     @staticmethod
     def process(primitive, args, params, level):
@@ -281,10 +284,11 @@ class Lifted(Tensor):
         return f"Lifted({self.data!r}, level={self.level})"
 
 
-def _restore(array, requires_grad, device="cpu", part_of=None):
+def _restore(array, requires_grad, device="cpu", part_of=None, piece_of=None):
     made = Tensor(to(array, device))
-    if part_of is not None:
-        made.requires_grad_().leaf.part_of = part_of
+    if part_of is not None or piece_of is not None:
+        leaf = made.requires_grad_().leaf
+        leaf.part_of, leaf.piece_of = part_of, piece_of
     return made.requires_grad_(requires_grad)
 
 

@@ -32,8 +32,8 @@ bits: that is module_filter_fn's to say.
 
 Of a layer that tensor parallelism has cut each rank rounds its part to what one process has there, by chance too: the
 draws are of the whole layer, keyed as dropout's are. Where several ranks have numbers of one group they need its
-largest: they ask for all of these at once, by an all-reduce for y and another for dx and dW, or none. Of so many
-numbers, for x (tokens, in):
+largest: they ask for all of these at once, by an all-reduce for y and another for dx and dW (of these for what is
+wanted: a frozen layer has no dW), or none. Of so many numbers, for x (tokens, in):
 
                                       tensorwise: y, dx and dW   rowwise: y, dx and dW    the others
     column parallel: out is cut           1          3               –         tokens+in  – where groups lie inside of
@@ -49,6 +49,7 @@ large language models with NVFP4".
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -251,16 +252,16 @@ def linear_of(recipe, rows=None, columns=None):
 
     rows, columns  the Cuts of the weight's axes, where this rank has a part of it
     """
-    plain = _linear_of(recipe, rows, columns)
-    if not recipe.stochastic_rounding:
-        return plain
+    plain = {wanted: _linear_of(recipe, rows, columns, wanted) for wanted in itertools.product((False, True), repeat=2)}
 
-    def stochastic(x, weight):
-        if not is_grad_enabled():
-            return plain(x, weight)
+    def low_precision(x, weight):
+        # Of what is frozen backward makes no gradient: no product is rounded for it, and no number drawn.
+        wanted = tuple(getattr(a, "node", None) is not None for a in (x, weight))
+        if not (recipe.stochastic_rounding and any(wanted) and is_grad_enabled()):
+            return plain[wanted](x, weight)
         # The keys are forward's: of the module that runs now, in the scope of its step. Backward may be in another.
-        return _linear_of(recipe, rows, columns, Chances(x.shape[0], weight.shape[0], rows))(x, weight)
-    return stochastic
+        return _linear_of(recipe, rows, columns, wanted, Chances(x.shape[0], weight.shape[0], rows))(x, weight)
+    return low_precision
 
 
 class Chances:
@@ -271,14 +272,21 @@ class Chances:
         self.shape, self.mine = ((tokens, out), slice(None)) if cut is None else ((tokens, cut.extent), cut.mine)
         self.draws = [random_draws(self.shape) for _ in range(2)]
 
-    def __call__(self, like):
-        """float32 (tokens, out) for dx and (out, tokens) for dW, on the device of `like`."""
-        dx, dw = (to_device_of(uniform_of_draws(draws, self.shape)[:, self.mine], like) for draws in self.draws)
-        return dx, dw.T
+    def dx(self, like):
+        """float32 (tokens, out), on the device of `like`."""
+        return self._numbers(0, like)
+
+    def dw(self, like):
+        """float32 (out, tokens), on the device of `like`."""
+        return self._numbers(1, like).T
+
+    def _numbers(self, which, like):
+        return to_device_of(uniform_of_draws(self.draws[which], self.shape)[:, self.mine], like)
 
 
-def _linear_of(recipe, rows, columns, chances=None):
-    """linear_of; without chances gradients, too, are rounded to the nearest."""
+def _linear_of(recipe, rows, columns, wanted, chances=None):
+    """linear_of; without chances gradients, too, are rounded to the nearest. wanted: whether there is to be dx, and dW.
+    """
     def operand(x, form, block, *cuts, chance=None):
         return Operand(x, form, block, recipe.scale, cuts, chance)
 
@@ -291,24 +299,33 @@ def _linear_of(recipe, rows, columns, chances=None):
                         operand(wide(weight), recipe.element, recipe.weight_block, rows, columns))])
         return y.astype(x.dtype)
 
+    def of_dx(weight, g):
+        chance = None if chances is None else chances.dx(g)
+        return (operand(wide(g), recipe.gradient, recipe.block, None, rows, chance=chance),
+                operand(wide(weight).T, recipe.element, recipe.weight_block, columns, rows))
+
+    def of_dw(x, g):
+        chance = None if chances is None else chances.dw(g)
+        x, g = (hadamard(a) if recipe.random_hadamard else a for a in (wide(x).T, wide(g).T))
+        return (operand(g, recipe.gradient, recipe.block, rows, None, chance=chance),
+                operand(x, recipe.element, recipe.block, columns, None))
+
     @custom_vjp
     def low_precision_linear_backward(x, weight, g):
-        x_of_sum, g_of_sum = (hadamard(a) if recipe.random_hadamard else a for a in (wide(x).T, wide(g).T))
-        of_dx, of_dw = (None, None) if chances is None else chances(g)
-        dx, dw = products([
-            (operand(wide(g), recipe.gradient, recipe.block, None, rows, chance=of_dx),
-             operand(wide(weight).T, recipe.element, recipe.weight_block, columns, rows)),
-            (operand(g_of_sum, recipe.gradient, recipe.block, rows, None, chance=of_dw),
-             operand(x_of_sum, recipe.element, recipe.block, columns, None))])
-        return dx.astype(x.dtype), dw.astype(weight.dtype)
+        pairs = ([of_dx(weight, g)] if wanted[0] else []) + ([of_dw(x, g)] if wanted[1] else [])
+        likes = itertools.compress((x, weight), wanted)
+        return tuple(d.astype(like.dtype) for d, like in zip(products(pairs), likes, strict=True))
+
+    def backward(kept, g):
+        found = iter(low_precision_linear_backward(*kept, g))
+        return tuple(next(found) if each else None for each in wanted)
 
     def once(kept, cotangents):
         raise TypeError("products of few bits can be differentiated once only: their gradients are rounded too, and a "
                         "second derivative would be none of what is computed. Convert the model afterwards")
     low_precision_linear_backward.defvjp(lambda *args: (low_precision_linear_backward(*args), None), once)
     low_precision_linear.flops = lambda x, weight: 2 * x.shape[0] * weight.size
-    return low_precision_linear.defvjp(lambda x, weight: (low_precision_linear(x, weight), (x, weight)),
-                                       lambda kept, g: low_precision_linear_backward(*kept, g))
+    return low_precision_linear.defvjp(lambda x, weight: (low_precision_linear(x, weight), (x, weight)), backward)
 
 
 linear_in = functools.cache(linear_of)      # of recipes; a Cut holds a Communicator, and would be kept for ever

@@ -41,11 +41,12 @@ from .prune import check_whole
 def read_states(sources):
     """[state dict] of the models of a soup: each {name: NumPy array}, of a Module, of a state dict itself, of an .npz
     file (training.save_parameters), or of a checkpoint's folder (checkpoints.save), checked for damage. ValueError
-    without any, and where they aren't alike."""
+    without any, where they aren't alike, and of adapters that aren't merged."""
     states = [_read_state(source) for source in sources]
     if not states:
         raise ValueError("a soup needs at least one model")
     check_alike(states)
+    check_adapters(states)
     return states
 
 
@@ -76,6 +77,18 @@ def check_alike(states):
             if not is_floating(value.dtype) and not np.array_equal(value, first[name]):
                 raise ValueError(f"{name} ({value.dtype}) differs between numbers 0 and {i}, and has no mean: make it "
                                  "equal in all")
+
+
+def check_adapters(states):
+    """ValueError where both matrices of an adapter (lora.py) differ: the product of their means isn't the mean of their
+    products. Where one of them is the same in all states, it is."""
+    def differ(name):
+        return any(not np.array_equal(state[name], states[0][name]) for state in states[1:])
+    for path in [name.removesuffix("lora_A") for name in states[0] if name.rpartition(".")[2] == "lora_A"]:
+        if differ(path + "lora_A") and differ(path + "lora_B"):
+            raise ValueError(f"a soup of adapters: lora_A and lora_B of {path.rstrip('.') or 'the model'} both differ, "
+                             "and the product of their means is not the mean of their products: lora.merge(model) "
+                             "first, and give the merged models' states")
 
 
 def _sum(total, state):
@@ -159,7 +172,9 @@ class Average:
     model   a Module, or one in DistributedDataParallel, or fully_shard, where each rank averages its own part
 
     They begin with the values of now, and are kept in float32 or wider. The average is the same on all ranks, because
-    the parameters are; buffers that ranks keep of their own are rank 0's.
+    the parameters are; buffers that ranks keep of their own are rank 0's. Of adapters (lora.py) A and B are averaged
+    each by itself, and the average is a model of their rank: B A of the averages is the average of the products but for
+    how A and B have moved together meanwhile.
     """
 
     def __init__(self, model):

@@ -11,6 +11,7 @@ its first CuPy array arrives, or by name.
     show.py       python -m minitorch_dist kernels
     add.py        vector add: the one to read first
     adam.py …     a module per kernel or family
+    packing.py    numbers of 8 bits inside of a kernel
 
 How a kernel's module is written, by the example of add.py:
 

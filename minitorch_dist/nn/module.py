@@ -31,7 +31,7 @@ class Module:
     keeps_dtypes = False        # whether to(dtype) leaves this module's own parameters as they are
 
     def __init__(self):
-        for table in ("_parameters", "_buffers", "_modules"):
+        for table in ("_parameters", "_buffers", "_modules", "_lists"):
             object.__setattr__(self, table, {})
         object.__setattr__(self, "_name", "")
         object.__setattr__(self, "_hooks", None)    # (before forward, after it), two tuples, as soon as there is one
@@ -40,12 +40,10 @@ class Module:
     def __setattr__(self, name, value):
         if "_modules" not in self.__dict__:
             raise RuntimeError(f"{type(self).__name__}: call super().__init__() before setting attributes")
+        if isinstance(value, (list, dict, set)):
+            self._look_at(name, value)
         if isinstance(value, Module):
             self.add_module(name, value)
-        elif isinstance(value, (list, dict, set)) and self._strangers(value):
-            raise TypeError(f"{type(self).__name__}.{name} is a {type(value).__name__} of modules or parameters, which "
-                            "would be neither trained nor saved: use nn.ModuleList, or make them attributes first "
-                            "(where that is meant: a tuple)")
         elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
             self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
@@ -56,6 +54,22 @@ class Module:
                             f"None, got {type(value).__name__}")
         else:
             self._register(self._buffers if name in self._buffers else {}, name, value)
+
+    def _look_at(self, name, values):
+        """TypeError for a list, dict or set that holds strangers. How many are in it is noted, to look again when there
+        are more."""
+        if self._strangers(values):
+            raise TypeError(f"{type(self).__name__}.{name} is a {type(values).__name__} of modules or parameters, "
+                            "which would be neither trained nor saved: use nn.ModuleList, or make them attributes "
+                            "first (where that is meant: a tuple)")
+        self._lists[name] = len(values)
+
+    def _look_again(self):
+        """The same at those that have been filled since."""
+        for name, count in self._lists.items():
+            values = self.__dict__.get(name)
+            if isinstance(values, (list, dict, set)) and len(values) != count:
+                self._look_at(name, values)
 
     def _strangers(self, values):
         """The modules in a list, dict or set, and in those inside of it, and the parameters in lists, that aren't in
@@ -69,7 +83,7 @@ class Module:
                 elif isinstance(value, Module) or isinstance(values, list) and isinstance(value, Tensor) \
                         and value.is_leaf and value.requires_grad:
                     found.append(value)
-        known = {*map(id, self.modules()), *map(id, self.parameters())} if found else ()
+        known = {id(x) for m in self.modules() for x in (m, *m._parameters.values())} if found else ()
         return [value for value in found if id(value) not in known]
 
     def __delattr__(self, name):
@@ -171,13 +185,16 @@ class Module:
     def _named(self, table):
         seen = set()
         for prefix, module in self.named_modules():
+            if module._lists:
+                module._look_again()
             for name, value in getattr(module, table).items():
                 if value is not None and id(value) not in seen:
                     seen.add(id(value))
                     yield _join(prefix, name), value
 
     def named_parameters(self):
-        """(name, Tensor) of every parameter; one that is shared comes once, under its first name."""
+        """(name, Tensor) of every parameter; one that is shared comes once, under its first name. TypeError where a
+        list, dict or set has been filled with modules that are nobody's attributes."""
         return self._named("_parameters")
 
     def parameters(self):

@@ -4,8 +4,9 @@ from math import sqrt
 
 from .. import kernels
 from ..autodiff.writes import wrote
-from ..backend import device_of, xp
+from ..backend import device_of, to, xp
 from .optimizer import AT_LEAST_0, BETAS, Optimizer
+from .packed import Packed, arrays_of, dynamic_levels
 
 
 class Adam(Optimizer):
@@ -17,8 +18,8 @@ class Adam(Optimizer):
     state_bits    8: the moments are kept in 8 bits, with scales 2.5 bytes per parameter instead of 8 (packed.py)
 
     torch's settings and arithmetic. On a GPU with Triton the whole model is updated in one launch (kernels/adam.py),
-    which takes step's grad_scale and found_inf where they are; on the CPU in tiles that fit into the cache. The kernel
-    knows no state of 8 bits: where a group has that, all are updated by CuPy's own kernels, some dozens per step.
+    which takes step's grad_scale and found_inf where they are; on the CPU in tiles that fit into the cache. Groups of 8
+    bits and groups of 32 are a launch each.
     Sources: Kingma & Ba 2015; Reddi et al. 2018 (amsgrad); Dettmers et al. 2022 (state_bits).
     """
 
@@ -36,12 +37,11 @@ class Adam(Optimizer):
                                   "maximize": maximize, "state_bits": state_bits})
 
     def empty_state(self, values, bits=32):
-        self.fused = None       # kernels.adam.Update per dtype, with the slots it updates; made at the first step
+        self.fused = None       # kernels.adam.Update per kind, with the slots it updates; made at the first step
         return super().empty_state(values, bits)
 
     def apply(self, grad_scale, found_inf):
-        if self.home is None and not self.packed and all(
-                kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
+        if self.home is None and all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):
             return self.apply_fused(grad_scale, found_inf)
         self.count_on_host()
         self.fused = None
@@ -95,22 +95,27 @@ class Adam(Optimizer):
                 wrote(array, f"{type(self).__name__}.step")
 
     def tables(self):
-        """[(Update, its slots)], one per dtype of parameters, device and direction."""
-        kinds = {}      # (dtype, device, whether it goes up) -> ([the arrays of each slot], [slot])
+        """[(Update, its slots)], one per dtype of parameters, device, direction and bits of state."""
+        kinds = {}      # (dtype, device, whether it goes up, of 8 bits) -> ([the arrays of each slot], [slot])
         for flat, state, slots in zip(self.flats, self.state, self.slots, strict=True):
             names = {"m": state["exp_avg"], "v": state["exp_avg_sq"]}
             names |= {"master": state["master"]} if "master" in state else {}
             names |= {"largest": state["max_exp_avg_sq"]} if self.amsgrad else {}
+            eight = isinstance(state["exp_avg"], Packed)
             for slot in slots:
-                arrays, here = kinds.setdefault((flat.dtype, device_of(flat.params), slot.group["maximize"]), ([], []))
+                kind = flat.dtype, device_of(flat.params), slot.group["maximize"], eight
+                arrays, here = kinds.setdefault(kind, ([], []))
                 start, end = slot.segment.start, slot.segment.end
                 part, of_state = slice(start, end), slice(slot.at, slot.at + end - start)
-                arrays.append({"p": flat.params[part], "g": flat.grads[part],
-                               **{name: array[of_state] for name, array in names.items()}})
+                mine = {"p": flat.params[part], "g": flat.grads[part]}
+                for name, array in names.items():
+                    mine |= zip((name, f"{name}_scales"), arrays_of(array[of_state]), strict=False)
+                arrays.append(mine)
                 here.append(slot)
         update = kernels.load("adam").Update
-        return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, maximize), slots)
-                for (*_, maximize), (arrays, slots) in kinds.items()]
+        return [(update(arrays, [slot.steps for slot in slots], self.decoupled, self.amsgrad, maximize,
+                        every_level(device) if eight else None), slots)
+                for (_, device, maximize, eight), (arrays, slots) in kinds.items()]
 
     def count_on_host(self):
         """Bring the numbers of updates, which the kernel counts on the device, back to the slots."""
@@ -138,3 +143,8 @@ class AdamW(Adam):
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, maximize=False,
                  state_bits=32):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, state_bits)
+
+
+def every_level(device):
+    """float32 (512,): dynamic_levels of numbers with a sign, and behind them of those without."""
+    return to(xp.concatenate([dynamic_levels(signed) for signed in (True, False)]), device)

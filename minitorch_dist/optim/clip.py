@@ -129,8 +129,18 @@ def others(p):
     return leaf.over if leaf.over is not None or leaf.part is None else leaf.part.comm
 
 
+def check_pieces(params, what):
+    """ValueError for copies of fully_shard's pieces, as copy.deepcopy makes them: they lie in no unit's buffer."""
+    if copies := [p.leaf.piece_of for p in params if p.leaf.piece_of is not None
+                  and (p.leaf.flat is None or p.leaf.flat.unit is None)]:
+        raise ValueError(f"{what}: {len(copies)} of these parameters are copies of this rank's pieces of "
+                         f"{', '.join(copies[:3])} …, which fully_shard has cut, and don't say which ranks have the "
+                         "others: take the parameters() of the fully_shard model")
+
+
 def check_known(params, what):
     """ValueError for parts of parameters whose leaves don't say which ranks have the others."""
+    check_pieces(params, what)
     if parts := [f"{p.shape} of {p.leaf.part_of}" for p in params if p.leaf.part_of is not None and others(p) is None]:
         raise ValueError(f"{what}: {len(parts)} of these parameters are this rank's parts of larger ones "
                          f"({', '.join(parts[:3])} …) and don't say which ranks have the others, as copies don't: take "

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from ..autodiff.writes import wrote
 from ..backend import module_of, on_host, to_device_of
+from .clip import check_pieces
 from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -69,6 +70,7 @@ class Muon(Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
                                   "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": ns_steps,
                                   "adjust_lr_fn": adjust_lr_fn})
+        check_pieces([p for group in self.param_groups for p in group["params"]], "Muon")
         for flat, slots in zip(self.flats, self.slots, strict=True):
             for tensor in (slot.segment.tensor for slot in slots):
                 shape = tensor.shape if flat.unit is None else flat.unit.cut_of(tensor)[1]

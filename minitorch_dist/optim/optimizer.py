@@ -1,5 +1,6 @@
 """Optimizer: groups of parameters, run over flat storage in tiles that fit into the cache."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -143,11 +144,6 @@ class Optimizer:
                     state[name][...] = first
         return state
 
-    @property
-    def packed(self):
-        """Whether some of the state is."""
-        return any(isinstance(array, Packed) for state in self.state for array in state.values())
-
     def _follow(self):
         """Take the state along to where the parameters live now."""
         saved = self.state_dict()
@@ -156,7 +152,8 @@ class Optimizer:
 
     def settle_in(self, home):
         """Let the state live with `home` from now on: home.move(state) gives a FlatBuffer's state arrays there, on the
-        host; home.update(tiled, p, g, state, group, step) makes one run's update, by `self.tiled` on the host."""
+        host, home.copy(array) another one of those; home.update(tiled, p, g, state, group, step) makes one run's
+        update, by `self.tiled` on the host."""
         before, self.home = self.home, home
         try:
             if self.loaded or any(self.state_dict(copy=False)["steps"]):
@@ -166,6 +163,15 @@ class Optimizer:
         except BaseException:
             self.home = before
             raise
+
+    def __deepcopy__(self, memo):
+        """A twin of the parameters' copies, whose state lies where this one's does, in a copy of its own."""
+        if self.home is not None:
+            for array in (part for state in self.state for each in state.values() for part in arrays_of(each)):
+                memo[id(array)] = self.home.copy(array)
+        twin = memo[id(self)] = object.__new__(type(self))
+        vars(twin).update(deepcopy(vars(self), memo))
+        return twin
 
     @property
     def lr(self):
@@ -357,7 +363,8 @@ def runs(slots):
     """Neighbouring parameters that are updated alike, as (start, stop, where their state starts, group, step): each is
     one update.
 
-    A run takes its parameters' padding along; the zeros there stay zeros. Each parameter's step is counted on.
+    A run takes its parameters' padding along, unless the zeros there would become something else. Each parameter's step
+    is counted on.
     """
     joined = []
     for slot in slots:
@@ -367,11 +374,18 @@ def runs(slots):
         s = slot.segment
         if s.start == s.end:    # of a parameter that is cut over the ranks another one has it all
             continue
+        end = s.end if leaves_zeros(slot.group) else s.stop
         if joined and joined[-1][1] == s.start and joined[-1][3] is slot.group and joined[-1][4] == slot.steps:
-            joined[-1][1] = s.end
+            joined[-1][1] = end
         else:
-            joined.append([s.start, s.end, slot.at, slot.group, slot.steps])
+            joined.append([s.start, end, slot.at, slot.group, slot.steps])
     return joined
+
+
+def leaves_zeros(group):
+    """Whether a step of a group leaves what is 0, with gradients of 0, at 0: where something is divided by eps, an eps
+    of 0 would make 0/0 = NaN of it."""
+    return group.get("eps", 1) > 1e-30      # in float32 it is more than 0 by any bias correction, too
 
 
 def _groups(params):

@@ -3,8 +3,9 @@
     forward    gather u0 | run u0, gather u1 ahead | free u0, run u1 | free u1
     backward   gather u1 | run u1, gather u0 ahead | free u1, run u0 | free u0
 
-The order of backward is that in which forward has left the units, the other way round; the units that forward comes to
-are those of the time before. A wrong guess costs a gather, and is right all the same. All ranks guess alike.
+The order of backward is that in which forward has left the units, the other way round, without those of which the tape
+has kept nothing, as of frozen layers below all that is trained; the units that forward comes to are those of the time
+before. A wrong guess costs a gather, and is right all the same. All ranks guess alike.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -28,13 +29,14 @@ class Gathering:
     in_backward     in_backward(): whether a backward pass that has come to the model is under way
     used            used(): backward asks for a value
     entered, left   units in the order in which forward has begun and ended them, since the last backward
+    needed          those of which backward will want values
     """
 
     def __init__(self, units, outer, reshard, in_backward, used):
         self.units, self.outer, self.reshard = units, outer, reshard
         self.in_backward, self.used = in_backward, used
         self.together = {unit: [unit] for unit in units} | dict.fromkeys(outer, outer)
-        self.entered, self.left = [], []
+        self.entered, self.left, self.needed = [], [], []
         self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
         self.current = None     # the one that backward is at
         self.passed = False     # a backward has come since the last forward
@@ -55,7 +57,7 @@ class Gathering:
         if outermost:
             self.settle()
             if self.passed:
-                self.entered, self.left, self.passed = [], [], False
+                self.entered, self.left, self.needed, self.passed = [], [], [], False
         self.running += 1
         try:
             yield
@@ -121,6 +123,8 @@ class Gathering:
         """For a checkpoint that is made now: a context in which the units that run now do again, and whether an array
         lies in them. outer: such a function of somebody around."""
         units, date = [unit for unit in self.units if unit.users > self.held], tick()
+        for unit in units:
+            self.note(self.needed, unit)
         around, answers_for = outer() if outer else (nullcontext, lambda array: False)
 
         @contextmanager
@@ -151,7 +155,8 @@ class Gathering:
     def backward_begins(self):
         """Settle its order. Returns the order in which units' gradients will be complete: that in which forward has
         begun them, the other way round; those that it hasn't come to are the last."""
-        self.route, self.reached, self.current, self.passed = self.left[::-1], set(), None, True
+        self.route = [unit for unit in self.left[::-1] if unit in self.needed]
+        self.reached, self.current, self.passed = set(), None, True
         self.ahead = dict(zip(self.left, self.left[1:], strict=False))
         return [*self.entered[::-1], *(unit for unit in self.units if unit not in self.entered)]
 
@@ -167,6 +172,7 @@ class Gathering:
         def pack(array):
             for unit in self.units:
                 if unit.users and unit.holds(array):
+                    self.note(self.needed, unit)
                     return unit.kept(array)
             return array if outer_pack is None else outer_pack(array)
 

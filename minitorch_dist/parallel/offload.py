@@ -263,6 +263,13 @@ class StateElsewhere:
         return {name: array.moved(there) if isinstance(array, Packed) else there(array)
                 for name, array in state.items()}
 
+    def copy(self, array):
+        """Another array of the same values there, of one that is."""
+        return array.copy() if self.folder is None else mapped(self.folder, array)
+
+    def __deepcopy__(self, memo):
+        return StateElsewhere(self.folder)
+
     def update(self, tiled, p, g, state, group, step):
         """One run's update on the host, by `tiled` (Optimizer.tiled)."""
         if on_host(p):

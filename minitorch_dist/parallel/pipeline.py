@@ -8,9 +8,10 @@
         loss = pipeline.run(batch, loss_sum, seed=0, step=step, over=mesh["dp"])
         optimizer.step()
 
-What a stage sends is its output forward and its input's gradient backward, of one micro-batch each. Gradients add up
-over the micro-batches. With DistributedDataParallel(exact=True) its micro-shards are the micro-batches, and the bits
-are those of one process in exact mode.
+What a stage sends is its output forward and its input's gradient backward, of one micro-batch each; backward ends at
+the lowest stage that has something to train. Gradients add up over the micro-batches. With
+DistributedDataParallel(exact=True) its micro-shards are the micro-batches, and the bits are those of one process in
+exact mode.
 
     stage = fully_shard(stages[mesh.coords["pp"]], mesh["dp"], stage=1)     # instead: ZeRO inside of a pipeline
 
@@ -117,8 +118,8 @@ def described(schedule):
 
 
 def check_chunks(chunks, comm):
-    """(every rank's number of chunks, whether one of them is in exact mode). ValueError on all ranks if a pipeline
-    can't have one of them. Collective."""
+    """(whether each of every rank's chunks has something to train, whether one is in exact mode). ValueError on all
+    ranks if a pipeline can't have one of them. Collective."""
     def check():
         if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
             raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
@@ -129,8 +130,13 @@ def check_chunks(chunks, comm):
                                 "parallelize_module")
     together(comm, check)
     exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
-    counts, exacts = zip(*comm.all_gather_object((len(chunks), exact)), strict=True)
-    return list(counts), any(exacts)
+    trained, exacts = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact)), strict=True)
+    return trained, any(exacts)
+
+
+def is_trained(chunk):
+    """Whether a stage has a parameter that wants a gradient."""
+    return any(p.requires_grad for p in chunk.parameters())
 
 
 class Pipeline:
@@ -151,7 +157,8 @@ class Pipeline:
         check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
                    "Make it from the same settings on all of them.")
         placement = placement_of(schedule)
-        counts, self.exact = check_chunks(chunks, comm)
+        trained, self.exact = check_chunks(chunks, comm)
+        counts = [*map(len, trained)]
         if counts != [len(stages) for stages in placement]:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
                              f"{comm.size} ranks, which have {', '.join(map(str, counts))} chunks")
@@ -166,6 +173,9 @@ class Pipeline:
                        for chunk, stage in enumerate(stages)}
         self.micro_batches = 1 + max(step.micro_batch for step in self.steps)
         self.last = len(self.places) - 1
+        # The lowest stage that has something to train: it sends no gradient down, and none below it gets one.
+        self.lowest = min((stage for stage, (rank, chunk) in self.places.items() if trained[rank][chunk]),
+                          default=self.last)
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
@@ -195,6 +205,7 @@ class Pipeline:
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
         """
         self._check_scaler(scaler)
+        self._check_frozen()
         self.shards = self._shards_of(batch)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
@@ -230,6 +241,12 @@ class Pipeline:
             raise ValueError("Pipeline: a GradScaler that looks at this rank's stages only would leave out other steps "
                              "than the others do: make it with comm=…, all ranks that train the model")
 
+    def _check_frozen(self):
+        if thawed := [stage for stage, (rank, chunk) in self.places.items()
+                      if rank == self.comm.rank and stage < self.lowest and is_trained(self.chunks[chunk])]:
+            raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
+                               f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
+
     def _shards_of(self, batch):
         """The batch's micro-batches."""
         shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
@@ -258,7 +275,8 @@ class Pipeline:
         if stage == 0:
             x = shard.inputs
         else:
-            x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs))).requires_grad_()
+            x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs)))
+            x.requires_grad_(stage > self.lowest)
         module = self.chunks[chunk]
         wrapped = isinstance(module, ReducingModule)
         with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
@@ -295,13 +313,13 @@ class Pipeline:
 
     def _backward(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)
-        if stage > 0:       # at once: a wrapper's backward ends when its gradients are summed
+        if stage > self.lowest:     # at once: a wrapper's backward ends when its gradients are summed
             x.register_post_accumulate_grad_hook(lambda x: self._send(BACKWARD, stage - 1, k, lower(x.grad)))
-        if getattr(y, "requires_grad", False):      # not so of a first stage without parameters
+        if getattr(y, "requires_grad", False):      # not so of first stages with nothing to train
             y.backward(None if arrived is None else Tensor(arrived))
         else:
             self._no_gradients(chunk)
-        if stage > 0 and x.grad is None:
+        if stage > self.lowest and x.grad is None:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
 
     def _no_gradients(self, chunk):
@@ -314,17 +332,19 @@ class Pipeline:
         x, y, arrived = self._from_behind(stage, chunk, k)
         halves = found = None
         if getattr(y, "requires_grad", False):
-            halves = InputFirst(y, x if stage else None)
+            halves = InputFirst(y, x if stage > self.lowest else None)
             found = halves.input(xp.ones_like(lower(y)) if arrived is None else arrived)
-        if stage > 0:
+        if stage > self.lowest:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if found is None else found)
         self.halves[chunk, k] = halves
         self.waiting = max(self.waiting, len(self.halves))
 
     def _from_behind(self, stage, chunk, k):
-        """A micro-batch's input and output, and what the next stage says of the latter: None for the last one."""
+        """A micro-batch's input and output, and what the next stage says of the latter: None for the last one, and for
+        those that get no gradient."""
         x, y = self.kept.pop((chunk, k))
-        return x, y, None if stage == self.last else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
+        ends = stage == self.last or stage < self.lowest
+        return x, y, None if ends else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
 
     # ------------------------------------------------------------ messages
 

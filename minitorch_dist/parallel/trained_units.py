@@ -37,9 +37,10 @@ class TrainedUnit(Unit):
         self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 else None
         sums = self.grads[self.first:self.first + self.share] if stage == 1 and self.grads_dtype == dtype else \
             (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device)
-        for s, piece in zip(self.segments, self.pieces, strict=True):
+        for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True):
             leaf = piece.requires_grad_().leaf
             leaf.part_of, leaf.over, leaf.part = s.tensor.leaf.part_of, self.over, s.tensor.leaf.part
+            leaf.piece_of = name
         self.flat = FlatBuffer(self.pieces, storage=(self.part, sums))
         self.flat.unit = self
         self.reducing = None        # a Work that is under way

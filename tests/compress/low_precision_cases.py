@@ -134,7 +134,8 @@ def aligned(recipe):
         module = convert_to_low_precision_training(cut(nn.Linear(n_in, n_out), world), recipe)
         with ledger.record() as book:
             module(np.ones((3, module.weight.shape[1]), "f4"))
-            mt.grad(lambda w, m=module: m.product(np.ones((3, w.shape[1]), "f4"), w).sum())(module.weight.numpy())
+            mt.grad(lambda x, w, m=module: m.product(x, w).sum(), (0, 1))(
+                np.ones((3, module.weight.shape[1]), "f4"), module.weight.numpy())
         found.append({op: (n, book.bytes_sent[at, op]) for (at, op), n in book.calls.items()})
     return found
 

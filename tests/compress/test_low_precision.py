@@ -11,7 +11,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
-from minitorch_dist.compress import LowPrecisionLinear
+from minitorch_dist.compress import LowPrecisionLinear, low_precision
 from minitorch_dist.compress.formats import E2M1, E4M3, E5M2, SIGNS, hadamard
 from minitorch_dist.compress.low_precision import RECIPES, Chances, Operand, Recipe, linear_in, products
 
@@ -167,8 +167,8 @@ def test_chances_are_keyed_by_their_place():
     scopes = [bits(seed, scope=mt.backend.random_scope(0, step, 18, (0, 18)))
               for seed, step in ((1, 0), (2, 0), (1, 1))]
     assert scopes[0] == scopes[1] != scopes[2]
-    chances = [Chances(18, 5, None)(x) for _ in range(2)]
-    numbers = [chance.reshape(-1).tolist() for pair in chances for chance in pair]
+    chances = [Chances(18, 5, None) for _ in range(2)]
+    numbers = [chance.reshape(-1).tolist() for pair in chances for chance in (pair.dx(x), pair.dw(x))]
     assert len({tuple(sorted(n)) for n in numbers}) == 4       # other ones in dx and dW, and in each call
     # Where no gradient is wanted nothing is drawn; what is run again draws the same.
     layer = LowPrecisionLinear(nn.Linear(7, 5), recipe)
@@ -183,6 +183,32 @@ def test_chances_are_keyed_by_their_place():
         (run(mt.tensor(x)) * ct).sum().backward()
         grads.append(layer.weight.grad.numpy().tobytes())
     assert grads[0] == grads[1]
+
+
+def test_for_what_is_frozen_nothing_is_drawn_or_multiplied(monkeypatch):
+    """The gradient that is wanted has the bits that it has beside the other; without any the layer is forward alone."""
+    recipe, random = RECIPES["nvfp4"], np.random.default_rng(12)
+    x, w, ct = (random.standard_normal(shape).astype("f4") for shape in ((18, 7), (5, 7), (18, 5)))
+    drawn, multiplied = [], []
+
+    def counted(function, calls):
+        return lambda *args: calls.append(args) or function(*args)
+    monkeypatch.setattr(low_precision, "uniform_of_draws", counted(low_precision.uniform_of_draws, drawn))
+    monkeypatch.setattr(low_precision, "matmul", counted(low_precision.matmul, multiplied))
+    _, *wanted = of_chance(recipe, 3, x, w, ct)
+    assert (len(drawn), len(multiplied)) == (2, 3)
+    for which in ((True, False), (False, True), (False, False)):
+        drawn.clear(), multiplied.clear(), mt.manual_seed(3)
+        operands = [mt.tensor(values, requires_grad=flag) for values, flag in zip((x, w), which, strict=True)]
+        y = (linear_in(recipe)(*operands) * ct).sum()
+        assert mt.backend.random_state.draws == 2 * any(which) and y.requires_grad == any(which)
+        if any(which):
+            y.backward()
+        assert (len(drawn), len(multiplied)) == (sum(which), 1 + sum(which))
+        for operand, flag, found in zip(operands, which, wanted, strict=True):
+            assert (operand.grad is not None) == flag
+            assert not flag or (operand.grad.numpy() == found).all()
+
 
 
 def test_scales_fit_into_their_formats():

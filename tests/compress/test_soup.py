@@ -5,9 +5,10 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, nn, optim, training
-from minitorch_dist.compress import soup
+from minitorch_dist.compress import lora, soup
 from tests.crews import crews
 
+from . import lora_cases
 from . import prune_cases as cases
 
 CASES = "tests.compress.prune_cases:"
@@ -70,6 +71,37 @@ def test_models_that_differ_raise(other, words):
             make([*states(2), other])
         with pytest.raises(ValueError, match="at least one model"):
             make([])
+
+
+def test_adapters_are_merged_first_or_have_one_matrix_in_common():
+    """The mean of products is no product of means, but where one factor is the same in all."""
+    def adapted(count, common="none"):
+        models = [lora_cases.model() for _ in range(count)]
+        for number, model in enumerate(models):
+            with mt.no_grad():
+                for name, p in model.named_parameters():
+                    if p.requires_grad and not name.endswith(common):
+                        p[...] = np.random.default_rng([number, p.size]).standard_normal(p.shape)
+        return models
+    models = adapted(3)
+    for make in (soup.uniform_soup, lambda given: soup.greedy_soup(given, lambda state: 0.0)):
+        with pytest.raises(ValueError, match=r"lora_A and lora_B of 0 both differ.*lora.merge\(model\)"):
+            make(models)
+
+    def product(model):
+        return [m.adapter.scale * m.lora_B.numpy() @ m.lora_A.numpy() for m in model.modules() if hasattr(m, "lora_A")]
+    plain = lora_cases.plain().state_dict()
+    mean = [sum(each) / 3 for each in zip(*map(product, models), strict=True)]
+    merged = soup.uniform_soup([lora.merge(model) for model in models])
+    for path, added in zip(("0", "2", "4", "6"), mean, strict=True):
+        np.testing.assert_allclose(merged[f"{path}.weight"], plain[f"{path}.weight"] + added, rtol=1e-12, atol=1e-12)
+    for common in ("lora_A", "lora_B"):
+        alike = adapted(3, common)
+        wanted = [sum(each) / 3 for each in zip(*map(product, alike), strict=True)]
+        kept = lora_cases.model()
+        kept.load_state_dict(soup.uniform_soup(alike))
+        for found, value in zip(product(kept), wanted, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-12, atol=1e-12)
 
 
 def test_the_greedy_soup_takes_what_does_not_hurt():

@@ -13,6 +13,7 @@ from minitorch_dist.autodiff.tree import flatten
 from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
+from ..kernels import eight_bit_cases
 from . import test_cublas, test_cuda_graphs, test_fake_cupy, test_steps
 from .test_ops import COPIES, MOVING, constants_on_gpu, random_like
 
@@ -115,7 +116,7 @@ def test_optimizers_agree_on_given_gradients(optimizer):
     starts, *gradients = [[rng.standard_normal(shape) for shape in ((61, 67), (4097,))] for _ in range(6)]
     for device in ("cpu", "cuda"):
         params = [mt.tensor(start, dtype=np.float32, device=device, requires_grad=True) for start in starts]
-        opt = test_steps.OPTIMIZERS[optimizer](params)
+        opt = test_steps.OPTIMIZERS[optimizer]([{"params": [p]} for p in params])
         for step in gradients:
             for p, g in zip(params, step, strict=True):
                 p.grad = mt.tensor(g, dtype=np.float32, device=device)
@@ -123,6 +124,13 @@ def test_optimizers_agree_on_given_gradients(optimizer):
         ends.append([p.detach().cpu().numpy() for p in params])
     for here, there in zip(*ends, strict=True):
         assert_close(there, here)
+
+
+@WITH_TRITON
+@pytest.mark.parametrize("options", eight_bit_cases.OPTIONS, ids=str)
+def test_adam_of_8_bits_takes_the_steps_of_the_cpu(options):
+    """In one launch each: the kernel against the tiles."""
+    eight_bit_cases.check_steps("cuda", 5, **options)
 
 
 @pytest.mark.parametrize("forget, graphs", test_cuda_graphs.WAYS)

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from minitorch_dist.kernels import build, show, table
 
 WATCHED = re.compile(r"\b(LDG|LDGSTS|STG|LDL|STL|HGMMA|HMMA)((?:\.\w+)*) ")
+WIDE = re.compile(r"\.(64|128)\b")         # of global memory: what is kept in local memory is one kind, however wide
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
 PLACE = re.compile(r"/\*([0-9a-f]{4,})\*/")
 EXECUTABLE = 4      # of a section's flags
@@ -44,7 +45,7 @@ def taken_apart(cubins, capability=90):
     placed = [(int(found[1], 16), line) for line in lines if (found := PLACE.search(line))]
     for cubin, (first, end) in zip(cubins, pairwise(accumulate(map(len, parts), initial=0)), strict=True):
         code = "\n".join(line for place, line in placed if first <= place < end)
-        memory = Counter(op + (".128" if ".128" in rest else "") for op, rest in WATCHED.findall(code))
+        memory = Counter(op + (WIDE.search(rest) or [""])[0] * ("G" in op) for op, rest in WATCHED.findall(code))
         yield show.usage(cubin) | {"memory": memory, "together": together(code)}
 
 
@@ -75,9 +76,11 @@ def together(code):
 
 def examples(kernel, capability):
     """Numbers of those that are compiled: all for 9.0, and of kernels whose blocks lie in shared memory, of which GPUs
-    have different amounts; else the first."""
+    have different amounts; else the first, and Adam's first of 8 bits."""
     every = range(len(kernel.examples))
-    return every if capability == 90 or kernel.name.startswith(("matmul", "flash")) else every[:1]
+    if capability == 90 or kernel.name.startswith(("matmul", "flash")):
+        return every
+    return [0, 5] if kernel.name == "adam" else every[:1]
 
 
 if __name__ == "__main__":

@@ -68,6 +68,19 @@ def test_fused_adam_moves_128_bits_at_a_time_and_keeps_all_in_registers(compiled
         assert facts["stack"] == 0 and not {"LDL", "STL"} & set(facts["memory"])
 
 
+def test_adam_of_8_bits_loads_all_from_memory_at_once_and_then_looks_all_levels_up(compiled):
+    """A thread has 8 elements: 128 bits wide those of p and g, of 16 bits too; 8 codes of m, v and v̂ each in 64 bits,
+    with their scale. No load waits for another, and behind them none of the 8 levels of each state."""
+    for index, states, wide in ((5, 2, {"LDG.128": 4, "STG.128": 2}), (6, 3, {"LDG.128": 4, "STG.128": 2}),
+                                (7, 2, {"LDG.128": 4, "STG.128": 3})):
+        facts = compiled[f"adam-{index}-sm90"]
+        memory = facts["memory"]
+        assert {name: memory[name] for name in wide} == wide and memory["STG.64"] == states
+        assert facts["local"] == facts["stack"] == 0 and not {"LDL", "STL"} & set(memory)
+        loads, lookups, _ = facts["together"][-3:]
+        assert loads >= 4 + 2 * states and lookups >= 8 * states and facts["registers"] <= 104
+
+
 @pytest.mark.parametrize("name, index, loads", [("cross_entropy", 0, 16), ("cross_entropy_backward", 0, 20),
                                                 ("cross_entropy", 4, 16), ("cross_entropy_backward", 4, 20)])
 def test_rows_that_begin_anywhere_are_loaded_16_logits_at_once(compiled, name, index, loads):
@@ -111,7 +124,13 @@ def test_blocks_are_small_enough_for_the_registers(compiled, name):
     assert found and max(found.values()) <= room, found
 
 
-@pytest.mark.parametrize("stage, word", [("ttir", "tt.load"), ("ttgir", "#ttg.blocked"), ("llir", "define"),
+def test_adam_s_largest_v_so_far_keeps_nan():
+    """As in the definition; maxnumf would take the other number. (Triton's interpreter has one maximum for both.)"""
+    shown = command("adam", "--example", "2").stdout
+    assert "arith.maximumf" in shown and "arith.maxnumf" not in shown
+
+
+@pytest.mark.parametrize("stage, word", [("ttgir", "#ttg.blocked"), ("llir", "define"),
                                          ("ptx", ".target sm_80"), ("sass", "LDG.E.128")])
 def test_the_command_shows_each_stage(stage, word):
     done = command("adam", "--show", stage, "--cc", "80")

@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger, optim
 from minitorch_dist.kernels import add, autotune, segment_sums
 
-from . import harness
+from . import harness, test_packing
 
 pytestmark = pytest.mark.gpu
 SAMPLES = harness.samples()
@@ -85,6 +85,13 @@ def test_the_optimizer_makes_one_launch_and_the_numbers_of_the_cpu(cupy):
     with kernels.disable():
         optimizers[1].step()
     assert optimizers[1].state_dict()["steps"] == [11, 11, 11]
+
+
+@test_packing.each_sign
+def test_numbers_pack_to_the_bytes_of_the_cpu(cupy, signed):
+    """In all 2²⁰ cells, and in blocks of zeros, of subnormal numbers, of inf and of NaN."""
+    test_packing.check_every_cell(cupy, signed)
+    test_packing.check_odd_blocks(cupy, signed)
 
 
 @pytest.mark.parametrize("rows, size", [(65, 129), (50_000, 64), (3, 1)])

@@ -10,6 +10,7 @@ from minitorch_dist.autodiff.primitive import Into
 from minitorch_dist.kernels import bias_gelu
 
 from ..device.fake_cupy import cupy, launches, transfers
+from .eight_bit_cases import OPTIONS, check_steps
 from .harness import on_stand_in, random
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
@@ -68,6 +69,12 @@ def test_rows_are_added_up_in_order(index, shape):
     assert counts == {"segment_order": 1, "segment_sums": 1}
     np.testing.assert_array_equal(got, passes(lambda x: x[index], [random(*shape)], "cpu")[0][1])
     assert not launches["add.at"]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_adam_of_8_bits(options):
+    """The host's steps, in one launch each."""
+    check_steps("cuda", 3, **options)
 
 
 def test_a_step_of_gpt():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn
+from minitorch_dist import nn, optim
 from minitorch_dist.backend import random_state
 from minitorch_dist.flat import FlatBuffer
 
@@ -246,6 +246,33 @@ def test_a_list_of_modules_is_registered_or_refused():
     assert not list(Own(tuple).parameters())        # which says that it is meant
     model.order = [model.layers[1], [model.layers[0], model.layers[1].weight], 3, "x"]
     assert len(list(model.named_parameters())) == 4
+
+
+def test_a_list_that_is_filled_later_is_refused_as_soon_as_somebody_asks_for_parameters():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.by_name, self.words, self.child = [], {}, ["x"], nn.Linear(2, 2)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = Own()
+
+    for fill, name in ((lambda own: own.layers.append(nn.Linear(3, 3)), "layers is a list"),
+                       (lambda own: own.by_name.update(a=[nn.Linear(3, 3)]), "by_name is a dict"),
+                       (lambda own: own.words.append(nn.Parameter(np.ones(2))), "words is a list")):
+        outer = Outer()
+        fill(outer.own)
+        for ask in (outer.state_dict, lambda o=outer: list(o.parameters()), lambda o=outer: copy.deepcopy(o).cpu(),
+                    lambda o=outer: optim.SGD(o.parameters(), 1)):
+            with pytest.raises(TypeError, match=f"Own.{name} of modules or parameters.*nn.ModuleList"):
+                ask()
+    outer = Outer()
+    outer.own.layers.extend([outer.own.child, 3])      # known already
+    outer.own.words.append("y")
+    outer.own.by_name = None
+    assert [*outer.state_dict()] == ["own.child.weight", "own.child.bias"]
 
 
 def test_a_list_takes_modules_only_and_never_one_in_the_place_of_another():

@@ -130,6 +130,35 @@ def test_a_hundred_steps_are_torchs(name):
     close(params, [p.detach().numpy() for p in theirs], 1e-6)
 
 
+@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("eps, dtype", [(0.0, np.float32), (0.0, np.float64), (1e-60, np.float32), (0, np.float16)])
+def test_without_an_eps_the_padding_stays_0(eps, dtype, bits):
+    """0/0 there would be NaN, in clipping, norms and digests of whole buffers; where a parameter never had a gradient
+    it is what torch gives. Each step is lr · m̂/√v̂, by hand."""
+    shapes = [(3, 7), (16,), (5,), (2, 16)]
+    rng = np.random.default_rng(4)
+    first = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    params = [mt.tensor(values, dtype, requires_grad=True) for values in first]
+    optimizer = optim.AdamW(params, lr=0.25, eps=eps, betas=(0.5, 0.75), weight_decay=0.5, state_bits=bits)
+    gradients = [rng.choice([-2.0, 2.0], shape) for shape in shapes]
+    gradients[1][3] = 0
+    for _ in range(2):
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = mt.tensor(g, dtype)
+        with np.errstate(invalid="ignore"):
+            optimizer.step()
+    for flat, slots in zip(optimizer.flats, optimizer.slots, strict=True):
+        for s, end in [(slot.segment, slot.segment.end) for slot in slots] + [(slots[-1].segment, flat.size)]:
+            assert not flat.params[s.stop:end].any(), s     # NaN counts as something
+    for p, values, g in zip(params, first, gradients, strict=True):
+        with np.errstate(invalid="ignore"):
+            wanted = values.astype(np.float64)
+            for _ in range(2):      # m̂ = g and √v̂ = |g|
+                wanted = wanted * (1 - 0.25 * 0.5) - 0.25 * g / abs(g)
+        np.testing.assert_allclose(p.numpy(), wanted, rtol=2 ** -11 * 1.01 if dtype == np.float16 else 1e-5)
+    assert np.isnan(params[1].numpy()).sum() == 1
+
+
 @pytest.mark.parametrize(("kind", "settings"), [
     ("sgd", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}), ("adam", {}), ("adamw", {"weight_decay": 0.3})])
 def test_a_parameter_without_gradient_rests(kind, settings):

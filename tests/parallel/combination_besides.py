@@ -9,7 +9,9 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora, low_precision, prune, soup
+from minitorch_dist.parallel import MixedPrecisionPolicy
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
 
 
@@ -30,7 +32,10 @@ class Beside:
     of_parts   the same where tensor parallelism or annotations cut parameters, if that is more
     samples    whether two ranks of each share the samples beside a form that doesn't: where it is about these
     scaler     comm -> GradScaler
+    sharded    whether it is fully_shard's: forms that aren't are combined with ZeRO 3
+    options    (job) -> what fully_shard gets
     prepare    before the forms; before: behind them, before the wrapper; begin: before the first step; all (job)
+    led        (job, optimizer) -> what makes the steps
     around     (job) -> what a step's forward and backward stand in
     after      (job), behind each step
     end        (job) -> what the model is compared in
@@ -39,6 +44,7 @@ class Beside:
     tolerance: float = 1e-10
     of_parts: float = 0.0
     samples: bool = False
+    sharded: bool = False
     dtype: type = np.float64
     model: dict = field(default_factory=dict)
     optimizer: object = sgd
@@ -47,9 +53,11 @@ class Beside:
     clip: float = None
     amp: str = None
     scaler: object = None
+    options: object = lambda job: {}
     prepare: object = lambda job: None
     before: object = lambda job: None
     begin: object = lambda job: None
+    led: object = lambda job, optimizer: optimizer
     around: object = lambda job: nullcontext()
     after: object = lambda job: None
     end: object = lambda job: nullcontext()
@@ -85,10 +93,12 @@ def compiled(job):
     job.chunks = [mt.compile(chunk, "numpy") for chunk in job.chunks]
 
 
-def in_8_bits(job):
-    kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
-    job.chunks = [low_precision.convert_to_low_precision_training(chunk, "rowwise") if any(
-        type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
+def in_few_bits(recipe):
+    def before(job):
+        kinds = nn.Linear, tp.ColumnParallelLinear, tp.RowParallelLinear
+        job.chunks = [low_precision.convert_to_low_precision_training(chunk, recipe) if any(
+            type(m) in kinds for m in chunk.modules()) or len(job.chunks) == 1 else chunk for chunk in job.chunks]
+    return before
 
 
 class Nothing:
@@ -160,6 +170,21 @@ def own_hook(job):
         chunk.register_comm_hook(hook)
 
 
+class Meeting:
+    """DiLoCo in the place of a worker's optimizer. With SGD inside, a rate of 1 outside and a meeting at each step it
+    is data parallelism."""
+
+    def __init__(self, job, optimizer):
+        model, = job.chunks
+        self.diloco = DiLoCo(model, optimizer, job.mesh["wk"], every=1,
+                             outer=lambda named: optim.SGD([p for _, p in named], lr=1.0))
+        self.zero_grad = self.diloco.zero_grad
+
+    def step(self):
+        """Of a worker that has as many samples as each other."""
+        self.diloco.step(1)
+
+
 BESIDES = {
     "recompute": Beside(prepare=recompute, optimizer=adamw),
     "accumulate": Beside(samples=True, accumulate=2),
@@ -168,11 +193,20 @@ BESIDES = {
     "GradScaler": Beside(2e-5, dtype=np.float32, model={"std": 0.002}, scaler=scaler),
     "clip_grad_norm": Beside(clip=0.5),
     "Muon": Beside(optimizer=muon),
+    "LAMB": Beside(optimizer=lambda named: optim.LAMB([p for _, p in named], lr=0.02)),
+    "LARS": Beside(optimizer=lambda named: optim.LARS([p for _, p in named], lr=2.0, trust_coefficient=0.02)),
     "8-bit states": Beside(of_parts=5e-3, optimizer=lambda named: adamw(named, state_bits=8)),
     "offload_activations": Beside(around=activations_on_disk),
     "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
     "compile": Beside(before=compiled),
-    "float8": Beside(5e-4, dtype=np.float32, before=in_8_bits),
+    "mp_policy": Beside(5e-4, dtype=np.float32, sharded=True, options=lambda job: {"mp_policy": MixedPrecisionPolicy(
+        "bfloat16", "bfloat16", output_dtype="float32")}),
+    "DiLoCo": Beside(optimizer=lambda named: optim.SGD([p for _, p in named], lr=0.1),
+                     led=lambda job, optimizer: Meeting(job, optimizer) if job.mesh else optimizer),
+    "hybrid": Beside(sharded=True, options=lambda job: {"shard_over": job.copy()}),
+    "float8": Beside(5e-4, dtype=np.float32, before=in_few_bits("rowwise")),
+    "mxfp8": Beside(5e-4, dtype=np.float32, before=in_few_bits("mxfp8")),
+    "nvfp4, exact": Beside(None, samples=True, exact=True, before=in_few_bits("nvfp4")),
     "LoRA": Beside(before=adapted(), optimizer=of_the_trained),
     "QLoRA": Beside(before=adapted("nf4"), optimizer=of_the_trained),
     "comm hook": Beside(samples=True, begin=own_hook),

@@ -23,8 +23,9 @@ from .combination_besides import BESIDES, USUAL
 
 VOCABULARY, TIME, BATCH, DIM, STEPS, SEED = 13, 4, 8, 48, 2, 3      # a unit of fully_shard is cut every 4,096 elements
 MICRO_SHARDS = 4
-AXES = ("pp", "dp", "ep", "cp", "tp", "op")         # of a mesh, the slowest first
-SAMPLES, TOKENS = ("dp", "ep"), ("dp", "ep", "cp")  # those whose ranks have samples, and tokens, of their own
+AXES = ("wk", "pp", "rp", "dp", "ep", "cp", "tp", "op")     # of a mesh, the slowest first: DiLoCo's workers, …
+# … rp: hybrid sharding's copies. Those whose ranks have samples of their own; those over which gradients are summed:
+SAMPLES, TOKENS = ("wk", "rp", "dp", "ep"), ("rp", "dp", "ep", "cp")
 
 
 # ---------------------------------------------------------------- the model
@@ -104,6 +105,15 @@ class Job:
         there = tuple(axis for axis in self.mesh.axes if axis in axes) if self.mesh else ()
         return self.mesh[there] if there else None
 
+    def copy(self):
+        """The Communicator of the ranks that share one copy of the state in hybrid sharding."""
+        return self.comm(TOKENS[1:])
+
+    @property
+    def units(self):
+        """Losses per sample that a worker's mean is over, for the count of all workers' samples."""
+        return TIME / self.ranks("wk")
+
     def ranks(self, *axes):
         """How many there are along some axes."""
         comm = self.comm(axes)
@@ -119,7 +129,7 @@ def data_parallel(job):
 def zero(stage):
     def form(job):
         job.wrap = lambda module: fully_shard(module, job.comm(TOKENS), stage, exact=job.beside.exact,
-                                              micro_shards=MICRO_SHARDS)
+                                              micro_shards=MICRO_SHARDS, **job.beside.options(job))
     return form
 
 
@@ -210,7 +220,7 @@ def stages(job):
 
 def batches(job, steps):
     """(step, this rank's part of its batch)."""
-    by_rank = job.comm(SAMPLES) if job.wrap is not None else None
+    by_rank = job.comm(SAMPLES if job.wrap is not None else ("wk",))
     loader = data.Loader(*sequences(), BATCH, seed=2, rank=by_rank.rank if by_rank else 0,
                          size=by_rank.size if by_rank else 1, micro_shards=MICRO_SHARDS if job.beside.exact else 1)
     for step, batch in zip(range(steps), loader.epoch(0), strict=False):
@@ -223,7 +233,7 @@ def train(forms, sizes, name=None, mixture=False, count=STEPS):
     job = build(forms, sizes, beside, mixture)
     optimizer = beside.optimizer([pair for chunk in job.chunks for pair in chunk.named_parameters()])
     beside.begin(job)
-    steps(job, optimizer, batches(job, count))
+    steps(job, beside.led(job, optimizer), batches(job, count))
     with beside.end(job):
         return pieces(job)
 
@@ -239,7 +249,7 @@ def steps(job, optimizer, batches):
                 step_of_stages(job, pipeline, optimizer, scaler, batch, step)
             elif job.wrap is not None:
                 training.train_step(job.chunks[0], optimizer, batch, lambda m, s: loss_sum(m(s.inputs), s.labels),
-                                    job.comm(TOKENS) or comm.world(), seed=SEED, step=step, units=TIME,
+                                    job.comm(TOKENS) or comm.world(), seed=SEED, step=step, units=job.units,
                                     clip=beside.clip, accumulate=beside.accumulate, amp=beside.amp, scaler=scaler,
                                     micro_shards=MICRO_SHARDS if beside.exact else 8)
             else:
@@ -257,7 +267,7 @@ def step_of_stages(job, pipeline, optimizer, scaler, batch, step):
             stack.enter_context(mt.autocast(beside.amp) if beside.amp else nullcontext())
             for chunk in job.chunks if i + 1 < len(pieces) and job.wrap is not None else ():
                 stack.enter_context(chunk.no_sync())
-            pipeline.run(part, loss_sum, seed=SEED, step=step, units=TIME, over=job.comm(TOKENS), scaler=scaler,
+            pipeline.run(part, loss_sum, seed=SEED, step=step, units=job.units, over=job.comm(TOKENS), scaler=scaler,
                          micro_shards=MICRO_SHARDS if beside.exact else 8)
     if beside.clip is not None:
         pipeline.clip_grad_norm_(beside.clip)
@@ -273,7 +283,7 @@ def plain_step(job, optimizer, scaler, batch, step):
         with backend.random_scope(SEED, step, batch.count, piece.rows, 8), \
                 mt.autocast(beside.amp) if beside.amp else nullcontext():
             loss = loss_sum(model(job.place(piece.inputs)), piece.labels)
-            scaler.scale(loss * (1 / (batch.count * TIME))).backward()
+            scaler.scale(loss * (1 / (batch.count * job.units))).backward()
     if beside.clip is not None:
         optim.clip_grad_norm_(model.parameters(), beside.clip)
     scaler.step(optimizer)
@@ -282,12 +292,14 @@ def plain_step(job, optimizer, scaler, batch, step):
 
 def pieces(job):
     """[(name, shape of the whole, box, values)] of what this rank has of parameters and buffers; of fully_shard's the
-    whole values."""
+    whole values, or, where it is about how these are cut, the pieces."""
     with ExitStack() as stack:
-        for chunk in job.chunks:
-            if hasattr(chunk, "gathered"):
-                stack.enter_context(chunk.gathered())
-        modules = [chunk.module if job.wrap is not None else chunk for chunk in job.chunks]
+        modules = job.chunks
+        if not job.beside.sharded:
+            for chunk in job.chunks:
+                if hasattr(chunk, "gathered"):
+                    stack.enter_context(chunk.gathered())
+            modules = [chunk.module if job.wrap is not None else chunk for chunk in job.chunks]
         kinds = layouts(modules)
         return [(name, kinds[name].shape, box, np.array(piece_of(array, place)))
                 for name, array in named_arrays(modules) for box, place in kinds[name].pieces]

@@ -98,9 +98,9 @@ def exact_curves(kinds, ways):
 
 # ---------------------------------------------------------------- counted
 
-def wide(quantize, dim=76):
+def wide(quantize, dim=76, targets=None):
     mt.manual_seed(6)
-    return lora.add(nn.GPT(17, 6, layers=3, heads=4, dim=dim), 5, 4, quantize=quantize)
+    return lora.add(nn.GPT(17, 6, layers=3, heads=4, dim=dim), 5, 4, targets=targets, quantize=quantize)
 
 
 def batch(rank, step=0):
@@ -113,9 +113,11 @@ def one_pass(model, rank, step=0):
     nn.cross_entropy(model(x).reshape((18, -1)), labels, reduction="sum").backward()
 
 
-def counted(quantize, way):
+def counted(quantize, way, targets=None, checkpointed=False):
     """A step's traffic and memory, after one that isn't counted."""
-    world, module = comm.world(), wide(quantize, 120)
+    world, module = comm.world(), wide(quantize, 120, targets)
+    for block in module.blocks if checkpointed else ():
+        block.forward = mt.checkpoint(block.forward)
     before = [weakref.ref(p.data) for p in module.parameters()]
     stage, more = WAYS[way]
     model = fully_shard(module, world, stage, **more)

@@ -148,22 +148,35 @@ def bare_ends():
     return got - loss.item(), wanted, {name: p.grad.numpy() for name, p in stage.named_parameters()}
 
 
-def counted(name, chunks):
-    """{op: (calls, bytes)} of a step along pp, the second one, and what goes forward over each boundary of stages."""
+def counted(name, chunks, frozen=0):
+    """{op: (calls, bytes)} of a step along pp, the second one, what goes forward over each boundary of stages, and
+    whether the gradients are those of one process. frozen: so many of the lowest stages are."""
     world = comm.world()
     whole = model(np.float64)
     schedule = schedule_of(name, world.size, 4, chunks)
     stages = cut_sequential(whole, world.size * chunks)
+    for stage in stages[:frozen]:
+        stage.requires_grad_(False)
     pipeline = Pipeline(parts_for(whole, schedule, world.rank), world, schedule)
     batch = next(iter(loader_for(np.float64, 13, 0, 1, False).epoch(0)))
     pipeline.run(batch, loss_of, seed=SEED, step=0)
     with ledger.record() as book:
         pipeline.run(batch, loss_of, seed=SEED, step=1)
+    found = [p.grad for part in pipeline.chunks for p in part.parameters()]
+    whole.zero_grad()
+    for step in 0, 1:
+        with mt.backend.random_scope(SEED, step, batch.count, batch.shards[0].rows, 8):
+            loss = loss_of(whole(batch.inputs), batch.labels) * (1 / batch.count)
+        if loss.requires_grad:
+            loss.backward()
+    wanted = [p.grad for part in pipeline.chunks for p in part.parameters()]
+    same = all(a is b is None or np.allclose(a.numpy(), b.numpy(), 1e-10, 1e-12)
+               for a, b in zip(found, wanted, strict=True))
     widths, x = [], batch.inputs
     for stage in stages[:-1]:
         x = stage(x)
         widths.append(x.shape[1])
-    return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}, widths
+    return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}, widths, same
 
 
 class Cumulated(nn.Module):
@@ -285,6 +298,10 @@ def errors():
     attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
     attempt("others", lambda: Pipeline(mine, world, one_forward_one_backward(2, 4 - 2 * world.rank)))
     attempt("other steps", lambda: Pipeline(mine, world, (gpipe, one_forward_one_backward)[world.rank](2, 4)))
+    frozen = Pipeline([mine[0].requires_grad_(world.rank == 1)], world, gpipe(2, 2))
+    if world.rank == 0:
+        mine[0].requires_grad_()
+        attempt("thawed", lambda: frozen.run(batch, loss_of, seed=0, step=0))
     flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
     if world.rank == 0:
         attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))

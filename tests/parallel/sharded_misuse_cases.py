@@ -70,6 +70,15 @@ def refused():
     small = optim.Adam(net()[0].parameters())
     attempt("optimizer state", lambda: load_full_optimizer_state_dict(
         model, adam, small.state_dict() if world.rank == 0 else None))
+    backward(model)
+    for how, copied in ("copied", copy.deepcopy), ("pickled", lambda pieces: pickle.loads(pickle.dumps(pieces))):
+        for name, act in {
+            "clip": lambda params: optim.clip_grad_norm_(params, 1.0), "LAMB": optim.LAMB, "LARS": optim.LARS,
+            "Muon": lambda params: optim.Muon(params[0]), "SGD": lambda params: optim.SGD(params).step(),
+            "LAMB, laid out": lambda params: (optim.SGD(params), optim.LAMB(params)),
+            "GradScaler": lambda params: optim.GradScaler().unscale_(optim.SGD(params)),
+        }.items():
+            attempt((how, name), lambda act=act, copied=copied: act(copied(list(model.parameters()))))
     return found
 
 

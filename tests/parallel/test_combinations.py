@@ -28,6 +28,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "combinations.md"
 
 TENSORS, CONTEXTS, PIPELINES = ("tensor", "sequence"), ("ring", "all-to-all"), ("1F1B", "interleaved", "ZB-H1")
 ZEROS = "ZeRO 1", "ZeRO 2", "ZeRO 3"
+LIKE = {"sequence", "all-to-all", "interleaved", "ZB-H1", "ZeRO 2"}     # for which tensor, ring, 1F1B and ZeRO 1 …
+IN_GROUPS = {"LAMB", "LARS", "mxfp8", "nvfp4, exact", "mp_policy", "hybrid", "DiLoCo"}      # … are run in these rows
 RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
@@ -40,18 +42,22 @@ REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("annotations",), PIPELINES, "Pipeline.*lies on a mesh.*annotations", "stages send arrays that are whole"),
     (("annotations",), ("DDP",), "DistributedDataParallel.*lies on a mesh", "gradients are summed already"),
     (("annotations",), ZEROS, "fully_shard.*lies on a mesh", "gradients are summed already"),
-    ((*CONTEXTS, "experts"), ("exact", "BatchNorm, exact"), "exact mode.*divided|context_parallel.*BatchNorm",
-     "the sums over ranks are inside of products"),
+    ((*CONTEXTS, "experts"), ("exact", "nvfp4, exact", "BatchNorm, exact"),
+     "exact mode.*divided|context_parallel.*BatchNorm", "the sums over ranks are inside of products"),
     (("annotations",), ("Muon",), "Muon.*a part of", "the step is one of a whole matrix"),
-    (("annotations",), ("float8",), "Sharded|float8.*mesh", "the parameters are arrays on a mesh"),
+    (("annotations",), ("float8", "mxfp8"), "Sharded|float8.*mesh", "the parameters are arrays on a mesh"),
+    (("annotations",), ("mp_policy", "hybrid"), "fully_shard.*lies on a mesh", "gradients are summed already"),
+    (("annotations",), ("DiLoCo",), "DiLoCo.*lies on a mesh", "the parameters are arrays on a mesh"),
     (("annotations",), ("LoRA", "QLoRA"), "lora.add.*lies on a mesh", "the parameters are arrays on a mesh"),
     (TENSORS, ("QLoRA",), "lora.add.*blocks of 64", "parts would cut the blocks that share a scale"),
     (("sequence", *CONTEXTS), ("BatchNorm", "BatchNorm, exact"), "BatchNorm.*positions",
      "the statistics are over positions that are elsewhere"),
 ]
 NOTHING = [     # (forms, with what, why there is nothing to try)
-    (("annotations",), ("exact", "BatchNorm, exact"), "exact mode is the wrappers'"),
+    (("annotations",), ("exact", "nvfp4, exact", "BatchNorm, exact"), "exact mode is the wrappers'"),
     (("annotations", *ZEROS), ("comm hook",), "hooks are DistributedDataParallel's"),
+    (("DDP",), ("mp_policy", "hybrid"), "they are fully_shard's"),
+    (("interleaved",), ("DiLoCo",), "a worker's rank has one module there, and several chunks here"),
     (PIPELINES, ("BatchNorm",), "a stage's statistics are those of a micro-batch; in exact mode these are the same "
                                 "everywhere"),
 ]
@@ -76,6 +82,8 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "Muon"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "8-bit states"),
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "float8"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "LAMB"),
+    (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "LARS"),
 ]
 
 
@@ -125,7 +133,8 @@ def assembled(ranks):
     whole, boxes = {}, {}
     for name, shape, box, values in (piece for pieces in ranks for piece in pieces):
         missing = np.full(shape, np.nan if values.dtype.kind == "f" else 0, values.dtype)
-        into = whole.setdefault(name, missing)[tuple(slice(*side) for side in box)]
+        array = whole.setdefault(name, missing)
+        into = (array.reshape(-1) if len(box) == 1 else array)[tuple(slice(*side) for side in box)]
         if box in boxes.setdefault(name, []):
             np.testing.assert_array_equal(into, values, f"{name} {box}: ranks have different values")
         else:
@@ -139,6 +148,8 @@ def assembled(ranks):
 @functools.cache
 def one_process(name=None, mixture=False, steps=cases.STEPS):
     """{name: array} that one process has after the same training; in exact mode one with DistributedDataParallel."""
+    if name in BESIDES and BESIDES[name].sharded:
+        return assembled([cases.train(("ZeRO 3",), {}, name, mixture, steps)])
     if name in BESIDES and BESIDES[name].exact:
         (found,), = crews.call(CASES + "outcomes", 1, ([((), {}, name, mixture, steps)],))
         return assembled([found])
@@ -184,6 +195,15 @@ def run(jobs, ranks=4):
 
 # ---------------------------------------------------------------- the table
 
+def axes_beside(name):
+    """The axes that a job has beside its form's, for what is done besides."""
+    if name == "DiLoCo":
+        return ["wk"]
+    if name == "hybrid":
+        return ["rp"]
+    return ["dp"] if BESIDES[name].samples or BESIDES[name].sharded else []
+
+
 def jobs_of(form):
     """{(form, the other's name): job} of a form's row, pairs of forms from their first one only."""
     names, axis, jobs = list(FORMS), FORMS[form].axis, {}
@@ -193,9 +213,10 @@ def jobs_of(form):
             sizes = {axis: 2, FORMS[other].axis: 2}
             jobs[form, other] = (form, other), sizes, None, "experts" in (form, other), steps
     for name, beside in BESIDES.items():
-        if not entry(NOTHING, form, name):
-            sizes = {axis: 2} | ({"dp": 2} if beside.samples else {})
-            jobs[form, name] = (form,), sizes, name, form == "experts"
+        if not (entry(NOTHING, form, name) or form in LIKE and name in IN_GROUPS):
+            sizes = dict.fromkeys([axis, *axes_beside(name)], 2)
+            forms = (form, "ZeRO 3") if beside.sharded and axis != "dp" else (form,)
+            jobs[form, name] = forms, sizes, name, form == "experts"
     return jobs
 
 
@@ -203,8 +224,10 @@ def jobs_of(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_each_pair_is_one_process_or_refused(form):
     wrong = {}
-    for count in 2, 4:
-        jobs = {pair: job for pair, job in jobs_of(form).items() if math.prod(job[1].values()) == count}
+    by_count = {}       # of ranks
+    for pair, job in jobs_of(form).items():
+        by_count.setdefault(math.prod(job[1].values()), {})[pair] = job
+    for count, jobs in by_count.items():
         for (pair, job), ranks in zip(jobs.items(), run(list(jobs.values()), count), strict=True):
             no = entry(REFUSED, *pair)
             if problem := refused(no[0], ranks) if no else judged(job, ranks):

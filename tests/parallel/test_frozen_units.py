@@ -69,16 +69,21 @@ def test_exact_mode_has_one_set_of_bits():
 
 # ---------------------------------------------------------------- counted
 
-def paper(quantize, n):
-    """({whether it is trained: bytes of all units}, those of the two largest blocks and the rest), by hand: a unit is
-    of a block, or of the rest, and of one dtype, and is frozen or trained."""
+def units_on_paper(quantize, n, targets=None):
+    """{(its block or "", whether it is trained, dtype): bytes} of all units, by hand: a unit is of a block, or of the
+    rest, and of one dtype, and is frozen or trained."""
     sizes = defaultdict(int)
-    for name, p in cases.wide(quantize, 120).named_parameters():
+    for name, p in cases.wide(quantize, 120, targets).named_parameters():
         place = re.match(r"blocks\.\d|", name)[0]
         sizes[place, p.requires_grad, p.dtype] += round_up(p.size, ALIGN)
+    return {(place, trained, dtype): n * round_up(-(-size // n), BLOCK if trained else ALIGN) * dtype.itemsize
+            for (place, trained, dtype), size in sizes.items()}
+
+
+def paper(quantize, n):
+    """({whether it is trained: bytes of all units}, those of the two largest blocks and the rest)."""
     total, of_place = {True: 0, False: 0}, defaultdict(int)
-    for (place, trained, dtype), size in sizes.items():
-        whole = n * round_up(-(-size // n), BLOCK if trained else ALIGN) * dtype.itemsize
+    for (place, trained, _), whole in units_on_paper(quantize, n).items():
         total[trained] += whole
         of_place[place] += whole
     rest = of_place.pop("")
@@ -99,6 +104,20 @@ def test_what_a_step_sends_and_a_rank_holds(quantize, n):
         assert seen["live"]["gradient"] == total[True] // n and seen["live"]["buffer"] == 0
         assert seen["peak"]["buffer"] <= alive
         assert seen["absent"] and seen["alive"] == [] and seen["gone"][0] == seen["gone"][1]
+
+
+@pytest.mark.parametrize("block, checkpointed", [(2, False), (1, False), (1, True)])
+def test_what_lies_below_all_that_is_trained_is_gathered_for_forward_alone(block, checkpointed):
+    """Backward ends at the lowest adapter: it wants nothing of the blocks below, and nothing of them travels. (A block
+    that is run again opens what was open around it: the rest, once more.)"""
+    targets = [f"blocks.{block}.*.qkv", f"blocks.{block}.mlp.?"]
+    units = units_on_paper(None, 2, targets)
+    forward = sum(units.values())
+    backward = sum(whole for (place, _, _), whole in units.items() if place[-1:] >= str(block))
+    backward += units["", False, np.dtype("f4")] * (1 + checkpointed)
+    for seen in crews.call(CASES + "counted", 2, (None, "3", targets, checkpointed)):
+        assert seen["sent"]["all_gather"] == (forward + backward) // 2
+        assert seen["alive"] == []
 
 
 def test_values_that_are_kept_are_gathered_once_and_those_of_stage_1_stay():

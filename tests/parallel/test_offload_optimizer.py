@@ -1,5 +1,6 @@
 """The optimizer's state in files, or on the host beside a GPU: the bits of the update without."""
 
+import copy
 import mmap
 import resource
 
@@ -9,6 +10,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.optim.optimizer import TILE
+from minitorch_dist.optim.packed import arrays_of
 from minitorch_dist.parallel import DistributedDataParallel, offload
 from minitorch_dist.parallel.offload import offload_optimizer
 from tests.crews import crews
@@ -159,6 +161,50 @@ def test_beside_a_gpu_the_host_updates(tmp_path, monkeypatch, name, dtype, at, t
         assert transfers == {"down": 2 * 5, "up": 5}
         assert book.peak["optimizer"] == 0 and book.peak["buffer"] == 2 * 2 * 16 * 1500 * (4 + 8)
         assert book.launches[name] == 3
+
+
+def lies_in_a_file(array):
+    """Whether an array's memory is a mapped file's."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, memoryview) and isinstance(array.obj, mmap.mmap)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_deep_copys_state_is_in_files_of_its_own(tmp_path, bits):
+    model = Tensors("f4")
+    optimizer = offload_optimizer(optim.AdamW(groups(model), lr=0.01, state_bits=bits), tmp_path)
+    model.backward(0)
+    optimizer.step()
+    with ledger.record(memory=True) as book:
+        model2, twin = copy.deepcopy((model, optimizer))
+        arrays = [a for each in (optimizer, twin) for state in each.state for s in state.values() for a in arrays_of(s)]
+        assert all(map(lies_in_a_file, arrays)) and len({a.ctypes.data for a in arrays}) == len(arrays)
+        alone = model.state_dict(), optimizer.state_dict()
+        for step in (1, 2):
+            model2.backward(step)
+            twin.step()
+        assert book.peak["optimizer"] == 0
+    same((model.state_dict(), optimizer.state_dict()), alone)       # the first one's are as they were
+    for step in (1, 2):
+        model.backward(step)
+        optimizer.step()
+    same((model2.state_dict(), twin.state_dict()), (model.state_dict(), optimizer.state_dict()))
+
+
+def test_beside_a_gpu_a_deep_copys_state_is_on_the_host():
+    with installed():
+        model = Tensors("f4").to("cuda")
+        optimizer = offload_optimizer(optim.AdamW(groups(model), lr=0.01))
+        model.backward(0)
+        optimizer.step()
+        model2, twin = copy.deepcopy((model, optimizer))
+        arrays = [a for each in (optimizer, twin) for state in each.state for a in state.values()]
+        assert all(type(a) is np.ndarray for a in arrays) and len({a.ctypes.data for a in arrays}) == len(arrays)
+        for m, o in ((model, optimizer), (model2, twin)):
+            m.backward(1)
+            o.step()
+        same((model2.state_dict(), twin.state_dict()), (model.state_dict(), optimizer.state_dict()))
 
 
 # ---------------------------------------------------------------- what goes wrong

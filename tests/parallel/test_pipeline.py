@@ -116,15 +116,18 @@ def test_stages_without_parameters():
             np.testing.assert_allclose(grad, wanted[name], rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("name, n, chunks", [("1f1b", 2, 1), ("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-v", 1, 2),
-                                             ("zb-v", 2, 2), ("v-half", 3, 2), ("v-min", 4, 2)])
-def test_what_a_step_sends(name, n, chunks):
+@pytest.mark.parametrize("name, n, chunks, frozen", [
+    ("1f1b", 2, 1, 0), ("1f1b", 3, 1, 0), ("interleaved", 2, 2, 0), ("zb-v", 1, 2, 0), ("zb-v", 2, 2, 0),
+    ("v-half", 3, 2, 0), ("v-min", 4, 2, 0), ("1f1b", 3, 1, 1), ("1f1b", 2, 1, 2), ("zb-h1", 3, 1, 2),
+    ("interleaved", 2, 2, 2), ("zb-v", 2, 2, 1)])
+def test_what_a_step_sends(name, n, chunks, frozen):
     """Over each boundary between ranks the activations of 13 samples, and their gradients back, in 4 messages each;
-    where a V turns nothing."""
+    where a V turns nothing, and no gradients to stages below all that is trained."""
     owners = list(range(n)) + list(range(n))[::-1 if name in BLOCKS else 1] * (chunks - 1)
-    for rank, (sent, widths) in enumerate(crews.call(CASES + "counted", n, args=(name, chunks))):
-        assert len(widths) == len(owners) - 1
-        away = [w for w, *pair in zip(widths, owners, owners[1:], strict=False) if rank in pair and len(set(pair)) == 2]
+    for rank, (sent, widths, same) in enumerate(crews.call(CASES + "counted", n, args=(name, chunks, frozen))):
+        assert len(widths) == len(owners) - 1 and same
+        away = [w for stage, w in enumerate(widths) if owners[stage] != owners[stage + 1]
+                for sender in (owners[stage], *owners[stage + 1:stage + 2] * (stage >= frozen)) if sender == rank]
         assert sent.get("send", (0, 0)) == (4 * len(away), 13 * 8 * sum(away))
         assert set(sent) <= {"send", "recv", "broadcast"} and sent["broadcast"][0] == 1
 
@@ -167,9 +170,10 @@ def test_errors_say_what_to_do():
                    "rank 1: 2 ranks, 2 stages, 2 micro-batches"),
         "other steps": ("ValueError", "rank 0: row 0, step 2: F2 of stage 0", "rank 1: row 0, step 2: B0 of stage 0"),
         "samples": ("ValueError", "the first axis must be the samples"),
+        "thawed": ("RuntimeError", "stage 0 has something to train", "gradients end at stage 1"),
     }
     for rank, found in enumerate(crews.call(CASES + "errors", 2)):
-        assert set(found) == set(expected) - ({"samples"} if rank else set())
+        assert set(found) == set(expected) - ({"samples", "thawed"} if rank else set())
         for name, (kind, *words) in expected.items():
             if name in found:
                 assert found[name] is not None, f"{name}: accepted"

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from minitorch_dist.backend import as_dtype
+from minitorch_dist.backend import as_dtype, device_of
 from minitorch_dist.kernels import adam
+from minitorch_dist.optim.adam import every_level
+from minitorch_dist.optim.packed import Packed, arrays_of, values_of
 
 from ..harness import SIZES, Sample, random
 
@@ -30,8 +32,15 @@ def flat(x, size):
     return out
 
 
-def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.0, master=False, **flags):
-    """STEPS updates of parameters of n, *more elements, whose gradients are the given ones times 1, 2, …"""
+def rounded(x, signed):
+    """What 8 bits make of an array, in its own dtype."""
+    packed = Packed.full(x.size, 0, x.dtype, "cpu", signed)
+    packed.pack(x)
+    return packed.unpack()
+
+
+def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.0, master=False, eight=False, **flags):
+    """STEPS updates of parameters of n, *more elements; eight: with state of 8 bits."""
     sizes = n, *more
     values = [random(s, seed=k) for k, s in enumerate(sizes)]
     grads = [random(s, seed=50 + k) for k, s in enumerate(sizes)]
@@ -43,27 +52,30 @@ def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.
 
     def entry(*args):
         module = np if isinstance(args[0], np.ndarray) else __import__("cupy")
-        parameters = []
+        parameters, states = [], []
         for x, g in zip(args[:len(sizes)], args[len(sizes):], strict=True):
             slot = {"p": flat(x, padded(x.size)), "g": flat(g, padded(x.size))}
             if master:
                 slot["master"] = slot["p"]
                 slot["p"] = flat(x.astype(dtype), padded(x.size))
-            slot |= {name: flat(module.zeros(0, np.float32), padded(x.size)) for name in ("m", "v")}
-            if amsgrad:
-                slot["largest"] = flat(module.zeros(0, np.float32), padded(x.size))
+            state = {name: Packed.full(padded(x.size), 0, np.float32, device_of(x), name == "m") if eight else
+                     flat(module.zeros(0, np.float32), padded(x.size))
+                     for name in ("m", "v", "largest") if amsgrad or name != "largest"}
+            states.append(state)
+            for name, array in state.items():
+                slot |= zip((name, f"{name}_scales"), arrays_of(array), strict=False)
             parameters.append(slot)
-        update = adam.Update(parameters, [0] * len(sizes), amsgrad=amsgrad, **flags)
+        levels = every_level(device_of(args[0])) if eight else None
+        update = adam.Update(parameters, [0] * len(sizes), amsgrad=amsgrad, levels=levels, **flags)
         numbers = [None if x is None else module.asarray([x], np.float32) for x in (scale, inf)]
         for _ in range(STEPS):
             update([GROUPS[k % 2] for k in range(len(sizes))], *numbers)
         assert update.counts() == [0 if inf else STEPS] * len(sizes)
         out = []
-        for x, slot in zip(args, parameters, strict=False):
-            for name in ("p", "master", "m", "v", "largest"):
-                if name in slot:
-                    assert not (slot[name][x.size:] != 0).any()
-                    out.append(slot[name][:x.size])
+        for x, slot, state in zip(args, parameters, states, strict=False):
+            for array in (slot["p"], *([slot["master"]] if master else []), *map(values_of, state.values())):
+                assert not (array[x.size:] != 0).any()
+                out.append(array[:x.size])
         return tuple(out)
 
     def definition(*args):
@@ -75,10 +87,15 @@ def sample(n, *more, dtype="float32", label="", amsgrad=False, scale=1.0, inf=0.
             for t in range(1, STEPS + 1) if not inf else ():
                 p, m, v, largest = adam.definition(p, g, m, v, largest, t, lr, betas, eps, decay,
                                                    grad_scale=scale or 1.0, **flags)
+                if eight:
+                    m, v = rounded(m, True), rounded(v, False)
+                    largest = rounded(largest, False) if amsgrad else None
             out += [*([p] if master else []), p, m, v] + ([largest] if amsgrad else [])
         return tuple(out)
 
-    return Sample("adam", n, entry, definition, (*values, *grads), label)
+    # One number in some 10⁵ lies so near to a middle between levels that rounding decides.
+    tolerance = 8e-3 if dtype.name == "bfloat16" else 2e-3
+    return Sample("adam", n, entry, definition, (*values, *grads), label, tolerance if eight else None)
 
 
 SAMPLES = [
@@ -92,4 +109,10 @@ SAMPLES = [
     sample(1025, 3, label="skipped", inf=1.0),
     sample(1025, 40, label="bfloat16 with master", dtype="bfloat16", master=True, decoupled=True),
     sample(1025, 40, label="float16 with master", dtype="float16", master=True, amsgrad=True),
+    *(sample(n, eight=True, label="8 bits") for n in (16, 48, 2064)),
+    sample(2500, 3, 31, 1, label="8 bits, two groups", eight=True, decoupled=True, scale=None, inf=None),
+    sample(1040, 3, label="8 bits, amsgrad maximize", eight=True, amsgrad=True, maximize=True, scale=1024.0),
+    sample(1025, 40, label="8 bits, skipped", eight=True, inf=1.0),
+    sample(1025, 40, label="8 bits, bfloat16 with master", eight=True, dtype="bfloat16", master=True, decoupled=True),
+    sample(33, 40, label="8 bits, float16 with master", eight=True, dtype="float16", master=True, amsgrad=True),
 ]
