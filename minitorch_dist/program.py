@@ -78,6 +78,13 @@ class ArgumentParser(argparse.ArgumentParser):
                                "number of ranks. auto: where there is none, begin; so that one command does for a job "
                                "that is started again and again")
 
+    def parse_args(self, *args, **kwargs):
+        args = super().parse_args(*args, **kwargs)
+        if getattr(args, "resume", None) == "auto" and args.out is None:
+            self.error("--resume auto: give the run's folder by --out; without, other numbers of ranks have others, "
+                       "and would begin")
+        return args
+
     def widths(self, hidden):
         """What --hidden says, as a list of integers."""
         try:

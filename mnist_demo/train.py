@@ -109,9 +109,9 @@ def parse(argv):
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
-        if args.resume or args.save_every:
+        if args.resume or args.save_every or args.async_save:
             p.error("--mine can't go on from a checkpoint, which knows nothing of your optimizer's state: without "
-                    "--save-every and --resume")
+                    "--save-every, --async-save and --resume")
         args.optimizer, args.dtype = args.optimizer or "adam", args.dtype or "float64"
     args.dtype = args.dtype or "float32"
     for name, value in DEFAULTS[args.model].items():

@@ -217,6 +217,7 @@ MISTAKES = {
     "--devices 1 --lora-rank 0 " + MODEL: "--lora-rank 0: it must be at least 1",
     "--devices 1 --lora-rank 8 --parameters 7e9": "Give --lora-parameters, how many all have together, or --layers",
     "--devices 1 --lora-rank 8 --lora-parameters 1e6 --parameters 7e9": "--lora-rank 8 of a model of which only",
+    "--devices 1 --lora-targets *qkv --lora-parameters 1e6 --parameters 7e9": "--lora-targets *qkv of a model of which",
     "--devices 1 --lora-parameters 1e6 " + MODEL: "of a GPT, whose adapters are counted: give --lora-rank",
     "--devices 1 --lora-parameters -1 --parameters 7e9": "--lora-parameters -1.0: must be a positive number",
     "--devices 1 --base-bits 4 " + MODEL: "--base-bits without adapters, which all else is frozen for: give",

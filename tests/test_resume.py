@@ -138,6 +138,11 @@ def refused(main, capsys, *arguments):
     return capsys.readouterr().err
 
 
+def test_a_job_that_begins_or_goes_on_names_its_folder(main, capsys):
+    """That of no --out is another for other numbers of ranks: it would begin again without a word."""
+    assert "--resume auto: give the run's folder by --out" in refused(main, capsys, "--resume", "auto")
+
+
 def test_what_cannot_go_on_is_said(main, tmp_path, capsys, monkeypatch):
     folder, more = tmp_path / "run", ["--out", str(tmp_path / "run")]
     assert f"--resume: {folder}/checkpoints has no checkpoint" in refused(main, capsys, *more, "--resume")

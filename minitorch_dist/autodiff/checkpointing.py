@@ -14,6 +14,7 @@ Sources: Griewank & Walther 2000; Chen et al. 2016, "Training deep nets with sub
 2022, "Reducing activation recomputation in large transformer models" (to choose what is computed again).
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 from .. import backend
@@ -21,7 +22,7 @@ from .primitive import OPS, TRACED, forward_itself, lower, mode, state
 from .reverse import ready_made, run
 from .tensor import Leaf, Node, Tensor, count_kept, outputs
 from .tree import flatten
-from .writes import tick
+from .writes import log, tick
 
 
 def checkpoint(f, save=()):
@@ -35,9 +36,10 @@ def checkpoint(f, save=()):
     run) and hold checkpoints itself; it must do the same in both runs, and backward raises RuntimeError where it
     hasn't. In forward mode, and where nothing is recorded, f simply runs.
     """
-    save = frozenset((save,) if isinstance(save, str) else save)
-    if unknown := sorted(save - set(OPS)):
-        raise ValueError(f"checkpoint: save={', '.join(unknown)}: there is no such op; print(mt.OPS) lists them")
+    save = frozenset(save if isinstance(save, Iterable) and not isinstance(save, str) else (save,))
+    if unknown := sorted(map(str, save - set(OPS))):
+        raise ValueError(f"checkpoint: save={', '.join(unknown)}: there is no such op; print(mt.OPS) lists the names "
+                         "that it takes")
 
     def checkpointed(*args, **kwargs):
         random_before, start, recall = backend.random_snapshot(), tick(), Recall(save)
@@ -45,6 +47,7 @@ def checkpoint(f, save=()):
             out = f(*args, **kwargs)
         values, rebuild = flatten(out)
         level = max((v.level for v in values if v.__class__ in TRACED), default=-1)
+        recall.leave_out_written()
         recorded = [k for k, v in enumerate(values)
                     if isinstance(v, Tensor) and v.level == level and v.node is not None]
         if not recorded:
@@ -96,23 +99,33 @@ class Recall:
 
     def __init__(self, ops, found=None):
         self.ops, self.sums, self.told = ops, [], None if found is None else iter(found)
-        self.found = [] if found is None else found
+        self.found, self.dates = [] if found is None else found, []
 
     def forward(self, primitive, raw, params):
         """What run_forward gives."""
         self.sums += _sums(raw)
         if self.told is None:
             self.found.append((primitive, forward_itself(primitive, raw, params)))
+            self.dates.append(tick())
             return self.found[-1][1]
         then, result = next(self.told, (None, None))
         if then is not primitive:
             raise RuntimeError(f"a second run came to {primitive.name!r} where the first had "
                                f"{'done' if then is None else repr(then.name)}: it must do the same in both")
-        return result
+        return forward_itself(primitive, raw, params) if result is None else result
+
+    def leave_out_written(self):
+        """What the first run has written into since isn't what the op gave: it is computed again after all."""
+        self.found = [(primitive, None if any(log.since(a, date) for a in _arrays(result)) else result)
+                      for (primitive, result), date in zip(self.found, self.dates, strict=True)]
 
     def arrays(self):
         """All arrays among the results."""
-        return [lower(v) for v in flatten([result for _, result in self.found])[0] if hasattr(lower(v), "strides")]
+        return _arrays([result for _, result in self.found])
+
+
+def _arrays(values):
+    return [lower(v) for v in flatten(values)[0] if hasattr(lower(v), "strides")]
 
 
 def _sums(values):

@@ -33,7 +33,7 @@ from ..comm.together import together
 from .index import INDEX, CheckpointError, Index
 from .loading import StoredValues, index_of, load
 from .saving import of_group, save
-from .writing import Saving
+from .writing import Saving, is_being_written
 
 __all__ = ["CheckpointError", "Checkpoints", "Index", "Saving", "StoredValues", "load", "save"]
 
@@ -83,10 +83,15 @@ class Checkpoints:
     def wait(self):
         """Return when the checkpoint that is being written is there, if one is. Collective. OSError on all ranks where
         it couldn't be written: those before it stay."""
-        saving, self._under_way = self._under_way, None
-        if saving is not None:
-            saving.wait()
-            self._delete()
+        if self._under_way is None:
+            return
+        try:
+            self._under_way.wait()
+        except Exception:
+            self._under_way = None
+            raise
+        self._under_way = None      # (not where Ctrl-C ends the wait: it is still being written)
+        self._delete()
 
     def _tidy(self, step):
         """Take away what saves of this group's have left that were broken off."""
@@ -95,7 +100,8 @@ class Checkpoints:
                              "Are they another run's? Delete them, or take another folder")
         for left in (".step-*.deleted", f".step-*.partial{of_group(self.comm)}"):
             for path in self.folder.glob(left):
-                shutil.rmtree(path, ignore_errors=True)
+                if not is_being_written(path):      # by another Checkpoints of this folder, say
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _delete(self):
         """Keep the newest alone. Collective."""

@@ -15,6 +15,8 @@ from ..comm.together import gathered, together
 from .index import INDEX
 from .layout import Place, piece_of
 
+_started = {}       # {a folder that a thread of this process writes into, or did: its Saving}
+
 
 class Saving:
     """A checkpoint on its way to the disk.
@@ -37,38 +39,42 @@ class Saving:
         self._rank, self._size = (comm.rank, comm.size) if comm else (0, 1)
         self._thread = self._facts = self._failure = None
         self._published = self._over = False
+        self._written = threading.Event()   # (join, ended by Ctrl-C, takes a thread for done until Python 3.13)
 
     def start(self):
         """Write in a thread. The pieces must be copies."""
+        for done in [partial for partial in _started if not is_being_written(partial)]:
+            del _started[done]
+        _started[os.path.abspath(self._partial)] = self
         self._thread = threading.Thread(target=self._run, name=f"writes {self.path.name}")
         self._thread.start()
 
     def is_completed(self):
         """Whether this rank's part is done. Never blocks, and asks no other rank."""
-        return self._over or self._thread is not None and not self._thread.is_alive()
+        return self._over or self._written.is_set()
 
     def wait(self):
         """Return when the checkpoint is there. Collective. OSError on all ranks where one couldn't write: then there is
         nothing at `path`."""
-        if not self._over:
-            self._over = True
+        if not self._over:      # nor is it where Ctrl-C has ended an earlier wait
             try:
                 self._finish()
-            except OSError as error:
+            except Exception as error:
                 self._failure = error
+            self._over = True
         if self._failure is not None:
             raise self._failure
 
     def _finish(self):
         if self._thread is not None:
-            self._thread.join()
+            self._written.wait()
         try:
             found = gathered(self._comm, (together(self._comm, self._result), self._published))
             # Without threads nobody has; and a network's file system may show the notes to none of them in time.
             publishes = self._rank == 0 and not any(published for _, published in found)
             self._index.files = {f"rank-{rank}.safetensors": facts for rank, (facts, _) in enumerate(found)}
             together(self._comm, lambda: publish(self._partial, self.path, self._index) if publishes else None)
-        except OSError:
+        except Exception:
             if self._rank == 0:         # the room is wanted by others, perhaps
                 shutil.rmtree(self._partial, ignore_errors=True)
             raise
@@ -101,6 +107,8 @@ class Saving:
             self._failure, self._pieces = error, None
             print(f"rank {self._rank}: {self.path} couldn't be written, and the checkpoints before it stay: {error}",
                   file=sys.stderr, flush=True)
+        finally:
+            self._written.set()
 
     def _notes(self):
         """{file: its facts} of all ranks, on the one that is to publish them; None on others."""
@@ -129,10 +137,18 @@ def on_host(array):
     return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
+def is_being_written(partial):
+    """Whether ranks' threads may still write into the folder, of which rank 0 was told by `start`."""
+    saving = _started.get(os.path.abspath(partial))
+    return (saving is not None and not saving._over and saving._failure is None) and os.path.exists(partial)
+
+
 def begin(path, partial):
     """Make room, and take away what a save that was broken off has left."""
     if path.exists():
         raise there_already(path)
+    if is_being_written(partial):
+        raise FileExistsError(errno.EEXIST, "a checkpoint is being written here: wait for it", str(path))
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)

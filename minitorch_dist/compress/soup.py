@@ -41,7 +41,10 @@ from .prune import check_whole
 def read_states(sources):
     """[state dict] of the models of a soup: each {name: NumPy array}, of a Module, of a state dict itself, of an .npz
     file (training.save_parameters), or of a checkpoint's folder (checkpoints.save), checked for damage. ValueError
-    without any, where they aren't alike, and of adapters that aren't merged."""
+    without any, where they aren't alike, and of adapters that aren't merged, or are of Modules with other alphas (a
+    state dict doesn't know its own)."""
+    sources = list(sources)
+    check_scales(sources)
     states = [_read_state(source) for source in sources]
     if not states:
         raise ValueError("a soup needs at least one model")
@@ -89,6 +92,18 @@ def check_adapters(states):
             raise ValueError(f"a soup of adapters: lora_A and lora_B of {path.rstrip('.') or 'the model'} both differ, "
                              "and the product of their means is not the mean of their products: lora.merge(model) "
                              "first, and give the merged models' states")
+
+
+def check_scales(sources):
+    """ValueError where Modules multiply the products of their adapters (lora.py) by different numbers."""
+    first = {}
+    for i, source in enumerate(sources):
+        for path, m in source.named_modules() if isinstance(source, Module) else ():
+            if (adapter := getattr(m, "adapter", None)) is not None and \
+                    first.setdefault(path, (i, adapter))[1].scale != adapter.scale:
+                raise ValueError(f"a soup of adapters: {path or 'the model'} has {adapter} in number {i}, "
+                                 f"{first[path][1]} in number {first[path][0]}: the mean of what B A is multiplied by "
+                                 "other numbers isn't B A's of the means: lora.merge(model) first")
 
 
 def _sum(total, state):

@@ -7,7 +7,7 @@ Sources: Glorot & Bengio 2010 (Xavier); He et al. 2015 (He, "Kaiming" in torch).
 
 import math
 
-from ..backend import next_stream, to, xp
+from ..backend import as_dtype, next_stream, to, xp
 from ..torch_names import of_module
 from .absent import building
 
@@ -24,6 +24,7 @@ def fans(shape):
 
 def drawn(shape, dtype, device, draw):
     """What draw(stream) gives; inside without_values something of the shape, without memory."""
+    dtype = as_dtype(dtype)
     if building.without_values:
         return xp.broadcast_to(xp.zeros((), dtype), shape)
     return to(draw(next_stream()).astype(dtype), device)

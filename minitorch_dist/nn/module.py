@@ -7,6 +7,8 @@ from ..autodiff.writes import wrote
 from ..torch_names import NAMES, tell
 from .absent import Absent, Unmade, building
 
+FEW = 1000      # elements of a list that are looked at each time somebody walks over a module's parameters
+
 
 def Parameter(values, requires_grad=True):
     """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters. Inside
@@ -56,8 +58,7 @@ class Module:
             self._register(self._buffers if name in self._buffers else {}, name, value)
 
     def _look_at(self, name, values):
-        """TypeError for a list, dict or set that holds strangers. How many are in it is noted, to look again when there
-        are more."""
+        """TypeError for a list, dict or set that holds strangers. How many are in it is noted, to look again."""
         if self._strangers(values):
             raise TypeError(f"{type(self).__name__}.{name} is a {type(values).__name__} of modules or parameters, "
                             "which would be neither trained nor saved: use nn.ModuleList, or make them attributes "
@@ -65,18 +66,21 @@ class Module:
         self._lists[name] = len(values)
 
     def _look_again(self):
-        """The same at those that have been filled since."""
+        """The same at those that have been filled since, or may have been: who walks over the parameters at each step
+        shall not walk over a long list of other things, too."""
         for name, count in self._lists.items():
             values = self.__dict__.get(name)
-            if isinstance(values, (list, dict, set)) and len(values) != count:
+            if isinstance(values, (list, dict, set)) and (len(values) != count or count <= FEW):
                 self._look_at(name, values)
 
     def _strangers(self, values):
         """The modules in a list, dict or set, and in those inside of it, and the parameters in lists, that aren't in
         this module's tree."""
-        found, stack = [], [values]
+        found, stack, seen = [], [values], set()
         while stack:
-            values = stack.pop()
+            if id(values := stack.pop()) in seen:       # lists may lie in each other
+                continue
+            seen.add(id(values))
             for value in values.values() if isinstance(values, dict) else values:
                 if isinstance(value, (list, dict, set)):
                     stack.append(value)

@@ -4,7 +4,7 @@ from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import assign, weak, xp
+from ..backend import as_dtype, assign, weak, xp
 from .module import Module, Parameter
 
 
@@ -15,8 +15,8 @@ class LayerNorm(Module):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
-        self.weight = Parameter(xp.ones(self.normalized_shape, dtype))
-        self.bias = Parameter(xp.zeros(self.normalized_shape, dtype))
+        self.weight = Parameter(xp.ones(self.normalized_shape, as_dtype(dtype)))
+        self.bias = Parameter(xp.zeros(self.normalized_shape, as_dtype(dtype)))
 
     def forward(self, x):
         return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -32,7 +32,7 @@ class RMSNorm(Module):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
-        self.weight = Parameter(xp.ones(self.normalized_shape, dtype))
+        self.weight = Parameter(xp.ones(self.normalized_shape, as_dtype(dtype)))
 
     def forward(self, x):
         return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps)
@@ -58,6 +58,7 @@ class BatchNorm(Module):
     def __init__(self, num_features, eps=1e-5, momentum=0.1, dtype=xp.float32):
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        dtype = as_dtype(dtype)
         self.weight = Parameter(xp.ones(num_features, dtype))
         self.bias = Parameter(xp.zeros(num_features, dtype))
         self.register_buffer("running_mean", xp.zeros(num_features, dtype))

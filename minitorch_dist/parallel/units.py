@@ -93,6 +93,10 @@ class Unit:
         self.close()
         self.drop()
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError("an optimizer of a fully_shard model's parameters can't be copied or pickled: they are this "
+                        "rank's pieces. Save full_optimizer_state_dict(model, optimizer)")
+
     def _array(self, dtype, device, kept):
         """Zeros for the whole: where reductions are fast, if they stay."""
         return (self.comm.empty if kept else zeros)(self.size, dtype, device)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from ..data.loader import share
 from ..optim.packed import BLOCK
@@ -108,6 +109,11 @@ class Job:
                 raise ValueError(f"--lora-rank {self.lora_rank} of a model of which only the number of parameters is "
                                  "known: an adapter's size is that of its matrix. Give --lora-parameters, how many all "
                                  "have together, or --layers, --width and --heads instead of --parameters")
+            if self.lora_targets is not None:
+                raise ValueError(f"--lora-targets {' '.join(self.lora_targets)} of a model of which only the number of "
+                                 "parameters is known: --lora-parameters says all there is. Leave it out")
+            if not 0 < self.lora_parameters < inf:
+                raise ValueError(f"--lora-parameters {self.lora_parameters}: must be a positive number")
             return
         if self.lora_parameters is not None:
             raise ValueError(f"--lora-parameters {self.lora_parameters:g} of a GPT, whose adapters are counted: give "

@@ -95,3 +95,26 @@ def full_disk(folder, rank):
     there.save(3, model)
     there.wait()
     return errors, steps, left, there.steps()
+
+
+def no_memory(path):
+    """Rank 1's thread has none: what each of two waits raises, and what is left."""
+    world = comm.world()
+    model, write, errors = DistributedDataParallel(nn.Linear(30, 20), world), writing.write, []
+
+    def full(path, content):
+        if world.rank == 1:
+            raise MemoryError("no room")
+        return write(path, content)
+    writing.write = full
+    try:
+        saving = checkpoints.save(path, model, None, None, world, async_op=True)
+        for _ in range(2):
+            try:
+                saving.wait()
+            except MemoryError as error:
+                errors.append(str(error))
+    finally:
+        writing.write = write
+    world.barrier()
+    return errors, sorted(file.name for file in Path(path).parent.iterdir())

@@ -1,5 +1,7 @@
 """Checkpoints that are written while training goes on: the bytes of those that it waits for."""
 
+import os
+import signal
 import threading
 
 import numpy as np
@@ -109,3 +111,49 @@ def test_a_copy_is_a_ranks_share(tmp_path, monkeypatch):
     live = [p.data for p in model.parameters()]
     assert not any(np.shares_memory(array, other) for array, _, _ in copied[0].values() for other in live)
     assert saving._pieces is None
+
+
+def test_a_rank_without_memory(tmp_path):
+    """Every wait says so on every rank."""
+    assert crews.call(CASES + "no_memory", 2, args=(str(tmp_path / "one"),)) == [(["no room"] * 2, [])] * 2
+
+
+def test_a_wait_that_ctrl_c_has_ended_is_waited_again(tmp_path, monkeypatch):
+    model, optimizer = model_and_optimizer()
+    there, gate, write = Checkpoints(tmp_path, async_op=True), threading.Event(), writing.write
+    monkeypatch.setattr(writing, "write", lambda *args: (gate.wait(20), write(*args))[1])
+    there.save(1, model, optimizer)
+    saving = there._under_way
+
+    for wait in (saving.wait, there.wait):
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    assert not saving.is_completed()
+    monkeypatch.undo()
+    gate.set()
+    there.save(2, model, optimizer)
+    there.wait()
+    assert there.steps() == [1, 2]
+
+
+def test_what_is_being_written_is_not_taken_for_what_was_broken_off(tmp_path, monkeypatch):
+    """By a second save at the same path, or by another Checkpoints of the folder."""
+    model, optimizer = model_and_optimizer()
+    gate, write = threading.Event(), writing.write
+    monkeypatch.setattr(writing, "write", lambda *args: (gate.wait(20), write(*args))[1])
+    saving = checkpoints.save(tmp_path / "step-00000001", model, optimizer, async_op=True)
+    model.weight.data[...] = 0.0
+    with pytest.raises(FileExistsError, match="is being written here: wait for it"):
+        checkpoints.save(tmp_path / "step-00000001", model, optimizer)
+    there = [Checkpoints(tmp_path, async_op=True) for _ in range(2)]
+    for step in (2, 3):
+        there[step - 2].save(step, model, optimizer)
+    gate.set()
+    saving.wait()
+    for each in there:
+        each.keep = 5
+        each.wait()
+    assert there[0].steps() == [1, 2, 3]
+    checkpoints.load(tmp_path / "step-00000001", model, optimizer)
+    assert np.any(model.weight.numpy())

@@ -104,6 +104,13 @@ def test_adapters_are_merged_first_or_have_one_matrix_in_common():
             np.testing.assert_allclose(found, value, rtol=1e-12, atol=1e-12)
 
 
+def test_adapters_of_other_scales_have_no_mean():
+    def model(alpha, **options):
+        return lora.add(nn.Sequential(nn.Linear(5, 4)), 4, alpha, targets=["0"], **options)
+    with pytest.raises(ValueError, match="0 has rank=4, alpha=8 in number 1, rank=4, alpha=2 in number 0.*lora.merge"):
+        soup.uniform_soup(iter([model(2), model(8)]))
+
+
 def test_the_greedy_soup_takes_what_does_not_hurt():
     """Best first: 2 alone 0.9; with 0 worse: left out; with 1 better; then 3 as good: it stays."""
     score = by_number({(0,): 0.8, (1,): 0.7, (2,): 0.9, (3,): 0.1, (0, 2): 0.85, (1, 2): 0.95, (1, 2, 3): 0.95})

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -253,6 +255,7 @@ def test_a_list_that_is_filled_later_is_refused_as_soon_as_somebody_asks_for_par
         def __init__(self):
             super().__init__()
             self.layers, self.by_name, self.words, self.child = [], {}, ["x"], nn.Linear(2, 2)
+            self.places, self.stages = [None, None], {"a": []}
 
     class Outer(nn.Module):
         def __init__(self):
@@ -261,6 +264,8 @@ def test_a_list_that_is_filled_later_is_refused_as_soon_as_somebody_asks_for_par
 
     for fill, name in ((lambda own: own.layers.append(nn.Linear(3, 3)), "layers is a list"),
                        (lambda own: own.by_name.update(a=[nn.Linear(3, 3)]), "by_name is a dict"),
+                       (lambda own: own.places.__setitem__(1, nn.Linear(3, 3)), "places is a list"),
+                       (lambda own: own.stages["a"].append(nn.Linear(3, 3)), "stages is a dict"),
                        (lambda own: own.words.append(nn.Parameter(np.ones(2))), "words is a list")):
         outer = Outer()
         fill(outer.own)
@@ -271,6 +276,7 @@ def test_a_list_that_is_filled_later_is_refused_as_soon_as_somebody_asks_for_par
     outer = Outer()
     outer.own.layers.extend([outer.own.child, 3])      # known already
     outer.own.words.append("y")
+    outer.own.stages["a"].append(outer.own.stages)     # of lists in each other each is looked at once
     outer.own.by_name = None
     assert [*outer.state_dict()] == ["own.child.weight", "own.child.bias"]
 
@@ -298,3 +304,24 @@ def test_bfloat16_that_numpy_has_stored_says_how_to_read_it():
     with pytest.raises(ValueError, match=r"give values.view\(mt.bfloat16\)"):
         model.load_state_dict(stored)
     model.load_state_dict({name: array.view(mt.bfloat16) for name, array in stored.items()})
+
+
+@pytest.mark.parametrize("layer", ["Linear(2, 3", "Conv2d(1, 2, 3", "LayerNorm(4", "RMSNorm(4", "BatchNorm(4",
+                                   "Embedding(3, 2", "MoE(2, 4, 8"])
+def test_bfloat16_by_name_before_anybody_has_loaded_it(layer):
+    """NumPy knows the name only then."""
+    code = (f"import minitorch_dist as mt; from minitorch_dist import nn; m = nn.{layer}, dtype='bfloat16'); "
+            "assert all(p.dtype == mt.bfloat16 for p in m.parameters())")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_long_list_is_looked_at_when_it_has_grown(monkeypatch):
+    module, looked = nn.Module(), []
+    module.seen = [0.5] * 1001
+    look = nn.Module._look_at
+    monkeypatch.setattr(nn.Module, "_look_at", lambda self, *what: looked.append(what) or look(self, *what))
+    list(module.parameters())
+    assert not looked
+    module.seen.append(nn.Linear(2, 3))
+    with pytest.raises(TypeError, match="seen is a list of modules"):
+        list(module.parameters())

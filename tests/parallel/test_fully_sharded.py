@@ -231,6 +231,7 @@ def test_what_is_refused(n):
     per_stage = dict.fromkeys(("an op", "matmul", "numpy", "index", "print", "asarray", "module",
                                "module state", "optimizer", "copy", "pickle", "copy of its array"),
                               f"Error: {ELSEWHERE}") | {
+        "optimizer copied": "full_optimizer_state_dict", "optimizer pickled": "full_optimizer_state_dict",
         "state": "full_state_dict", "deepcopy all": "full_state_dict", "ddp": "already", "twice": "already",
         "ddp inside": "belongs to one already", "to": "lives in the flat buffer"}
     expected = {
