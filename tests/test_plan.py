@@ -192,7 +192,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "8 bits": {"state_bits": 8}, "3, 8 bits": {"dp": 2, "stage": 3, "state_bits": 8},
     "3, one layer": {"dp": 2, "stage": 3, "model": {"layers": 1}},
     "3, one layer, checkpoints": {"dp": 2, "stage": 3, "checkpointing": True, "micro_batches": 2,
-                                  "model": {"layers": 1, "width": 32, "vocabulary": 71, "dropout": False}},
+                                  "model": {"layers": 1, "width": 44, "tied": False, "dropout": False}},
     "tensors": {"tp": 2}, "tensors, untied": {"tp": 4, "dp": 1, "model": {"tied": False, "vocabulary": 51}},
     "tensors, checkpoints": {"tp": 2, "checkpointing": True, "model": {"vocabulary": 53}},
     "sequences": {"tp": 2, "time": 10, "sequence_parallel": True},

@@ -75,6 +75,26 @@ def test_of_a_model_that_is_not_known():
     assert rank_of(replace(job, checkpointing=True)).flops == (6 * 65e9 + 8 * 2e8) * 10
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_stage_3_gathers_what_is_frozen_twice_a_micro_batch(checkpointing):
+    """Of L blocks of width d = 64: 12·d² + 13·d numbers each, around them (17 + 32 + 2)·d, an A and a B of rank 32
+    beside each matrix. All are multiples of 16 per rank; what is trained is filled up to 2 · 4,096."""
+    width, rank, layers, micro_batches = 64, 32, 5, 3
+    job = Job(GPT(layers, width, 4, 17, 32), dp=2, batch=12, time=8, micro_batches=micro_batches, stage=3,
+              precision="float32", lora_rank=rank, checkpointing=checkpointing)
+    adapters = rank * width * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)
+    frozen = layers * (12 * width ** 2 + 13 * width) + 51 * width
+    gathered = [c for c in rank_of(job).collectives if c.op == "all_gather"]
+    assert adapters == 4 * 2 * 4096 and len(gathered) == 2 * layers + 1
+    assert sum(c.sent for c in gathered) == 4 * (layers * adapters + frozen) / 2 * 2 * micro_batches
+
+
+@pytest.mark.parametrize("count", [0, -5, float("nan"), float("inf")])
+def test_so_many_adapters_there_cannot_be(count):
+    with pytest.raises(ValueError, match="--lora-parameters .* must be a positive number"):
+        Job(Parameters(65e9), lora_parameters=count)
+
+
 def test_what_frozen_matrices_keep_of_korthikantis_activations():
     """34·s·b·h + 5·a·s²·b without the inputs of frozen matrices, 2 + 2 + 2 + 8 bytes, but of those that have adapters;
     these keep 2·r of each. A first block has nothing to train before its first adapter."""

@@ -30,7 +30,7 @@ def checkpoint(f, save=()):
     the bit.
 
     save  names of ops (mt.OPS) whose results are stored, too, and not computed again: those that take long,
-          ("matmul", "linear", "attention"). ValueError for a name that isn't one
+          ("matmul", "linear", "attention"). They go by no saved_tensors_hooks. ValueError for a name that isn't one
 
     f may close over parameters, return nested arrays, draw random numbers (the streams are set back for the second
     run) and hold checkpoints itself; it must do the same in both runs, and backward raises RuntimeError where it
@@ -54,7 +54,7 @@ def checkpoint(f, save=()):
             return out
         results = [values[k] for k in recorded]
         frontier, leaves = outside(results, start)
-        context, answers_for = (nullcontext, None) if state.again_in is None else state.again_in()
+        context, answers_for = (nullcontext, None) if state.again_in is None else state.again_in(start)
         leaves = [a for a in leaves if answers_for is None or not answers_for(a)]
         given = [lower(a) for a in flatten((args, kwargs))[0] if hasattr(lower(a), "strides")]
         stored = recall.arrays()

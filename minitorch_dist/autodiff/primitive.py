@@ -41,8 +41,9 @@ class State(threading.local):
     anomaly    whether detect_anomaly is on
     counting   whether the ledger counts the bytes that are kept
     again      whether a checkpointed segment is being run for the second time
-    again_in   None, or a function to call where a checkpoint is made. It returns one that makes a context for the
-               second run, and one that says of an array whether that context brings it, so that it needn't be kept
+    again_in   None, or a function to call where a checkpoint is made, with the date at which its segment began. It
+               returns one that makes a context for the second run, and one that says of an array whether that context
+               brings it, so that it needn't be kept
     recall     None, or the Recall of a checkpoint that saves the results of some ops
     capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
     autocast   None, or the Region that chooses the precision in which each op runs (autocast.py)

@@ -170,7 +170,7 @@ class FullySharded(ReducingModule):
                 self.values.enter(self.values.outer)
                 outer = state.again_in
                 with saved_tensors_hooks(*self.values.packing(*state.pack or (None, None))), \
-                        mode(again_in=lambda: self.values.again(outer)):
+                        mode(again_in=lambda start: self.values.again(start, outer)):
                     output = self.module(*inputs, **options)
                 self.values.leave(self.values.outer, output)
             return self.policy.outputs(output)
@@ -192,8 +192,7 @@ class FullySharded(ReducingModule):
                 unit.refresh()
                 unit.open()
             self.stale, self.dated = False, tick()
-        for unit in self.units:
-            self.values.note(self.values.entered, unit)
+        self.values.entered = [(self.dated, [unit]) for unit in self.units]
         self._check_unstepped("after a forward had gathered the parameters from all ranks, which the others have not "
                               "seen: call the optimizer's step right after backward, before any other forward")
 

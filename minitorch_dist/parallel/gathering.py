@@ -3,12 +3,19 @@
     forward    gather u0 | run u0, gather u1 ahead | free u0, run u1 | free u1
     backward   gather u1 | run u1, gather u0 ahead | free u1, run u0 | free u0
 
-The order of backward is that in which forward has left the units, the other way round, without those of which the tape
-has kept nothing, as of frozen layers below all that is trained; the units that forward comes to are those of the time
-before. A wrong guess costs a gather, and is right all the same. All ranks guess alike.
+Each goes a route: a list of steps, each of which is the units that are wanted together. What neither this step nor the
+next one wants is freed, so what both want stays. Forward goes as the forward before it; backward as forward has left
+things for it to do, the other way round: the units of which the tape keeps something, and, where a checkpoint runs
+again, those that were open around it:
+
+    kept of     embedding | block 0 | block 1 | norm, head      blocks checkpointed; the rest is open around all of them
+    route       {rest} | {block 1, rest} | {block 0, rest}
+
+A wrong guess costs a gather, and is right all the same. All ranks guess alike.
 """
 
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 
 from ..autodiff.modes import is_grad_enabled
 from ..autodiff.primitive import lower, mode, state
@@ -17,7 +24,7 @@ from ..autodiff.writes import tick
 from ..backend import is_array
 from .units import Kept
 
-ALIVE = 2       # modules whose units are gathered at most: one, and the next. (Nested ones: all those that run.)
+ALIVE = 2       # modules whose units are gathered: one, and the next ahead. (Nested ones: all those that run.)
 
 
 class Gathering:
@@ -28,18 +35,18 @@ class Gathering:
     together {unit: those of its module}, which are of several dtypes or Grids, and needed in turns
     in_backward     in_backward(): whether a backward pass that has come to the model is under way
     used            used(): backward asks for a value
-    entered, left   units in the order in which forward has begun and ended them, since the last backward
-    needed          those of which backward will want values
+    entered  [(date, units)] as the last forward has begun them
+    needed   [(date, units)] as it has come to what backward will want them for
+    route, place    steps to go, and where in them we are
+    here     units that have been gathered for this step
     """
 
     def __init__(self, units, outer, reshard, in_backward, used):
         self.units, self.outer, self.reshard = units, outer, reshard
         self.in_backward, self.used = in_backward, used
         self.together = {unit: [unit] for unit in units} | dict.fromkeys(outer, outer)
-        self.entered, self.left, self.needed = [], [], []
-        self.ahead, self.route, self.reached = {}, [], set()    # the unit after each in forward; backward's order
-        self.current = None     # the one that backward is at
-        self.passed = False     # a backward has come since the last forward
+        self.entered, self.needed = [], []
+        self.go([])
         self.running = self.held = 0    # forwards of the whole model under way; gathered() blocks that are open
 
     def watch(self, module, units):
@@ -56,8 +63,7 @@ class Gathering:
         outermost = not (self.running or self.in_backward())
         if outermost:
             self.settle()
-            if self.passed:
-                self.entered, self.left, self.needed, self.passed = [], [], [], False
+            self.begin()
         self.running += 1
         try:
             yield
@@ -65,6 +71,12 @@ class Gathering:
             self.running -= 1
         if outermost:
             self.settle(keep=not self.reshard and is_grad_enabled())
+
+    def begin(self):
+        """A forward, of the whole model or of a module by itself, goes as the one before it."""
+        self.go(units for _, units in self.entered)
+        if self.recorded():
+            self.entered, self.needed = [], []
 
     def settle(self, keep=False):
         """Nothing runs: close what an exception has left open (which the module may have caught by itself), and free
@@ -77,21 +89,30 @@ class Gathering:
             if not (unit.users or keep):
                 unit.drop()
 
-    def note(self, units, unit):
-        """Add a unit to an order, if this is a forward that a backward can follow."""
-        if is_grad_enabled() and state.callbacks is None and unit not in units:
-            units.append(unit)
+    def recorded(self):
+        """Whether this is a forward that a backward can follow."""
+        return is_grad_enabled() and state.callbacks is None
+
+    def note(self, order, units):
+        """Add units that are wanted together to an order. Its last that are among them are no steps of their own."""
+        if self.recorded():
+            while order and set(order[-1][1]) <= set(units):
+                order.pop()
+            order.append((tick(), units))
 
     def enter(self, units):
         """A module begins to run."""
-        self.current = None
-        for unit in units:
-            if not unit.users:
-                if not (self.running or self.in_backward()):    # the unit was called by itself
+        closed = [unit for unit in units if not unit.users]
+        if closed:
+            if not (self.running or self.in_backward()):    # the module was called by itself
+                self.begin()
+                for unit in closed:
                     unit.drop()
-                self.note(self.entered, unit)
-                self.reach(unit, self.following(unit) if self.in_backward() else self.ahead.get(unit))
+            self.note(self.entered, units)
+            self.reach(closed)
+            for unit in closed:
                 unit.open()
+        for unit in units:
             unit.users += 1
 
     def leave(self, units, output):
@@ -104,10 +125,8 @@ class Gathering:
             if any(is_array(v) and unit.holds(v) for v in map(lower, flatten(output)[0])):
                 raise RuntimeError(f"the forward of {unit.name} returns a view of one of its parameters, which are "
                                    "freed now: return a copy, or let a larger unit hold it")
-            if not self.in_backward():
-                self.note(self.left, unit)
-                if self.reshard or not is_grad_enabled():
-                    unit.drop()
+            if not self.in_backward() and (self.reshard or not is_grad_enabled()):
+                unit.drop()
 
     def hold(self, change):
         """A gathered() block begins (1), or ends (-1)."""
@@ -119,17 +138,18 @@ class Gathering:
         if not (self.running or self.in_backward()):
             self.settle()
 
-    def again(self, outer=None):
-        """For a checkpoint that is made now: a context in which the units that run now do again, and whether an array
-        lies in them. outer: such a function of somebody around."""
+    def again(self, start, outer=None):
+        """For a checkpoint that is made now, of what has run since `start`: a context in which the units that run now
+        do again, and whether an array lies in them. outer: such a function of somebody around."""
         units, date = [unit for unit in self.units if unit.users > self.held], tick()
-        for unit in units:
-            self.note(self.needed, unit)
-        around, answers_for = outer() if outer else (nullcontext, lambda array: False)
+        inside = [step for then, step in self.needed if then > start]
+        for step in (*inside[-2::-1], units):       # it is run as it was, and only then comes backward
+            self.note(self.needed, step)
+        around, answers_for = outer(start) if outer else (nullcontext, lambda array: False)
 
         @contextmanager
         def reopened():
-            with mode(again_in=lambda: self.again(outer)), around():
+            with mode(again_in=lambda start: self.again(start, outer)), around():
                 self.used()
                 for unit in units:
                     unit.check_unwritten(date)
@@ -138,33 +158,39 @@ class Gathering:
                 self.leave(units, ())
         return reopened, lambda array: answers_for(array) or any(unit.holds(array) for unit in units)
 
-    def reach(self, unit, following):
-        """Gather a unit; then begin with the one that is to follow, if there is room."""
-        ahead = [] if following is None else self.together[following]
+    # ------------------------------------------------------------ both
+
+    def go(self, route):
+        """Begin a route."""
+        self.route, self.place, self.here = list(route), 0, []
+        self.known = {unit for step in self.route for unit in step}
+
+    def reach(self, units):
+        """Gather units, and all that the route's step with them wants; then begin with the next, if there is room."""
+        wanted = self.known.intersection(units)
+        steps = chain(range(self.place, len(self.route)), range(self.place))
+        self.place = next((i for i in steps if wanted.issubset(self.route[i])), self.place)
+        now, following, *_ = *self.route[self.place:self.place + 2], [], []
+        self.here = list(dict.fromkeys([*units, *now]))
         if self.reshard:
+            stay = {*self.here, *following, *(beside for unit in units for beside in self.together[unit])}
             for other in self.units:
-                if not (other.users or other in self.together[unit] or other in ahead):
+                if not (other.users or other in stay):
                     other.drop()
-        unit.gather()
+        for unit in self.here:
+            unit.gather()
         if len({id(self.together[u]) for u in self.units if u.whole is not None}) < ALIVE:
-            for each in ahead:
-                each.post_gather()
+            for unit in following:
+                unit.post_gather()
 
     # ------------------------------------------------------------ backward
 
     def backward_begins(self):
         """Settle its order. Returns the order in which units' gradients will be complete: that in which forward has
         begun them, the other way round; those that it hasn't come to are the last."""
-        self.route = [unit for unit in self.left[::-1] if unit in self.needed]
-        self.reached, self.current, self.passed = set(), None, True
-        self.ahead = dict(zip(self.left, self.left[1:], strict=False))
-        return [*self.entered[::-1], *(unit for unit in self.units if unit not in self.entered)]
-
-    def following(self, unit):
-        """The unit that backward will come to after this one."""
-        self.reached.update(self.together[unit])
-        at = self.route.index(unit) + 1 if unit in self.route else len(self.route)
-        return next((u for u in self.route[at:] if u not in self.reached), None)
+        self.go(units for _, units in reversed(self.needed))
+        begun = list(dict.fromkeys(unit for _, units in self.entered for unit in units))
+        return [*begun[::-1], *(unit for unit in self.units if unit not in begun)]
 
     def packing(self, outer_pack, outer_unpack):
         """saved_tensors_hooks that keep the place of a view of gathered values; all else goes the way of the hooks
@@ -172,7 +198,8 @@ class Gathering:
         def pack(array):
             for unit in self.units:
                 if unit.users and unit.holds(array):
-                    self.note(self.needed, unit)
+                    last = self.needed[-1][1] if self.needed else []
+                    self.note(self.needed, [u for u in self.together[unit] if u is unit or u in last])
                     return unit.kept(array)
             return array if outer_pack is None else outer_pack(array)
 
@@ -181,13 +208,12 @@ class Gathering:
                 return kept if outer_unpack is None else outer_unpack(kept)
             self.used()
             unit = kept.unit
-            if unit is not self.current or unit.whole is None:
-                self.reach(unit, self.following(unit))
-                self.current = unit
+            if unit not in self.here or unit.whole is None:
+                self.reach([unit])
             return kept.view()
         return pack, unpack
 
     def backward_ends(self):
         """Or is given up."""
         self.settle()
-        self.current, self.passed = None, True
+        self.go([])

@@ -195,14 +195,10 @@ def units(job, stage):
             inner = [[p for p in before if p.name.startswith(f"{layer}.")] for layer in ("mlp.0", "mlp.2")]
             before, blocks = [p for p in before if not p.name.startswith("mlp.")], inner
     rest, *blocks = [units_of(job, module) for module in (before + behind, *blocks)]
-    # A single block's attention is in the first unit, which two others have displaced when backward comes to it. Where
-    # a block with adapters runs again, what is frozen is displaced by what is trained, and so is what is around it.
-    more = {"rest": int(nested(job)), "frozen": 0}
-    if job.adapters is not None and job.checkpointing:
-        more = {"rest": len(blocks), "frozen": 1}
-    return [[piece._replace(gathers=piece.gathers + more["rest"]) for piece in rest],
-            *[[piece._replace(gathers=piece.gathers + more["frozen"] * (not piece.trained)) for piece in module]
-              for module in blocks]]
+    # A single block's attention is in the first unit, which two others have displaced when backward comes to it; where
+    # the block runs again, it is open around them.
+    displaced = nested(job) and not job.checkpointing
+    return [[piece._replace(gathers=piece.gathers + displaced) for piece in rest], *blocks]
 
 
 def units_of(job, module):
@@ -223,26 +219,31 @@ def nested(job):
 
 
 def buffers(job, stages):
-    """Bytes at most: of stage 3's gathered parameters two modules' (parallel/gathering.py), in a pipeline all of them,
-    and what stands around the blocks where one runs again; of whole gradients those of a layer on their way into their
-    unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add up, everybody's; of matrices
-    of 4 bits the largest, taken apart."""
+    """Bytes at most: of stage 3's gathered parameters; of whole gradients those of a layer on their way into their
+    unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add up, everybody's; of matrices of
+    4 bits the largest, taken apart."""
     everything = [p for stage in stages for part in job.parameters(stage) for p in part]
     codes = [prod(p.shape) for p in everything if p.name.endswith("weight.codes")]
     apart = 2 * max(codes, default=0) * job.sizes["parameter"]
     if job.stage == 0:
         return apart
     largest = max(prod(p.shape) for p in everything if p.trained)
-    gathered, gradients = 0, largest + 4 * job.model.width
+    values, gradients = 0, largest + 4 * job.model.width
     if job.stage > 1:
         modules = [module for stage in stages for module in units(job, stage)]
-        alive = len(modules) if job.pp > 1 else 3 if nested(job) else 2       # of nested units all those that run
-        if job.stage == 3:
-            gathered = sum(sorted(map(whole, modules))[-alive:])
-            gathered += whole(modules[0]) * (job.checkpointing and job.pp == 1)
+        values = gathered(job, modules) if job.stage == 3 else 0
         sizes = [sum(piece.elements for piece in module if piece.trained) for module in modules]
         gradients += sum(sizes if job.micro_batches > 1 else sizes[:1] + sorted(sizes[1:])[-2:])
-    return apart + gathered + gradients * job.sizes["gradient"]
+    return apart + values + gradients * job.sizes["gradient"]
+
+
+def gathered(job, modules):
+    """Bytes of stage 3's parameters at once: of two modules (parallel/gathering.py); where a block runs again, of what
+    is open around it and of the block, or of both units in it; in a pipeline of all."""
+    rest, *blocks = sizes = [whole(module) for module in modules]
+    if job.pp > 1:
+        return sum(sizes)
+    return rest + sum(sorted(blocks)[-1 - nested(job):]) if job.checkpointing else sum(sorted(sizes)[-2:])
 
 
 def whole(module):

@@ -113,26 +113,61 @@ def one_pass(model, rank, step=0):
     nn.cross_entropy(model(x).reshape((18, -1)), labels, reduction="sum").backward()
 
 
-def counted(quantize, way, targets=None, checkpointed=False):
+def calling(blocks, k):
+    """A forward of blocks by a checkpoint of each k of them."""
+    def forward(x):
+        for i in range(0, len(blocks), k):
+            def run(x, some=tuple(blocks)[i:i + k]):
+                for block in some:
+                    x = block(x)
+                return x
+            x = mt.checkpoint(run)(x)
+        return x
+    return forward
+
+
+CHECKPOINTS = {"none": None, "inside": (), "saving": ("linear", "attention"), "around": 1, "around two": 2}
+
+
+def checkpointed(module, how):
+    """A GPT, whose blocks run as checkpoints that save such ops, or are called by checkpoints of so many of them."""
+    if isinstance(which := CHECKPOINTS[how], int):
+        module.blocks.forward = calling(module.blocks, which)
+    for block in module.blocks if isinstance(which, tuple) else ():
+        block.forward = mt.checkpoint(block.forward, save=which)
+    return module
+
+
+def counted(quantize, way, targets=None, how="none", micro_batches=1, copies=1):
     """A step's traffic and memory, after one that isn't counted."""
-    world, module = comm.world(), wide(quantize, 120, targets)
-    for block in module.blocks if checkpointed else ():
-        block.forward = mt.checkpoint(block.forward)
+    module = checkpointed(wide(quantize, 120, targets), how)
+    mesh = comm.DeviceMesh(replicate=copies, shard=comm.world().size // copies)
+    world = mesh["replicate", "shard"]
     before = [weakref.ref(p.data) for p in module.parameters()]
     stage, more = WAYS[way]
-    model = fully_shard(module, world, stage, **more)
+    model = fully_shard(module, world, stage, shard_over=mesh["shard"], **more)
     gone = sum(array() is None for array in before), len(before)
     optimizer = optim.Adam(lora.parameters(model), 0.01)
     for step in range(2):
         with ledger.record(memory=True) as book:
             model.zero_grad()
+            for _ in range(micro_batches - 1):
+                with model.no_sync():
+                    one_pass(model, world.rank, step)
             one_pass(model, world.rank, step)
             optimizer.step()
     held = {id(owner): owner.nbytes for owner in (owner_of(p.data) for p in model.parameters())}
     return {"sent": {op: n for (_, op), n in book.bytes_sent.items()}, "live": dict(book.live), "peak": dict(book.peak),
             "calls": {op: n for (_, op), n in book.calls.items()}, "gone": gone, "held": sum(held.values()),
             "absent": all(isinstance(p.data, Absent) for p in module.parameters()),
-            "alive": [unit.name for unit in model.units if unit.whole is not None]}
+            "alive": [unit.name for unit in model.units if unit.whole is not None],
+            "gathered": [name for kind, name in book.events if kind == "gather"],
+            "bits": hashlib.sha256(b"".join(p.data.tobytes() for p in model.parameters())).hexdigest()}
+
+
+def counted_checkpoints(ways, quantize, targets, copies):
+    """{how blocks are checkpointed: counted} of two micro-batches."""
+    return {how: counted(quantize, "3", targets, how, 2, copies) for how in ways}
 
 
 # ---------------------------------------------------------------- states

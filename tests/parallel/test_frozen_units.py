@@ -106,18 +106,65 @@ def test_what_a_step_sends_and_a_rank_holds(quantize, n):
         assert seen["absent"] and seen["alive"] == [] and seen["gone"][0] == seen["gone"][1]
 
 
-@pytest.mark.parametrize("block, checkpointed", [(2, False), (1, False), (1, True)])
-def test_what_lies_below_all_that_is_trained_is_gathered_for_forward_alone(block, checkpointed):
-    """Backward ends at the lowest adapter: it wants nothing of the blocks below, and nothing of them travels. (A block
-    that is run again opens what was open around it: the rest, once more.)"""
+@pytest.mark.parametrize("block, how", [(2, "none"), (1, "none"), (1, "inside")])
+def test_what_lies_below_all_that_is_trained_is_gathered_for_forward_alone(block, how):
+    """Backward ends at the lowest adapter: it wants nothing of the blocks below, and nothing of them travels."""
     targets = [f"blocks.{block}.*.qkv", f"blocks.{block}.mlp.?"]
     units = units_on_paper(None, 2, targets)
     forward = sum(units.values())
     backward = sum(whole for (place, _, _), whole in units.items() if place[-1:] >= str(block))
-    backward += units["", False, np.dtype("f4")] * (1 + checkpointed)
-    for seen in crews.call(CASES + "counted", 2, (None, "3", targets, checkpointed)):
+    backward += units["", False, np.dtype("f4")]
+    for seen in crews.call(CASES + "counted", 2, (None, "3", targets, how)):
         assert seen["sent"]["all_gather"] == (forward + backward) // 2
         assert seen["alive"] == []
+
+
+@functools.cache
+def counted_checkpoints(n, ways=tuple(cases.CHECKPOINTS), quantize=None, targets=None):
+    return crews.call(CASES + "counted_checkpoints", n, (ways, quantize, targets and list(targets), n // 2))
+
+
+@pytest.mark.parametrize("arguments", [(2,), (2, ("none", "inside", "around two"), None, ("blocks.1.*.qkv",)),
+                                       (4, ("none", "inside"), "nf4")], ids=str)
+def test_a_checkpointed_block_is_gathered_twice(arguments):
+    """In forward, and to be run again and come back at once; the rest around it for all of them together. Of 4 ranks
+    each two have a copy. It leaves the bits that it would have left without checkpoints."""
+    quantize, targets = (*arguments[2:], None, None)[:2]
+    units, of_place = units_on_paper(quantize, 2, targets), defaultdict(int)
+    for (place, _, _), whole in units.items():
+        of_place[place] += whole
+    rest, total = of_place.pop(""), sum(units.values())
+    blocks = sorted(of_place.values())
+    for seen in counted_checkpoints(*arguments):
+        for how, it in seen.items():
+            below = of_place["blocks.0"] if targets and how != "around two" else 0      # which run again together
+            assert it["sent"]["all_gather"] == 2 * (2 * total - below) // 2, how
+            beside = sum(blocks[-2:] if how == "around two" else blocks[-1:])
+            assert it["peak"]["buffer"] <= max(rest + beside, sum(blocks[-2:]) if how == "none" else 0), how
+            assert it["alive"] == [] and it["live"]["buffer"] == 0 and it["bits"] == seen["none"]["bits"]
+
+
+def test_when_units_of_checkpointed_blocks_are_gathered():
+    """A block's two units, the trained one first; the rest before all of them, in forward and in backward."""
+    def units(*blocks):
+        return ["the rest, frozen", *(name for k in blocks for name in (f"blocks.{k}", f"blocks.{k}, frozen"))]
+    forward = units(0, 1, 2)
+    for seen in counted_checkpoints(2):
+        for how in ("none", "inside", "saving", "around"):
+            assert seen[how]["gathered"] == (forward + units(2, 1, 0)) * 2, how
+        # Those of two are run in their order, and come back in the other.
+        assert seen["around two"]["gathered"] == (forward + units(2, 0, 1)) * 2
+
+
+def test_orders_are_those_of_the_last_forward():
+    """Forwards that no backward follows leave nothing behind, of the whole model and of modules by themselves."""
+    model = fully_shard(cases.checkpointed(cases.wide(None), "inside"), comm.world_of_one())
+    x, lengths = cases.batch(0)[0], []
+    for forward in (lambda: model(x), lambda: [block(np.ones((2, 6, 76), "f4")) for block in model.module.blocks]):
+        for _ in range(3):
+            forward()
+            lengths.append((len(model.values.entered), len(model.values.needed)))
+    assert lengths == [(4, 4)] * 3 + [(1, 0)] * 3       # the blocks', the rest's before and behind them
 
 
 def test_values_that_are_kept_are_gathered_once_and_those_of_stage_1_stay():
