@@ -6,66 +6,11 @@ from exercises.frame import Check, demand, gives, when
 from exercises.frame.judge import same
 
 from . import drawing, losses, tables, worlds
+from .cuts import along, first_longer, partial, pieces, reversed_parts, strided, times_zero
+from .mistakes import BETWEEN, FORWARD, PLACES
 from .tables import share
 
 # ---------------------------------------------------------------- 16.1
-
-
-def pieces(ends):
-    """Hypothesis of 16.1's cut: the parts end elsewhere. ends(n, size): [where rank r's part begins, …, n]."""
-    def of(case):
-        if "x" not in case or not case["placement"].startswith("S"):
-            return None
-        axis, size = int(case["placement"][1]), case["size"]
-        at = ends(case["x"].shape[axis], size)
-        return {"parts": [np.take(case["x"], range(at[r], at[r + 1]), axis) for r in range(size)]}
-    return of
-
-
-def first_longer(n, size):
-    """np.array_split's."""
-    return [rank * (n // size) + min(rank, n % size) for rank in range(size + 1)]
-
-
-def strided(case):
-    if "x" not in case or not case["placement"].startswith("S"):
-        return None
-    axis, size = int(case["placement"][1]), case["size"]
-    n = case["x"].shape[axis]
-    return {"parts": [np.take(case["x"], range(rank, n, size), axis) for rank in range(size)]}
-
-
-def along(turn):
-    """Hypothesis: axis turn(axis, ndim) is cut, or joined along."""
-    def of(case):
-        if not case.get("placement", "R").startswith("S"):
-            return None
-        if "x" in case:
-            axis = turn(int(case["placement"][1]), case["x"].ndim)
-            n = case["x"].shape[axis]
-            return {"parts": [np.take(case["x"], range(*share(n, r, case["size"]).indices(n)), axis)
-                              for r in range(case["size"])]}
-        try:
-            return {"joined": np.concatenate(case["parts"], turn(int(case["placement"][1]), case["parts"][0].ndim))}
-        except ValueError:
-            return None
-    return of
-
-
-def of_partial(outputs):
-    """Hypothesis about "P" alone; outputs(case) of a case to be cut, or to be joined."""
-    return lambda case: outputs(case) if case.get("placement") == "P" else None
-
-
-def partial(cut=None, join=None):
-    return of_partial(lambda case: {"parts": cut(case["x"], case["size"])} if "x" in case and cut else
-                      {"joined": join(case["parts"])} if "parts" in case and join else None)
-
-
-def reversed_parts(case):
-    if "parts" not in case or not case["placement"].startswith("S"):
-        return None
-    return {"joined": np.concatenate(case["parts"][::-1], int(case["placement"][1]))}
 
 
 def strange_types(case, got):
@@ -91,6 +36,11 @@ class Layouts(Check):
         gives('"P": an equal share of every element on each rank adds up to x as well; asked for was the way '
               "that takes no arithmetic and rounds nothing: x on rank 0, zeros elsewhere",
               partial(cut=lambda x, size: [x / size] * size)),
+        gives('"P": x · 0 is nan where x is inf or nan; zeros are made by themselves', partial(cut=times_zero)),
+        gives('"P": x on rank 0 was asked for, and zeros on the others; here another rank has it',
+              partial(cut=lambda x, size: [np.zeros_like(x)] * (size - 1) + [x])),
+        gives("the places n·r/N are rounded to the nearest number; n·r//N is rounded down",
+              pieces(lambda n, size: [round(n * rank / size) for rank in range(size + 1)])),
         gives("n // N elements each, and the rest of the division is lost: uneven lengths must be shared too",
               pieces(lambda n, size: [rank * (n // size) for rank in range(size + 1)])),
         gives("n // N elements each, and the last rank has all the rest: with 3 ranks and 5 elements that is 1, 1, 3; "
@@ -118,12 +68,14 @@ class Layouts(Check):
             return rng.standard_normal(shape).astype(dtype)
         cuts = [{"x": array(*shape, dtype=dtype), "placement": placement, "size": size}
                 for shape, dtype, placement, size in [
-                    ((5, 8), np.float64, "S0", 3), ((5, 8), np.float64, "S1", 3), ((4, 6), np.float32, "S1", 2),
+                    ((5, 8), np.float64, "S0", 3), ((5, 8), np.float64, "S1", 3), ((4, 6, 3), np.float32, "S1", 2),
                     ((3, 2, 11), np.float64, "S2", 4), ((2, 3), np.float64, "S0", 3), ((7,), np.float64, "S0", 1),
-                    ((3, 4), np.float32, "R", 3), ((3, 4), np.float32, "P", 3), ((2, 5), np.float64, "P", 1)]]
+                    ((3, 4), np.float32, "R", 3), ((3, 4), np.float32, "P", 3), ((2, 5), np.float64, "P", 2),
+                    ((2, 5), np.float64, "P", 1)]]
+        cuts[-3]["x"][1, 2] = np.inf
         joins = [{"parts": tables.parts(rng, array(*shape, dtype=dtype), placement, size), "placement": placement}
                  for shape, dtype, placement, size in [
-                     ((5, 8), np.float64, "S0", 3), ((4, 4), np.float64, "S1", 4), ((3, 2, 11), np.float32, "S2", 3),
+                     ((5, 8), np.float64, "S0", 3), ((4, 4, 3), np.float64, "S1", 4), ((3, 2, 11), np.float32, "S2", 3),
                      ((4, 3), np.float64, "R", 2), ((3, 2), np.float32, "R", 1), ((4, 3), np.float64, "P", 3),
                      ((2, 3), np.float64, "S0", 4)]]
         # Whole numbers: in whatever order they are added, float32 rounds nothing.
@@ -148,6 +100,22 @@ def ys_are(hypothesis):
         return expected is not None and all(same(y, e, 1e-9) for rank in got
                                             for y, e in zip(rank["ys"], expected, strict=True))
     return holds
+
+
+def overwritten(case, got):
+    return any(np.array_equal(y, z) for rank in got for y, z in zip(rank["ys"], rank["ys"][1:], strict=False))
+
+
+def unlike(case, got):
+    return any(not same(y, first, 1e-9) for rank in got for y, first in zip(rank["ys"], got[0]["ys"], strict=True))
+
+
+def only_behind(got, right, behind):
+    """Whether nothing is wrong but the gradients by x and by the params of these names."""
+    return all(same(y, e, 1e-9) for rank, truth in zip(got, right, strict=True)
+               for y, e in [*zip(rank["ys"], truth["ys"], strict=True),
+                            *((one[name], other[name]) for one, other in zip(rank["grads"], truth["grads"], strict=True)
+                              for name in other if name not in behind)])
 
 
 def steps(case):
@@ -177,25 +145,6 @@ FEW = [
     demand("right, but what is summed is larger than y and the gradient by x: those are all that need be whole again",
            lambda case, got: not steps(case) or all(sum(sizes) <= sum(wanted(case)) for sizes in reduced(got))),
 ]
-
-BETWEEN = [      # (sentence, what stands in place of f and g)
-    ("the gradient by x isn't summed: every rank has that of its own part of the layer, and x went into all parts",
-     {"f_back": worlds.same}),
-    ("g doesn't sum: y is one rank's share of the last product's contraction", {"g": worlds.same}),
-    ("g's backward sums, and all gradients behind it are {ranks}.000 times too large: the gradient by a sum is the "
-     "gradient by each addend, and every rank has it already", {"g_back": worlds.total}),
-    ("the mean of the ranks' parts, {ranks}.000 times too small: they are addends, of one layer on the same samples. "
-     "Data parallel is another thing", {"g": worlds.mean}),
-    ("the mean over the ranks, in f_backward: what the ranks have are addends of one gradient",
-     {"f_back": worlds.mean}),
-    ("f and g are mixed up: f passes forward and sums backward, g sums forward and passes backward",
-     {"f": worlds.total, "f_back": worlds.same, "g": worlds.same, "g_back": worlds.total}),
-    ("the bias of the output is added on every rank before the sum: in y it is there {ranks} times",
-     {"bias_first": True}),
-    ("the gradient by the output's bias is {ranks}.000 times too large: every rank knows it, and it was summed over "
-     "them", {"bias_grad": None}),
-]
-
 
 def between(model, row):
     """Hypothesis: model with a row's functions."""
@@ -227,6 +176,13 @@ class Mlp(Check):
         gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
         gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
               between(worlds.mlp, {"slope": lambda h: 1 - np.tanh(h) ** 2})),
+        gives("the gradients by a and b are means over the rows; they are sums", worlds.means_of_rows),
+        gives("the gradients of several backwards are added up: each gives those of its own pass", worlds.added_up),
+        when("y of one forward is gone after the next: each gives an array of its own", overwritten),
+        when("y isn't the same on all ranks: what comes after g is to be done on every one", unlike),
+        when("y is right, and the gradients by B and b; wrong is what lies behind: dy times Bᵀ, times the slope, which "
+             "is 1 - tanh² with the tanh that forward has kept",
+             lambda case, got: only_behind(got, worlds.mlp_truth(case), "Aa")),
         when("params are the whole matrices: a rank is to keep its own part, which is why one does all this", sized),
     ]
     demands = [
@@ -240,7 +196,7 @@ class Mlp(Check):
             return rng.standard_normal(shape)
         pairs = {"x": array(4, 3, 5), "ct": array(4, 3, 5)}      # of 4 ranks, whatever their number
         found = [[{name: values[rank] for name, values in pairs.items()} for rank in range(ranks)]]
-        for inputs, hidden, outputs, rows in ((5, 7, 4, (3, 3)), (4, 3, 6, (4, 4)), (3, 2, 5, (2,)),
+        for inputs, hidden, outputs, rows in ((5, 7, 4, (3, 3, 4)), (4, 3, 6, (4, 4)), (3, 2, 5, (2,)),
                                               (48, 192, 48, (64,))):
             whole = {"A": array(inputs, hidden) / inputs ** 0.5, "a": array(hidden),
                      "B": array(hidden, outputs) / hidden ** 0.5, "b": 1 + array(outputs)}
@@ -257,36 +213,23 @@ class Mlp(Check):
 
 # ---------------------------------------------------------------- 16.3
 
-PLACES = [
-    ("qkv is cut as one piece: the columns of the queries lie before those of the keys, and these before the values', "
-     "so the first rank has queries for keys. Cut each of the three", worlds.in_one_piece),
-    ("the heads are in the wrong order: a rank's columns of qkv are every N-th head, and its rows of out belong to the "
-     "heads that lie beside each other", worlds.dealt),
-    ("every N-th head on a rank: that is a layer as well, but rank 0 has the first heads, in order",
-     worlds.dealt_throughout),
-    ("every head is cut, and each rank takes the softmax of partial scores: a score is the sum over all features of a "
-     "head, and exp(u + v) isn't exp(u) + exp(v). Leave heads whole", worlds.inside_heads),
-    ("the columns of qkv read as [heads, 3, size]: they are [3, heads, size], all queries first",
-     worlds.size_after_heads),
-]
+def forward(**mistake):
+    return lambda case: worlds.attention(case, **mistake)[0]["ys"]
 
-SCALES = [
-    ("scores divided by the root of all of this rank's features: √size is that of one head",
-     lambda case, size: (len(case[0]["whole"]["out"]) / len(case)) ** -0.5),
-    ("scores divided by the root of all heads' features: √size is that of one head",
-     lambda case, size: len(case[0]["whole"]["out"]) ** -0.5),
-    ("scores divided by √dim: √size was asked for, the features of one head",
-     lambda case, size: case[0]["whole"]["qkv"].shape[0] ** -0.5),
-    ("scores aren't divided by √size", lambda case, size: 1.0),
-    ("scores are divided by size; asked for is its root", lambda case, size: 1 / size),
-]
 
-MASKS = [
-    ("no mask: every position sees those that come after it", "none"),
-    ("the mask is upside down: position t sees t and what comes after it", "future"),
-    ("the mask comes after the softmax: the weights of what may be seen don't add up to 1 any more. Scores that may "
-     "not be seen are -inf before it", "after"),
-]
+def far(case):
+    """How large the biases are that make scores large."""
+    return np.abs(case[0]["whole"]["qkv_bias"]).max() if steps(case) else 0
+
+
+def nan(got):
+    return any(np.isnan(y).any() for rank in got for y in rank["ys"])
+
+
+def unnamed(case, got):
+    """What the first ValueError says that doesn't name both numbers; None where all do."""
+    return next((rank["said"] for rank in got for number in (case[0]["heads"], len(case))
+                 if not steps(case) and str(number) not in rank["said"]), None)
 
 
 class Attention(Check):
@@ -294,31 +237,40 @@ class Attention(Check):
     signatures = [
         when("nan where scores are in the thousands: exp overflows, or a whole row vanishes. Subtract the greatest "
              "score of each row first, that row's own",
-             lambda case, got: steps(case) and any(np.isnan(y).any() for rank in got for y in rank["ys"])),
+             lambda case, got: far(case) > 100 and nan(got)),
+        when("nan, and not only where scores are large: the softmax goes over numbers that are all -inf. A position "
+             "sees itself as well, np.tri(time) without a k, and the softmax goes along the last axis, over what one "
+             "position sees", lambda case, got: steps(case) and nan(got)),
         *[gives(text, between(worlds.attention, {"places": places})) for text, places in PLACES],
         *[gives(sentence, between(worlds.attention, row)) for sentence, row in BETWEEN if "f" not in row],
         gives("f_backward doesn't sum, and g's does: the two are exchanged in the backward pass",
               between(worlds.attention, {"f_back": worlds.same, "g_back": worlds.total})),
         gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
               between(worlds.attention, {"last": True})),
-        *[gives(text, between(worlds.attention, {"scale": scale})) for text, scale in SCALES],
-        *[gives(text, between(worlds.attention, {"mask": mask})) for text, mask in MASKS],
+        *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],
+        when("wrong only where scores are in the thousands, some of them far below 0: what may not be seen must lie "
+             "below all of them, -np.inf", lambda case, got: far(case) > 100),
+        when("y of one forward is gone after the next: each gives an array of its own", overwritten),
+        when("y is right, and the gradients by out and out_bias; wrong is what lies behind. dy times outᵀ is [time, "
+             "own heads · size], and attend_backward wants the heads first, as attend; what it gives goes the same way "
+             "back, to the columns of qkv",
+             lambda case, got: only_behind(got, worlds.attention_truth(case), ("qkv", "qkv_bias"))),
         when(lambda case: f"{case[0]['heads']} heads on {len(case)} ranks: no ValueError. Ranks with unequal numbers "
                           "of heads would wait for the slowest, and parts of heads aren't heads",
              lambda case, got: not steps(case) and not all(rank["refused"] for rank in got)),
     ]
     demands = [
-        demand(lambda case, got: f"the ValueError says {got[0]['said']!r:.70}: name both numbers, "
+        demand(lambda case, got: f"the ValueError says {unnamed(case, got)!r:.70}: name both numbers, "
                                  f"{case[0]['heads']} and {len(case)}, so that one knows what to change",
-               lambda case, got: steps(case) or all(str(number) in rank["said"] for rank in got
-                                                    for number in (case[0]["heads"], len(case)))),
+               lambda case, got: unnamed(case, got) is None),
         *FEW]
 
     def cases(self, rng, ranks):
         def array(*shape):
             return rng.standard_normal(shape)
         found = []
-        for dim, heads, size, times, level in ((5, 6, 6, (4, 4), 0), (7, 12, 6, (5,), 600), (3, ranks + 1, 2, (), 0)):
+        for dim, heads, size, times, level in ((5, 6, 6, (4, 4, 3), 0), (7, 12, 6, (5,), 600),
+                                               (3, ranks + 1, 2, (), 0)):
             inner = heads * size
             bias = array(3 * inner)
             bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
@@ -370,9 +322,11 @@ class CrossEntropy(Check):
                 lambda case, width=width: loss(pick=losses.by_width(case, width))(case))
           for width in (lambda case, own: own, lambda case, own: case[0]["classes"] // len(case))),
         gives("the maximum was subtracted within the logarithm's sum and isn't added again", loss(unshifted=True)),
-        gives(lambda case: f"the gradient is that of the sum of {len(case[0]['labels'])} rows' losses, and so many "
-                           "times too large: the mean was asked for",
-              loss(rows=False)),
+        gives("the label's logit is shifted by the maximum, and the logarithm isn't: it is too large by the maximum",
+              loss(back=True)),
+        gives("a label that is the first class of its rank is nobody's: first ≤ label < last", loss(pick=losses.above)),
+        gives(lambda case: f"that is the sum of {len(case[0]['labels'])} rows, and so many times too large: the mean "
+                           "was asked for", loss(rows=False)),
         gives("the gradient isn't lessened at the label: it is the softmax alone",
               loss(one_hot=lambda labels, first, own: ([], []))),
     ]
@@ -384,10 +338,11 @@ class CrossEntropy(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for rows, classes, level in ((6, 11, 0.0), (9, 8, 2000.0), (4, 3, -1500.0)):
+        for rows, classes, level, above in ((6, 11, 0.0, 0.0), (9, 8, 2000.0, 0.0), (4, 3, -1500.0, 4000.0)):
             logits = 2 * rng.standard_normal((rows, classes)) + 3 * rng.standard_normal((rows, 1)) + level
             labels = rng.permutation(np.arange(rows) % classes)
             logits[0, (labels[0] + classes // 2) % classes] += 30      # far above what the other ranks have
+            logits[1, (labels[1] + classes // 2) % classes] += above   # … and above the other rows
             found.append([{"logits": logits[:, share(classes, rank, ranks)], "labels": labels, "classes": classes}
                           for rank in range(ranks)])
         return found

@@ -1,5 +1,7 @@
 """How the answers of this chapter are called."""
 
+import itertools
+
 import numpy as np
 
 LAYOUTS = ("R", "S0", "S1", "P")
@@ -23,10 +25,13 @@ def cut(learner, inputs, run):
 
 
 def passes(layer, inputs):
-    """All forwards, then all backwards, the last one first."""
-    found = [layer.forward(x) for x in inputs["xs"]]
-    ys = [copied(y) for y, _ in found]
-    back = [layer.backward(kept, dy) for (_, kept), dy in reversed(list(zip(found, inputs["dys"], strict=True)))][::-1]
+    """All forwards, then all backwards, the last one first; then the same with inputs of another length."""
+    ys, back = [], []
+    for _, pairs in itertools.groupby(zip(inputs["xs"], inputs["dys"], strict=True), lambda pair: len(pair[0])):
+        xs, dys = zip(*pairs, strict=True)
+        found = [layer.forward(x) for x in xs]
+        ys += [copied(y) for y, _ in found]
+        back += [layer.backward(kept, dy) for (_, kept), dy in reversed(list(zip(found, dys, strict=True)))][::-1]
     return {"params": layer.params, "ys": ys, "dxs": [copied(dx) for dx, _ in back], "grads": [of for _, of in back],
             "xs": inputs["xs"], "dys": inputs["dys"], "whole": inputs["whole"]}
 

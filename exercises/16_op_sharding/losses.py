@@ -50,6 +50,12 @@ def local(labels, first, own):
     return rows, labels[rows] - first
 
 
+def above(labels, first, own):
+    """Without the first class of each rank."""
+    rows = np.flatnonzero((labels > first) & (labels < first + own))
+    return rows, labels[rows] - first
+
+
 def as_zero(labels, first, own):
     """Labels of other ranks are looked up at place 0."""
     return np.arange(len(labels)), np.where((labels >= first) & (labels < first + own), labels - first, 0)
@@ -72,15 +78,15 @@ def without_first(labels, first, own):
     return rows, labels[rows]
 
 
+@np.errstate(all="ignore")
 def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_hot=None, unshifted=False, back=False,
-             rows=True, times=1.0, squeeze=1.0):
+             rows=True):
     """What the ranks get with another function in a place.
 
     maximum, sums, picks  of all ranks' numbers per row; pick, one_hot: (rows, places) of labels, for loss and gradient
     unshifted             the maximum isn't added to the logarithm again;  back: the label's logit is shifted, and the
                           logarithm is not
-    rows                  whether the gradient is divided by their number;  times: the loss is so many times too large
-    squeeze               the gradient is so many times too large
+    rows                  whether loss and gradient are divided by their number
     """
     parts, labels = [rank["logits"] for rank in case], case[0]["labels"]
     ranges = [share(case[0]["classes"], rank, len(case)) for rank in range(len(case))]
@@ -94,9 +100,10 @@ def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_ho
         found.append(picked)
     losses, grads = [], []
     for picked, sum_, top, e, mine in zip(picks(found), totals, tops, exps, ranges, strict=True):
-        losses.append(float(np.mean(np.log(sum_) + (not unshifted) * top - picked + back * top)) * times)
+        of_rows = np.log(sum_) + (not unshifted) * top - picked + back * top
+        losses.append(float(np.sum(of_rows)) / (len(labels) if rows else 1))
         grad = e / sum_[:, None]
         at, places = (one_hot or pick)(labels, mine.start, e.shape[1])
         np.subtract.at(grad, (at, places), 1)
-        grads.append(grad / (len(labels) if rows else 1) * squeeze)
+        grads.append(grad / (len(labels) if rows else 1))
     return outputs(case, losses, grads)

@@ -50,6 +50,25 @@ def mlp_whole(case):
     return {"ys": ys, "dxs": dxs, "grads": grads}
 
 
+def means_of_rows(case):
+    """The biases' gradients divided by the rows."""
+    found = mlp(case)
+    for rank in found if "xs" in case[0] else []:
+        for x, grads in zip(case[0]["xs"], rank["grads"], strict=True):
+            grads.update({name: grads[name] / len(x) for name in "ab"})
+    return found
+
+
+def added_up(case):
+    """Each backward's gradients with those of all before; of inputs of one length the last one comes first."""
+    found = mlp(case)
+    for rank in found if "xs" in case[0] else []:
+        lengths, before = [len(x) for x in case[0]["xs"]], dict.fromkeys("AaBb", 0)
+        for i in sorted(range(len(lengths)), key=lambda i: (lengths.index(lengths[i]), -i)):
+            before = rank["grads"][i] = {name: g + before[name] for name, g in rank["grads"][i].items()}
+    return found
+
+
 def mlp_part(whole, rank, size):
     """A rank's part of {"A", "a", "B", "b"}."""
     mine = share(len(whole["a"]), rank, size)
@@ -85,8 +104,9 @@ def mlp(case, f=same, f_back=total, g=total, g_back=same, bias_first=False, bias
         for rank, y in enumerate(ys):
             found[rank]["ys"].append(y + (not bias_first) * params[rank]["b"])
         passes.append((ins, hs))
-    for (ins, hs), dy in zip(passes, case[0]["dys"], strict=True):
-        ins, hs = passes[-1] if last else (ins, hs)
+    latest = {len(x): kept for x, kept in zip(case[0]["xs"], passes, strict=True)}
+    for x, kept, dy in zip(case[0]["xs"], passes, case[0]["dys"], strict=True):
+        ins, hs = latest[len(x)] if last else kept
         dys, by_x = g_back([dy] * size), []
         for rank, (p, i, h) in enumerate(zip(params, ins, hs, strict=True)):
             dz = dys[rank] @ p["B"].T * (1 - h ** 2 if slope is None else slope(h))
@@ -187,13 +207,15 @@ def attention_truth(case):
              "grads": [attention_part(grads, *place) for grads in found["grads"]]} for place in places]
 
 
-def attend(q, k, v, scale, mask):
+def attend(q, k, v, scale, mask, axis=-1, turned=False):
     time = q.shape[1]
     seen = {"causal": np.tri(time), "none": np.ones((time, time)), "future": np.tri(time).T,
-            "after": np.ones((time, time))}
-    scores = np.where(seen[mask], q @ k.transpose(0, 2, 1) * scale, -np.inf)
-    exps = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = exps / exps.sum(-1, keepdims=True)
+            "after": np.ones((time, time)), "next": np.tri(time, k=1), "zero": np.tri(time)}
+    asking, asked = (k, q) if turned else (q, k)
+    scores = asking @ asked.transpose(0, 2, 1) * scale
+    scores = np.where(seen[mask], scores, 0 if mask == "zero" else -np.inf)
+    exps = np.exp(scores - scores.max(axis, keepdims=True))
+    weights = exps / exps.sum(axis, keepdims=True)
     weights = weights * np.tri(time) if mask == "after" else weights
     return weights @ v, weights
 
@@ -205,9 +227,9 @@ def attend_backward(q, k, v, weights, do):
 
 
 def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask="causal", f_back=total, g=total,
-              g_back=same, bias_first=False, bias_grad=1.0, last=False):
+              g_back=same, bias_first=False, bias_grad=1.0, last=False, joined=True, **softmax):
     """What the ranks get with a mistake in it. scale(case, features of a head on a rank); last: backward goes through
-    what the last forward has kept."""
+    what the last forward has kept; joined: whether heads are transposed before; softmax: as in attend."""
     if "xs" not in case[0]:
         return [{"refused": True}] * len(case)
     ranks, heads, inner = len(case), case[0]["heads"], len(case[0]["whole"]["out"])
@@ -220,8 +242,8 @@ def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask
         kept, partial = [], []
         for p, (_, _, count) in zip(params, where, strict=True):
             q, k, v = (x @ p["qkv"] + p["qkv_bias"]).reshape(len(x), 3, count, -1).transpose(1, 2, 0, 3)
-            o, weights = attend(q, k, v, scale(case, q.shape[-1]), mask)
-            o = o.transpose(1, 0, 2).reshape(len(x), -1)
+            o, weights = attend(q, k, v, scale(case, q.shape[-1]), mask, **softmax)
+            o = (o.transpose(1, 0, 2) if joined else o).reshape(len(x), -1)
             kept.append((x, q, k, v, weights, o))
             partial.append(o @ p["out"] + bias_first * p["out_bias"])
         return kept, partial
@@ -229,7 +251,7 @@ def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask
     for x, dy in zip(case[0]["xs"], case[0]["dys"], strict=True):
         (kept, partial), by_x, time = forward(x), [], len(x)
         if last:
-            kept, _ = forward(case[0]["xs"][-1])
+            kept, _ = forward([other for other in case[0]["xs"] if len(other) == len(x)][-1])
         dys = g_back([dy] * ranks)
         for rank, (p, y, (x, q, k, v, weights, o)) in enumerate(zip(params, g(partial), kept, strict=True)):
             found[rank]["ys"].append(y + (not bias_first) * p["out_bias"])

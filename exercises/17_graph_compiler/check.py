@@ -22,8 +22,8 @@ def malformed(case, got):
 
 
 def kept(case, got):
-    """There are more arguments than the function has."""
-    return "arguments, and f" in got["results"] if "results" in got else bool(case["due"])
+    """There are more arguments than the function has, or the Break is the first one that there ever was."""
+    return "arguments, and f" in got["results"] if "results" in got else got["due"] == graphs.FUNCTIONS["if"][-1]
 
 
 def own(case, got):
@@ -115,6 +115,9 @@ class Capture(Check):
              broken(lambda due, got: due[0] == got[0] and due[1] != got[1])),
         when(lambda case, got: f"the Break says that {got['due'][0]} was asked for, and it was {case['due'][0]}",
              broken(lambda due, got: due[0] != got[0])),
+        when(lambda case, got: f"“{case['function']}” asks for {case['due'][0]} of {case['due'][1]}; yours says "
+                               f"{' of '.join(got['due'])}. A Break is made where the value is asked for, in refuse",
+             broken(lambda due, got: got[0] != "nothing")),
         when("f gives one of its results twice, and the graph once: outputs has a name for each that f gives",
              once_only),
         when("an argument that f doesn't use has no node: then run takes the next array for it",
@@ -144,6 +147,8 @@ class Capture(Check):
                                  "are".format(case["function"],
                                               *map(", ".join, other_types(case, got, "own")[0][::-1])),
                lambda case, got: case["due"] or not other_types(case, got, "own")),
+        demand("the results are right, but run has written into the arrays that it was given: they are the caller's",
+               lambda case, got: case["due"] or got["kept"]),
         differing(3, "shape"), differing(4, "dtype"),
     ]
 
@@ -183,12 +188,22 @@ def left(name, sentence):
                   or graphs.ops(got["after"]) <= case["left"])
 
 
+def reordered(case, got):
+    """Whether the results are all there, in another order."""
+    values, _ = evaluate(case["nodes"], case["arrays"], case["seed"])
+    mine, right = list(map(repr, got["results"])), [repr(values[name]) for name in case["outputs"]]
+    return mine != right and sorted(mine) == sorted(right)
+
+
 class Passes(Check):
     exercise = "17.2"
     tolerance = 0.0
     signatures = [
         when("the list that was passed in is another one after the call: a pass makes a new list",
              lambda case, got: wrong_only(case, got, "given") or wrong_only(case, got, "wanted")),
+        when("all arguments are gone: something is remembered from one graph to the next, in a default argument or "
+             "beside the functions, and this graph's names were in it", lambda case, got: len(lost(case, got)) == len(
+                 case["arrays"])),
         when("an argument that nobody uses was left out: who calls the graph still passes it, and all arguments behind "
              "it are taken for others", lambda case, got: lost(case, got) and not lost(case, got) & used(case)),
         when("two arguments were taken for one: both have the op “argument” and no inputs, and still aren't the same",
@@ -197,6 +212,10 @@ class Passes(Check):
                                "whether or not an op uses them; and where one was left out as superfluous, the outputs "
                                "must name what stands for it", lambda case, got: "given back" in got["results"]),
         *(when(sentence, only_in(names)) for names, sentence in traps.MISTAKES),
+        when(lambda case, got: f"“{case['graph']}” has {len(case['outputs'])} outputs, and yours "
+                               f"{len(got['results'])}. Two of them may be the same value, and each is given",
+             lambda case, got: not malformed(case, got) and len(got["results"]) != len(case["outputs"])),
+        when("the outputs come in another order than the caller's", lambda case, got: reordered(case, got)),
         when(lambda case, got: f"what comes out for “{case['graph']}” is no graph: {got['results']}. Where a node "
                                "goes, the inputs of all nodes behind it and the outputs must name what stands for "
                                "it", malformed),
@@ -241,24 +260,27 @@ def in_bytes(node):
     return math.prod(node[3]) * ITEM[node[4]]
 
 
-def moved(case, reads=set, inner=False, outputs=True, size=in_bytes, spread=False, writes=True, given=True):
+def moved(case, reads=set, inner=False, outputs=True, size=in_bytes, spread=False, writes=True, given=True, own=False,
+          once=False, each=False, twice=False, back=False):
     """The bytes of each partition, array by array. The keywords are mistakes."""
     if "source" in case:
         return {"bytes": []}
     made, needs = {node[0]: node for node in case["nodes"]}, traps.reads_of(case["nodes"])
     totals = []
     for kernels in case["partitions"]:
-        total = 0
+        total, seen = sum(size(made[x]) for x in case["outputs"] if back and made[x][1] == "argument"), set()
         for kernel in kernels:
-            taken = reads(x for name in kernel for x in needs[name] if x not in kernel and (
+            taken = reads(x for name in kernel for x in needs[name] if (own or x not in kernel) and x not in seen and (
                 given or made[x][1] != "argument"))
+            seen |= set(taken) if once else set()
             for x in taken:
                 shape = max((made[name][3] for name in kernel), key=math.prod) if spread else made[x][3]
                 total += size([*made[x][:3], shape, made[x][4]])
             for name in kernel:
-                others = any(name in needs[x] for other in kernels if other is not kernel for x in other)
-                if writes and (inner or others or outputs and name in case["outputs"]):
-                    total += size(made[name])
+                others = sum(any(name in needs[x] for x in other) for other in kernels if other is not kernel)
+                wanted = outputs and name in case["outputs"]
+                if writes and (inner or others or wanted):
+                    total += size(made[name]) * (others + wanted if each else 1 + (twice and wanted))
         totals.append(total)
     return {"bytes": totals}
 
@@ -306,6 +328,18 @@ class Fusion(Check):
         gives("elements are counted, not bytes", lambda case: moved(case, size=lambda node: math.prod(node[3]))),
         gives("every element is counted with 4 bytes: a float64 has 8, a bool 1",
               lambda case: moved(case, size=lambda node: 4 * math.prod(node[3]))),
+        gives("what several kernels need is counted as written for each of them: it is written once, and read by each",
+              lambda case: moved(case, each=True)),
+        gives("an output is counted as written twice", lambda case: moved(case, twice=True)),
+        gives("an argument that is an output is counted as written: it is there already, and no kernel writes it",
+              lambda case: moved(case, back=True)),
+        gives("an array that several kernels read is counted once: each of them reads it from memory",
+              lambda case: moved(case, once=True)),
+        gives("what a kernel makes itself is counted as read: it is in the cache", lambda case: moved(case, own=True)),
+        gives("a bool is counted as a float: it has 1 byte", lambda case: moved(
+            case, size=lambda node: math.prod(node[3]) * (ITEM | {"bool": 4})[node[4]])),
+        gives("every element is counted with 8 bytes: a float32 has 4, a bool 1",
+              lambda case: moved(case, size=lambda node: 8 * math.prod(node[3]))),
         when("the list of nodes is another one after the call", lambda case, got: len(got["given"]) != len(
             case.get("nodes", ()))),
     ]

@@ -104,8 +104,11 @@ def capture(learner, inputs, run):
         wrong = f"it has {found} arguments, and f {len(shapes)}"
     if inputs["due"] or wrong:
         return {"due": ["nothing", ""] if inputs["due"] else [], "own": wrong, "results": wrong}
-    return {"due": [], "nodes": nodes, "outputs": outputs,
-            "own": [run.module.run(nodes, outputs, list(given)) for given in arrays],
+    copies = [[x.copy() for x in given] for given in arrays]
+    own = [run.module.run(nodes, outputs, list(given)) for given in copies]
+    return {"due": [], "nodes": nodes, "outputs": outputs, "own": own,
+            "kept": all(np.array_equal(x, y) for given, copy in zip(arrays, copies, strict=True)
+                        for x, y in zip(given, copy, strict=True)),
             "results": [evaluated(nodes, outputs, given)["results"] for given in arrays]}
 
 
@@ -166,7 +169,7 @@ def emit(learner, inputs, run):
     """The source, and what it gives with tiles of several sizes."""
     nodes = graph(inputs["nodes"])
     source = learner(nodes, list(inputs["outputs"]))
-    found = {"problem": None, "source": source, "results": [], "counts": []}
+    found = {"problem": None, "source": source, "results": [], "counts": [], "written": []}
     names = {"np": np}
     try:
         exec(source, names)
@@ -178,6 +181,8 @@ def emit(learner, inputs, run):
             results = [np.full(shape, np.nan if dtype != "bool" else 0, dtype) for shape, dtype in inputs["results"]]
             arguments = [x.copy().view(Counted) for x in inputs["arrays"]]
             kernel(arguments, results, tile)
+            found["written"] += [f"arguments[{k}]" for k, (x, before) in enumerate(
+                zip(arguments, inputs["arrays"], strict=True)) if not np.array_equal(x.view(np.ndarray), before)]
             found["counts"].append([Counted.elements, Counted.largest, Counted.peak])
             found["results"].append(results)
     except Exception as error:

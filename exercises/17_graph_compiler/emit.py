@@ -16,7 +16,7 @@ def emit(nodes, outputs):
     nodes, outputs  a kernel by itself: first its arguments; then ops on rows, elementwise or over axis 1. All outputs
                     are matrices of the same number of rows, over which the loop goes. Arguments may have other shapes
                     that broadcast, like (columns,), (1, columns), (rows, 1) and ()
-    arguments       list of arrays, one per argument
+    arguments       list of arrays, one per argument; they aren't changed
     results         list of arrays, one per output, which the function fills
     tile            how many rows are done at a time; the number of rows need not be a multiple of it
 

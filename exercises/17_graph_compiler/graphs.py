@@ -59,6 +59,8 @@ FUNCTIONS = {
     "unused argument": ("x, y, z: z - x", [(2, 3), (2, 3), (2, 3)], 1, []),
     "an argument as output": ("x, y: (y, x.tanh(), y)", [(2, 3), (4,)], 1, []),
     "outer": ("x, y: (x * y, y - x, x / 2 + y * y)", [(4, 1), (3,)], 5, []),
+    "no rows": ("x, y: ((x * y).sum(0), y - x.exp())", [(0, 3), (1, 3)], 4, []),
+    "three axes": ("x: x.sum(2) + x.max(-2) - x.sum(0)", [(2, 3, 4)], 5, []),
     "broadcast": ("x, y, s: (x + y) * s - s * y", [(4, 1, 3), (5, 1), ()], 4, []),
     "transposed": ("x: x.T @ x - x.T.T @ x.T / 7", [(3, 3)], 8, []),
     "transposed, not square": ("x, y: (x.T @ y).exp().sqrt()", [(4, 3), (4, 2)], 4, []),

@@ -139,10 +139,14 @@ SIGNATURES = [
     gives("constants are whole numbers here", with_numbers(lambda x: int(x))),
     gives("a number has changed sides: 2 - a was written as a - 2", swapped),
     when("expressions were put into each other without parentheses: a - b in the place of x in y * x is y * a - b",
-         lambda case, got: case["kernel"] in ("sides", "gelu, float32", "gelu, float64", "broadcast", "softmax",
-                                              "small numbers", "sums last", "a mask", "layer norm")),
+         lambda case, got: any(f" {node[0]} =" not in got["source"] for node in case["nodes"])),
+    when(lambda case, got: f"the kernel of “{case['kernel']}” gives other numbers than its ops one by one: print the "
+                           "source, and read it beside the nodes",
+         lambda case, got: not any(np.isnan(x).any() for results in got["results"] for x in results)),
 ]
 DEMANDS = [
+    demand(lambda case, got: f"right, but {got['written'][0]} isn't what it was: the kernel of “{case['kernel']}” "
+                             "writes into its arguments, which are the caller's", lambda case, got: not got["written"]),
     demand(lambda case, got: f"right, but in “{case['kernel']}” an op gives {max(c[1] for c in got['counts'][:1])} "
                              f"elements at a time with tiles of {case['tiles'][0]} rows: it is done on the whole "
                              "array, outside of the loop or without [here], and memory is what tiles are to save",

@@ -27,6 +27,10 @@ PASSES = {
     "zero and minus zero": ("p = add(a, 0.0); q = add(a, -0.0); r = div(1.0, p); s = div(1.0, q)", "r s", 4, ""),
     "1 and True": ("p = greater(a, b); q = mul(p, 1); r = mul(p, 1.0); s = mul(p, True); t = div(p, 1)", "q r s t", 5,
                    ""),
+    "an int": ("p = greater(a, b); q = mul(p, 3); r = mul(q, 1.0); s = div(q, 1); t = mul(q, 1)", "r s t", 4,
+               "in “an int” the last mul is left: an int times 1 is that int"),
+    "minus minus zero": ("p = sub(a, -0.0); q = div(1, p)", "q p", 2, ""),
+    "a check of the same": ("p = exp(b); q = exp(b); r = check(q); s = mul(b, 1); t = check(s)", "p", 3, ""),
     "times minus one": ("p = mul(b, -1); q = div(b, -1); r = mul(-1, p)", "p q r", 3, ""),
     "times one": ("p = mul(b, 1); q = mul(1.0, p); r = div(q, 1); s = exp(r); t = exp(b); u = sub(s, t)", "u r", 2,
                   "in “times one” more than exp and one sub are left: b · 1, 1.0 · b and b / 1 are b, and exp of them "
@@ -54,12 +58,12 @@ MISTAKES = [
      "two draws have become one: each random op gives other numbers, so it is never the same as another"),
     ("two checks of the same",
      "two checks of the same value have become one: an op with an effect is never the same as another"),
-    ("checks, two checks of the same",
+    ("checks, two checks of the same, a check of the same",
      "a check was left out: nobody uses its result, but it stops the program where something isn't finite"),
     ("two draws, a draw nobody needs, two checks of the same",
      "ops with an effect were merged: two draws are two draws, and two checks two checks, although their inputs are "
      "the same"),
-    ("checks, two checks of the same, a draw nobody needs",
+    ("checks, two checks of the same, a check of the same, a draw nobody needs",
      "ops with an effect were left out: that nobody needs its result makes neither a draw nor a check superfluous"),
     ("zero and minus zero",
      "0.0 and -0.0 were taken for the same: they are equal in Python, but −0.0 + 0.0 is +0.0, and −0.0 + −0.0 is −0.0. "
@@ -68,17 +72,19 @@ MISTAKES = [
      "x + 0 was taken for x: where x is −0.0 the sum is +0.0, and 1 over it +∞ instead of −∞"),
     ("times zero",
      "x · 0 was taken for 0, or x − x: where x is ∞ or nan both are nan, and where x is negative, x · 0 is −0.0"),
-    ("1 and True",
+    ("an int", "int · 1.0 and int / 1 are float64: x · 1 is x only if it has x's dtype"),
+    ("minus minus zero", "x − 0 is x, but x − −0.0 is x + 0.0, and +0.0 where x is −0.0"),
+    ("1 and True, an int",
      "bool · 1, bool · 1.0 and bool · True are an int64, a float64 and a bool: neither are they the same as each "
      "other, nor are the first two x. Nor is bool / 1: a float64"),
     ("times minus one", "x · −1, or x / −1, was taken for x: that is −x"),
-    ("1 and True, zero and minus zero",
+    ("1 and True, zero and minus zero, an int",
      "constants that are equal in Python, 1 and 1.0 and True, 0.0 and -0.0, were taken for the same: bool · 1 is an "
      "int64, bool · 1.0 a float64, and x + 0.0 isn't x + -0.0. Their types and how they are written (repr) tell them "
      "apart"),
     ("two orders, one over",
      "a − b was taken for b − a, or a / b for b / a: only add and mul may change the order of their inputs"),
-    ("one over, plus zero, zero and minus zero", "1 / x was taken for x / 1"),
+    ("one over, plus zero, zero and minus zero, minus minus zero", "1 / x was taken for x / 1"),
     ("two axes, one over, zero and minus zero, 1 and True",
      "a sum over axis 0 was taken for one over axis 1, x + 0.0 for x + -0.0: the numbers among the inputs tell ops "
      "apart, too"),
@@ -132,6 +138,9 @@ FUSE = {
                                [A, G], "s t u", 1, "a column sum belongs to the loop that makes its elements: nothing "
                                                    "in the loop uses it, so it may be ready at the end only"),
     "other widths": ("p = exp(a); q = exp(b)", [A, D], "p q", 2, ""),
+    "a row beside": ("p = exp(b); q = mul(a, p)", [A, B], "q", 2, ""),
+    "a column first": ("p = exp(b); q = mul(a, p)", [A, (6, 1)], "q", 1,
+                       "“a column first” is one loop: an op on one number per row may come before those on all of it"),
     "other heights": ("p = exp(a); q = exp(b)", [A, E], "p q", 2, ""),
     "as many elements": ("p = exp(a); q = exp(b)", [A, F], "p q", 2, ""),
     "side by side": ("p = exp(a); q = tanh(b); r = mul(p, 3)", [A, G], "p q r", 1,

@@ -82,6 +82,8 @@ class RoundTo(Check):
                mistaken(after=lambda x, y, of: np.where(np.isnan(x), 0, y))),
         rounds("NaN is lost: every comparison with NaN is false",
                mistaken(after=lambda x, y, of: np.where(np.isnan(x), np.copysign(np.inf, x), y))),
+        when("some NaN is a number now: where all bits of the mantissa are ones, what is added to them runs on into "
+             "the exponent, and the sign", lambda case, got: formats.lost_nan(case, got)),
         rounds("the signs are gone", mistaken(after=lambda x, y, of: np.abs(y))),
         rounds("the exponent of all ones is taken for an ordinary one: it is inf's and NaN's, so the format ends a "
                "factor of 2 earlier", largest_times(lambda M: 2.0)),
@@ -180,6 +182,8 @@ class GradScaler(Check):
         scales("the step is left out, and the factor stays: the next one overflows as well",
                factors=lambda given, found: 1.0),
         scales("after inf the factor grows", factors=lambda given, found: given["growth_factor"] if found else 1.0),
+        scales("the factor is divided by growth_factor, but backoff_factor was given",
+               factors=lambda given, found: 1 / given["growth_factor"] if found else 1.0),
         scales("the factor is halved, but backoff_factor was given",
                factors=lambda given, found: 0.5 if found else 1.0),
         scales("the factor is doubled, but growth_factor was given",
@@ -209,8 +213,12 @@ class GradScaler(Check):
         when("the factor has a least or a greatest value, and none was asked for: it goes on halving, also below 1, "
              "and growing, for as long as gradients want it", lambda case, got: not training(case)
              and scaling.bounded(case, got)),
+        when(scaling.wrong_factor, lambda case, got: not training(case) and scaling.wrong_factor(case, got)),
     ]
     demands = [
+        demand(lambda case, got: f"the values are right, but scale gives {got[0]['made'][0]}: float32 was asked for" +
+               ", and all of backward becomes float64" * (got[0]["made"][0] == "float64"),
+               lambda case, got: training(case) or not any(rank["made"] for rank in got)),
         demand(lambda case, got: f"the values are right, in {', '.join(sorted(set(got[0]['dtypes'])))}: float32 was "
                                  "asked for",
                lambda case, got: training(case) or all(d == "float32" for rank in got for d in rank["dtypes"])),
@@ -263,6 +271,9 @@ class MixedAdam(Check):
              lambda case, got: got["dtypes"][0] != "float16"),
         when("the model's arrays are others than params: it holds those of the beginning. Write into them, p[...] = …",
              lambda case, got: got["moved"] != [0]),
+        when("masters are nan: 1 - βᵗ is 0 where t is (it begins with 1), or what stands under the root is below 0 (v "
+             "is a mean of squares)",
+             lambda case, got: any(np.isnan(m).any() for step in got["masters"] for m in step)),
         when("params never change: the model goes on with its initial values, whatever the masters do",
              lambda case, got: all(np.array_equal(p, masters.half(value)) for step in got["params"]
                                    for p, value in zip(step, case["values"], strict=True))),
@@ -280,6 +291,8 @@ class MixedAdam(Check):
                   square=lambda g, scale: (g * scale) ** 2),
         remembers("the gradient is squared in float16: g² of what is above 256 is inf there, and below 0.0002 it is 0",
                   square=lambda g, scale: masters.half(masters.half(g * scale) ** 2) / scale ** 2),
+        remembers("all steps divide by the first step's scale: it changes, and comes with each",
+                  divided=lambda g, scale: g, of_first=True),
         remembers("the moments are of scaled gradients, and divided when they are used: of a factor that changes they "
                   "are a mixture. Divide first", divided=lambda g, scale: g,
                   after=lambda m, v, scale: (m / scale, v / scale ** 2)),
@@ -290,16 +303,20 @@ class MixedAdam(Check):
         remembers("t stays 1: count the steps", clock=lambda t: 1),
         remembers("t is counted on with each array: in one step all have the same t", clock_of=lambda t, i, n:
                   (t - 1) * n + i + 1),
+        when("t is 2 in the first step: it begins with 1 there", lambda case, got: masters.counted_on(case, got, [1])),
         when("t goes on where another optimizer has stopped: it belongs to the object (self), not to the class or the "
              "module", masters.counted_on),
         remembers("eps stands under the root: it is added to √v̂",
                   below=lambda root, eps, grown: np.sqrt(root ** 2 + eps)),
         remembers("eps is added to √v, before the division by √(1−β₂ᵗ): it is added to √v̂",
                   below=lambda root, eps, grown: root + eps / grown),
+        *[remembers(sentence, settings=settings) for sentence, settings in masters.SETTINGS],
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
              masters.moments_in_16),
         when("params aren't masters in 16 bits: they go a way of their own. After each step they are rounded anew",
              lambda case, got: max(got["apart"]) > 0),
+        when("the first optimizers are right, and not the last one, whose arrays have the shapes that the first one's "
+             "had: m and v belong to the object (self), not to a default argument or the class", masters.again),
     ]
     demands = [
         demand(lambda case, got: f"masters are {got['dtypes'][1]}: float32 was asked for",

@@ -33,12 +33,12 @@ def GradScaler(learner, inputs, run):
     if "images" in inputs:
         return train_scaled(learner, inputs, run.comm)
     scaler, optimizer, loss = learner(run.comm, **inputs["settings"]), Optimizer(), 2.5
-    found = {name: [] for name in ("scaled", "seen", "used", "scales", "refused", "dtypes")}
+    found = {name: [] for name in ("scaled", "seen", "used", "scales", "refused", "dtypes", "made")}
     for t, (grads, looked_at) in enumerate(zip(inputs["grads"], inputs["looked_at"], strict=True)):
         with np.errstate(all="ignore"):
             scaled = scaler.scale((np.float16 if inputs["half"] else np.float32)(loss))
             found["scaled"].append(float(scaled))
-            found["dtypes"] += ["float16"] * (getattr(scaled, "dtype", None) == np.float16)
+            found["made"] += [str(d) for d in [getattr(scaled, "dtype", np.float32)] if d != np.float32]
             factor = np.float32(found["scaled"][-1] / loss)
             optimizer.grads, optimizer.used = [(g * factor).astype(np.float16) for g in grads], None
             refused = clip(scaler, optimizer, again=t == 2, seen=found["seen"] if looked_at else []) \
@@ -190,7 +190,7 @@ def MixedAdam(learner, inputs, run):
             masters = optimizer.masters
             found["params"].append([p.astype(np.float64) for p in model])
             found["masters"].append([m.astype(np.float64) for m in masters])
-            found["apart"].append(sum(int((p != m.astype(np.float16)).sum())
+            found["apart"].append(sum(int((~np.isclose(p, m.astype(np.float16), 0, 0, equal_nan=True)).sum())
                                       for p, m in zip(model, masters, strict=True)))
     return found | {"values": values, "grads": inputs["grads"], "moved": [
         sum(a is not b for a, b in zip(model, optimizer.params, strict=True))],

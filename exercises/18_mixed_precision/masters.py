@@ -2,6 +2,8 @@
 
 import numpy as np
 
+AGAIN = [(4, 3), (5,)]      # shapes of two optimizers' arrays
+
 
 def draw(rng, shapes, scales, size, values=1.0, **settings):
     """A case: a step per scale. Gradients come times the scale, in float16; `size` is theirs before."""
@@ -13,10 +15,15 @@ def draw(rng, shapes, scales, size, values=1.0, **settings):
 
 
 def cases(rng):
-    return [draw(rng, [(4, 3), (5,)], [1024.0] * 24, size=1e-4, values=3.0, lr=1e-4, eps=1e-8),
+    return [draw(rng, AGAIN, [1024.0] * 24, size=1e-4, values=3.0, lr=1e-4, eps=1e-8),
             draw(rng, [(6,), (2, 1, 3)], [65536.0] * 8, size=2e-6, lr=0.03, eps=1e-6),
             draw(rng, [(3, 5)], [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 256.0, 512.0], size=1e-2, lr=0.02, eps=1e-3),
-            draw(rng, [(7,), (2, 3), (1,)], [512.0] * 6, size=3e-6, lr=0.02, eps=1e-6)]
+            draw(rng, AGAIN, [512.0] * 6, size=3e-6, lr=0.02, eps=1e-6)]
+
+
+def again(case, got):
+    """Whether that is the second one with these shapes."""
+    return [v.shape for v in case["values"]] == AGAIN and len(case["scales"]) == 6
 
 
 # ---------------------------------------------------------------- mistakes
@@ -27,7 +34,7 @@ def float64(x):
 
 def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, moment=lambda x, square: x,
          square=lambda g, scale: g * g, after=lambda m, v, scale: (m, v), clock=lambda t: t, corrected=True,
-         clock_of=None, below=lambda root, eps, grown: root + eps):
+         clock_of=None, below=lambda root, eps, grown: root + eps, settings=lambda given: given, of_first=False):
     """What is asked for, after every step; the keywords are the mistakes.
 
     start       an initial value -> what is kept of it
@@ -36,8 +43,10 @@ def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, momen
     clock       of t; corrected: whether means are divided by 1 - βᵗ
     clock_of    of t, an array's number and how many there are, in place of clock
     below       (√v̂, eps, √(1-β₂ᵗ)) -> what m̂ is divided by
+    settings    those given -> those used
+    of_first    whether all gradients are divided by the first step's scale
     """
-    settings = case["settings"]
+    settings = settings(case["settings"])
     (beta1, beta2), lr, least = settings["betas"], settings["lr"], settings["eps"]
     masters = [start(value) for value in case["values"]]
     means = [[np.zeros(m.shape), np.zeros(m.shape)] for m in masters]
@@ -45,7 +54,7 @@ def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, momen
     with np.errstate(all="ignore"):
         for t, (grads, scale) in enumerate(zip(case["grads"], case["scales"], strict=True), 1):
             for i, (of_both, grad) in enumerate(zip(means, grads, strict=True)):
-                g = float64(divided(grad, scale))
+                g = float64(divided(grad, scale)) / (case["scales"][0] if of_first else 1)
                 of_both[:] = [moment(beta * mean + (1 - beta) * new, new_is_square) for beta, mean, new, new_is_square
                               in zip((beta1, beta2), of_both, (g, square(g, scale)), (False, True), strict=True)]
                 m, v = of_both
@@ -58,18 +67,27 @@ def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, momen
     return found
 
 
+SETTINGS = [
+    ("betas were given, and 0.9 and 0.999 are used", lambda given: given | {"betas": [0.9, 0.999]}),
+    ("β₁ and β₂ are exchanged", lambda given: given | {"betas": given["betas"][::-1]}),
+    ("lr was given, and 0.001 is used", lambda given: given | {"lr": 1e-3}),
+    ("eps was given, and 1e-8 is used", lambda given: given | {"eps": 1e-8}),
+    ("the masters go uphill: master − lr · …", lambda given: given | {"lr": -given["lr"]}),
+]
+
+
 def half(x):
     """Rounded to float16."""
     with np.errstate(over="ignore"):
         return float64(np.asarray(x).astype(np.float16))
 
 
-def counted_on(case, got):
-    """Whether t begins with some steps of optimizers that were there before."""
+def counted_on(case, got, steps=range(1, 60)):
+    """Whether t begins with so many steps, of optimizers that were there before."""
     mine = np.concatenate([np.ravel(m) for m in got["masters"][0]])
     first = case | {name: case[name][:1] for name in ("grads", "scales")}
     return any(np.allclose(mine, np.concatenate([np.ravel(m) for m in adam(
-        first, clock=lambda t, done=done: t + done)["masters"][0]]), rtol=1e-6, atol=0) for done in range(1, 60))
+        first, clock=lambda t, done=done: t + done)["masters"][0]]), rtol=1e-6, atol=0) for done in steps)
 
 
 def only_16(case, got):

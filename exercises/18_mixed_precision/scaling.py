@@ -147,6 +147,20 @@ def bounded(case, got):
                for rank, right in zip(got, world(case), strict=True))
 
 
+def wrong_factor(case, got):
+    """What is wrong with the first factor that is; "" where none is."""
+    right, last = world(case), [rank["settings"]["init_scale"] for rank in case]
+    for t in range(len(right[0]["scales"])):
+        bad = any(of_rank["used"][t] is None for of_rank in right)
+        for rank, (mine, of_rank) in enumerate(zip(got, right, strict=True)):
+            if not np.isclose(mine["scales"][t], of_rank["scales"][t], rtol=1e-6):
+                what = "with inf or NaN on some rank" if bad else "in which all is finite"
+                return (f"after step {t + 1}, {what}, the factor goes from {last[rank]:g} to {mine['scales'][t]:g} on "
+                        f"rank {rank}, and {of_rank['scales'][t]:g} is right: {case[0]['settings']}".replace("'", ""))
+        last = [of_rank["scales"][t] for of_rank in right]
+    return ""
+
+
 def unknowing(found, clean, interval):
     """As if no step had been left out."""
     return counted(False, clean, interval)

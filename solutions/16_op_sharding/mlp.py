@@ -46,7 +46,7 @@ class ParallelMLP:
     """
 
     def __init__(self, comm, params, cut):
-        """Keep this rank's parts.
+        """Keep this rank's parts, and the whole b.
 
         comm    the Communicator: comm.rank, comm.size, comm.all_reduce(x)
         params  {"A": [inputs, hidden], "a": [hidden], "B": [hidden, outputs], "b": [outputs]}, whole, the same on all

@@ -133,7 +133,7 @@ def capture(f, shapes, dtypes):
 
 
 def run(nodes, outputs, arrays):
-    """The outputs as a list of arrays, for an array per argument: what f would give, without f."""
+    """The outputs as a list of arrays: what f would give, without f. arrays: one per argument; they aren't changed."""
     # begin with a dict, name: array. OPS has a function for each op
     values, given = {}, iter(arrays)
     for name, op, inputs, _, _ in nodes:

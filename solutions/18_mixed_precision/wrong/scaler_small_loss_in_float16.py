@@ -1,4 +1,4 @@
-# 18.2: the values are right, in float16
+# 18.2: but scale gives float16
 import numpy as np
 
 
