@@ -45,23 +45,57 @@ def as_listed(case, got):
                for inputs, rank in zip(case, got, strict=True))
 
 
+def close(came, total):
+    return abs(total - came) <= 1e-9 * (1 + abs(total))
+
+
 def another_came(case, got):
     """(rank, kind, micro-batch, the one whose message came in its place), or None."""
     if not as_listed(case, got):
         return None
-    each = [reference.gradients(case, x, t) for x, t in zip(case[0]["inputs"], case[0]["labels"], strict=True)]
-    count = sum(reference.sizes(case))
-    activations = [reference.forward(case, x) for x in case[0]["inputs"]]
+    right = reference.arrivals(case)
     for rank, outputs in enumerate(got):
         of = forwards(case[rank])
-        sums = {"F": [float(a[rank].sum()) for a in activations],
-                "B": [float(by_output[rank].sum()) / count for _, by_output, _ in each]}
         for kind, number, came, *_ in outputs["events"]:
-            expected = of[number]
-            near = [k for k, total in enumerate(sums[kind]) if abs(total - came) <= 1e-9 * (1 + abs(total))]
-            if near and expected not in near:
-                return rank, kind, expected, near[0]
+            near = [k for k, total in enumerate(right[kind][rank]) if close(came, total)]
+            if near and of[number] not in near:
+                return rank, kind, of[number], near[0]
     return None
+
+
+def strange(case, got):
+    """(rank, kind, [what came / what should have]) of the first arrivals, in the order in which stages depend on each
+    other, that aren't what they should be; or None."""
+    if not as_listed(case, got):
+        return None
+    right = reference.arrivals(case)
+    for kind, ranks in (("F", range(len(case))), ("B", reversed(range(len(case))))):
+        for rank in ranks:
+            of = forwards(case[rank])
+            pairs = [(came, right[kind][rank][of[number]]) for which, number, came, *_ in got[rank]["events"]
+                     if which == kind]
+            if not all(close(*pair) for pair in pairs):
+                return rank, kind, [came / total for came, total in pairs]
+    return None
+
+
+def other_labels(case, got):
+    """Whether the last stage begins its backwards with something else than a multiple of the loss's gradient."""
+    rank, kind, ratios = strange(case, got)
+    return (rank, kind) == (len(case) - 1, "B") and not np.allclose(ratios, ratios[0])
+
+
+def not_what_was_sent(case, got):
+    rank, kind, _ = strange(case, got)
+    return (rank, kind) not in ((0, "F"), (len(case) - 1, "B"))
+
+
+def unused(case, got):
+    rank, kind, _ = strange(case, got)
+    what, where = ("forward gets isn't what the stage before", "goes into it") if kind == "F" else \
+        ("backward gets isn't what the stage behind", "is its dy")
+    return (f"rank {rank}: what stage.{what} has sent. Is the array into which the message was received the one that "
+            f"{where}, as it came?")
 
 
 def swapped(case, got):
@@ -177,17 +211,31 @@ class RunSchedule(Check):
         gives("divided twice: by the samples of the whole batch, and then by the number of micro-batches. Their sums "
               "simply add up",
               lambda case: reference.weighted(case, lambda k, rank: 1 / count(case) / micro(case))),
+        gives(lambda case: f"divided as if all micro-batches were as long as the last: {told(case)}",
+              lambda case: reference.weighted(case, lambda k, rank: 1 / micro(case) / reference.sizes(case)[-1])),
         gives("divided again at every stage: the gradient that arrives from the stage behind is divided already; "
               "only the last stage, which begins with the loss, divides", at_every_stage),
+        gives("divided twice by the samples of the batch: the gradient by y is divided already, and what comes of it "
+              "is, too", lambda case: reference.weighted(case, lambda k, rank: count(case) ** -2.0,
+                                                         lambda k: 1 / count(case))),
         gives("only the gradients of the micro-batch that went back last are left: those of the others were "
               "overwritten, where they should add up", one_of(-1)),
         gives("the loss of the last micro-batch only: those of the others are part of the mean too",
               lambda case: reference.weighted(case, lambda k, rank: 1 / count(case),
                                               lambda k: (k == forwards(case[-1])[-1]) / count(case))),
+        gives("the loss of the last micro-batch only, divided by its own samples: the mean is over all of the batch",
+              lambda case: reference.weighted(case, lambda k, rank: 1 / count(case), lambda k:
+                                              (k == forwards(case[-1])[-1]) / reference.sizes(case)[k])),
+        gives("the loss of the first micro-batch only: those of the others are part of the mean too",
+              lambda case: reference.weighted(case, lambda k, rank: 1 / count(case),
+                                              lambda k: (k == forwards(case[-1])[0]) / count(case))),
         when("right, but for what the ranks before the last return: only the last one sees the loss, and the others "
              "return None", only_losses),
         gives("only the gradients of the micro-batch that went back first count: the others' are never added",
               one_of(0)),
+        when("a micro-batch's loss is asked for with other labels than its own: batch[k] is (x, labels) of micro-batch "
+             "k, on all ranks", other_labels),
+        when(unused, not_what_was_sent),
     ]
     demands = [
         demand("right, but not in the order of the schedule: `steps` says what this rank does, and when", in_order),

@@ -26,6 +26,14 @@ def gradients(case, x, labels):
     return 0.5 * float(np.square(activations[-1] - labels).sum()), by_output[::-1], by_parameters[::-1]
 
 
+def arrivals(case):
+    """{"F": [[sum of what comes into stage r with micro-batch k]], "B": …}: indices r, then k."""
+    each = [gradients(case, x, t) for x, t in zip(case[0]["inputs"], case[0]["labels"], strict=True)]
+    activations, count = [forward(case, x) for x in case[0]["inputs"]], sum(sizes(case))
+    return {"F": [[float(a[rank].sum()) for a in activations] for rank in range(len(case))],
+            "B": [[float(by_output[rank].sum()) / count for _, by_output, _ in each] for rank in range(len(case))]}
+
+
 def sizes(case):
     return [len(x) for x in case[0]["inputs"]]
 

@@ -52,7 +52,8 @@ HIGH = 3000.0
 class Attention(Check):
     exercise = "19.1"
     signatures = mistakes.FORWARD
-    demands = memory_demands("the mask of all keys, or every block's own result, is kept until the end", 3 * 2 ** 10)
+    demands = memory_demands("the mask of all keys, or every block's own result, is kept until the end, or the "
+                             "blocks are the queries'", 3 * 2 ** 10)
 
     def cases(self, rng, ranks):
         attends = [{"what": "attend"} | draw(rng, **how) for how in (
@@ -71,7 +72,9 @@ class Attention(Check):
             more = softmaxes.exact(case["q"], cut["k"], cut["v"], case["q_at"], case["k_at"][:before])[:2]
             case |= {"k": case["k"][:, before:], "v": case["v"][:, before:], "k_at": case["k_at"][before:]}
             wholes.append({"what": "attention", **case, "block": block, "before": list(more) if before else None})
-        return [*attends, *merges, *wholes, memory_case()]
+        unseen = [{"what": "attention", **softmaxes.hide(draw(rng, keys=keys), hidden), "block": 3, "before": None}
+                  for keys, hidden in ((11, 3), (5, 5))]      # some of them, and all
+        return [*attends, *merges, *wholes, *unseen, memory_case()]
 
     def truth(self, case):
         return mistakes.truth(case)
@@ -95,8 +98,11 @@ class Gradient(Check):
         for what, keys, mine, how in (
                 ("weights", 7, (0, 7), {}), ("weights", 9, (3, 8), {}), ("weights", 8, (0, 8), {"future": 2000.0}),
                 ("backward", 7, (0, 7), {}), ("backward", 11, (4, 11), {}), ("backward", 9, (2, 6), {"heads": 3}),
-                ("backward", 8, (0, 8), {"level": HIGH}), ("backward", 8, (0, 8), {"future": 2000.0})):
+                ("backward", 8, (0, 8), {"level": HIGH}), ("backward", 8, (0, 8), {"future": 2000.0}),
+                ("backward", 11, (0, 11), {"hidden": 3})):
+            hidden = how.pop("hidden", None)
             case = draw(rng, keys=keys, **how)
+            case = softmaxes.hide(case, hidden) if hidden else case
             out, lse = softmaxes.exact(*case.values())[:2]
             found.append({"what": what, **case, "out": out, "lse": lse, "dout": rng.standard_normal(out.shape),
                           "mine": list(mine), "block": 3})
@@ -115,7 +121,8 @@ class Ring(Check):
 
     def cases(self, rng, ranks):
         return [rings.draw(rng, ranks, time=4, heads=2, size=3, width=5, passes=2, slope=2.0),
-                rings.draw(rng, ranks, time=3, heads=1, size=5, width=2, passes=2, in_order=False, slope=-3.0),
+                rings.draw(rng, ranks, time=3, heads=1, size=5, width=2, passes=2, in_order=False, slope=-3.0,
+                           last_first=False),
                 # No MPI library copies so long messages aside.
                 rings.draw(rng, ranks, time=8, heads=1, size=2501, width=2500, passes=1)]
 
@@ -172,7 +179,7 @@ class Zigzag(Check):
         return [*halves.cases(rng, ranks), [training.draw(rng, ranks)] * ranks]
 
     def truth(self, case):
-        return [halves.truth(rank) for rank in case]
+        return halves.of_each(case, halves.truth)
 
     def picture(self, runs, path):
         case, got = runs[max(runs)][-1]

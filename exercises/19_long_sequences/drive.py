@@ -75,10 +75,13 @@ class Watch:
         self.leaving, self.arriving, self.notes = {}, {}, []
 
     def before(self, op, x, peer):
-        others = [was for was, _ in self.leaving.values()] if op in ("recv", "irecv") else self.arriving.values()
-        if any(np.shares_memory(x, other) for other in others):
-            self.notes.append("a message is received into the array that is still being sent. What arrives needs an "
-                              "array of its own")
+        if op in ("recv", "irecv"):
+            if any(np.shares_memory(x, other) for other, _ in self.leaving.values()):
+                self.notes.append("a message is received into the array that is still being sent. What arrives needs "
+                                  "an array of its own")
+        elif any(np.shares_memory(x, other) for other in self.arriving.values()):
+            self.notes.append("a message is received into the array that is still being sent, or what is sent on "
+                              "hasn't arrived yet. What arrives needs an array of its own, and a wait before use")
         if op == "isend":
             self.leaving[id(x)] = x, x.copy()
         elif op == "irecv":
@@ -105,15 +108,16 @@ def timed(function, spans, at):
 
 
 def RingAttention(learner, inputs, run):
-    """All forwards, then all backwards, the last one first."""
+    """All forwards, then all backwards, in the order that the inputs say."""
     spans, at, watch = [], inputs["at"], Watch()
     run.comm.hooks.append(watch)
     ring = learner(run.comm, at, timed(run.earlier["attention"], spans, at), run.earlier["attention_backward"])
     before = [{name: x.copy() for name, x in one.items()} for one in inputs["passes"]]
     made = [ring.forward(*(one[name] for name in "qkv")) for one in inputs["passes"]]
     outs, turn = [np.array(out) for out, _ in made], time.perf_counter()
-    grads = [ring.backward(kept, one["dout"]) for (_, kept), one in reversed(list(zip(made, inputs["passes"],
-                                                                                     strict=True)))][::-1]
+    found = {number: ring.backward(made[number][1], inputs["passes"][number]["dout"])
+             for number in inputs["backwards"]}
+    grads = [found[number] for number in range(len(made))]
     changed = [name for one, was in zip(inputs["passes"], before, strict=True) for name in one
                if not np.array_equal(one[name], was[name])]
     return {"outs": outs, **{name: [np.array(of[i]) for of in grads] for i, name in enumerate(("dqs", "dks", "dvs"))},
@@ -146,7 +150,17 @@ def positions(learner, inputs, run):
     if inputs["what"] == "products":
         return {"products": [sorted([int(i), int(j)] for i, j in run.module.products(*pair))
                              for pair in inputs["pairs"]]}
+    if inputs["what"] == "unequal":
+        return {"found": tried(halves, inputs, run)}
     return halves(inputs, run) if inputs["what"] == "halves" else train(learner, inputs, run)
+
+
+def tried(function, *args):
+    """What it gives, or how it fails, where another case shows the commoner causes, and says better."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def halves(inputs, run):
@@ -154,13 +168,14 @@ def halves(inputs, run):
     mine = slice(*inputs["mine"])
     given = {"q": inputs["q"], "k": inputs["k"][:, mine].copy(), "v": inputs["v"][:, mine].copy(),
              "q_at": inputs["q_at"], "k_at": inputs["k_at"][mine].copy()}
+    handed = {name: x.copy() for name, x in given.items()}
     before = inputs["before"] and tuple(x.copy() for x in inputs["before"])
     counted = [Counted(run.earlier[name]) for name in ("attention", "attention_backward")]
     kept = {name: inputs[name].copy() for name in ("out", "lse", "dout")}
     out, lse = run.module.by_halves(*given.values(), before, counted[0])
     grads = run.module.backward_by_halves(*given.values(), *kept.values(), counted[1])
     changed = [name for name, value in kept.items() if not np.array_equal(value, inputs[name])]
-    changed += [name for name in ("q", "q_at") if not np.array_equal(given[name], inputs[name])]
+    changed += [name for name, was in handed.items() if not np.array_equal(given[name], was)]
     if before and not all(map(np.array_equal, before, inputs["before"])):
         changed.append("before")
     return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True)), "changed": changed,
@@ -203,10 +218,7 @@ def train(learner, inputs, run):
     if sorted(np.concatenate(at).tolist()) != list(range(length)) or len({len(of) for of in at}) > 1:
         return {"failed": "the positions of all ranks aren't 0, 1, 2 …, each once and as many on each rank"}
     work = {"forward": [], "backward": []}
-    try:
-        return {"losses": losses(comm, at, inputs, counting_ring(comm, at, run, work)), "work": work}
-    except Exception as error:      # whose cause another case shows, and says better
-        return {"failed": f"{type(error).__name__}: {error}"}
+    return tried(lambda: {"losses": losses(comm, at, inputs, counting_ring(comm, at, run, work)), "work": work})
 
 
 def counting_ring(comm, at, run, work):

@@ -3,11 +3,13 @@
 import numpy as np
 
 from exercises.frame import demand, gives, when
+from exercises.frame.judge import same
 
 from . import mistakes, softmaxes
 from .softmaxes import INF
 
 ALL = 10 ** 6       # keys in a block
+KEYS = ("k", "v", "k_at")
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -55,7 +57,7 @@ def truth(case):
         return {"refused": True}
     if case["what"] == "products":
         return {"products": [needed(*pair) for pair in case["pairs"]]}
-    if case["what"] == "training":
+    if case["what"] in ("training", "unequal"):
         return {}
     q, k, v, q_at, k_at, mine = *(case[name] for name in ("q", "k", "v", "q_at", "k_at")), slice(*case["mine"])
     out, lse = softmaxes.exact(q, k[:, mine], v[:, mine], q_at, k_at[mine])[:2]
@@ -66,20 +68,25 @@ def truth(case):
 
 # ---------------------------------------------------------------- the same with mistakes
 
-def by_halves(case, find=needed, chain=True, start=lambda before: before, row=lambda i: i, again=False):
+def by_halves(case, find=needed, chain=True, start=lambda before: before, row=lambda i: i, again=False, nothing=-INF,
+              idle=lambda before: before, exchanged=()):
     """(out, lse); the keywords are the mistakes.
 
     find   the needed products; row: (queries' half) -> that into which their result is written
     chain  whether a product's attention is told what its queries have seen before
     start  what `before` becomes at the beginning; again: it is counted anew with every product
+    nothing    lse of who has seen nothing; idle: what `before` becomes where no product is needed
+    exchanged  names of what is cut by the other side's half
     """
     q, k, v, q_at, k_at = parts(case)
     before = start(case["before"])
-    out, lse = ((np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[:2], -INF)) if before is None else
+    before = before if find(q_at, k_at) else idle(before)
+    out, lse = ((np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[:2], nothing)) if before is None else
                 (x.copy() for x in before))
     for i, j in find(q_at, k_at):
-        rows, keys = half(i, len(q_at)), half(j, len(k_at))
-        one = softmaxes.attend(q[:, rows], k[:, keys], v[:, keys], q_at[rows], k_at[keys])
+        cut = cuts(i, j, len(q_at), exchanged)
+        one = softmaxes.attend(cut("q", q), cut("k", k), cut("v", v), cut("q_at", q_at), cut("k_at", k_at))
+        rows = half(i, len(q_at))
         if again and before is not None:
             one = softmaxes.merge(one, tuple(x[:, rows] for x in before))
         into = half(row(i), len(q_at))
@@ -87,22 +94,28 @@ def by_halves(case, find=needed, chain=True, start=lambda before: before, row=la
     return out, lse
 
 
-def backward_by_halves(case, find=needed, add=(True, True), row=lambda i, j: (i, j), alone=False):
+def backward_by_halves(case, find=needed, add=(True, True), row=lambda i, j: (i, j), alone=False, exchanged=()):
     """(dq, dk, dv). add: whether a product's part is added to dq, and to dk and dv; row: (i, j) -> into which halves of
-    these it goes; alone: with out and lse of the product by itself."""
+    these it goes; alone: with out and lse of the product by itself; exchanged: what is cut by the other side's half."""
     q, k, v, q_at, k_at = parts(case)
     found = [np.zeros(x.shape) for x in (q, k, v)]
     for i, j in find(q_at, k_at):
-        rows, keys = half(i, len(q_at)), half(j, len(k_at))
-        out, lse = case["out"][:, rows], case["lse"][:, rows]
-        if alone:
-            out, lse = softmaxes.attend(q[:, rows], k[:, keys], v[:, keys], q_at[rows], k_at[keys])
-        shares = softmaxes.backward(q[:, rows], k[:, keys], v[:, keys], q_at[rows], k_at[keys], out, lse,
-                                    case["dout"][:, rows], ALL)
+        cut = cuts(i, j, len(q_at), exchanged)
+        given = cut("q", q), cut("k", k), cut("v", v), cut("q_at", q_at), cut("k_at", k_at)
+        out, lse = softmaxes.attend(*given) if alone else (cut("out", case["out"]), cut("lse", case["lse"]))
+        shares = softmaxes.backward(*given, out, lse, cut("dout", case["dout"]), ALL)
         to_q, to_k = (half(place, len(q_at)) for place in row(i, j))
         for grad, place, share, adds in zip(found, (to_q, to_k, to_k), shares, (add[0], add[1], add[1]), strict=True):
             grad[:, place] = grad[:, place] * adds + share
     return found
+
+
+def cuts(i, j, n, exchanged):
+    """(name, array) -> its half for the product (i, j). As many keys as queries, n."""
+    def cut(name, x):
+        place = half(j if (name in KEYS) != (name in exchanged) else i, n)
+        return x[place] if x.ndim == 1 else x[:, place]
+    return cut
 
 
 def parts(case):
@@ -116,20 +129,25 @@ def half(i, n):
 
 def world(case, positions=zigzag, find=needed, forward=None, backward=None):
     """All ranks' outputs of a case; the keywords are the mistakes. forward, backward: keywords of the two above."""
-    found = []
-    for rank in case:
+    def of(rank):
+        if rank["what"] == "layout":
+            return {"positions": [positions(time, rank["rank"], rank["size"]) for time in rank["times"]]}
+        if rank["what"] == "products":
+            return {"products": [find(*pair) for pair in rank["pairs"]]}
+        if rank["what"] != "halves":
+            return truth(rank)
         with np.errstate(all="ignore"):
-            if rank["what"] == "layout":
-                found.append({"positions": [positions(time, rank["rank"], rank["size"]) for time in rank["times"]]})
-            elif rank["what"] == "products":
-                found.append({"products": [find(*pair) for pair in rank["pairs"]]})
-            elif rank["what"] == "halves":
-                out, lse = by_halves(rank, find, **(forward or {}))
-                grads = backward_by_halves(rank, find, **(backward or {}))
-                found.append({"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))})
-            else:
-                found.append(truth(rank))
-    return found
+            out, lse = by_halves(rank, find, **(forward or {}))
+            grads = backward_by_halves(rank, find, **(backward or {}))
+        return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    return of_each(case, of)
+
+
+def of_each(case, function):
+    """[function(a rank's inputs)]; once, where all ranks have the same."""
+    if all(rank is case[0] for rank in case):
+        return [function(case[0])] * len(case)
+    return [function(rank) for rank in case]
 
 
 def two_parts(numbers, second=1):
@@ -142,6 +160,8 @@ def two_parts(numbers, second=1):
 
 
 POSITIONS = [
+    ("a negative number counts from the end of a list; a position is a number, and the late part is 2·size - 1 - r",
+     two_parts(lambda rank, size: (rank, -1 - rank))),
     ("the positions lie in order, rank after rank: so the last rank sees all, and the first one only itself. Rank r "
      "has part r and part 2·size - 1 - r of 2·size", in_order),
     ("positions are dealt out like cards, every size-th one to a rank: that balances as well (striped attention), but "
@@ -184,10 +204,15 @@ PRODUCTS = [    # what is said, and which products are taken for the needed ones
 ]
 
 HALVES = [
+    ("`before` is lost where no product is needed: it is the result then", {"forward": {"idle": lambda before: None}}),
     ("`before` is lost: what the queries have seen of other keys counts",
      {"forward": {"start": lambda before: None}}),
     ("the second product of a half of queries replaces the first one's result: attention is to be told what these "
      "queries have seen by then", {"forward": {"chain": False}}),
+    ("each product begins with `before` alone, so that a half's second one loses the first: attention is to be told "
+     "what these queries have seen by then", {"forward": {"chain": False, "again": True}}),
+    ("lse begins with 0, whose exponential is a weight of 1: a query that has seen nothing has -inf",
+     {"forward": {"nothing": 0.0}}),
     ("`before` is counted with each product: after the first one it is in the result already",
      {"forward": {"again": True}}),
     ("the halves' results are exchanged: that of half i of the queries goes into half i of the result",
@@ -200,6 +225,11 @@ HALVES = [
      {"backward": {"add": (False, False)}}),
     ("a product's dk and dv go into the keys' half j, not into i", {"backward": {"row": lambda i, j: (i, i)}}),
     ("a product's dq goes into the queries' half i, not into j", {"backward": {"row": lambda i, j: (j, j)}}),
+    *[(f"{name} is cut by {'queries' if name in KEYS else 'keys'}' half: of the product (i, j) it is half "
+       f"{'j, like the keys' if name in KEYS else 'i, like the queries'}",
+       dict.fromkeys(passes, {"exchanged": (name,)}))
+      for passes, names in ((("forward", "backward"), ("q_at", "k_at")), (("forward",), ("q_at", "k_at")),
+                            (("backward",), ("q_at", "k_at", "out", "lse", "dout"))) for name in names],
     ("out and lse of each product by itself: backward is given those of all keys", {"backward": {"alone": True}}),
 ]
 
@@ -222,6 +252,15 @@ def most(case):
     return len(needed(q_at, k_at)) * len(q_at) * len(k_at) // 4
 
 
+def unlike(case, got):
+    """What is wrong with a product of unequally many queries and keys, or None."""
+    if "failed" in got["found"]:
+        return got["found"]["failed"]
+    right = truth(case | {"what": "halves"})
+    wrong = [name for name, value in right.items() if not same(got["found"][name], value, 1e-9)]
+    return " and ".join(wrong) + " wrong" if wrong else None
+
+
 def of_halves(predicate):
     return lambda case, got: case[0]["what"] != "halves" or all(predicate(one, rank) for one, rank
                                                                 in zip(case, got, strict=True))
@@ -233,6 +272,9 @@ DEMANDS = [
            lambda case, got: case[0]["what"] != "refused" or all(
                str(one["time"]) in rank["said"] and any(str(n * one["size"]) in rank["said"].replace(
                    str(one["time"]), "") for n in (1, 2)) for one, rank in zip(case, got, strict=True))),
+    demand(lambda case, got: f"right, but not of {len(case[0]['q_at'])} queries and {len(case[0]['k_at'])} keys: "
+                             f"{unlike(case[0], got[0])}. Keys' halves are halves of the keys",
+           lambda case, got: case[0]["what"] != "unequal" or unlike(case[0], got[0]) is None),
     demand(lambda case, got: f"right, but {got[0]['changed'][0]} isn't what it was before the call: work on a copy",
            of_halves(lambda one, rank: not rank["changed"])),
     demand(lambda case, got: f"right, but {got[0]['pairs'][0]} pairs of query and key are multiplied, where "
@@ -246,14 +288,14 @@ DEMANDS = [
 
 # ---------------------------------------------------------------- cases
 
-def blocks(rng, layout, rank, sources, size=3, part=2, heads=2, features=3, width=4):
-    """A case of halves: rank's queries, the keys of one or two ranks; those of the last one are at hand."""
+def blocks(rng, layout, rank, sources, size=3, part=2, heads=2, features=3, width=4, mine=1):
+    """A case of halves: rank's queries, the keys of one or two ranks; those of the last `mine` of these are at hand."""
     time = 2 * size * part
     q_at, k_at = layout(time, rank, size), np.concatenate([layout(time, source, size) for source in sources])
     q, k = rng.standard_normal((heads, len(q_at), features)), rng.standard_normal((heads, len(k_at), features))
     v, dout = rng.standard_normal((heads, len(k_at), width)), rng.standard_normal((heads, len(q_at), width))
     out, lse = softmaxes.exact(q, k, v, q_at, k_at)[:2]
-    first = len(k_at) - len(q_at)
+    first = len(k_at) - mine * len(q_at)
     before = list(softmaxes.exact(q, k[:, :first], v[:, :first], q_at, k_at[:first])[:2]) if first else None
     return {"what": "halves", "q": q, "k": k, "v": v, "q_at": q_at, "k_at": k_at, "mine": [first, len(k_at)],
             "out": out, "lse": lse, "dout": dout, "before": before}
@@ -263,6 +305,7 @@ def cases(rng, ranks):
     """All of them but the training; most are the same on all ranks."""
     layouts = [{"what": "layout", "times": [2 * ranks, 6 * ranks, 10 * ranks], "rank": rank, "size": ranks}
                for rank in range(ranks)]
+    fifths = [{"what": "layout", "times": [10, 30], "rank": 4 - rank, "size": 5} for rank in range(ranks)]
     pairs = [[layout(2 * 3 * part, rank, 3), layout(2 * 3 * part, source, 3)] for layout, part in
              ((zigzag, 2), (zigzag, 1), (in_order, 2)) for rank in range(3) for source in range(3)]
     # Positions with others between them, as they are with yet other layouts.
@@ -270,6 +313,8 @@ def cases(rng, ranks):
         ([1, 5, 8, 12], [2, 6, 7, 9]), ([3, 4, 10, 11], [5, 9, 11, 14]), ([3, 9, 10, 20], [4, 6, 8, 30]))]
     drawn = [blocks(rng, *which) for which in (
         (zigzag, 1, (1, 0)), (zigzag, 1, (1, 2)), (zigzag, 2, (2,)), (zigzag, 0, (1, 0)), (in_order, 0, (2,)),
-        (in_order, 1, (0, 1)))]
-    return [layouts, [{"what": "refused", "time": 3 * 7 * ranks, "size": ranks}] * ranks,
-            [{"what": "products", "pairs": pairs}] * ranks, *([case] * ranks for case in drawn)]
+        (in_order, 1, (0, 1)), (in_order, 1, (0, 2)))]
+    unequal = blocks(rng, zigzag, 1, (0, 2), mine=2) | {"what": "unequal"}
+    return [layouts, fifths, [{"what": "refused", "time": 3 * 7 * ranks, "size": ranks}] * ranks,
+            [{"what": "products", "pairs": pairs}] * ranks, *([case] * ranks for case in drawn),
+            [unequal] * ranks]

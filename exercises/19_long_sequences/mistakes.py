@@ -93,6 +93,13 @@ def all_alike(case, got):
         and bool((got["out"][truth(case)["lse"] == -INF] != 0).all())
 
 
+def weighs(case, got):
+    """Where nothing is seen lse is finite. In pieces that spoils the rest, too."""
+    nothing = truth(case)["lse"] == -INF
+    return bool(nothing.any() and np.isfinite(got["lse"][nothing]).all()) and (case["what"] == "attention"
+                                                                              or rest_right(case, got))
+
+
 def sum_for_logarithm(case, got):
     """lse is the sum of all exponentials itself, which may be inf; what becomes of out then is anybody's guess."""
     with np.errstate(over="ignore"):
@@ -110,6 +117,18 @@ def close(case, got):
 
 def unscaled_by(factor):
     return {"scores": lambda q, k: softmaxes.unscaled(q, k) * factor(q.shape[2])}
+
+
+AXES = {        # that are taken for size's
+    "queries": lambda q, k: softmaxes.unscaled(q, k) / q.shape[1] ** 0.5,
+    "keys": lambda q, k: softmaxes.unscaled(q, k) / k.shape[1] ** 0.5,
+    "heads": lambda q, k: softmaxes.unscaled(q, k) / len(q) ** 0.5}
+ANOTHER_AXIS = "scores are divided by the root of the number of {}: √size is that of the last axis, q.shape[-1]"
+
+
+def torn(q, k):
+    """Scores, of a k whose last axes were reshaped in place of exchanged."""
+    return q @ k.reshape(len(k), k.shape[2], -1) / q.shape[2] ** 0.5
 
 
 ATTEND = [      # what is said, and the keywords of softmaxes.attend
@@ -143,6 +162,8 @@ ATTEND = [      # what is said, and the keywords of softmaxes.attend
      {"lse": lambda top, total: (top + np.log(total)) / np.log(2)}),
     ("the greatest is taken along the wrong axis: over the queries of each key, which tears a row's scores apart. It "
      "is each row's greatest, over its keys", {"top": lambda scores: scores.max(1, keepdims=True)}),
+    *[(ANOTHER_AXIS.format(axis), {"scores": scores}) for axis, scores in AXES.items()],
+    ("k is reshaped, which tears its rows: exchange its last two axes, k.transpose(0, 2, 1)", {"scores": torn}),
 ]
 
 MERGE = [       # what is said, and the keywords of softmaxes.merge
@@ -192,7 +213,11 @@ def in_the_loop(how):
     return lambda case: softmaxes.run(case, **how) if case["what"] == "attention" else None
 
 
+LEFT_OUT = ("a block of keys is left out of which some are seen: positions are in any order, and neither a block's "
+            "first key nor the block before it says that nobody sees the rest")
+
 FORWARD = [
+    gives(LEFT_OUT, lambda case: in_the_loop({"cut": softmaxes.not_later(case)})(case)),
     when("nan: who sees none of these keys has -inf for a greatest score, and -inf - -inf is nan. Such queries have "
          "out 0 and lse -inf", nan_of_nothing("attend", "attention")),
     when("nan: where neither set holds anything that is seen, both lse are -inf, and -inf - -inf is nan",
@@ -219,6 +244,8 @@ FORWARD = [
     *[gives(text, lambda case, how=how: softmaxes.run(case, put=partial(softmaxes.merge, **how)))
       for text, how in MERGE],
     when("lse is the sum of the exponentials, not its logarithm", sum_for_logarithm),
+    when("the lse of a query that sees nothing is a finite number: it is -inf, the logarithm of 0. Any other one "
+         "weighs something beside the scores of other keys, which may be far below it", weighs),
     when("right to six digits only: something is kept in float32. Sums of many blocks need all digits that there are",
          close),
 ]
@@ -285,6 +312,7 @@ WEIGHTS = [     # what is said, and keywords of softmaxes.backward: those that t
     ("exp(score) is divided by lse: lse is the sum's logarithm, so it is subtracted before exp",
      {"p": lambda q, k, q_at, k_at, lse: np.where(softmaxes.sees(q_at, k_at), np.exp(softmaxes.scores_of(q, k))
                                                   / lse[..., None], 0)}),
+    *[(ANOTHER_AXIS.format(axis), {"p": partial(softmaxes.weights, scores=scores)}) for axis, scores in AXES.items()],
     ("lse is added; weights are exp(score - lse)",
      {"p": lambda q, k, q_at, k_at, lse: softmaxes.weights(q, k, q_at, k_at, -lse)}),
 ]
@@ -298,6 +326,10 @@ BACKWARD = [
     ("D is Σ o·o: it is Σ ō·o", {"D": lambda p, by_p, out, dout: (out * out).sum(-1, keepdims=True)}),
     ("D is the mean over the features of ō·o; it is the sum",
      {"D": lambda p, by_p, out, dout: (dout * out).mean(-1, keepdims=True)}),
+    ("D is one number for all: Σ ō·o is over the features, and each query of each head has its own",
+     {"D": lambda p, by_p, out, dout: (dout * out).sum()}),
+    ("D is summed over the heads, too: Σ ō·o is over the features, and each query of each head has its own",
+     {"D": lambda p, by_p, out, dout: (dout * out).sum((0, 2))[:, None]}),
     ("D is added: s̄ = p (p̄ - D)", {"s": lambda p, by_p, D: p * (by_p + D)}),
     ("the sign of s̄: it is p (p̄ - D), not p (D - p̄)", {"s": lambda p, by_p, D: p * (D - by_p)}),
     ("s̄ lacks p: it is p (p̄ - D)", {"s": lambda p, by_p, D: by_p - D}),
@@ -341,6 +373,7 @@ def in_backward(how):
 
 
 GRADIENT = [
+    gives(LEFT_OUT, lambda case: in_backward({"cut": softmaxes.not_later(case)})(case)),
     *[gives(text, lambda case, how=how: softmaxes.run_backward(case, **how)) for text, how in WEIGHTS],
     when("nan: a query that sees no key at all has lse -inf, and -inf - -inf is nan. What isn't seen has weight 0, "
          "whatever lse is", nan_of_empty),

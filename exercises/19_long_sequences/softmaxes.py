@@ -177,6 +177,12 @@ def first_only(n, block):
     return blocks(n, block)[:1]
 
 
+def not_later(case):
+    """For `cut`: without the blocks whose first key comes later than all of the case's queries."""
+    return lambda n, block: [(first, last) for first, last in blocks(n, block)
+                             if case["k_at"][first] <= case["q_at"].max()] or [(0, 0)]
+
+
 def running(scale_sum=True, scale_mean=True, begin=-INF, update=np.maximum):
     """For `run`: attention with a running maximum, sum and unnormalised mean; the keywords are the mistakes.
 
@@ -328,6 +334,15 @@ def draw(rng, heads=2, queries=6, keys=7, size=2, width=WIDTH, level=0.0, slope=
     if future:
         k[..., -1] = k_at > np.median(k_at)
     return {"q": q, "k": k, "v": rng.standard_normal((heads, keys, width)) + 1, "q_at": q_at, "k_at": k_at}
+
+
+def hide(case, block):
+    """The case, with keys that come later than all queries: the whole first block, and the first key of each other one.
+    """
+    k_at, number = case["k_at"].copy(), np.arange(len(case["k_at"]))
+    hidden = (number < block) | (number % block == 0)
+    k_at[hidden] = case["q_at"].max() + 1 + number[hidden]
+    return case | {"k_at": k_at}
 
 
 def pieces(rng, lses, width=3):

@@ -5,11 +5,12 @@ import math
 import numpy as np
 
 from exercises.frame import gives, when
+from exercises.frame.judge import same
 
 from .routing import softmax
 
 # Tokens, experts, slope. Experts don't divide tokens: of equal shares the gradient is 0, and what is seen is rounding.
-SIZES = ((9, 4, 0.0), (7, 5, 1.0), (11, 3, -0.5), (5, 6, 2.0), (1, 3, 0.0), (0, 4, 0.0))
+SIZES = ((9, 4, 0.0), (7, 5, 1.0), (11, 3, -0.5), (5, 6, 2.0), (1, 3, 0.0), (0, 4, 0.0), (5, 4, 6.0))
 LARGE = 1000.0
 LEAN = 0.6         # what all tokens have in common, so that they prefer one expert
 
@@ -29,7 +30,12 @@ def cases(rng):
         large = draw(rng, 6, 4, 0.0)
         drawn.append(large | {"logits": large["logits"] + level})
     return [*({"what": "balance_loss"} | one for one in drawn),
-            *({"what": "z_loss", "logits": one["logits"]} for one in drawn)]
+            *({"what": "z_loss", "logits": one["logits"]} for one in [*drawn, apart(draw(rng, 6, 4, 0.0))])]
+
+
+def apart(case):
+    """Each token's logits on a level of their own."""
+    return case | {"logits": case["logits"] + LARGE * np.linspace(-1, 1, len(case["logits"]))[:, None]}
 
 
 def shares(case):
@@ -204,14 +210,38 @@ def overflow(case, got):
         np.isfinite(got["loss"]) and np.isfinite(np.asarray(got["grad"])).all())
 
 
+def nearly(case, got):
+    return all(same(got[name], value, 1e-2) for name, value in truth(case).items())
+
+
 def softmaxed(case, lse):
     return softmax(case["logits"])
 
 
+def levels(case, got):
+    """Only where the tokens' logits are on several levels."""
+    return len(case["logits"]) and np.ptp(case["logits"].max(1)) > LARGE and overflow(case, got)
+
+
+def only_chosen_ones(case):
+    """np.unique's counts, without those of experts that nobody has chosen."""
+    found = np.unique(case["first"], return_counts=True)[1] / len(case["first"])
+    return np.pad(found, (0, size(case) - len(found)))
+
+
+def over_tokens(case):
+    """lse along the wrong axis."""
+    return np.logaddexp.reduce(case["logits"], 0)
+
+
 SIGNATURES = [
     when("nan: the mean of no tokens is 0 / 0. A rank may have none (20.3), and its loss is 0", nan_of_nothing),
+    when("the greatest logit of all tokens is subtracted, not each token's own: all exponentials of a token far "
+         "below are 0, and their logarithm is -inf", levels),
     when("exp overflows, or all of it is 0 and the logarithm -inf: subtract the greatest logit, and add it again after "
          "the logarithm", overflow),
+    b("the shares are of the experts that somebody has chosen, one behind the other: an expert that nobody has chosen "
+      "has the share 0, at its own place (np.bincount with minlength)", f=only_chosen_ones),
     b("E is missing in the loss, but not in its gradient", loss=over_experts, grad=None),
     b("E is missing in the gradient, but not in the loss", loss=None, grad=times(lambda case: 1 / size(case))),
     b("E is missing in the loss: if all experts are used alike it is 1/E, and the more experts the less it weighs",
@@ -238,6 +268,8 @@ SIGNATURES = [
     b("only the diagonal of the softmax's Jacobian, p (1 - p): a logit moves the other experts' probabilities as well",
       grad=diagonal),
     b("in p (dp - Σ p dp) the sum is over the token's own probabilities, not over the means P", grad=of_P),
+    b("in p (dp - Σ p dp) the sum is over the tokens; it is over the experts, for each token", grad=lambda case, f, P:
+      softmax(case["logits"]) * (f - P * tokens(case) * f) * size(case) / tokens(case)),
     b("all tokens have the same gradient: the softmax is each token's own, and the mean comes after it", grad=of_mean),
     b("only the first choice's logit has a gradient: each probability depends on all logits", grad=only_chosen),
     b("the sign of the gradient", grad=times(lambda case: -1)),
@@ -278,7 +310,15 @@ SIGNATURES = [
     zz("log₂; asked for is the natural logarithm", loss=lambda case, lse: np.mean((lse / np.log(2)) ** 2)),
     zz("the mean of the exponentials; asked for is their sum", loss=lambda case, lse:
        np.mean((lse - np.log(size(case))) ** 2), grad=lambda case, lse: by_square(case, lse - np.log(size(case)))),
+    zz("log Σ exp is over the tokens: axis 1 is the experts'", loss=lambda case, lse: np.mean(over_tokens(case) ** 2),
+       grad=lambda case, lse: 2 * over_tokens(case) * softmax(case["logits"]) / len(lse)),
+    zz("log Σ exp is over the tokens: axis 1 is the experts'", loss=lambda case, lse: np.mean(over_tokens(case) ** 2),
+       grad=lambda case, lse: 2 * over_tokens(case) * softmax(case["logits"], 0) / size(case)),
+    zz("the gradient is divided by the number of all logits: the loss is a mean over the tokens", grad=lambda case, lse:
+       by_square(case, lse) / size(case)),
     zz("the sign of the gradient", grad=lambda case, lse: -by_square(case, lse)),
+    when("nearly right: are probabilities clipped, is a small number added to them, or something kept in float32?",
+         nearly),
 ]
 
 

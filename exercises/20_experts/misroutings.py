@@ -89,6 +89,12 @@ def over(which):
     return lambda logits, expert: shares(logits, expert, which)
 
 
+def greatest_ones(case):
+    if case["what"] != "probabilities":
+        return None
+    return run(case, probs=lambda logits, expert: shares(logits, choices(logits, expert.shape[1])))
+
+
 def masked_after(logits, expert):
     """The softmax over all, with 0 for those not chosen."""
     return softmax(logits) * among(logits, expert)
@@ -186,6 +192,10 @@ def in_order(logits, expert, dgates, probs):
                  lambda logits, _: probs(logits, expert))
 
 
+def by_numbers(logits, expert, dgates, probs):
+    return slope(logits, np.sort(expert, axis=1), dgates, lambda logits, _: probs(logits, expert))
+
+
 # ---------------------------------------------------------------- rows
 
 def crowded(expert, slot, experts, capacity):
@@ -260,6 +270,10 @@ def nan_of_800(case, got):
 
 
 SIGNATURES = [
+    capacity("rounded down before the division: the choices needn't be an integer", lambda tokens, experts, k, factor:
+             min(tokens, math.ceil(int(factor * k * tokens) / experts))),
+    capacity("rounded up by adding a number a little below 1: a part of a place may be smaller, and is a place more",
+             lambda tokens, experts, k, factor: min(tokens, int(factor * k * tokens / experts + 0.999))),
     capacity("rounded to the nearest: a part of a place is a place more", lambda tokens, experts, k, factor:
              min(tokens, round(factor * k * tokens / experts))),
     capacity("rounded down: a part of a place is a place more", lambda tokens, experts, k, factor:
@@ -288,6 +302,12 @@ SIGNATURES = [
     chooses("a chosen expert's logit is set to 0, or another finite number, before the next choice; where logits are "
             "below that it is the greatest, and chosen again. Set it to -inf", choose=masked_with(0.0)),
 
+    chooses("two logits that differ in their last digits are taken for equal, or exchanged: they are rounded, or "
+            "moved, before they are sorted. A stable sort of them as they are puts equal ones in order, and no others",
+            choose=lambda logits, k: choices(np.round(logits, 6), k)),
+    gives("the softmax is over the experts with the greatest logits, whatever is in `expert`: a router with noise "
+          "chooses others", greatest_ones),
+
     chooses("the queue goes token by token: a token's second choice stands before the next token's first. All first "
             "choices come before all second ones", line=lambda expert, experts: queue(expert, experts, token_by_token)),
     chooses("the second choices queue anew from place 0, where the first choices stand already",
@@ -311,6 +331,8 @@ SIGNATURES = [
              "logits as low: it takes -inf", probs=zero_logits),
     anywhere("the softmax is over the tokens: axis 1 is the experts'", probs=over_tokens),
     chooses("the gates are logits: they take a softmax", gates=raw),
+    anywhere("with k = 1 that is a sigmoid of each logit by itself; asked for is the softmax over all experts",
+             probs=lambda logits, expert: shares(logits, expert) if expert.shape[1] > 1 else 1 / (1 + np.exp(-logits))),
     chooses("the gates are sigmoids, each expert by itself; asked for is a softmax", gates=sigmoids),
     chooses("all gates are equal: then the router has no gradient", gates=equal),
     chooses("these are the probabilities of experts 0, 1 …, not those of the chosen ones: np.take_along_axis",
@@ -331,6 +353,9 @@ SIGNATURES = [
     anywhere("no gradient at all: the choice has none, but the gates have", back=no_gradient),
     anywhere("only the last choice's gradient is there: each adds its own", back=by_last_choice),
     anywhere("the gradients by the gates are put at experts 0, 1 …: gate c belongs to expert[:, c]", back=in_order),
+
+    anywhere("the gradients by the gates are put at the chosen experts in the order of their numbers: gate c belongs "
+             "to expert[:, c]", back=by_numbers),
 
     anywhere("an empty place holds 0, which is token 0: it takes -1", rows=lambda **given: table(**given, empty=0)),
     anywhere("what finds no place overwrites the last one: it is dropped", rows=crowded),

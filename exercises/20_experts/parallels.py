@@ -3,6 +3,9 @@
 A list has an item per rank.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 
 from . import balances, routing
@@ -45,11 +48,10 @@ def draw_layer(rng, ranks, per_rank, k, capacity, passes, tokens):
 
 
 def draw_grads(rng, ranks, ep):
-    """The ranks along ep are neighbours."""
-    shared = [(3, 4), (5,), (2, 3, 2), (2, 2, 3)]
+    """The ranks along ep are neighbours. One array has three axes like the experts', and a name that is like theirs."""
+    shapes = {"router": (3, 4), "bias": (5,), "up": (2, 3, 2), "down": (2, 2, 3), "downscale": (2, 1, 3)}
     return [{"what": "gradients", "ep": ep, "count": int(rng.integers(3, 30)), "grads":
-             dict(zip(("router", "bias", "up", "down"), (rng.standard_normal(shape) for shape in shared),
-                      strict=True))} for _ in range(ranks)]
+             {name: rng.standard_normal(shape) for name, shape in shapes.items()}} for _ in range(ranks)]
 
 
 def cases(rng, ranks):
@@ -139,17 +141,39 @@ def mlp_back(x, up, down, dy):
             np.einsum("erh,ers->ehs", 0.5 * z * (1 + np.tanh(inner)), dy))
 
 
+class Pass(NamedTuple):
+    """Inputs of a rank and of one pass; two are equal if they are the same objects."""
+
+    rank: dict
+    step: dict
+
+    def __eq__(self, other):
+        return self.rank is other.rank and self.step is other.step
+
+    def __hash__(self):
+        return hash((id(self.rank), id(self.step)))
+
+
+@lru_cache(maxsize=64)
+def chosen(given):
+    """All of a rank's routing of one pass, which most of the mistakes leave as it is: worked out once for all."""
+    x = given.step["x"]
+    logits = x @ given.rank["params"]["router"]
+    expert = routing.choices(logits, given.rank["k"])
+    slot = routing.queue(expert, logits.shape[1])
+    return {"x": x, "logits": logits, "expert": expert, "slot": slot, "balance": balance_of(logits, expert),
+            "gates": np.take_along_axis(routing.shares(logits, expert), expert, 1),
+            "rows": routing.table(expert, slot, logits.shape[1], given.rank["capacity"])}
+
+
+def balance_of(logits, expert, choices=first_choices):
+    return balances.balance({"what": "balance_loss", "logits": logits, "first": choices(expert)})
+
+
 def routed(rank, step, gate=forward_gates, choices=first_choices):
-    """All of a rank's routing of one pass."""
-    x, k, capacity = step["x"], rank["k"], rank["capacity"]
-    logits = x @ rank["params"]["router"]
-    experts = logits.shape[1]
-    expert = routing.choices(logits, k)
-    slot = routing.queue(expert, experts)
-    raw = np.take_along_axis(routing.shares(logits, expert), expert, 1)
-    told = {"what": "balance_loss", "logits": logits, "first": choices(expert)}
-    return {"x": x, "logits": logits, "expert": expert, "slot": slot, "gates": gate(raw, slot < capacity),
-            "rows": routing.table(expert, slot, experts, capacity), "balance": balances.balance(told)}
+    found = chosen(Pass(rank, step))
+    balance = found["balance"] if choices is first_choices else balance_of(found["logits"], found["expert"], choices)
+    return found | {"gates": gate(found["gates"], found["slot"] < rank["capacity"]), "balance": balance}
 
 
 def gather(one, before):

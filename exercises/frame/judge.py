@@ -204,9 +204,9 @@ def explained(check, signature, cases, outputs, truths, wrong):
     if None not in only:
         return ""
     names = [label for label in only if label is not None]
-    every = len(names) == len(all_leaves(truths[0][0]))
-    if every:
-        return f"only on rank {', '.join(str(rank) for rank in ranks if rank is not None)}: "
+    if set(names) == {label for i, _ in wrong for right in truths[i] for label in all_leaves(right)}:
+        several = len(truths[0]) > 1
+        return f"only on rank {', '.join(str(rank) for rank in ranks if rank is not None)}: " if several else ""
     return f"only {', '.join(names[:FEW])}{' …' * (len(names) > FEW)}: "
 
 

@@ -32,7 +32,7 @@ def positions(time, rank, size):
 def products(q_at, k_at):
     """Which halves are to be multiplied: [(i, j)], queries' half i by keys' half j, 0 the first and 1 the second.
 
-    q_at, k_at  integers: positions, of an even number each; they rise within a half
+    q_at, k_at  integers: positions, of an even number each (not always the same); they rise within a half
 
     A product is left out if none of its queries sees any of its keys.
     """

@@ -230,6 +230,24 @@ def test_a_signature_must_explain_everything_that_is_wrong():
     assert "in case 1 of 2: every rank has k=7" in said(lambda x: x)
 
 
+class Untouched(Doubled):
+    """Its first case has one output, its others have two."""
+
+    def truth(self, case):
+        found = super().truth(case)
+        return [{"y": rank["y"]} for rank in found] if case[0]["x"][0] == 1 else found
+
+
+def test_which_leaves_a_mistake_shows_in_is_said_of_the_case_in_which_it_shows():
+    cases = [[{"x": np.arange(first, first + 3), "k": 7}] for first in (1.0, 2.0)]
+    one, other = (case[0]["x"] for case in cases)
+    right, wrong = Outputs(y=2 * other, z=[2 * other, 2 * other]), Outputs(y=other, z=[other, other])
+    half = Outputs(y=2 * other, z=[2 * other, other])
+    assert judged(Untouched(), cases, [[Outputs(y=2 * one)], [half]], 1).sentence == "only z[1]: nothing was done"
+    two, outputs = [case * 2 for case in cases], [[Outputs(y=2 * one)] * 2, [right, wrong]]
+    assert judged(Untouched(), two, outputs, 2).sentence == "only on rank 1: nothing was done"
+
+
 @pytest.mark.parametrize("y, text", [
     (lambda x: 5 * x, "every element of y is 2.500 times what it should be"),
     (lambda x: -2 * x, "every element of y has the wrong sign"),
