@@ -59,7 +59,7 @@ class DistributedDataParallel(ReducingModule):
         self.comm_hook = comm_hooks.all_reduce
         self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
         self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        self.parameters_in_order = [p for p in module.parameters() if p.requires_grad]
+        self.parameters_in_order = tuple(p for p in module.parameters() if p.requires_grad)
         self._fill_buckets(self._cut(self.parameters_in_order[::-1]))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
         for p in self.parameters_in_order:
