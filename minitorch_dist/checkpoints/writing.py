@@ -47,7 +47,11 @@ class Saving:
             del _started[done]
         _started[os.path.abspath(self._partial)] = self
         self._thread = threading.Thread(target=self._run, name=f"writes {self.path.name}")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:   # a limit on threads; the other ranks are writing, and hear of it when all wait
+            self._fail(OSError(errno.EAGAIN, str(error), str(self.path)))
+            self._written.set()
 
     def is_completed(self):
         """Whether this rank's part is done. Never blocks, and asks no other rank."""
@@ -104,11 +108,14 @@ class Saving:
                 publish(self._partial, self.path, self._index)
                 self._published = True
         except BaseException as error:      # wait raises it
-            self._failure, self._pieces = error, None
-            print(f"rank {self._rank}: {self.path} couldn't be written, and the checkpoints before it stay: {error}",
-                  file=sys.stderr, flush=True)
+            self._fail(error)
         finally:
             self._written.set()
+
+    def _fail(self, error):
+        self._failure, self._pieces = error, None
+        print(f"rank {self._rank}: {self.path} couldn't be written, and the checkpoints before it stay: {error}",
+              file=sys.stderr, flush=True)
 
     def _notes(self):
         """{file: its facts} of all ranks, on the one that is to publish them; None on others."""

@@ -118,3 +118,25 @@ def no_memory(path):
         writing.write = write
     world.barrier()
     return errors, sorted(file.name for file in Path(path).parent.iterdir())
+
+
+def no_thread(path):
+    """Rank 1 may start none: what the wait raises, and what is left."""
+    world = comm.world()
+    model, start, error = DistributedDataParallel(nn.Linear(30, 20), world), writing.threading.Thread.start, None
+
+    def limited(thread):
+        if world.rank == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+    writing.threading.Thread.start = limited
+    try:
+        saving = checkpoints.save(path, model, None, None, world, async_op=True)
+    finally:
+        writing.threading.Thread.start = start
+    try:
+        saving.wait()
+    except OSError as raised:
+        error = raised.strerror
+    world.barrier()
+    return error, sorted(file.name for file in Path(path).parent.iterdir())

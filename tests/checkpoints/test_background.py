@@ -118,6 +118,11 @@ def test_a_rank_without_memory(tmp_path):
     assert crews.call(CASES + "no_memory", 2, args=(str(tmp_path / "one"),)) == [(["no room"] * 2, [])] * 2
 
 
+def test_a_rank_that_may_start_no_thread(tmp_path):
+    """The other rank writes, and nobody gives the folder a name: the wait says why on both."""
+    assert crews.call(CASES + "no_thread", 2, args=(str(tmp_path / "one"),)) == [("can't start new thread", [])] * 2
+
+
 def test_a_wait_that_ctrl_c_has_ended_is_waited_again(tmp_path, monkeypatch):
     model, optimizer = model_and_optimizer()
     there, gate, write = Checkpoints(tmp_path, async_op=True), threading.Event(), writing.write
