@@ -17,6 +17,7 @@ from minitorch_dist import backend, comm, nn, optim, program, training, viz
 from minitorch_dist.backend import xp
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, addition, read_text
+from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel
 
 TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
@@ -28,7 +29,7 @@ SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads"
 OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
            "temperature")
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "kv_heads", "eval_every", "eval_windows", "sample", "save_every"),
+    program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "eval_every", "eval_windows", "sample", "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
     program.PROBABILITY: ("dropout",),
 }
@@ -119,8 +120,12 @@ def parse(argv):
         p.add_argument(f"--{name.replace('_', '-')}", type=int,
                        help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
-    p.add_argument("--positions", choices=["learned", "rotary"], default="learned", help="how positions are told")
-    p.add_argument("--norm", choices=["layer", "rms"], default="layer", help="which norm")
+    p.add_argument("--family", choices=list(FAMILIES), default="gpt",
+                   help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own")
+    p.add_argument("--hidden", type=int, help="features within the feed-forward (default: 4 · dim; a llama's, which "
+                   "has a gate as well, 8/3 · dim, up to a multiple of 16)")
+    p.add_argument("--positions", choices=["learned", "rotary"], help="how positions are told (default: the family's)")
+    p.add_argument("--norm", choices=["layer", "rms"], help="which norm (default: the family's)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
@@ -144,6 +149,10 @@ def parse(argv):
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+    for name, usual in {"positions": "learned", "norm": "layer"}.items():
+        setattr(args, name, getattr(args, name) or FAMILIES[args.family].get(name, usual))
+    if args.hidden is None:
+        args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
     p.check_ranges(args, RANGES)
     return args
 
@@ -178,8 +187,9 @@ def prepare(args, world):
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
     mt.manual_seed(args.seed)
+    options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-                   args.positions, args.norm).to(device)
+                   hidden=args.hidden, **options).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     warmup = min(args.warmup, args.steps // 2)

@@ -27,7 +27,7 @@ from .parallel.exact import check_shape
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
-               accumulate=1, stop=False, amp=None, scaler=None):
+               accumulate=1, stop=False, amp=None, scaler=None, noise=None):
     """One optimizer step on a global batch.
 
     model      a DistributedDataParallel; the batch is moved to its device
@@ -39,6 +39,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
     amp        the 16 bits of forward under autocast, "float16" or "bfloat16"; None: all in the model's own precision
     scaler     a GradScaler: the step is left out where it finds inf or NaN
+    noise      a GradientNoiseScale of the model, which takes this step in; its small batches are the pieces
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
@@ -58,8 +59,12 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                       backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
                     losses = loss_sum(model, piece.to(device))
                     scaler.scale(losses * scale).backward()
+                if noise is not None:
+                    noise.after_backward(len(piece.labels))
                 loss += losses.item()
             total.add(xp.array([loss, float(stop)]))
+    if noise is not None:
+        noise.update(scaler.get_scale())
     if clip is not None:
         scaler.unscale_(optimizer)
         if not scaler.found_inf(optimizer):

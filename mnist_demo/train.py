@@ -21,6 +21,7 @@ from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.noise_scale import GradientNoiseScale
 
 sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
 import mine  # noqa: E402
@@ -84,6 +85,8 @@ def parse(argv):
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
+    p.add_argument("--noise-scale", action="store_true", help="measure the gradient noise scale: which batch size is "
+                   "worth it")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
     p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
                    help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
@@ -109,6 +112,8 @@ def parse(argv):
     if args.mine:
         if args.exact or args.comm or args.device != "cpu":
             p.error("--mine runs on the CPU, with your own collective and sums: without --exact, --comm and --device")
+        if args.noise_scale:
+            p.error("--noise-scale measures the library's gradients: without --mine")
         if args.resume or args.save_every or args.async_save:
             p.error("--mine can't go on from a checkpoint, which knows nothing of your optimizer's state: without "
                     "--save-every, --async-save and --resume")
@@ -138,6 +143,11 @@ def accuracy(model, images, labels, world):
     return 100.0 * int(right[0]) / len(labels)
 
 
+def finite(number):
+    """What JSON has of a number: None for inf and NaN."""
+    return number if xp.isfinite(number) else None
+
+
 def prepare(args, world, plugged):
     """All that training needs, and nothing begun. ValueError or OSError on all ranks where something doesn't fit."""
     world.algorithm = plugged.algorithm(args.comm or world.algorithm)
@@ -159,6 +169,9 @@ def prepare(args, world, plugged):
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
     plugged.hook(model)
+    noise = GradientNoiseScale(model) if args.noise_scale else None
+    if noise and not args.exact and world.size * args.accumulate < 2:
+        raise ValueError("--noise-scale compares gradients of parts of a batch: take 2 ranks, or --accumulate 2")
     groups = training.decay_groups(model, args.weight_decay)
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
@@ -170,9 +183,11 @@ def prepare(args, world, plugged):
     # Last: what doesn't fit leaves the files of an earlier run alone.
     run = training.Run(args.out, world, settings, args.resume, args.async_save)
     run.restore(model, optimizer, schedule, scaler)
+    if noise and "noise" in run.facts:
+        noise.load_state_dict(run.facts["noise"])
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
-                              scaler=scaler)
+                              scaler=scaler, noise=noise)
 
 
 def train(args, world, plugged=LIBRARY):
@@ -180,7 +195,7 @@ def train(args, world, plugged=LIBRARY):
     with program.usage_errors("train.py"):
         ready = prepare(args, world, plugged)
     run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
-    steps, epochs, optimizer, percent = ready.steps, ready.epochs, ready.optimizer, None
+    steps, epochs, optimizer, noise, percent = ready.steps, ready.epochs, ready.optimizer, ready.noise, None
     tracer = program.Tracer(world, args.out, steps=range(run.step + 4, run.step + 4 + args.trace))
     with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -193,17 +208,19 @@ def train(args, world, plugged=LIBRARY):
                 loss, stop = training.train_step(
                     model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=args.seed, step=run.step,
                     clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted,
-                    amp=args.amp, scaler=ready.scaler)
+                    amp=args.amp, scaler=ready.scaler, noise=noise)
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
                 if not args.mine and (stop or run.due(args.save_every, steps)):
-                    run.save(model, optimizer, ready.scaler)
+                    run.save(model, optimizer, ready.scaler, **{"noise": noise.state_dict()} if noise else {})
                 if stop or run.step == steps:
                     break
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
             progress.say(f"epoch {epoch + 1} of {epochs}: loss {loss:.4f}, test accuracy {percent:.2f} %, "
                          f"{run.speed:,.0f} samples/s")
+            if noise:
+                progress.say(noise.told(loader.sampler.batch_size))
             if stop:
                 progress.say(interrupt.said(run, steps, goes_on=not args.mine))
                 break
@@ -216,7 +233,7 @@ def train(args, world, plugged=LIBRARY):
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
         compile=args.compile, amp=args.amp, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs,
-        interrupted=stop, exit_status=status)
+        interrupted=stop, exit_status=status, **{"gradient_noise_scale": finite(noise.scale)} if noise else {})
 
 
 def train_mine(args, world):

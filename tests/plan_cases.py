@@ -7,6 +7,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
 from minitorch_dist.compress import lora
+from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
@@ -17,14 +18,17 @@ from minitorch_dist.plan import GPT, Device
 from tests.device import fake_cupy
 
 SMALL = GPT(layers=3, width=36, heads=4, vocabulary=50, context=16)
+SIZES = {"gpt": SMALL, "llama": GPT(layers=3, width=40, heads=4, vocabulary=50, context=16, family="llama", kv_heads=2,
+                                    hidden=28)}
 SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7)
 
 
 def gpt(sizes):
     """The real model of a plan's sizes."""
     mt.manual_seed(4)
-    return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width,
-                  dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied,
+    return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
+                  dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
+                  **FAMILIES[sizes.family],
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor}
                   if sizes.experts else None)
 
@@ -160,11 +164,13 @@ class Front(nn.Module):
 
     def __init__(self, whole):
         super().__init__()
-        self.embed, self.position, self.dropout = whole.embed, whole.position, whole.dropout
-        self.context = whole.context
+        self.embed, self.dropout, self.context = whole.embed, whole.dropout, whole.context
+        self.position = whole.position if whole.positions == "learned" else None
 
     def forward(self, x):
         time = x.shape[1]
+        if self.position is None:
+            return self.dropout(self.embed(x))
         return self.dropout(self.embed(x) + self.position(slice(time) if self.context is None else
                                                           self.context.positions(time)))
 

@@ -8,7 +8,7 @@ from minitorch_dist.parallel.schedules import play
 from minitorch_dist.plan import DEVICES, Job, plan
 from minitorch_dist.plan.paper import gathered, pieces_of, units
 
-from .plan_cases import SMALL
+from .plan_cases import SIZES
 
 V100 = DEVICES["V100"]
 
@@ -23,10 +23,10 @@ def sent(rank, axis):
     return sum(c.sent for c in rank.collectives if c.axis == axis)
 
 
-def job_of(more):
+def job_of(more, family="gpt"):
     """A small Job in float32, but for these."""
     more = {"precision": "float32", "batch": 12, "time": 11, **more}
-    return Job(**more | {"model": replace(SMALL, **more.get("model", {}))})
+    return Job(**more | {"model": replace(SIZES[family], **more.get("model", {}))})
 
 
 def check_step(job, everyone):

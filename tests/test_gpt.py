@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import nn, training
+from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.testing import ranks
 from tests import crews, here
 from tests.crews import threads
@@ -60,10 +61,12 @@ def test_it_learns_to_add(tmp_path):
 
 
 def test_one_curve_on_one_and_two_ranks(tmp_path):
-    flags = [*TINY, "--dropout", "0.1", "--kv-heads", "1", "--positions", "rotary", "--norm", "rms"]
-    (alone, first, _, _), (together, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
+    flags = [*TINY, "--dropout", "0.1", "--kv-heads", "1", "--family", "llama"]
+    (alone, first, _, out), (together, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
     assert together["ranks"] == 2 and max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-5
     assert abs(alone["validation_loss"] - together["validation_loss"]) < 1e-5
+    with np.load(out / "parameters.npz") as state:
+        nn.GPT(12, 8, 1, 2, 16, 1, tied=False, hidden=48, **FAMILIES["llama"]).load_state_dict(dict(state))
     exact = {n: train(tmp_path, n, *flags, "--exact", env=threads(n)) for n in (1, 2, 4)}
     assert len({run[0]["parameters_sha256"] for run in exact.values()}) == 1
     for run in exact.values():

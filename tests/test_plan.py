@@ -18,7 +18,7 @@ from minitorch_dist.plan.paper import gpu_hours, span_of_shards
 from tests.crews import crews
 
 from . import plan_cases, plan_checks
-from .plan_cases import SIMPLE, SMALL
+from .plan_cases import SIMPLE, SIZES, SMALL
 from .plan_checks import V100, job_of, rank_of, sent
 
 CASES = "tests.plan_cases:"
@@ -81,13 +81,15 @@ def test_zero_bubbles_memory(schedule, held):
 
 def test_published_sizes():
     """Mixtral 8x7B (Jiang et al. 2024): 46.7 B parameters, 12.9 B of them active; Llama 3 405B (Dubey et al. 2024) and
-    7B of the first Llama: as their weights are published, to the parameter."""
+    the first Llamas (Touvron et al. 2023): as their weights are published, to the parameter."""
     mixtral = GPT(32, 4096, 32, 32000, 32768, tied=False, kv_heads=8, hidden=14336, family="llama", experts=8, top_k=2)
     assert mixtral.count == 46_702_792_704 and round(mixtral.active / 1e9, 1) == 12.9
     assert replace(mixtral, top_k=8).active == mixtral.count
     llama = GPT(126, 16384, 128, 128256, 131072, tied=False, kv_heads=8, hidden=53248, family="llama")
     assert llama.count == llama.active == 405_853_388_800
-    assert GPT(32, 4096, 32, 32000, 2048, tied=False, hidden=11008, family="llama").count == 6_738_415_616
+    for sizes, hidden, count in (((32, 4096, 32), 11008, 6_738_415_616), ((40, 5120, 40), 13824, 13_015_864_320),
+                                 ((60, 6656, 52), 17920, 32_528_943_616), ((80, 8192, 64), 22016, 65_285_660_672)):
+        assert GPT(*sizes, 32000, 2048, tied=False, hidden=hidden, family="llama").count == count
 
 
 def test_llama_3s_long_context():
@@ -136,24 +138,26 @@ def test_bubbles(schedule, p, m, v):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("experts", [0, 5])
-def test_parameters_are_the_models(tied, experts):
-    sizes = replace(SMALL, tied=tied, experts=experts)
+@pytest.mark.parametrize("family", SIZES)
+def test_parameters_are_the_models(family, tied, experts):
+    sizes = replace(SIZES[family], tied=tied, experts=experts)
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in sizes.block(1)]
     real = [(name, p.shape) for name, p in plan_cases.gpt(sizes).named_parameters()]
     assert sizes.embedding(1) + blocks + sizes.output(1) == real
     assert sizes.count == sum(math.prod(shape) for _, shape in real)
 
 
-@pytest.mark.parametrize("tied, n", [(True, 2), (False, 4)])
-def test_parts_are_the_cut_models(tied, n):
+@pytest.mark.parametrize("family, tied, n", [("gpt", True, 2), ("gpt", False, 4), ("llama", False, 2)])
+def test_parts_are_the_cut_models(family, tied, n):
     """Of the last rank, which has most rows of the vocabulary; padding would hide a vector."""
-    sizes = replace(SMALL, tied=tied, vocabulary=53)
+    sizes = replace(SIZES[family], tied=tied, vocabulary=53)
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in sizes.block(n)]
     assert crews.call(CASES + "parts", n, (asdict(sizes),))[-1] == sizes.embedding(n) + blocks + sizes.output(n)
 
 
-def test_experts_are_the_divided_models():
-    sizes = replace(SMALL, experts=6)
+@pytest.mark.parametrize("family", SIZES)
+def test_experts_are_the_divided_models(family):
+    sizes = replace(SIZES[family], experts=6)
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in sizes.block(1, 2)]
     assert crews.call(CASES + "parts", 2, (asdict(sizes),))[-1] == sizes.embedding(1) + blocks + sizes.output(1)
 
@@ -168,8 +172,9 @@ def test_buckets_are_the_librarys():
 
 
 @pytest.mark.parametrize("experts, k", [(0, 1), (4, 1), (6, 3)])
-def test_flops_are_the_models(experts, k):
-    sizes, tokens = replace(SMALL, experts=experts, top_k=k), np.zeros((5, 11), int)
+@pytest.mark.parametrize("family", SIZES)
+def test_flops_are_the_models(family, experts, k):
+    sizes, tokens = replace(SIZES[family], experts=experts, top_k=k), np.zeros((5, 11), int)
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
@@ -201,6 +206,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "2, two copies": {"dp": 4, "stage": 2, "shard_over": 2},
     "3, two copies": {"dp": 4, "stage": 3, "shard_over": 2, "micro_batches": 2},
     "ring, 1, two copies": {"dp": 2, "cp": 2, "time": 12, "stage": 1, "shard_over": 2},
+    "grouped": {"tp": 2, "model": {"kv_heads": 2, "hidden": 50}},
     "both": {"tp": 2, "dp": 2, "stage": 3}, "both, ddp": {"tp": 2, "dp": 2, "micro_batches": 2},
     "ring of 4": {"cp": 4, "time": 16, "micro_batches": 2, "model": {"dropout": False}},
     "ring, 3": {"cp": 2, "dp": 2, "time": 12, "stage": 3}, "ring, tensors": {"cp": 2, "tp": 2, "time": 12},
@@ -219,16 +225,21 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_what_is_held_and_sent_is_what_the_ledger_counts(name):
-    job = job_of(RUNS[name])
+LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
+          "experts, one each", "experts, 3, divided twice")
+
+
+@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS)])
+def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
+    job = job_of(RUNS[name], family)
     plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
 
 
 @pytest.mark.parametrize("more", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True, "time": 10}], ids=str)
-def test_the_order_of_gradients(more):
+@pytest.mark.parametrize("family", SIZES)
+def test_the_order_of_gradients(family, more):
     """By which buckets are cut: of a norm's weight and bias it doesn't matter which comes first."""
-    job = job_of(more)
+    job = job_of(more, family)
     assert crews.call(CASES + "arrivals", job.ranks, (asdict(job),))[-1] == \
         [p.shape for p in job.arrivals(job.stages_of(0)[0])]
 
@@ -285,10 +296,11 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_what_a_pipeline_holds_and_sends(name):
+@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in PIPELINES), ("llama", "zb-h1, uneven"),
+                                          ("llama", "sequences")])
+def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
-    job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})})
+    job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)
     plan_checks.check_pipeline(job, crews.call(CASES + "pipeline", job.ranks, (asdict(job), bounds)))
 
 

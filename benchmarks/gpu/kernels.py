@@ -144,6 +144,7 @@ def steps_of_ops(cupy, size):
              "rms_norm": ((x, vector), lambda: mt.rms_norm(x, width, vector)),
              "gelu": ((x,), lambda: mt.gelu(x, "tanh")),
              "linear_gelu": ((x, square, vector), lambda: mt.linear_gelu(x, square, vector, "tanh")),
+             "swiglu": ((x, y), lambda: mt.swiglu(x, y)),
              "attention": (heads, lambda: mt.scaled_dot_product_attention(*heads, is_causal=True))}
 
     def step(leaves, call):

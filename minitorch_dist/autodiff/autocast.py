@@ -42,8 +42,8 @@ CLASSES = {
     AS_GIVEN: "add sub mul div neg mod maximum minimum sqrt sin cos tanh abs sign floor ceil isnan isfinite sigmoid "
               "relu erf greater greater_equal less less_equal equal not_equal logical_and logical_or logical_xor "
               "logical_not floor_divide where astype reshape transpose split pick concatenate getitem scatter_add "
-              "reorder sort broadcast_to max min argmax argmin any all gelu windows fold to_device max_pool avg_pool "
-              "scatter_to gather_from all_to_all",
+              "reorder sort broadcast_to max min argmax argmin any all gelu swiglu windows fold to_device max_pool "
+              "avg_pool scatter_to gather_from all_to_all",
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names.split()}
 DTYPES = ("float16", "bfloat16")        # that autocast knows

@@ -30,7 +30,8 @@ def checkpoint(f, save=()):
     the bit.
 
     save  names of ops (mt.OPS) whose results are stored, too, and not computed again: those that take long,
-          ("matmul", "linear", "attention"). They go by no saved_tensors_hooks. ValueError for a name that isn't one
+          ("matmul", "linear", "attention"), a Linear without a bias being a matmul. They go by no saved_tensors_hooks.
+          ValueError for a name that isn't one
 
     f may close over parameters, return nested arrays, draw random numbers (the streams are set back for the second
     run) and hold checkpoints itself; it must do the same in both runs, and backward raises RuntimeError where it

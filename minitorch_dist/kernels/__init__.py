@@ -44,8 +44,8 @@ import numpy as np
 from ..backend import Placeholder
 
 # Every module with KERNELS, in the order of reading.
-MODULES = ("add", "adam", "softmax_cross_entropy", "column_sums", "segment_sums", "norms", "bias_gelu", "dropout",
-           "matmul", "flash_attention")
+MODULES = ("add", "adam", "softmax_cross_entropy", "column_sums", "segment_sums", "norms", "bias_gelu", "swiglu",
+           "dropout", "matmul", "flash_attention")
 
 
 class Entry(NamedTuple):
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 # Op of the op table -> Entry.
 OPS = {"softmax_cross_entropy": Entry("softmax_cross_entropy"), "layer_norm": Entry("norms"),
        "rms_norm": Entry("norms"), "gelu": Entry("bias_gelu"), "linear_gelu": Entry("bias_gelu"),
-       "attention": Entry("flash_attention")}
+       "swiglu": Entry("swiglu"), "attention": Entry("flash_attention")}
 
 
 class Op(NamedTuple):

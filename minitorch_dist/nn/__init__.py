@@ -4,7 +4,7 @@ from ..torch_names import of_module
 from . import init
 from .absent import without_values
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
-from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
@@ -18,6 +18,6 @@ __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
     "ImageTransformer", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "ModuleList",
     "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid",
-    "Summary", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss", "summary",
+    "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss", "summary",
     "without_values",
 ]

@@ -89,6 +89,16 @@ class GELU(Module):
         return "" if self.approximate == "none" else f"approximate={self.approximate!r}"
 
 
+class SwiGLU(Module):
+    """silu(gate) · up of two halves side by side: (…, 2 · features), the gate's first -> (…, features). See mt.swiglu.
+    ValueError where the last axis is odd."""
+
+    def forward(self, x):
+        if x.shape[-1] % 2:
+            raise ValueError(f"SwiGLU: {x.shape[-1]} features are no two halves, a gate and what passes it")
+        return ops.swiglu(*ops.chunk(x, 2, -1))
+
+
 class Flatten(Module):
     """(n, …) -> (n, product of the rest)."""
 

@@ -30,7 +30,7 @@ class Module:
     names in the same order on every rank.
     """
 
-    keeps_dtypes = False        # whether to(dtype) leaves this module's own parameters as they are
+    keeps_dtypes = False        # whether to(dtype) leaves this module's own parameters and buffers as they are
 
     def __init__(self):
         for table in ("_parameters", "_buffers", "_modules", "_lists"):
@@ -310,7 +310,7 @@ class Module:
             if grad is not None:
                 p.grad = moved(grad.data)
         for module in self.modules():
-            for name, value in module._buffers.items():
+            for name, value in () if module.keeps_dtypes and dtype is not None else module._buffers.items():
                 if isinstance(value, Tensor):
                     value.data = moved(value.data)
                 elif value is not None:

@@ -10,8 +10,15 @@ and blind to the others: with a sequence as a group the result doesn't depend on
 second choices are dropped depends on all first ones, later tokens' too: a model that must not see the future takes
 k = 1 with a sequence as a group, or a capacity_factor of experts/k, which drops nothing.
 
+Each expert has a score for each token, and the greatest ones are chosen. GShard and Switch take the softmax for it, and
+a loss beside that keeps the experts equally busy. DeepSeek-V3 takes a sigmoid of each logit by itself, and puts an
+expert's bias onto its scores while tokens choose: who is busier than the mean gets less of it after each step, and no
+gradient pulls at the router that has nothing to do with the task (parallel/expert_bias.py).
+
 Sources: Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021, "GShard" (k = 2); Fedus et al.
-2022, "Switch Transformers" (k = 1); Zoph et al. 2022, "ST-MoE" (z-loss).
+2022, "Switch Transformers" (k = 1); Zoph et al. 2022, "ST-MoE" (z-loss); Dai et al. 2024, "DeepSeekMoE" (shared
+experts); Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixture-of-experts" (bias); DeepSeek-AI
+2024, "DeepSeek-V3 technical report", 2.1.2.
 """
 
 import math
@@ -19,8 +26,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..autodiff import ops
+from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import module_of, xp, zeros_like
+from ..backend import assign, module_of, to_device_of, xp, zeros_like
 from . import init
 from .layers import Linear
 from .module import Module, Parameter
@@ -30,7 +38,7 @@ class Routing(NamedTuple):
     """Which token goes where. Its text is a table.
 
     experts, capacity  how many experts there are, and how many tokens of a group each takes
-    expert   integers (groups, tokens, k): the experts that each token chose, the likeliest first
+    expert   integers (groups, tokens, k): the experts that each token chose, the best first
     slot     integers, the same shape: its place in that expert's queue
     gates    the same shape: what the expert's answer is multiplied by; they have the gradients
     """
@@ -45,6 +53,17 @@ class Routing(NamedTuple):
     def kept(self):
         """bool, of expert's shape: whether the choice found a place; the others are dropped."""
         return self.slot < self.capacity
+
+    @property
+    def load(self):
+        """Integers (experts,): how many of the tokens chose each, before any was dropped."""
+        return (self.expert[..., None] == xp.arange(self.experts, like=self.expert)).sum((0, 1, 2))
+
+    def visits(self, nodes):
+        """Integers (nodes,): how many of the tokens chose an expert on each node, consecutive ones being on the same:
+        the rows that go there if a token goes to a node once. (parallel/moe.py sends a row per choice.)"""
+        node = self.expert // (self.experts // nodes)
+        return (node[..., None] == xp.arange(nodes, like=node)).any(2).sum((0, 1))
 
     @property
     def places(self):
@@ -81,28 +100,69 @@ def capacity_of(tokens, experts, k, capacity_factor):
     return min(tokens, math.ceil(Fraction(str(capacity_factor)) * k * tokens / experts))
 
 
-def route(logits, k, capacity):
+def log_sigmoid(x):
+    """log(1 / (1 + exp(-x))), which doesn't underflow."""
+    return ops.minimum(x, 0.0) - ops.log1p(ops.exp(-ops.absolute(x)))
+
+
+# How logits become scores: (the scores; their logarithms, or what differs from these by a number per token).
+SCORES = {"softmax": (ops.softmax, lambda logits: logits), "sigmoid": (ops.sigmoid, log_sigmoid)}
+
+
+def route(logits, k, capacity, score="softmax", bias=None, nodes=None, scale=1.0):
     """The Routing of (groups, tokens, experts) logits.
 
-    Each token chooses the k experts with the greatest logits; among equal ones the first. All first choices queue in
-    the tokens' order, then all second ones, and so on. Gates are the softmax over the chosen ones, so that they add up
-    to 1 before anything is dropped; with k = 1 the one gate is its probability among all experts (Switch).
+    Each token chooses the k experts with the greatest scores; among equal ones the first. All first choices queue in
+    the tokens' order, then all second ones, and so on. Gates are the scores of the chosen ones, divided by their sum,
+    so that they add up to 1 before anything is dropped; with k = 1 the one gate is the score itself (Switch).
+
+    score  of SCORES: "softmax", the probability among all experts, or "sigmoid", of each logit by itself
+    bias   (experts,): added to the scores for the choice, and not for the gates (Wang)
+    nodes  (how many nodes the experts lie on, consecutive ones on the same, how many of these a token may go to): those
+           whose ⌈k/that⌉ greatest scores have the greatest sum (DeepSeek-V3)
+    scale  of all gates, "routed scaling factor"
     """
     groups, tokens, experts = logits.shape
-    check_choices(k, experts)
-    chosen, expert = ops.topk(logits, k)
-    gates = ops.softmax(chosen) if k > 1 else ops.take_along_axis(ops.softmax(logits), expert)
+    check_choices(k, experts, nodes)
+    scores, logs = SCORES[score]
+    if bias is None and nodes is None:      # by the logits: different ones may round to the same score
+        chosen, expert = ops.topk(logits, k)
+    else:
+        wanted = scores(lower(logits))
+        wanted = wanted if bias is None else wanted + bias
+        _, expert = ops.topk(wanted if nodes is None else within_nodes(wanted, k, *nodes), k)
+        chosen = ops.take_along_axis(logits, expert)
+    gates = ops.softmax(logs(chosen)) if k > 1 else ops.take_along_axis(scores(logits), expert)
     expert = lower(expert)
     queue = expert.transpose(0, 2, 1).reshape(groups, k * tokens, 1)
     ahead = (queue == xp.arange(experts, like=queue)).cumsum(1)
     slot = xp.take_along_axis(ahead, queue, -1).reshape(groups, k, tokens).transpose(0, 2, 1) - 1
-    return Routing(experts, capacity, expert, slot, gates)
+    return Routing(experts, capacity, expert, slot, gates if scale == 1 else gates * scale)
 
 
-def check_choices(k, experts):
-    """ValueError unless a token can choose k of so many experts."""
+def within_nodes(scores, k, nodes, most):
+    """The scores (…, experts), -inf on all nodes but the `most` best ones of each token."""
+    parts = scores.reshape(*scores.shape[:-1], nodes, -1)
+    best, _ = ops.topk(parts, -(-k // most))
+    _, taken = ops.topk(best.sum(-1), most)
+    there = (taken[..., None] == xp.arange(nodes, like=taken)).any(-2)
+    return xp.where(there[..., None], parts, -math.inf).reshape(scores.shape)
+
+
+def check_choices(k, experts, nodes=None):
+    """ValueError unless a token can choose k of so many experts, on so many nodes; see route."""
     if not 1 <= k <= experts:
         raise ValueError(f"mixture of experts: each token can't choose k={k} of {experts} experts; k is 1 to {experts}")
+    if nodes is None:
+        return
+    count, most = nodes
+    if count < 1 or experts % count:
+        raise ValueError(f"mixture of experts: nodes={nodes}: {experts} experts can't lie on {count} nodes equally")
+    if not 1 <= most <= count:
+        raise ValueError(f"mixture of experts: nodes={nodes}: a token goes to 1 to {count} nodes, not to {most}")
+    if -(-k // most) > experts // count:
+        raise ValueError(f"mixture of experts: nodes={nodes}: {most} nodes have {most * experts // count} of the "
+                         f"{experts} experts, too few for the k={k} that each token chooses")
 
 
 def dispatch(x, routing):
@@ -122,10 +182,25 @@ def combine(y, routing):
 
 def balance_loss(logits, routing):
     """E · Σ f·P over the E experts, the mean over groups: 1 when all are used alike. f is the share of tokens whose
-    first choice an expert is, P its mean probability; the gradient goes through P. Sources: Lepikhin, Fedus."""
+    first choice an expert is, P its mean probability; the gradient goes through P. Of sigmoid scores `logits` are the
+    logarithms, and a probability is a score's share of their sum. Sources: Lepikhin, Fedus."""
     first = routing.expert[..., :1] == xp.arange(routing.experts, like=routing.expert)
     share = first.mean(1).astype(lower(logits).dtype)
     return routing.experts * ops.mean(ops.sum(ops.mean(ops.softmax(logits), 1) * share, -1))
+
+
+def sequence_balance_loss(logits, k):
+    """The mean over sequences of Σ f·P over the E experts, 1 when all are used alike in each.
+
+    logits (sequences, tokens, E), or logarithms of sigmoid scores. f is E/k times the share of tokens for which an
+    expert is among the k best, without bias; P the mean of its share of the scores; the gradient goes through P.
+    Source: DeepSeek-V3, eq. 17-20.
+    """
+    experts = logits.shape[-1]
+    best = lower(ops.topk(lower(logits), k)[1])
+    among = (best[..., None] == xp.arange(experts, like=best)).any(2)
+    share = among.mean(1).astype(lower(logits).dtype) * (experts / k)
+    return ops.mean(ops.sum(ops.mean(ops.softmax(logits), 1) * share, -1))
 
 
 def z_loss(logits):
@@ -133,22 +208,34 @@ def z_loss(logits):
     return ops.mean(ops.square(ops.logsumexp(logits, -1)))
 
 
+MLPS = "gelu", "swiglu"
+
+
 class Experts(Module):
     """MLPs of the same shape, each with rows of its own: (experts, rows, size) -> the same.
 
-    up (experts, size, hidden), GELU, down (experts, hidden, size). No biases: an empty row stays 0.
+    mlp "gelu":    up (experts, size, hidden), GELU, down (experts, hidden, size)
+    mlp "swiglu":  down of silu(x @ gate) · (x @ up), gate being of up's shape; as in nn.GPT (Shazeer 2020)
+    No biases: an empty row stays 0.
     """
 
-    def __init__(self, experts, size, hidden, dtype=xp.float32, std=0.02):
+    def __init__(self, experts, size, hidden, dtype=xp.float32, std=0.02, mlp="gelu"):
         super().__init__()
+        if mlp not in MLPS:
+            raise ValueError(f"MoE: mlp={mlp!r}; use {' or '.join(map(repr, MLPS))}")
+        self.mlp = mlp
+        if mlp == "swiglu":
+            self.gate = Parameter(init.normal((experts, size, hidden), std, dtype))
         self.up = Parameter(init.normal((experts, size, hidden), std, dtype))
         self.down = Parameter(init.normal((experts, hidden, size), std, dtype))
 
     def forward(self, x):
+        if self.mlp == "swiglu":
+            return ops.swiglu(x @ self.gate, x @ self.up) @ self.down
         return ops.gelu(x @ self.up, "tanh") @ self.down
 
     def extra_repr(self):
-        return ", ".join(map(str, self.up.shape))
+        return ", ".join(map(str, self.up.shape)) + (f", {self.mlp}" if self.mlp != "gelu" else "")
 
 
 class MoE(Module):
@@ -160,17 +247,37 @@ class MoE(Module):
     capacity_factor  how many more places the experts have than balanced choices need; experts/k drops nothing
     group            which tokens are routed together: None, all of a call; "sequence", those along x's last axis but
                      one; or how many, consecutive ones (ValueError where that doesn't divide their number)
-    balance, z       weights of balance_loss and z_loss in the auxiliary loss
+    balance, z, sequence_balance  weights of balance_loss, z_loss and sequence_balance_loss (of the sequences along x's
+                     last axis but one, whatever the group) in the auxiliary loss
+    mlp              "gelu" or "swiglu": what an expert is; see Experts
+    shared           so many experts beside, which every token goes through: one MLP of shared · hidden features, whose
+                     answer is added
+    score, route_scale, nodes  how experts are chosen, and what the gates are; see route, and its `scale`
+    expert_bias      True: a bias per expert, a buffer of float32, is added to its scores for the choice. The choices of
+                     training are counted in `load`, and parallel/expert_bias.py's update(model), called after each
+                     optimizer step, moves the biases by them. With it balance=0 is usual
+
+    Of DeepSeek-V3, but for its sizes:
+
+        MoE(size, hidden, experts=256, k=8, capacity_factor=256 / 8, balance=0, mlp="swiglu", shared=1, score="sigmoid",
+            route_scale=2.5, nodes=(8, 4), expert_bias=True, sequence_balance=1e-4)
 
     The auxiliary loss is a mean over the call's tokens: times their number, and over that of the global batch, it adds
     up over micro-batches and ranks as the loss does. It is a result like any other, so that checkpoint, compile and
     DistributedDataParallel treat it as one.
     """
 
+    keeps_dtypes = True         # biases of 16 bits would stand still as soon as a step is below their rounding
+
     def __init__(self, size, hidden, experts, k=2, capacity_factor=1.25, group=None, balance=0.01, z=0.0,
-                 dtype=xp.float32, std=0.02):
+                 dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
+                 expert_bias=False, sequence_balance=0.0):
         super().__init__()
-        check_choices(k, experts)
+        check_choices(k, experts, nodes)
+        if score not in SCORES:
+            raise ValueError(f"MoE: score={score!r}; use {' or '.join(map(repr, SCORES))}")
+        if shared < 0:
+            raise ValueError(f"MoE: shared={shared} experts: 0 or more")
         if not 0 < capacity_factor < math.inf:
             raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0")
         if group not in (None, "sequence") and not (isinstance(group, int) and group > 0):
@@ -178,7 +285,18 @@ class MoE(Module):
         self.k, self.capacity_factor, self.group, self.balance, self.z = k, capacity_factor, group, balance, z
         self.router = Linear(size, experts, bias=False, dtype=dtype,
                              weight_init=lambda shape, dtype: init.normal(shape, std, dtype))
-        self.experts = Experts(experts, size, hidden, dtype, std)
+        self.experts = Experts(experts, size, hidden, dtype, std, mlp)
+        self.shared = Experts(1, size, shared * hidden, dtype, std, mlp) if shared else None
+        self.score, self.route_scale, self.nodes, self.sequence_balance = score, route_scale, nodes, sequence_balance
+        self.expert_bias = self.load = None
+        if expert_bias:
+            self.register_buffer("expert_bias", xp.zeros(experts, xp.float32))
+            self.load = xp.zeros(experts, xp.int64)
+
+    @property
+    def ends(self):
+        """The parameters that make what is added to the residual connection."""
+        return [part.down for part in (self.experts, self.shared) if part is not None]
 
     def routing(self, x):
         """(logits (groups, tokens, experts), Routing) of (…, size)."""
@@ -188,14 +306,30 @@ class MoE(Module):
             raise ValueError(f"MoE: the {count} tokens of an input {list(x.shape)} can't be routed in groups of "
                              f"{tokens}: cut or pad them to a multiple")
         logits = ops.reshape(self.router(x), (count // tokens, tokens, experts))
-        return logits, route(logits, self.k, capacity_of(tokens, experts, self.k, self.capacity_factor))
+        capacity = capacity_of(tokens, experts, self.k, self.capacity_factor)
+        return logits, route(logits, self.k, capacity, self.score, self.expert_bias, self.nodes, self.route_scale)
 
     def forward(self, x):
         logits, routing = self.routing(x)
-        y = combine(self.experts(dispatch(ops.reshape(x, (-1, x.shape[-1])), routing)), routing)
-        aux = self.balance * balance_loss(logits, routing) + self.z * z_loss(logits)
-        return ops.reshape(y, x.shape), aux
+        if self.expert_bias is not None and self.training and not is_recomputing():
+            self.load = to_device_of(self.load, self.expert_bias)
+            assign(self.load, self.load + routing.load)
+        rows = ops.reshape(x, (-1, x.shape[-1]))
+        y = combine(self.experts(dispatch(rows, routing)), routing)
+        if self.shared is not None:
+            y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]
+        return ops.reshape(y, x.shape), self._auxiliary(logits, routing, x.shape)
+
+    def _auxiliary(self, logits, routing, shape):
+        logs = SCORES[self.score][1](logits)
+        aux = self.balance * balance_loss(logs, routing) + self.z * z_loss(logits)
+        if self.sequence_balance:
+            sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
+            aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k)
+        return aux
 
     def extra_repr(self):
-        return f"k={self.k}, capacity_factor={self.capacity_factor}" + \
-            (f", group={self.group!r}" if self.group else "")
+        default = {"group": None, "score": "softmax", "route_scale": 1, "nodes": None}
+        return ", ".join([f"k={self.k}, capacity_factor={self.capacity_factor}",
+                          *(f"{name}={value!r}" for name in default if (value := getattr(self, name)) != default[name]),
+                          *["expert_bias=True"] * (self.expert_bias is not None)])

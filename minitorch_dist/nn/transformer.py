@@ -8,7 +8,7 @@ from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import module_of, to_device_of, xp
 from . import init
-from .layers import GELU, Dropout, Linear
+from .layers import GELU, Dropout, Linear, SwiGLU
 from .module import Module, Parameter, Sequential
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
@@ -57,14 +57,16 @@ class MultiHeadAttention(Module):
     kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
     causal      no position sees a later one
     rotary      turn queries and keys by their positions
+    bias        whether the two Linears have one
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal), attention; see parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale), attention; see parallel/context_parallel.py
+    scale       what scores are multiplied by; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
     """
 
-    context = None
+    context = scale = None
 
-    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02):
+    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True):
         super().__init__()
         kv_heads = kv_heads or heads
         if dim % heads or heads % kv_heads:
@@ -74,8 +76,8 @@ class MultiHeadAttention(Module):
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
-        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, dtype=dtype, weight_init=weights)
-        self.out = Linear(dim, dim, dtype=dtype, weight_init=weights)
+        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
+        self.out = Linear(dim, dim, bias, dtype, weights)
 
     def _queries_keys_values(self, x):
         h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
@@ -85,7 +87,8 @@ class MultiHeadAttention(Module):
         if not self.rotary:
             return q, k, v
         positions = None if self.context is None else self.context.positions(q.shape[2])
-        return rotary(q, positions=positions), rotary(k, positions=positions), v
+        # For backward, values that are a view of h would keep queries and keys as well, as they were before.
+        return rotary(q, positions=positions), rotary(k, positions=positions), v * 1.0
 
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
@@ -96,14 +99,14 @@ class MultiHeadAttention(Module):
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
             unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal))
+            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale))
 
     def forward(self, x):
         q, k, v = self._queries_keys_values(x)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale)
         else:
-            y = self.context(q, k, v, self.causal)
+            y = self.context(q, k, v, self.causal, self.scale)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
 
@@ -126,33 +129,54 @@ class FeedForward(Sequential):
         return x
 
 
+def is_gated(mlp):
+    """Whether the first of some layers makes two halves for a SwiGLU behind it."""
+    return isinstance(mlp, Sequential) and len(mlp) > 1 and isinstance(mlp[1], SwiGLU)
+
+
 def _plain(layer, kind):
     """Whether a call of the layer does what its class says and nothing else."""
     return type(layer) is kind and layer._hooks is None and "forward" not in vars(layer)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+# How many times hidden features the first matrix makes, and what stands behind it.
+MLPS = {"gelu": (1, lambda: GELU("tanh")), "swiglu": (2, SwiGLU)}
+
+
+def feed_forward(dim, hidden, mlp, bias, dtype, std):
+    """A block's MLP, dim -> hidden -> dim, of one of MLPS. SwiGLU's gate and up are one matrix, as queries, keys and
+    values are: one product, and one message where it is cut. Sources: Shazeer 2020, "GLU variants improve transformer";
+    the one matrix is Megatron-LM's."""
+    if mlp not in MLPS:
+        raise ValueError(f"TransformerBlock: mlp={mlp!r}; use {' or '.join(map(repr, MLPS))}")
+    times, activation = MLPS[mlp]
+
+    def weights(shape, dtype):
+        return init.normal(shape, std, dtype)
+    return FeedForward(Linear(dim, times * hidden, bias, dtype, weights), activation(),
+                       Linear(hidden, dim, bias, dtype, weights))
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm, GELU, 4 × dim inside.
+    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm.
 
+    mlp     "gelu", or "swiglu": down(silu(gate(x)) · up(x)), where gate and up are the halves of mlp[0]
+    hidden  features within it, or within each expert (default: 4 · dim)
+    bias    whether the Linears have one
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
-                 dtype=xp.float32, std=0.02, moe=None):
+                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True):
         super().__init__()
-
-        def weights(shape, dtype):
-            return init.normal(shape, std, dtype)
+        hidden = hidden or 4 * dim
         self.norm1 = NORMS[norm](dim, dtype=dtype)
-        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std)
+        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
-        self.mlp = FeedForward(Linear(dim, 4 * dim, dtype=dtype, weight_init=weights), GELU("tanh"),
-                               Linear(4 * dim, dim, dtype=dtype, weight_init=weights)) if moe is None else \
-            MoE(dim, 4 * dim, **{"dtype": dtype, "std": std} | moe)
+        self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
+            MoE(dim, hidden, **{"dtype": dtype, "std": std, "mlp": mlp} | moe)
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
@@ -166,21 +190,29 @@ class TransformerBlock(Module):
         return x if aux is None else (x, aux)
 
 
+# GPT's arguments, by what it is like.
+FAMILIES = {"gpt": {}, "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False}}
+
+
 class GPT(Module):
     """A decoder-only language model: integers (batch, time ≤ length) -> logits (batch, time, vocabulary).
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
+    mlp, hidden, bias  the blocks'; see TransformerBlock
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention
-    Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Source: Radford et al. 2019, "GPT-2".
+    output_multiplier  None, or what logits are multiplied by
+    FAMILIES["llama"] has the arguments that make it a LLaMA, but for its sizes; tied=False, as published.
+    Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Sources: Radford et al. 2019, "GPT-2";
+    Touvron et al. 2023, "LLaMA".
     """
 
-    context = None
+    context = output_multiplier = None
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
-                 norm="layer", tied=True, dtype=xp.float32, moe=None):
+                 norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
@@ -190,13 +222,14 @@ class GPT(Module):
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
         self.blocks = Sequential(*(
-            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype, moe=moe)
+            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype, moe=moe,
+                             mlp=mlp, hidden=hidden, bias=bias)
             for _ in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
         for block in self.blocks:
-            for last in (block.attention.out.weight, block.mlp[2].weight if moe is None else block.mlp.experts.down):
+            for last in (block.attention.out.weight, *([block.mlp[2].weight] if moe is None else block.mlp.ends)):
                 last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
     def forward(self, tokens):
@@ -209,7 +242,7 @@ class GPT(Module):
             x = x + self.position(slice(time) if self.context is None else self.context.positions(part))
         x = self.blocks(self.dropout(x))
         x, aux = x if isinstance(x, tuple) else (x, None)
-        x = self.norm(x)
+        x = self.norm(x) if self.output_multiplier is None else self.output_multiplier * self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
         return logits if aux is None else (logits, aux)
 

@@ -33,7 +33,8 @@ from ..comm.communicator import Communicator
 from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.module import Parameter
-from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock
+from ..nn.moe import MoE
+from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock, is_gated
 from .same_model import check_same
 from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard, inside
 from .sharding.notes import looking
@@ -329,13 +330,19 @@ def megatron(model, axis="tp"):
         prefix = f"{path}." if path else ""
         if isinstance(module, MultiHeadAttention):
             sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
-            found |= {f"{prefix}qkv.weight": [(axis, sections), -1], f"{prefix}qkv.bias": [(axis, sections)],
-                      f"{prefix}out.weight": [-1, axis]}
-        elif isinstance(module, TransformerBlock):
-            found |= {f"{prefix}mlp.0.weight": [axis, -1], f"{prefix}mlp.0.bias": [axis],
-                      f"{prefix}mlp.2.weight": [-1, axis]}
+            found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}
+        elif isinstance(module, TransformerBlock) and not isinstance(module.mlp, MoE):
+            first, outputs = module.mlp[0], axis
+            if is_gated(module.mlp):
+                outputs = axis, (first.weight.shape[0] // 2,) * 2
+            found |= _columns(f"{prefix}mlp.0", first, outputs) | {f"{prefix}mlp.2.weight": [-1, axis]}
         elif isinstance(module, GPT):
             found[f"{prefix}embed.weight"] = [axis, -1]
             if module.head is not None:
                 found[f"{prefix}head.weight"] = [axis, -1]
     return found
+
+
+def _columns(path, linear, outputs):
+    """Annotations of a Linear whose outputs are cut."""
+    return {f"{path}.weight": [outputs, -1]} | ({} if linear.bias is None else {f"{path}.bias": [outputs]})

@@ -6,6 +6,7 @@ statistics move once a step by the mean over the micro-shards, which is added up
 """
 
 from ..backend import to_device_of, xp
+from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
 from .exact import BinaryCounter
 
@@ -34,9 +35,10 @@ class OverRanks:
 
 
 def other_buffers(module):
-    """The names of the buffers that no BatchNorm looks after."""
-    normalised = {id(b) for layer in layers(module) for _, b in layer.named_buffers()}
-    return [name for name, b in module.named_buffers() if id(b) not in normalised]
+    """The names of the buffers that nobody keeps alike on all ranks: those of BatchNorm are, and experts' biases
+    (expert_bias.py)."""
+    kept = {id(b) for m in module.modules() if isinstance(m, (BatchNorm, MoE)) for b in m._buffers.values()}
+    return [name for name, b in module.named_buffers() if id(b) not in kept]
 
 
 def layers(module):

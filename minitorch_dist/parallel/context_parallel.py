@@ -148,7 +148,7 @@ class Context(Module):
                     to. They sum those of the modules that they were given: give them the whole model, or a whole stage.
                     Only a model in training asks: in evaluation a gradient is this rank's part of it
 
-    It has no parameters. Called (q, k, v, causal), it is attention of this rank's queries to all ranks' keys.
+    It has no parameters. Called (q, k, v, causal, scale), it is attention of this rank's queries to all ranks' keys.
     """
 
     def __init__(self, comm, how="ring", layout="zigzag"):
@@ -163,8 +163,8 @@ class Context(Module):
         """int64 (time,): where this rank's positions stand in the sequence."""
         return positions(time, self.comm.rank, self.comm.size, self.layout)
 
-    def forward(self, q, k, v, causal):
-        y = HOW[self.how](q, k, v, self.comm, causal, self.layout)
+    def forward(self, q, k, v, causal, scale=None):
+        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale)
         check_summed(self, y)
         return y
 

@@ -18,7 +18,8 @@ and each expert's over those along dp, which hold the same: its tokens from alon
 DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
 without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks.
 All ranks along ep go through the layer together, in evaluation too, with equally many tokens: else a MismatchError;
-data.Loader(…, drop_last=True) leaves an uneven last batch out.
+data.Loader(…, drop_last=True) leaves an uneven last batch out. Shared experts stay whole on each rank, as the router
+does, and biases (expert_bias.py) are the same on all.
 Source: Lepikhin et al. 2021, "GShard".
 """
 
@@ -51,7 +52,7 @@ class ExpertParallel(_Part):
             raise ValueError(f"ExpertParallel: {comm.size} ranks of {comm.name!r} can't share {count} experts equally")
         rows = np.arange(*share(count, comm.rank, comm.size))
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
-        self.divided_over, self.summed = comm, False
+        self.mlp, self.divided_over, self.summed = experts.mlp, comm, False
 
     def forward(self, x):
         count, rows, size = x.shape

@@ -27,7 +27,7 @@ from ..autodiff import ops
 from ..autodiff.modes import saved_tensors_hooks
 from ..autodiff.primitive import lower, state
 from ..autodiff.writes import log, tick
-from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, Tanh
+from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Sequential
 from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
@@ -229,7 +229,8 @@ class WholeSequences(Module):
 
 WAY, WHOLE = "sequence", "whole sequences"
 MIXING = (MultiHeadAttention, BatchNorm, MoE, TransformerBlock, GPT)         # they look at several positions at once
-INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, Sequential, FeedForward)   # nothing to sum and nothing to draw
+# There is nothing to sum and nothing to draw.
+INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, SwiGLU, Sequential, FeedForward)
 
 
 def between(model):

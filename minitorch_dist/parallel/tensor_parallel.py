@@ -33,7 +33,7 @@ from ..data.loader import share
 from ..nn.layers import Linear
 from ..nn.module import Module, Parameter
 from ..nn.moe import MoE
-from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
+from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock, is_gated
 from . import sequence_parallel as sequences
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
 from .full_state import full_state_dict as pieces_together
@@ -235,6 +235,16 @@ def _heads(attention, comm, sequence_parallel):
             "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
 
 
+def _gated(linear, comm, sequence_parallel):
+    """A Linear before a SwiGLU: this rank's share of the gate, and the same share of what passes it."""
+    features, odd = divmod(linear.weight.shape[0], 2)
+    if odd:
+        raise ValueError(f"parallelize_module: 'column, gated' of {2 * features + 1} outputs, which are no two halves")
+    gate = _rows(features, comm)
+    return ColumnParallelLinear(linear, comm, np.concatenate([gate, features + gate]),
+                                sequence_parallel=sequence_parallel)
+
+
 def _experts(moe, comm, sequence_parallel):
     from .moe import share_of_experts
     return {"experts": share_of_experts(moe, comm)}
@@ -245,6 +255,7 @@ def _experts(moe, comm, sequence_parallel):
 WAYS = {
     "column": (Linear, ColumnParallelLinear),
     "column, gathered": (Linear, functools.partial(ColumnParallelLinear, gather_output=True)),
+    "column, gated": (Linear, _gated),
     "row": (Linear, RowParallelLinear),
     "heads": (MultiHeadAttention, _heads),
     "vocabulary": (Embedding, VocabParallelEmbedding),
@@ -263,7 +274,8 @@ def plan_of(model):
         if isinstance(module, TransformerBlock):
             plan[f"{prefix}attention"] = "heads"
             if not isinstance(module.mlp, MoE):     # which stays whole, the same on all ranks
-                plan |= {f"{prefix}mlp.0": "column", f"{prefix}mlp.2": "row"}
+                plan |= {f"{prefix}mlp.0": "column, gated" if is_gated(module.mlp) else "column",
+                         f"{prefix}mlp.2": "row"}
         elif isinstance(module, GPT):
             plan |= {f"{prefix}embed": "vocabulary"} | ({} if module.head is None
                                                         else {f"{prefix}head": "column, gathered"})
@@ -275,7 +287,8 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
 
     plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways. A "column" is
                        a stretch of a Linear's outputs: where these are several things side by side, such as queries,
-                       keys and values, take a Linear for each, or a MultiHeadAttention, whose way is "heads"
+                       keys and values, take a Linear for each, or a MultiHeadAttention, whose way is "heads"; of a
+                       Linear before a SwiGLU the way is "column, gated"
     sequence_parallel  True: cut what lies between the plan's parts along the sequence, which the ranks must share
                        equally (so generate() wants a model without); "regather": keep less for backward, too, for
                        another all-gather per column-parallel layer. Norms, dropouts and positions of transformer
@@ -335,6 +348,10 @@ def _chosen(modules, plan, sequence_parallel):
                                          if name in ("qkv", "out") and not isinstance(m, Linear)]):
             raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
                             "Linears: cut the model first, then exchange its layers (lora.add, low_precision)")
+        parent, _, name = path.rpartition(".")
+        if way == "column" and name == "0" and is_gated(modules[parent]):
+            raise ValueError(f"parallelize_module: {path} makes a gate and what passes it, side by side: its way is "
+                             "'column, gated'")
     return chosen
 
 

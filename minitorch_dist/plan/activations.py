@@ -34,6 +34,7 @@ def elements(job, samples):
     input            the same, of what column-parallel matrices take: of a share only where backward gathers again
     again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
     query, key, inner  features of all heads, of keys (and as many of values), within the feed-forward; of its share
+    turn             positions times features of a head: what rotary positions turn by
     head, score      (tokens, heads), (heads, time, time), of its share
     logit            of its share of the vocabulary
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
@@ -46,7 +47,7 @@ def elements(job, samples):
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              "query": tokens * model.width / tp, "key": tokens * model.keys / tp, "inner": tokens * model.inner / tp,
-             "head": tokens * model.heads / tp,
+             "head": tokens * model.heads / tp, "turn": time * model.width // model.heads,
              "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
              "logit": tokens * -(-model.vocabulary // tp)}
     if model.experts:
@@ -65,12 +66,13 @@ def norm(what):
 DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: mask", "whole", 4)}
 
 
-def routed(gates):
-    """A mixture of experts in float32, whose gates are made in one of two ways (nn/moe.py: route)."""
+def routed(experts, gates):
+    """A mixture of experts in float32, of one of two kinds, whose gates are made in one of two ways (nn/moe.py:
+    route)."""
     return [*norm("second norm"), Row("router: its input", "input", 4, of="mlp.router"),
             Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
             Row("experts: their input", "place width", 4, of="mlp.experts"),
-            Row("GELU: its argument and share", "place inner", 8),
+            Row(experts, "place inner", 8),
             Row("second matrices: their input", "place inner", 4, of="mlp.experts"),
             Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
             Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
@@ -103,9 +105,8 @@ FEED_FORWARD = {
               Row("second matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
               DROPPED["mixed"]],
     "mixed, gated": [
-        Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0 mlp.gate"),
-        Row("SiLU: its argument, and the gate", "inner", 4),
-        Row("cotangent of the first matrix", "inner", 0, 2, "mlp.0"), Row("of the gate", "inner", 0, 2, "mlp.gate"),
+        Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0"),
+        Row("SwiGLU: gate and up", "inner", 4), Row("cotangent of the first matrix", "inner", 0, 4, "mlp.0"),
         Row("last matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
         DROPPED["mixed"]],
     "float32": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4, "mlp.0"),
@@ -113,6 +114,11 @@ FEED_FORWARD = {
                 Row("GELU: its argument and share", "inner", 8, 8),
                 Row("second matrix: its input", "inner", 4, 4, "mlp.2"), Row("its cotangent", "whole", 0, 4, "mlp.2"),
                 DROPPED["float32"]],
+    "float32, gated": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4, "mlp.0"),
+                       Row("cotangent of the first matrix", "inner", 0, 8, "mlp.0"),
+                       Row("SwiGLU: gate and up", "inner", 8),
+                       Row("last matrix: its input", "inner", 4, 4, "mlp.2"),
+                       Row("its cotangent", "whole", 0, 4, "mlp.2"), DROPPED["float32"]],
     "mixed, experts": [
         Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
         Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
@@ -122,12 +128,18 @@ FEED_FORWARD = {
     "mixed, gated experts": [
         Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
         Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
-        Row("SiLU: its argument, and the gate", "place inner", 4),
+        Row("SwiGLU: gate and up", "place inner", 4),
         Row("last matrices: their input", "place inner", 2, of="mlp.experts"),
         Row("answers, to be weighted", "chosen", 2), DROPPED["mixed"]],
-    "float32, experts": routed([Row("gates: softmax of the chosen", "choice", 8), Row("balance: softmax", "route", 8)]),
-    "float32, an expert each": routed([Row("gates", "choice", 4), Row("softmax, twice, and scores", "route", 12)]),
+    **{f"float32, {kind}{gates}": routed(what, rows)
+       for kind, what in (("", "GELU: its argument and share"), ("gated ", "SwiGLU: gate and up"))
+       for gates, rows in (("experts", [Row("gates: softmax of the chosen", "choice", 8),
+                                        Row("balance: softmax", "route", 8)]),
+                           ("an expert each", [Row("gates", "choice", 4),
+                                               Row("softmax, twice, and scores", "route", 12)]))},
 }
+# Behind the first row of attention: rotary positions.
+TURNED = {"mixed": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)]}
 EMBEDDING = {
     "mixed": [DROPPED["mixed"]],
     "float32": [Row("tokens", "token", 8), DROPPED["float32"]],
@@ -153,9 +165,10 @@ def block_of(job):
     """The rows of one block, in the order of the ops."""
     model, precision = job.model, job.precision
     experts = "an expert each" if model.top_k == 1 and precision == "float32" else "experts"
-    kind = ["gated"] * (model.family == "llama") + [experts] * bool(model.experts)
+    kind = ["gated"] * (model.gates > 1) + [experts] * bool(model.experts)
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
-    return [*QKV[precision], *ATTENTION[precision + ring], *PROJECTION[precision],
+    turned = TURNED[precision] if model.family == "llama" else []
+    return [*QKV[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
 
 
@@ -169,27 +182,28 @@ def with_adapters(rows, job, flows=True):
     if job.adapters is None:
         return rows
     layers, size, found = job.adapters.layers, job.sizes["parameter"], []
+    tape = job.precision == "float32"       # this library's
     for row in rows:
         mine = [name for name in row.of.split() if name in layers]
         before, flows = flows, flows or bool(mine)
         if not flows:
             continue
         if not mine and row.what != "labels":       # which are the program's own
-            row = row._replace(late=0, nbytes=row.nbytes if not row.of or fused(row.of, job) else 0)
+            row = row._replace(late=0, nbytes=row.nbytes if not row.of or tape and fused(row.of, job) else 0)
         found.append(row)
         if mine and row.nbytes:
             each = size * job.adapters.rank
             found += [Row(f"adapter of {name}: what A makes, its cotangent", "token", each, 2 * each) for name in mine]
-            if job.precision == "float32" and row.per == "input" and before and row.of != "head":
+            if tape and row.per == "input" and before and fused(row.of, job):
                 found.append(Row("its input, in rows", "again", 4))
     return found
 
 
 def fused(layer, job):
     """Whether a frozen matrix's input is kept all the same: by one op for x Wᵀ + b, which may be differentiated again.
-    Where the ranks' parts of the result are added up, b comes later."""
+    Where the ranks' parts of the result are added up, b comes later; a llama has none."""
     biased = ("attention.qkv", "mlp.0", *["attention.out", "mlp.2"] * (job.tp == 1))
-    return job.precision == "float32" and layer in biased
+    return job.model.family == "gpt" and layer in biased
 
 
 class Kept(NamedTuple):

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ..compress.lora import NAMES, TARGETS
 from ..compress.nf4 import BLOCK, SECOND_BLOCK
 
-GATED = ("*mlp.gate",)      # of the llama family, beside these: a third matrix, which this library hasn't
 BASE_BITS = {"mixed": (16, 4), "float32": (32, 4)}      # of frozen weights, the default first
 NF4_BITS = 4 + 8 / BLOCK + 32 / (BLOCK * SECOND_BLOCK)      # per weight, with double quantisation: 4.127
 
@@ -49,7 +48,7 @@ def adapters_of(model, rank, targets, bits):
     where one meets no matrix, or not the same ones in all blocks."""
     layers = linears(model.block(1))
     paths = [f"blocks.{i}.{layer}" for i in range(model.layers) for layer in layers] + ["head"] * (not model.tied)
-    patterns = targets or TARGETS + GATED * (model.family == "llama")
+    patterns = targets or TARGETS
     met = {path for pattern in patterns for path in matching(paths, pattern)}
     if targets and (unmet := [pattern for pattern in targets if not matching(paths, pattern)]):
         raise ValueError(f"--lora-targets {' '.join(unmet)} meets no matrix; there are {', '.join(layers)}, each below "

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import isfinite
 
 from ..compress.lora import TARGETS
+from ..nn.transformer import FAMILIES
 from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES
 from ..parallel.sequence_parallel import check_choice
@@ -13,7 +14,7 @@ from .adapters import counts
 from .devices import DEVICES, device_named
 from .job import PRECISIONS, Job
 from .meshes import every
-from .model import FAMILIES, GPT, Parameters
+from .model import GPT, Parameters
 from .paper import gpu_hours, plan
 from .sent import AXES
 
@@ -26,8 +27,7 @@ COUNTED = ("Exact counts, padding included: parameters, gradients, optimizer, by
            "while:\nat most.")
 ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on the CPU.",
                "mixed": "Activations: a model, Megatron-LM's (Korthikanti et al. 2022)."}
-NOT_RUN = {"mixed": "The counts are of this library's layout, which itself trains several ranks in float32.",
-           "llama": "It has no gated feed-forward."}
+NOT_RUN = "The counts are of this library's layout, which itself trains several ranks in float32."
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
 FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the largest matrix of 4 bits, taken apart."
@@ -250,10 +250,8 @@ def notes(job):
     if job.model.layers is None:
         four = [ALL_IN_4] * (job.frozen and job.frozen_bits == 4)
         return [UNKNOWN, *four, TIME, *[HOST] * job.offload_optimizer]
-    found = {"mixed": job.precision == "mixed", "llama": job.model.family == "llama"}
-    not_run = [NOT_RUN[what] for what, it in found.items() if it]
     return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *[FROZEN] * job.frozen,
-            *([" ".join(not_run)] if not_run else []), TIME, *[HOST] * job.offload_optimizer]
+            *[NOT_RUN] * (job.precision == "mixed"), TIME, *[HOST] * job.offload_optimizer]
 
 
 def mesh_lines(args):

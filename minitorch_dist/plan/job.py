@@ -149,9 +149,6 @@ class Job:
                 ("pp·chunks", "--pp or --chunks")
             raise ValueError(f"{model.layers} layers can't be cut into {how[0]} = {self.pp * self.stages_per_rank} "
                              f"stages: lower {how[1]}")
-        if self.precision == "float32" and (model.family != "gpt" or model.hidden or model.kv_heads):
-            raise ValueError("--family llama, --hidden and --kv-heads go with --precision mixed: in float32, plan says "
-                             "what this library's own GPT keeps, of as many keys as queries")
         if self.time > model.context:
             raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
         if self.pp > 1 and model.tied:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import inf, prod
 
 from ..nn.moe import capacity_of
+from ..nn.transformer import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,6 @@ class Parameters:
         return f"{self.count:,.0f} parameters"
 
 
-FAMILIES = ("gpt", "llama")
-
-
 @dataclass(frozen=True)
 class GPT:
     """nn.GPT of these sizes.
@@ -44,8 +42,8 @@ class GPT:
     dropout   whether there is any: its masks are kept for backward
     kv_heads  key and value heads (None: as many as heads)
     hidden    features within the feed-forward (None: 4 · width, as in this library)
-    family    "gpt": learned positions, layer norms, biases, GELU; or "llama": rotary positions, norms of one vector, no
-              biases, and a third matrix in the feed-forward, as a gate (SwiGLU), which this library hasn't
+    family    "gpt": learned positions, layer norms, biases, GELU; or "llama": rotary positions, RMS norms, no biases,
+              SwiGLU, whose gate and up are one matrix, as queries, keys and values are
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
     """
@@ -74,6 +72,9 @@ class GPT:
             raise ValueError(f"{self.kv_heads} kv_heads must divide the {self.heads} heads: take another --kv-heads")
         if self.family not in FAMILIES:
             raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
+        if self.family == "llama" and self.width // self.heads % 2:
+            raise ValueError(f"rotary positions turn pairs of features, but of {self.heads} heads of width "
+                             f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
         if self.experts < 0 or self.experts and not 1 <= self.top_k <= self.experts:
             raise ValueError(f"{self.top_k} of {self.experts} experts per token: --experts is 1 or more, --top-k no "
                              "more than these")
@@ -114,11 +115,14 @@ class GPT:
                 *self._linear("attention.out", (h, part)), *self._norm("norm2"),
                 *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
 
+    @property
+    def gates(self):
+        """How many times the inner features the first matrix makes: with SwiGLU a gate as well."""
+        return 2 if self.family == "llama" else 1
+
     def _feed_forward(self, inner):
         h = self.width
-        first = self._linear("mlp.0", (inner, h))
-        gate = self._linear("mlp.gate", (inner, h)) if self.family == "llama" else []
-        return first + gate + self._linear("mlp.2", (h, inner))
+        return self._linear("mlp.0", (self.gates * inner, h)) + self._linear("mlp.2", (h, inner))
 
     def _mixture(self, ep):
         return [("mlp.router.weight", (self.experts, self.width)), *self.expert_matrices(ep)]
@@ -127,7 +131,7 @@ class GPT:
         """[(name, shape)] of a rank's share of a block's experts."""
         here, h = self.experts // ep, self.width
         gate = [("mlp.experts.gate", (here, h, self.inner))] if self.family == "llama" else []
-        return [("mlp.experts.up", (here, h, self.inner)), *gate, ("mlp.experts.down", (here, self.inner, h))]
+        return [*gate, ("mlp.experts.up", (here, h, self.inner)), ("mlp.experts.down", (here, self.inner, h))]
 
     def _norm(self, name):
         return [(f"{name}.{kind}", (self.width,)) for kind in ("weight", "bias")[:2 if self.family == "gpt" else 1]]
@@ -152,14 +156,14 @@ class GPT:
     def block_flops(self, tokens, time):
         """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
         "attention": of queries with keys and of weights with values."""
-        h, gated = self.width, self.family == "llama"
+        h = self.width
         found = {"attention.qkv": tokens * 2 * (h + 2 * self.keys) * h, "attention": tokens * 4 * time * h,
                  "attention.out": tokens * 2 * h * h}
         if self.experts:
             return found | {"mlp.router": tokens * 2 * self.experts * h,
-                            "mlp.experts": self.rows(tokens) * 2 * (3 if gated else 2) * h * self.inner}
+                            "mlp.experts": self.rows(tokens) * 2 * (self.gates + 1) * h * self.inner}
         each = tokens * 2 * h * self.inner
-        return found | dict.fromkeys(("mlp.0", *["mlp.gate"] * gated, "mlp.2"), each)
+        return found | {"mlp.0": self.gates * each, "mlp.2": each}
 
     def output_flops(self, tokens):
         """Of the output layer, forward."""

@@ -215,7 +215,7 @@ def units_of(job, module):
 
 def nested(job):
     """Whether the feed-forward's two matrices are units of their own."""
-    return job.model.layers == 1 and job.model.family == "gpt" and not job.model.experts
+    return job.model.layers == 1 and not job.model.experts
 
 
 def buffers(job, stages):

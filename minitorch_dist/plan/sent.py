@@ -9,6 +9,7 @@ from math import prod
 
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
+from .activations import fused
 
 AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
 COLUMNS, ROWS = ("attention.qkv", "mlp.0"), ("attention.out", "mlp.2")      # how tensor parallelism cuts a block
@@ -96,9 +97,11 @@ def tensor_parallel(job, place, stages):
 
 def gathered_again(job, flows, last):
     """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
-    layers = () if job.adapters is None else job.adapters.layers
-    found = sum(count * (flow[name][0] + (name in layers)) for count, flow in flows for name in COLUMNS)
-    return found + last * (job.adapters is None or "head" in layers)
+    if job.adapters is None:
+        return last + sum(count for count, _ in flows) * len(COLUMNS)
+    layers = job.adapters.layers
+    return last * ("head" in layers) + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
+                                           for count, flow in flows for name in COLUMNS)
 
 
 def whole_in_adapters(job, stages):

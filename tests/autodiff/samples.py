@@ -149,6 +149,7 @@ SAMPLES = [
     Sample("linear_gelu", mt.linear_gelu, (normal(3, 4), normal(2, 4), normal(2))),
     Sample("linear_gelu", lambda x, w, b: mt.linear_gelu(x, w, b, "tanh"), (normal(2, 3, 4), normal(5, 4), normal(5)),
            "tanh, 3-d"),
+    Sample("swiglu", mt.swiglu, (normal(3, 4), normal(3, 4))),
     Sample("layer_norm", lambda x, w, b: mt.layer_norm(x, (3, 4), w, b), (normal(2, 3, 4), normal(3, 4), normal(3, 4))),
     Sample("layer_norm", lambda x: mt.exp(mt.layer_norm(x, 4, eps=0.1)), (normal(3, 4),), "plain"),
     Sample("rms_norm", lambda x, w: mt.rms_norm(x, 4, w, eps=1e-3), (normal(2, 3, 4), normal(4))),

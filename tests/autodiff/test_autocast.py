@@ -49,6 +49,7 @@ WIDE = {
 }
 AS_GIVEN = {
     "relu": mt.relu, "tanh": mt.tanh, "sigmoid": mt.sigmoid, "gelu": mt.gelu, "add": lambda x: x + 1.0, "max": mt.max,
+    "swiglu": lambda x: mt.swiglu(x, x),
     "mul": lambda x: x * x, "getitem": lambda x: x[1:], "reshape": lambda x: x.reshape(-1), "sqrt": mt.sqrt,
     "concatenate": lambda x: mt.concatenate([x, x]), "dropout": mt.dropout, "where": lambda x: mt.where(x > 0, x, 0.0),
 }

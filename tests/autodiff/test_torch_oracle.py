@@ -19,6 +19,7 @@ MASK = np.tri(3, 5, 2, dtype=bool)
 CASES = {
     "gelu": (mt.gelu, F.gelu, normal(3, 4)),
     "gelu tanh": (lambda x: mt.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh"), normal(3, 4)),
+    "swiglu": (mt.swiglu, lambda gate, up: F.silu(gate) * up, normal(3, 4), normal(3, 4)),
     "erf": (mt.erf, torch.erf, normal(20)),
     "conv1d": (lambda x, w, b: mt.conv1d(x, w, b, 2, 1, 2), lambda x, w, b: F.conv1d(x, w, b, 2, 1, 2),
                normal(2, 3, 9), normal(4, 3, 3), normal(4)),

@@ -39,6 +39,7 @@ ONE_KERNEL = {      # name -> (function, arguments, kernels of backward; None: n
     "rms_norm": (lambda x, w: mt.rms_norm(x, 65, w), (X, ROW), 1),
     "cross_entropy": (mt.softmax_cross_entropy, (X, LABELS), None),
     "gelu": (mt.gelu, (X,), 1),
+    "swiglu": (mt.swiglu, (X, X[::-1].copy()), 1),
     "gelu chain": (gelu_chain, (X, ROW, SECOND), 1),
     "tanh gelu chain": (lambda x, w, b: mt.gelu(x * w + b, approximate="tanh"), (X, ROW, SECOND), 1),
     "sums": (lambda x: mt.sum(mt.exp(x) * x), (X,), 1),

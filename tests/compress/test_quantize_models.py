@@ -175,9 +175,10 @@ def test_sequences_inside_of_others():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_transformer_keeps_its_attention(kind):
+@pytest.mark.parametrize("options", [{}, {"mlp": "swiglu", "bias": False}], ids=str)
+def test_a_transformer_keeps_its_attention(kind, options):
     mt.manual_seed(4)
-    model = nn.GPT(vocabulary=11, length=6, layers=2, heads=2, dim=16).eval()
+    model = nn.GPT(vocabulary=11, length=6, layers=2, heads=2, dim=16, **options).eval()
     tokens = np.random.default_rng(2).integers(0, 11, (4, 6))
     small = quantize_model(model, kind, [tokens] if kind == "integer" else None)
     with mt.no_grad():

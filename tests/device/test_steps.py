@@ -11,7 +11,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, expert_bias
 
 from .fake_cupy import installed, launches, transfers
 
@@ -51,6 +51,9 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
                                    tied=False, dropout=0.2), text, 3),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
+    "gpt of experts with biases": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, mlp="swiglu", moe={
+        "experts": 4, "score": "sigmoid", "shared": 1, "nodes": (2, 1), "expert_bias": True, "sequence_balance": 0.1,
+        "balance": 0}), text, 0),
 }
 OPTIMIZERS = {
     "sgd": lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
@@ -82,6 +85,7 @@ def train(device, model, data, optimizer="adamw", **options):
         losses.append(training.train_step(ddp, optimizer, batch, loss_sum, world, seed=3, step=step, units=2,
                                           micro_shards=2 if exact else 8, **options)[0])
         copies = dict(transfers)
+        expert_bias.update(ddp)
     if device == "cuda":
         kinds = {type(p.data) for p in ddp.parameters()} | {type(b) for _, b in ddp.named_buffers()}
         assert kinds == {*backend.DEVICE_ARRAYS}

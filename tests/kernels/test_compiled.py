@@ -114,8 +114,8 @@ def test_16_bit_products_are_of_warpgroups(compiled):
             assert ("HMMA" in memory or "HGMMA" in memory) == (not single or tf32), key
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "norm", "bias_gelu", "dropout", "segment", "column_sums", "matmul",
-                                  "flash_attention"])
+@pytest.mark.parametrize("name", ["cross_entropy", "norm", "bias_gelu", "swiglu", "dropout", "segment", "column_sums",
+                                  "matmul", "flash_attention"])
 def test_blocks_are_small_enough_for_the_registers(compiled, name):
     """No example of these families, forward or backward, moves a register to memory for want of room, but where that
     Triton is known to."""

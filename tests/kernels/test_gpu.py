@@ -159,6 +159,21 @@ def test_a_linear_layer_with_gelu(cupy):
         assert np.linalg.norm(there - here) <= 1e-5 * np.linalg.norm(here)
 
 
+def test_swiglu(cupy):
+    """One launch each way, which reads both halves where they lie, and the numbers of the host."""
+    x, ct = (np.random.default_rng(k).standard_normal((3, 70, n)).astype(np.float32) for k, n in ((1, 132), (2, 66)))
+    ends = []
+    for device in ("cpu", "cuda"):
+        leaf = mt.tensor(x, device=device, requires_grad=True)
+        with ledger.record() as book:
+            y = mt.nn.SwiGLU()(leaf)
+            y.backward(mt.tensor(ct, device=device))
+        assert dict(book.launches) == ({} if device == "cpu" else {"swiglu": 1, "swiglu_backward": 1})
+        ends.append([t.cpu().numpy() for t in (y.detach(), leaf.grad)])
+    for here, there in zip(*ends, strict=True):
+        assert np.linalg.norm(there - here) <= 2e-6 * np.linalg.norm(here)
+
+
 def test_configurations_are_timed_by_events(cupy, monkeypatch):
     monkeypatch.setenv("MINITORCH_AUTOTUNE", "1")
     x = cupy.ones(1 << 20, cupy.float32)

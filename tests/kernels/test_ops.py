@@ -39,6 +39,10 @@ CASES = {
                                     [(7, 4), (5, 4), (5,)], ""),
     "linear_gelu of nothing": (lambda x, w, b: mt.linear_gelu(x[:0], w, b), [(7, 4), (5, 4), (5,)], ""),
     "linear_gelu to nothing": (lambda x, w, b: mt.linear_gelu(x, w[:0], b[:0]), [(7, 4), (5, 4), (5,)], ""),
+    "swiglu": (lambda x, y: mt.swiglu(x, y), [(3, 4, 7), (3, 4, 7)], "swiglu swiglu_backward"),
+    "swiglu of halves": (lambda x: mt.nn.SwiGLU()(x), [(3, 2, 8)], "swiglu swiglu_backward"),
+    "swiglu of views": (lambda x, y: mt.swiglu(mt.transpose(x), y[:, ::2]), [(5, 3), (3, 10)],
+                        "swiglu swiglu_backward"),
     "rows": (lambda x: x[on_device(ROWS, x)], [(7, 5)], BY_INDEX),
     "rows of a vector": (lambda x: x[on_device(ROWS, x)], [(7,)], BY_INDEX),
     "rows of more axes": (lambda x: mt.embedding(on_device(np.abs(ROWS), x), x), [(7, 2, 3)], BY_INDEX),
@@ -106,7 +110,8 @@ def test_an_op_by_its_kernels_is_the_op(name, device):
         assert np.linalg.norm(g - w) <= 2e-6 * np.linalg.norm(w)
 
 
-@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "linear_gelu", "rows", "attention"])
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "linear_gelu", "swiglu", "rows",
+                                  "attention"])
 def test_a_gradient_of_a_gradient_goes_by_the_definition(name, device):
     f, shapes, names = CASES[name]
 

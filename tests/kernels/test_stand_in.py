@@ -50,6 +50,12 @@ def test_a_linear_layer_with_gelu_is_one_launch_forward():
     close(got, passes(layer, arrays, "cpu")[0])
 
 
+def test_swiglu_is_one_launch_each_way():
+    got, counts = passes(mt.nn.SwiGLU(), [random(3, 7, 12)], "cuda")
+    assert counts == {"swiglu": 1, "swiglu_backward": 1}
+    close(got, passes(mt.nn.SwiGLU(), [random(3, 7, 12)], "cpu")[0])
+
+
 def test_the_weights_gradient_is_written_to_its_place_and_only_what_is_wanted_is_made():
     arrays = random(7, 6), random(10, 6, seed=1), random(10, seed=2)
     wanted, _ = passes(mt.linear_gelu, arrays, "cpu")

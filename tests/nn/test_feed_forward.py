@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import backend, nn
+from minitorch_dist import backend, ledger, nn
 from minitorch_dist.nn.transformer import FeedForward
 
 random = np.random.default_rng
@@ -112,3 +112,23 @@ def test_hooks_on_the_layers_run_and_may_change_what_passes(layer, before):
     remove = register(lambda module, *values: values[-1][0] * 2 if before else values[-1] * 2)
     assert not np.array_equal(steps(mlp, x, ct)[1][0], plain[1][0])
     remove()
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_of_silu_times_up_these_two_are_kept_and_nothing_else(wanted):
+    gate, up, ct = random(3).standard_normal((3, 40, 25)).astype("f4")
+    leaves = [mt.tensor(x, requires_grad=it) for x, it in zip((gate, up), wanted, strict=True)]
+    with ledger.record(memory=True) as book:
+        y = mt.swiglu(leaves[0] * 1.0, leaves[1] * 1.0)
+        assert book.live["activation"] == gate.nbytes + up.nbytes
+        y.backward(mt.tensor(ct))
+    assert [leaf.grad is not None for leaf in leaves] == list(wanted)
+
+
+def test_a_gated_feed_forward_keeps_its_inputs_and_what_the_gate_is_of():
+    """x, both halves, and what the last matrix takes: 6 + 2 · 10 + 10 numbers of a row."""
+    layers = nn.TransformerBlock(6, 2, mlp="swiglu", hidden=10, bias=False).mlp
+    with ledger.record(memory=True) as book:
+        y = layers(mt.tensor(random(1).standard_normal((7, 6)).astype("f4"), requires_grad=True) * 1.0)
+        assert book.live["activation"] == 4 * 7 * (6 + 20 + 10)
+    del y

@@ -5,7 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, nn
-from minitorch_dist.nn.transformer import rotary
+from minitorch_dist.nn.transformer import FAMILIES, rotary
 
 random = np.random.default_rng
 
@@ -26,7 +26,7 @@ def attend(x, w, heads, kv_heads, causal, rotate):
     """x (time, dim) through the weights of a MultiHeadAttention."""
     time, dim = x.shape
     size = dim // heads
-    h = x @ w["qkv.weight"].T + w["qkv.bias"]
+    h = linear(x, w, "qkv")
     parts = [h[:, i * size:(i + 1) * size] for i in range(heads + 2 * kv_heads)]
     out = np.empty((time, dim))
     for head in range(heads):
@@ -38,7 +38,11 @@ def attend(x, w, heads, kv_heads, causal, rotate):
             seen = t + 1 if causal else time
             scores = np.exp(k[:seen] @ q[t] / np.sqrt(size))
             out[t, head * size:(head + 1) * size] = scores @ v[:seen] / scores.sum()
-    return out @ w["out.weight"].T + w["out.bias"]
+    return linear(out, w, "out")
+
+
+def linear(x, w, name):
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
 
 def norm(x, w, b=None, eps=1e-5):
@@ -51,12 +55,20 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
 
 
+def mlp(x, w):
+    """GELU, or LLaMA's: silu of the upper half, times the lower one."""
+    h, hidden = linear(x, w, "mlp.0"), w["mlp.2.weight"].shape[1]
+    if h.shape[-1] == hidden:
+        return linear(gelu(h), w, "mlp.2")
+    gate, up = h[..., :hidden], h[..., hidden:]
+    return linear(gate / (1 + np.exp(-gate)) * up, w, "mlp.2")
+
+
 def block(x, w, heads, kv_heads, causal, rotate):
     def below(name):
         return {k[len(name) + 1:]: v for k, v in w.items() if k.startswith(name + ".")}
     x = x + attend(norm(x, w["norm1.weight"], w.get("norm1.bias")), below("attention"), heads, kv_heads, causal, rotate)
-    h = norm(x, w["norm2.weight"], w.get("norm2.bias"))
-    return x + gelu(h @ w["mlp.0.weight"].T + w["mlp.0.bias"]) @ w["mlp.2.weight"].T + w["mlp.2.bias"]
+    return x + mlp(norm(x, w["norm2.weight"], w.get("norm2.bias")), w)
 
 
 ATTENTION = [(4, 4, False, False), (4, 4, True, False), (4, 2, True, True), (6, 2, False, True), (2, 1, True, False)]
@@ -95,7 +107,8 @@ def small(**options):
 
 
 GPTS = [{}, {"positions": "rotary", "kv_heads": 2}, {"norm": "rms", "tied": False},
-        {"positions": "rotary", "norm": "rms", "kv_heads": 1, "tied": False}]
+        {"positions": "rotary", "norm": "rms", "kv_heads": 1, "tied": False}, {"mlp": "swiglu"},
+        FAMILIES["llama"] | {"kv_heads": 2, "tied": False, "hidden": 5}]
 
 
 @pytest.mark.parametrize("options", GPTS, ids=str)
@@ -291,6 +304,9 @@ def test_generation_leaves_the_model_as_it_was():
     (lambda: nn.MultiHeadAttention(10, 4), "4 heads must divide dim 10"),
     (lambda: nn.MultiHeadAttention(12, 6, 4), "4 kv_heads the heads"),
     (lambda: nn.GPT(5, 8, positions="none"), "learned.*rotary"),
+    (lambda: nn.GPT(5, 8, dim=8, mlp="silu"), "mlp='silu'; use 'gelu' or 'swiglu'"),
+    (lambda: nn.SwiGLU()(np.ones((2, 5))), "5 features are no two halves"),
+    (lambda: mt.swiglu(np.ones((2, 5)), np.ones(5)), r"gate \(2, 5\) and up \(5,\)"),
     (lambda: nn.GPT(5, 8, dim=8)(np.zeros((1, 9), int)), "length 8 was given 9"),
 ])
 def test_what_is_refused(make, words):

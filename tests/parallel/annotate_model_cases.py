@@ -43,13 +43,12 @@ def block(**options):
     return nn.TransformerBlock(16, 4, causal=True, dtype=np.float64, **options)
 
 
-def block_messages():
+def block_messages(options):
     """({annotation: {pass: {collective: (calls, bytes)}}} of one transformer block on x (4, 8, 16), the bytes of x, of
     all parameters, of the norms' parameters)."""
-    mesh, found = comm.DeviceMesh(tp=-1), {}
-    for name, annotations, cut in (("megatron", a.megatron(block()), None), ("sequence", a.megatron(block()), 1),
-                                   ("data", {}, 0)):
-        model = a.shard_parameters(block(), mesh, annotations)
+    mesh, found, megatron = comm.DeviceMesh(tp=-1), {}, a.megatron(block(**options))
+    for name, annotations, cut in (("megatron", megatron, None), ("sequence", megatron, 1), ("data", {}, 0)):
+        model = a.shard_parameters(block(**options), mesh, annotations)
         x = values((4, 8, 16), 7)
         x = (a.replicate(x, mesh) if cut is None else a.split(x, cut, mesh["tp"])).requires_grad_()
         with ledger.record() as forward:
@@ -58,8 +57,8 @@ def block_messages():
             y.backward(values((4, 8, 16), 8))
         found[name] = {way: {op: (book.calls[key], book.bytes_sent[key]) for key in book.calls for op in key[1:]}
                        for way, book in (("forward", forward), ("backward", backward))}
-    weights = sum(p.data.nbytes for p in block().parameters())
-    norms = sum(p.data.nbytes for name, p in block().named_parameters() if "norm" in name)
+    weights = sum(p.data.nbytes for p in block(**options).parameters())
+    norms = sum(p.data.nbytes for name, p in block(**options).named_parameters() if "norm" in name)
     return found, x.size * 8, weights, norms
 
 

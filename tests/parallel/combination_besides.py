@@ -2,7 +2,7 @@
 
 import tempfile
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -185,6 +185,7 @@ class Meeting:
         self.diloco.step(1)
 
 
+LLAMA = {"norm": "rms", "mlp": "swiglu", "hidden": 80, "bias": False}      # rotary is the block anyway
 BESIDES = {
     "recompute": Beside(prepare=recompute, optimizer=adamw),
     "accumulate": Beside(samples=True, accumulate=2),
@@ -210,9 +211,13 @@ BESIDES = {
     "LoRA": Beside(before=adapted(), optimizer=of_the_trained),
     "QLoRA": Beside(before=adapted("nf4"), optimizer=of_the_trained),
     "comm hook": Beside(samples=True, begin=own_hook),
-    "BatchNorm": Beside(samples=True, model={"norm": nn.BatchNorm}),
-    "BatchNorm, exact": Beside(None, samples=True, model={"norm": nn.BatchNorm}, exact=True),
+    "BatchNorm": Beside(samples=True, model={"head_norm": "batch"}),
+    "BatchNorm, exact": Beside(None, samples=True, model={"head_norm": "batch"}, exact=True),
     "average (EMA)": Beside(begin=averaged, after=average, end=of_averages, optimizer=adamw),
     "prune": Beside(begin=pruned, after=prune_again),
+    "LLaMA": Beside(model=LLAMA),
 }
+# What is done besides to a LLaMA: not rows of the table, for test_three_together alone.
+EVERY = BESIDES | {f"LLaMA, {name}": replace(BESIDES[name], model=LLAMA) for name in (
+    "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
 USUAL = Beside()

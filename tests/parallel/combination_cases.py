@@ -19,7 +19,7 @@ from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import interleaved, one_forward_one_backward, placement_of, zb_h1
 
-from .combination_besides import BESIDES, USUAL
+from .combination_besides import EVERY, USUAL
 
 VOCABULARY, TIME, BATCH, DIM, STEPS, SEED = 13, 4, 8, 48, 2, 3      # a unit of fully_shard is cut every 4,096 elements
 MICRO_SHARDS = 4
@@ -30,12 +30,15 @@ SAMPLES, TOKENS = ("wk", "rp", "dp", "ep"), ("rp", "dp", "ep", "cp")
 
 # ---------------------------------------------------------------- the model
 
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "batch": nn.BatchNorm}
+
+
 class Between(nn.Module):
     """A layer that costs little; x, or (x, auxiliary loss), -> the same."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype, norm):
         super().__init__()
-        self.norm = nn.LayerNorm(DIM, dtype=dtype)
+        self.norm = norm(DIM, dtype=dtype)
 
     def forward(self, x):
         x, *aux = x if isinstance(x, tuple) else (x,)
@@ -53,19 +56,20 @@ class Head(nn.Module):
 
     def forward(self, x):
         x, aux = x if isinstance(x, tuple) else (x, None)
-        y = self.norm(x) if isinstance(self.norm, nn.LayerNorm) else \
+        y = self.norm(x) if not isinstance(self.norm, nn.BatchNorm) else \
             mt.reshape(self.norm(mt.reshape(x, (-1, DIM))), x.shape)
         y = self.scores(y)
         return y if aux is None else (y, aux)
 
 
-def language_model(dtype, mixture=False, norm=nn.LayerNorm, std=1.0):
-    """A GPT as a Sequential, which a pipeline can cut; std: of the embedding."""
+def language_model(dtype, mixture=False, norm="layer", std=1.0, head_norm=None, **block):
+    """A GPT as a Sequential, which a pipeline can cut; std: of the embedding; block: options of the block."""
     mt.manual_seed(5)
-    options = {"kv_heads": 4, "causal": True, "rotary": True, "dropout": 0.1, "dtype": dtype, "std": 0.2}
+    options = {"kv_heads": 4, "causal": True, "rotary": True, "dropout": 0.1, "dtype": dtype, "std": 0.2, "norm": norm,
+               **block}
     options |= {"moe": {"experts": 4, "group": "sequence", "std": 0.2}} if mixture else {}
     return nn.Sequential(nn.Embedding(VOCABULARY, DIM, dtype, std), nn.TransformerBlock(DIM, 8, **options),
-                         Between(dtype), Head(dtype, norm))
+                         Between(dtype, NORMS[norm]), Head(dtype, NORMS[head_norm or norm]))
 
 
 def sequences():
@@ -229,7 +233,7 @@ def batches(job, steps):
 
 def train(forms, sizes, name=None, mixture=False, count=STEPS):
     """The pieces of this rank's parameters after so many steps."""
-    beside = USUAL if name is None else BESIDES[name]
+    beside = EVERY.get(name, USUAL)
     job = build(forms, sizes, beside, mixture)
     optimizer = beside.optimizer([pair for chunk in job.chunks for pair in chunk.named_parameters()])
     beside.begin(job)

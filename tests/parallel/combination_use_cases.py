@@ -15,7 +15,7 @@ from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.federated import FederatedAveraging, split_evenly
 from minitorch_dist.parallel.parameter_server import ParameterServer
 
-from .combination_besides import BESIDES, USUAL, adamw, scaler, sgd
+from .combination_besides import BESIDES, EVERY, USUAL, adamw, scaler, sgd
 from .combination_cases import (
     DIM,
     FORMS,
@@ -31,12 +31,13 @@ from .combination_cases import (
 )
 
 
-def one_after_another(names, mixture, folder):
+def one_after_another(names, mixture, folder, beside):
     """[pieces] of a training in which each step is done by another form, going on from the checkpoint before."""
     found, world = [], comm.world()
     for number, name in enumerate(names):
         axis = FORMS[name].axis
-        job = build((name,), {"dp": world.size} if axis == "dp" else {"dp": 2, axis: 2}, USUAL, mixture)
+        job = build((name,), {"dp": world.size} if axis == "dp" else {"dp": 2, axis: 2}, EVERY.get(beside, USUAL),
+                    mixture)
         optimizer = adamw([pair for chunk in job.chunks for pair in chunk.named_parameters()])
         model = job.chunks if job.schedule is not None else job.chunks[0]
         if number:

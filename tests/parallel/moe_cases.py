@@ -110,18 +110,18 @@ def instead(owner, name, value):
         setattr(owner, name, old)
 
 
-def raw_gates(logits, k, capacity):
-    r = ROUTE(logits, k, capacity)
-    return r._replace(gates=mt.take_along_axis(mt.softmax(logits), r.expert))
+def raw_gates(*arguments):
+    r = ROUTE(*arguments)
+    return r._replace(gates=mt.take_along_axis(mt.softmax(arguments[0]), r.expert))
 
 
-def cut_gates(logits, k, capacity):
-    r = ROUTE(logits, k, capacity)
+def cut_gates(*arguments):
+    r = ROUTE(*arguments)
     return r._replace(gates=r.gates.numpy())
 
 
-def one_queue(logits, k, capacity):
-    r = ROUTE(logits, k, capacity)
+def one_queue(*arguments):
+    r = ROUTE(*arguments)
     queue = r.expert.reshape(len(r.expert), -1, 1)
     ahead = (queue == np.arange(r.experts)).cumsum(1)
     return r._replace(slot=(np.take_along_axis(ahead, queue, -1) - 1).reshape(r.expert.shape))

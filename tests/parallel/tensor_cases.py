@@ -97,10 +97,10 @@ def loss_of_parts(shift):
     return tp.vocab_parallel_cross_entropy(logits, labels, world, n).item(), losses.numpy(), logits.grad.numpy()
 
 
-def counted():
+def counted(options):
     """{pass: {op: (calls, bytes sent)}} along tp of one transformer block, and the bytes of its output."""
     mesh = comm.DeviceMesh(tp=-1)
-    block = nn.TransformerBlock(16, 4, causal=True, dtype=np.float64)
+    block = nn.TransformerBlock(16, 4, causal=True, dtype=np.float64, **options)
     tp.parallelize_module(block, mesh["tp"], tp.plan_of(block))
     x = mt.tensor(values((2, 3, 16), 7), requires_grad=True)
     with ledger.record() as forward:
@@ -144,6 +144,9 @@ def errors():
     attempt("nested", lambda: tp.parallelize_module(model, world, {
         "blocks.0.attention": "heads", "blocks.0.attention.qkv": "column"}))
     assert list(model.state_dict()) == before and type(model.embed) is nn.Embedding
+    gated = nn.TransformerBlock(4, 2, mlp="swiglu", hidden=6)
+    attempt("gated", lambda: tp.parallelize_module(gated, world, {"mlp.0": "column", "mlp.2": "row"}))
+    attempt("halves", lambda: tp.parallelize_module(nn.Sequential(nn.Linear(4, 7)), world, {"0": "column, gated"}))
     odd = nn.GPT(10, 8, layers=1, heads=3, dim=6)
     attempt("heads", lambda: tp.parallelize_module(odd, world, {"embed": "vocabulary", "*.attention": "heads"}))
     assert type(odd.embed) is nn.Embedding      # which came before in the plan

@@ -123,16 +123,18 @@ def test_a_product_sends_what_its_closed_form_says_where_two_axes_cut_one_dimens
             assert sum(sent.values()) == expected, cut
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_a_block_sends_what_megatron_sequence_and_data_parallelism_send(n):
-    for found, x, weights, norms in crews.call(MODEL_CASES + "block_messages", n):
+@pytest.mark.parametrize(("n", "options", "vectors", "parameters"), [
+    (2, {}, 4, 12), (4, {}, 4, 12), (2, {"norm": "rms", "mlp": "swiglu", "hidden": 40, "bias": False}, 2, 6)])
+def test_a_block_sends_what_megatron_sequence_and_data_parallelism_send(n, options, vectors, parameters):
+    for found, x, weights, norms in crews.call(MODEL_CASES + "block_messages", n, args=(options,)):
         def ring(nbytes, calls, halves=2):
             return calls, calls * halves * (n - 1) * nbytes // n
         assert found["megatron"] == {"forward": {"all_reduce": ring(x, 2)}, "backward": {"all_reduce": ring(x, 2)}}
         # Korthikanti et al. 2022: the same bytes as halves, and small sums for the weights of the norms
         halves = {"all_gather": ring(x, 2, 1), "reduce_scatter": ring(x, 2, 1)}
-        assert found["sequence"] == {"forward": halves, "backward": halves | {"all_reduce": ring(norms / 4, 4)}}
-        assert found["data"] == {"forward": {}, "backward": {"all_reduce": (12, ring(weights, 1)[1])}}
+        assert found["sequence"] == {"forward": halves, "backward": halves | {
+            "all_reduce": ring(norms / vectors, vectors)}}
+        assert found["data"] == {"forward": {}, "backward": {"all_reduce": (parameters, ring(weights, 1)[1])}}
 
 
 @pytest.mark.parametrize("n", [2, 4])

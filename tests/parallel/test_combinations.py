@@ -19,7 +19,7 @@ from minitorch_dist.checkpoints.index import covers
 from tests.crews import crews
 
 from . import combination_cases as cases
-from .combination_besides import BESIDES, USUAL, adamw
+from .combination_besides import BESIDES, EVERY, USUAL, adamw
 from .combination_cases import FORMS
 
 CASES, USE = "tests.parallel.combination_cases:", "tests.parallel.combination_use_cases:"
@@ -84,6 +84,13 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "float8"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "LAMB"),
     (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "LARS"),
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "LLaMA, recompute"),
+    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "LLaMA, exact"), (("ZeRO 3",), {"dp": 4}, "LLaMA, exact"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "LLaMA, Muon"),
+    (("tensor", "ring"), {"cp": 2, "tp": 2}, "LLaMA, compile"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "LLaMA, float8"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "LLaMA, LoRA"),
+    (("ring", "ZeRO 3"), {"cp": 2, "dp": 2}, "LLaMA, QLoRA"),
 ]
 
 
@@ -148,9 +155,9 @@ def assembled(ranks):
 @functools.cache
 def one_process(name=None, mixture=False, steps=cases.STEPS):
     """{name: array} that one process has after the same training; in exact mode one with DistributedDataParallel."""
-    if name in BESIDES and BESIDES[name].sharded:
+    if name in EVERY and EVERY[name].sharded:
         return assembled([cases.train(("ZeRO 3",), {}, name, mixture, steps)])
-    if name in BESIDES and BESIDES[name].exact:
+    if name in EVERY and EVERY[name].exact:
         (found,), = crews.call(CASES + "outcomes", 1, ([((), {}, name, mixture, steps)],))
         return assembled([found])
     return assembled([cases.train((), {}, name, mixture, steps)])
@@ -171,7 +178,7 @@ def judged(job, ranks):
     forms, _, name, *rest = job
     if said := [outcome for outcome in ranks if isinstance(outcome, str)]:
         return said[0]
-    beside = BESIDES.get(name, USUAL)
+    beside = EVERY.get(name, USUAL)
     tolerance = 1e-10 if beside.tolerance is None and set(forms) & set(TENSORS) else beside.tolerance
     if set(forms) & {*TENSORS, "annotations"}:
         tolerance = max(tolerance, beside.of_parts)
@@ -266,14 +273,15 @@ def test_the_training_says_something():
 
 # ---------------------------------------------------------------- further
 
-@pytest.mark.parametrize(("mixture", "names"), [
-    (False, [name for name in FORMS if name != "experts"]),
-    (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"])])
-def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, tmp_path):
-    whole = cases.build((), {}, USUAL, mixture)
+@pytest.mark.parametrize(("mixture", "names", "beside"), [
+    (False, [name for name in FORMS if name != "experts"], None),
+    (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"], None),
+    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "LLaMA")])
+def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, beside, tmp_path):
+    whole = cases.build((), {}, EVERY.get(beside, USUAL), mixture)
     optimizer = adamw(list(whole.model.named_parameters()))
-    for name, ranks in zip(names, zip(*crews.call(USE + "one_after_another", 4, (names, mixture, str(tmp_path))),
-                                      strict=True), strict=True):
+    found = crews.call(USE + "one_after_another", 4, (names, mixture, str(tmp_path), beside))
+    for name, ranks in zip(names, zip(*found, strict=True), strict=True):
         number = names.index(name)
         cases.steps(whole, optimizer, [pair for pair in cases.batches(whole, number + 1) if pair[0] == number])
         assert not (problem := compare(assembled(ranks), assembled([cases.pieces(whole)]), 1e-10)), (name, problem)

@@ -71,10 +71,10 @@ def test_one_curve_on_any_mesh(one_process, setting, n, size):
         assert nbytes / size < got_nbytes < nbytes / size * 1.25
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_a_block_sends_two_all_reduces_each_way(n):
+@pytest.mark.parametrize(("n", "options"), [(2, {}), (4, {}), (2, {"mlp": "swiglu", "hidden": 10, "bias": False})])
+def test_a_block_sends_two_all_reduces_each_way(n, options):
     """A ring's worth of bytes each: 2(n - 1)/n of the output."""
-    for found, nbytes in crews.call(CASES + "counted", n):
+    for found, nbytes in crews.call(CASES + "counted", n, args=(options,)):
         each = {"all_reduce": (2, 2 * (2 * (n - 1) * nbytes // n))}
         assert found == {"forward": each, "backward": each}
 
@@ -91,6 +91,8 @@ def test_errors_say_what_to_do():
         "path": ("ValueError", "'block.*' meets no module"),
         "kind": ("TypeError", "blocks.0.mlp is a FeedForward; 'row' cuts a Linear"),
         "tied": ("ValueError", "0 shares a parameter with 1"),
+        "gated": ("ValueError", "mlp.0 makes a gate and what passes it, side by side: its way is 'column, gated'"),
+        "halves": ("ValueError", "'column, gated' of 7 outputs, which are no two halves"),
         "heads": ("ValueError", "2 ranks must divide the 3 heads"),
         "gathered": ("ValueError", "rank 1's would be [3, 4, 5], not [5, 4, 3]"),
         "scattered": ("ValueError", "RowParallelLinear: input_is_parallel=False lays the ranks' shares"),

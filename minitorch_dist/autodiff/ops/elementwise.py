@@ -77,12 +77,13 @@ isnan = unary("isnan", xp.isnan, None, "Whether x is not a number")
 isfinite = unary("isfinite", xp.isfinite, None, "Whether x is neither infinite nor NaN")
 
 
-def _sigmoid(x):
+def raw_sigmoid(x):
+    """1 / (1 + exp(-x)) of a raw array."""
     small = xp.exp(-xp.absolute(x))     # never overflows, and keeps its digits on both sides
     return xp.where(x >= 0, 1, small) / (1 + small)
 
 
-sigmoid = unary("sigmoid", _rounded_once(_sigmoid), (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
+sigmoid = unary("sigmoid", _rounded_once(raw_sigmoid), (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
 # Multiplying by the mask is 15 times faster than selecting by it (np.where branches per element).
 relu = unary("relu", lambda x: xp.maximum(x, 0), (scale, lambda ans: ans > 0),
              "max(x, 0); the derivative at 0 is taken as 0")

@@ -9,7 +9,7 @@ import math
 
 from ...backend import add_up, to_device_of, xp
 from ..primitive import Primitive, bind, lower
-from .elementwise import erf, exp, tanh
+from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh
 from .indexing import check_numbers, getitem
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import logsumexp, sum
@@ -192,3 +192,27 @@ def linear_gelu(x, weight, bias=None, approximate="none"):
         return bind(_gelu, (linear(x, weight),), (by_tanh,))
     check_linear("linear_gelu", x, weight, bias)
     return bind(_linear_gelu, (x, weight, bias), (by_tanh,))
+
+
+# ---------------------------------------------------------------- silu(gate) · up
+
+def _swiglu_pullback(ct, wanted, gate, up):
+    share = raw_sigmoid(gate)
+    g = ct * share
+    back = g * gate if wanted[1] else None
+    if wanted[0]:       # silu' = share · (1 + gate · (1 - share))
+        g *= up
+        g *= 1 + gate * (1 - share)
+    return g if wanted[0] else None, back
+
+
+_swiglu = Primitive("swiglu", lambda gate, up: gate * raw_sigmoid(gate) * up, "gate up",
+                    pullback=_swiglu_pullback, definition=lambda gate, up: gate * sigmoid(gate) * up)
+
+
+def swiglu(gate, up):
+    """silu(gate) · up, elementwise, with silu(x) = x / (1 + exp(-x)); two arrays of one shape. Kept for backward are
+    these two alone. ValueError for other shapes. Source: Shazeer 2020, "GLU variants improve transformer"."""
+    if gate.shape != up.shape:
+        raise ValueError(f"swiglu: gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape")
+    return bind(_swiglu, (gate, up))

@@ -270,7 +270,7 @@ def _text(text, whole=""):
 ELEMENTWISE = (
     "add sub mul div neg power mod maximum minimum exp expm1 log log1p sqrt rsqrt square sin cos tanh abs sign floor "
     "ceil isnan isfinite sigmoid relu erf greater greater_equal less less_equal equal not_equal logical_and logical_or "
-    "logical_xor logical_not floor_divide where astype to_device gelu").split()
+    "logical_xor logical_not floor_divide where astype to_device gelu swiglu").split()
 
 # What each entry of the op table does: (shapes of operands and of arrays among the parameters; the parameters) ->
 # Factors.
