@@ -47,6 +47,7 @@ from ..autodiff.tensor import Tensor
 from ..backend import to
 from ..nn import init
 from ..nn.moe import Experts
+from ..nn.norm import LayerNorm, RMSNorm
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention
 from ..tables import aligned
 from .adagrad import Adagrad
@@ -164,7 +165,8 @@ def scale(model, base):
 
     model  with its initial values, whole: before parallelize_module, a wrapper, an optimizer, adapters; the same on all
            ranks. A checkpoint that is to go on is loaded afterwards, as the constants are no part of its state
-    base   alike in all but its sides, with initial values too, of which only the size counts
+    base   alike in all but its widths, with initial values too, of which only the size counts. (A Linear's classes,
+           tokens or experts are a side like any other: as many in both.)
 
     ValueError unless both have the same parameters, all of them to be trained, with as many axes; for one that starts
     from zeros here and not in base; where a module other than GPT uses one parameter in two places of different kinds.
@@ -220,10 +222,10 @@ def _grown(module, shape, base):
 
 
 def _fans(module, shape):
-    if len(shape) < 2:
+    if len(shape) < 2 or isinstance(module, (LayerNorm, RMSNorm)):      # which may be over several axes
         return 1, prod(shape)
-    if isinstance(module, Embedding):       # the product of a row of zeros and a one with (rows, dim)
-        return shape
+    if isinstance(module, Embedding):       # of (rows, dim) it gives one row, however many there are
+        return 1, shape[1]
     if isinstance(module, Experts):         # (experts, in, out)
         return shape[1:]
     return init.fans(shape)
@@ -249,9 +251,7 @@ def _size(values):
 def _constants(model, base, found):
     """Set the constants that depend on the width; {name: value} of those that aren't base's."""
     narrow, constants = dict(base.named_modules()), {}
-    for path, module in model.named_modules():
-        prefix, other = f"{path}." if path else "", narrow.get(path)
-        if isinstance(module, MultiHeadAttention) and module.size != other.size:
+    for path, modul        if isinstance(module, MultiHeadAttention) and module.size != other.size:
             module.scale = (1 / sqrt(other.size) if other.scale is None else other.scale) * other.size / module.size
             constants[f"{prefix}scale"] = module.scale
         elif isinstance(module, GPT) and module.head is None and (grown := found[f"{prefix}embed.weight"].fan_out) != 1:

@@ -89,6 +89,17 @@ def test_experts_and_their_router():
         "router.weight": ("output", 2, 1), "experts.up": ("hidden", 2, 2), "experts.down": ("hidden", 2, 2)}
 
 
+def test_rows_of_a_table_and_axes_of_a_norm_are_no_fan_in():
+    def make(rows, width):
+        return nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm((3, width)), nn.RMSNorm((3, width)))
+    mt.manual_seed(0)
+    model, base = make(120, 64), make(30, 32)
+    found = mup.scale(model, base).parameters
+    assert math.isclose(rms(model[0].weight), rms(base[0].weight), rel_tol=1e-6)
+    assert all((model[i].weight.numpy() == 1).all() for i in (1, 2))
+    assert {(w.factor("init"), w.factor("adam"), w.factor("sgd")) for w in found.values()} == {(1, 1, 2)}
+
+
 def steps_of(model, optimizer, count=3):
     for step in range(count):
         random = np.random.default_rng(step)
