@@ -251,10 +251,16 @@ def _size(values):
 def _constants(model, base, found):
     """Set the constants that depend on the width; {name: value} of those that aren't base's."""
     narrow, constants = dict(base.named_modules()), {}
-    for path, modul        if isinstance(module, MultiHeadAttention) and module.size != other.size:
-            module.scale = (1 / sqrt(other.size) if other.scale is None else other.scale) * other.size / module.size
-            constants[f"{prefix}scale"] = module.scale
-        elif isinstance(module, GPT) and module.head is None and (grown := found[f"{prefix}embed.weight"].fan_out) != 1:
-            module.output_multiplier = (other.output_multiplier or 1.0) / grown
-            constants[f"{prefix}output_multiplier"] = module.output_multiplier
+    for path, module in model.named_modules():
+        prefix, other = f"{path}." if path else "", narrow.get(path)
+        if isinstance(module, MultiHeadAttention):
+            module.scale = other.scale
+            if module.size != other.size:
+                module.scale = (1 / sqrt(other.size) if other.scale is None else other.scale) * other.size / module.size
+                constants[f"{prefix}scale"] = module.scale
+        elif isinstance(module, GPT):
+            module.output_multiplier, grown = other.output_multiplier, found[f"{prefix}embed.weight"].fan_out
+            if module.head is None and grown != 1:
+                module.output_multiplier = (1.0 if other.output_multiplier is None else other.output_multiplier) / grown
+                constants[f"{prefix}output_multiplier"] = module.output_multiplier
     return constants

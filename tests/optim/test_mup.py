@@ -100,6 +100,22 @@ def test_rows_of_a_table_and_axes_of_a_norm_are_no_fan_in():
     assert {(w.factor("init"), w.factor("adam"), w.factor("sgd")) for w in found.values()} == {(1, 1, 2)}
 
 
+def test_a_base_that_is_itself_a_wide_one():
+    """Its constants go on, whatever of the sides has grown since; and none of an earlier scale() stays."""
+    base, model = mup_cases.gpt(32), mup_cases.gpt(32)
+    mup.scale(base, mup_cases.gpt(8))
+    for heads, dim in ((2, 32), (4, 64), (2, 64)):
+        wide = nn.GPT(11, 8, layers=2, heads=heads, dim=dim, dtype=np.float64)
+        mup.scale(wide, base)
+        at_once = nn.GPT(11, 8, layers=2, heads=heads, dim=dim, dtype=np.float64)
+        mup.scale(at_once, nn.GPT(11, 8, layers=2, heads=heads, dim=heads * 4, dtype=np.float64))
+        assert wide.blocks[1].attention.scale == at_once.blocks[1].attention.scale
+        assert wide.output_multiplier == 8 / dim
+    mup.scale(model, mup_cases.gpt(8))
+    mup.scale(model, mup_cases.gpt(32))
+    assert model.output_multiplier is None and model.blocks[0].attention.scale is None
+
+
 def steps_of(model, optimizer, count=3):
     for step in range(count):
         random = np.random.default_rng(step)
