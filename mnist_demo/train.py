@@ -170,8 +170,9 @@ def prepare(args, world, plugged):
                                     exact=args.exact, micro_shards=args.micro_shards)
     plugged.hook(model)
     noise = GradientNoiseScale(model) if args.noise_scale else None
-    if noise and not args.exact and world.size * args.accumulate < 2:
-        raise ValueError("--noise-scale compares gradients of parts of a batch: take 2 ranks, or --accumulate 2")
+    if noise and min(batch_size, args.micro_shards if args.exact else world.size * args.accumulate) < 2:
+        raise ValueError("--noise-scale compares gradients of parts of a batch: take 2 samples or more, and " +
+                         ("--micro-shards 2" if args.exact else "2 ranks, or --accumulate 2"))
     groups = training.decay_groups(model, args.weight_decay)
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()

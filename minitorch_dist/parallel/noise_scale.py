@@ -54,7 +54,8 @@ class GradientNoiseScale:
     decay  of the averages, per step: they look back over some 1/(1 - decay) steps. What B_simple is at the end of a
            short training, whose gradients were far larger at its beginning, wants a smaller one
 
-    A batch must have two backward passes at least, on all ranks together: else update raises ValueError on all of them.
+    A batch of several samples must have two backward passes at least, on all ranks together: else update raises
+    ValueError on all of them.
     ValueError for parameters on a mesh (annotate.py), and for experts or sequences that are divided over ranks with
     samples of their own, where a pass's gradient isn't that of the rank's samples alone. (A pipeline's stages neither.)
 
@@ -104,7 +105,8 @@ class GradientNoiseScale:
 
     def update(self, grad_scale=1.0):
         """A batch's gradients are complete, and as backward has left them: take its estimates into the averages.
-        Collective. Where gradients are inf or NaN nothing is taken.
+        Collective. Of gradients that are inf or NaN nothing is taken, nor of a batch of one sample, as an epoch's last
+        one may be: it has no parts.
 
         grad_scale  what losses were multiplied by beside 1/N (GradScaler.get_scale())
         """
@@ -115,6 +117,8 @@ class GradientNoiseScale:
         if self.comm is not None:
             self.comm.all_reduce(sums)
         squares, passes, samples = sums.tolist()
+        if samples == 1:
+            return
         if passes < 2:
             raise ValueError(f"GradientNoiseScale: this step's {samples:g} samples had {passes:g} backward pass on all "
                              "ranks together, with nothing to compare it with: take more ranks, or accumulate")

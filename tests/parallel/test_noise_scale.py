@@ -97,8 +97,12 @@ def test_a_run_says_it(tmp_path):
         found.append(json.loads((tmp_path / f"{n}/summary.json").read_text())["gradient_noise_scale"])
         assert "--resume" in more or f"gradient noise scale {found[-1]:,.0f}: batches of 64" in out
     np.testing.assert_allclose(found[1:], found[0], rtol=1e-9)
-    said = crew.launch([TRAIN, *flags, "--out", tmp_path / "none"], 1)
-    assert said.returncode == 2 and "--accumulate 2" in said.stderr[0]
+    for more, wanted in (([], "--accumulate 2"), (["--accumulate", 2, "--batch-size", 1], "2 samples or more"),
+                         (["--exact", "--micro-shards", 1], "--micro-shards 2")):
+        said = crew.launch([TRAIN, *flags, *more, "--out", tmp_path / "none"], 1)
+        assert said.returncode == 2 and wanted in said.stderr[0]
+    # The digits' last batch of an epoch has one sample.
+    crew.launch([TRAIN, *flags, "--accumulate", 2, "--batch-size", 359, "--out", tmp_path / "last"], 1).check()
 
 
 def test_a_parameter_that_checkpoints_share_counts_once():
