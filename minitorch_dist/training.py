@@ -44,6 +44,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
     optimizer.zero_grad()
+    if noise is not None:
+        noise.forget()      # what a step that broke off has left
     device = next(model.parameters()).device
     total = BinaryCounter()
     scale = 1 / (batch.count * units)

@@ -1,5 +1,6 @@
 """The gradient noise scale, of gradients whose mean and covariance are known."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn
+from minitorch_dist import data, nn, optim, training
+from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale, estimates
 from tests import crews as crew
 from tests.crews import crews, threads
@@ -124,6 +126,28 @@ def test_a_parameter_that_checkpoints_share_counts_once():
         wanted = ((model.w.grad.numpy() - before) ** 2).sum()
         np.testing.assert_allclose(*noise.seen.values(), wanted, rtol=1e-12)
         noise.after_backward(1)
+
+
+def test_a_step_that_broke_off_counts_for_nothing():
+    found = []
+    for wrong in (False, True):
+        mt.manual_seed(4)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(5, 3, dtype=np.float64)))
+        noise, left = GradientNoiseScale(model, decay=0), []
+
+        def loss_sum(model, shard, left=left):
+            if left.pop(0):
+                raise MemoryError
+            return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+        random = np.random.default_rng(0)
+        (batch,) = data.Loader(random.standard_normal((8, 5)), np.arange(8) % 3, 8).epoch(0)
+        for begin in ([0, True], [0, 0]) if wrong else ([0, 0],):
+            left[:] = begin
+            with contextlib.suppress(MemoryError):
+                training.train_step(model, optim.SGD(model.parameters(), lr=0.1), batch, loss_sum, model.comm, seed=0,
+                                    step=0, accumulate=2, noise=noise)
+        found.append((noise.trace, noise.square))
+    assert found[0] == found[1]
 
 
 def test_what_it_says():
