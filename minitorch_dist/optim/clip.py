@@ -165,6 +165,21 @@ def clip_stages(stages, max_norm, comm=None):
     stages of the same model. Collective over comm."""
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
+    norm, tabled = measured(stages, comm)
+    if not xp.isfinite(norm):
+        raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
+    if norm > max_norm:
+        for flat, segments, _ in tabled:
+            whole = len(segments) == len(flat.segments)
+            for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:
+                part = flat.grads[start:stop]
+                part *= max_norm / (norm + 1e-6)      # torch's epsilon
+                wrote(part, "clip_grad_norm_")
+    return norm
+
+
+def measured(stages, comm=None):
+    """(the common 2-norm, inf or NaN where some gradient is; the tables that it is from), as clip_stages."""
     seen, chosen = set(), {}
     for stage, params in sorted(stages.items()):
         chosen[stage] = [p for p in tensors(params) if p.requires_grad and not (id(p) in seen or seen.add(id(p)))]
@@ -182,14 +197,5 @@ def clip_stages(stages, max_norm, comm=None):
     if comm is not None:
         found = {stage: both for each in comm.all_gather_object(found) for stage, both in each.items()}
     in_order = [found[stage] for stage in sorted(found)]
-    norm = float(xp.sqrt(tree_sum(s for whole, _ in in_order for s in whole) + sum(rest for _, rest in in_order)))
-    if not xp.isfinite(norm):
-        raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
-    if norm > max_norm:
-        for flat, segments, _ in tabled:
-            whole = len(segments) == len(flat.segments)
-            for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:
-                part = flat.grads[start:stop]
-                part *= max_norm / (norm + 1e-6)      # torch's epsilon
-                wrote(part, "clip_grad_norm_")
-    return norm
+    total = tree_sum(s for whole, _ in in_order for s in whole) + sum(rest for _, rest in in_order)
+    return float(xp.sqrt(total)), tabled

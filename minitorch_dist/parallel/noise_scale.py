@@ -42,7 +42,7 @@ from math import inf
 import numpy as np
 
 from ..backend import module_of, to
-from ..optim.clip import check_known, clip_grad_norm_, others
+from ..optim.clip import check_known, measured, others
 from .wrapping import ReducingModule, check_not_annotated, divided
 
 
@@ -60,7 +60,7 @@ class GradientNoiseScale:
     samples of their own, where a pass's gradient isn't that of the rank's samples alone. (A pipeline's stages neither.)
 
     A step costs a pass over the gradients per backward, and an all-reduce of three numbers, with the norm of the whole
-    gradient (clip_grad_norm_), which is collective where gradients are cut.
+    gradient (as clip_grad_norm_'s), which is collective where gradients are cut.
     """
 
     def __init__(self, model, decay=0.99):
@@ -124,7 +124,9 @@ class GradientNoiseScale:
                              "ranks together, with nothing to compare it with: take more ranks, or accumulate")
         if not np.isfinite(squares):
             return
-        whole = clip_grad_norm_(self.model.parameters(), inf) ** 2
+        whole = measured({0: self.model.parameters()})[0] ** 2
+        if not np.isfinite(whole):      # where parts were not: by a sum in 16 bits
+            return
         self._take(*estimates(squares / grad_scale ** 2, whole / grad_scale ** 2, passes, samples))
 
     def _squares(self):

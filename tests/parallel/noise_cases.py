@@ -8,6 +8,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.comm_hooks import fp16_compress
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
 
 SHAPES = (7,), (3, 5)
@@ -125,6 +126,17 @@ def trained(model, noise, rank, group, steps=2, clip=0.1, **options):
     for step, batch in zip(range(steps), loader.epoch(0), strict=False):
         training.train_step(model, optimizer, batch, loss_sum, group, seed=0, step=step, units=LENGTH, clip=clip,
                             accumulate=2, noise=noise, **options)
+
+
+def overflows():
+    """(steps taken in, the scaler's factor) where sums on the wire are beyond float16, and the parts aren't."""
+    world = comm.world()
+    mt.manual_seed(4)
+    model = DistributedDataParallel(nn.GPT(VOCABULARY, LENGTH, layers=1, heads=2, dim=8), world)
+    model.register_comm_hook(fp16_compress)
+    noise, scaler = GradientNoiseScale(model), optim.GradScaler(init_scale=2.0 ** 24, comm=world)
+    trained(model, noise, world.rank, world, scaler=scaler)
+    return noise.steps, scaler.get_scale()
 
 
 def with_and_without(stage=0):

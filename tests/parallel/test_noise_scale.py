@@ -77,6 +77,10 @@ def test_exact_mode_has_a_pass_per_micro_shard(n):
         np.testing.assert_allclose(found, [by_groups(samples(step, 8), (4, 4)) for step in range(3)], rtol=1e-12)
 
 
+def test_a_step_that_the_scaler_leaves_out_is_not_taken():
+    assert crews.call(CASES + "overflows", 2) == [(0, 2.0 ** 22)] * 2
+
+
 def test_parts_of_matrices():
     (wanted,) = crews.call(CASES + "of_parts", 1, (1,))
     for found in crews.call(CASES + "of_parts", 2, (2,)):
