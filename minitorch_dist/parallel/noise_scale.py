@@ -159,12 +159,12 @@ class GradientNoiseScale:
 
     @property
     def scale(self):
-        """B_simple, in samples; inf while |G|² can't be told from 0, NaN before the first step."""
-        return inf if self.square <= 0 else self.trace / self.square
+        """B_simple, in samples; inf while |G|² can't be told from 0, 0 while tr(Σ) can't, NaN before the first step."""
+        return inf if self.square <= 0 else max(self.trace, 0.0) / self.square      # NaN stays: it is the first
 
     def costs(self, batch):
         """(how many times the fewest steps, how many times the fewest samples) batches of this size take."""
-        return 1 + self.scale / batch, 1 + batch / self.scale
+        return 1 + self.scale / batch, 1 + batch / self.scale if self.scale else inf
 
     def told(self, batch):
         """A line about batches of this size."""
