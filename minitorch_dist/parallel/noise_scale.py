@@ -82,6 +82,9 @@ class GradientNoiseScale:
 
     def _see(self, key, grad):
         values = grad.data
+        if key in self.seen:
+            raise RuntimeError("GradientNoiseScale: a second backward pass, and after_backward hasn't been told of the "
+                               "first: tell it after each, or add the losses up and go back once")
         self.seen[key] = module_of(values).square(values, dtype=np.float64).sum().reshape(1)
 
     def forget(self):

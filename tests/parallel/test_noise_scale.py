@@ -185,6 +185,8 @@ def test_what_it_refuses():
     noise.model(samples(0)).backward()
     with pytest.raises(RuntimeError, match="hasn't been told"):
         noise.update()
+    with pytest.raises(RuntimeError, match="a second backward pass"):
+        noise.model(samples(0)).backward()
     noise.forget()
     noise.after_backward(0)
     with np.errstate(invalid="ignore"):
