@@ -186,7 +186,7 @@ def scale(model, base):
         if found[name].init != 1:
             values = lower(p)
             values *= found[name].init
-    return Widths(found, _constants(model, base, found))
+    return Widths(found, _constants(model, base))
 
 
 def _check(model, base):
@@ -248,7 +248,7 @@ def _size(values):
     return sqrt(np.mean(np.square(to(values, "cpu"), dtype=np.float64)))
 
 
-def _constants(model, base, found):
+def _constants(model, base):
     """Set the constants that depend on the width; {name: value} of those that aren't base's."""
     narrow, constants = dict(base.named_modules()), {}
     for path, module in model.named_modules():
@@ -259,7 +259,8 @@ def _constants(model, base, found):
                 module.scale = (1 / sqrt(other.size) if other.scale is None else other.scale) * other.size / module.size
                 constants[f"{prefix}scale"] = module.scale
         elif isinstance(module, GPT):
-            module.output_multiplier, grown = other.output_multiplier, found[f"{prefix}embed.weight"].fan_out
+            module.output_multiplier = other.output_multiplier
+            grown = module.embed.weight.shape[1] / other.embed.weight.shape[1]
             if module.head is None and grown != 1:
                 module.output_multiplier = (1.0 if other.output_multiplier is None else other.output_multiplier) / grown
                 constants[f"{prefix}output_multiplier"] = module.output_multiplier

@@ -116,6 +116,17 @@ def test_a_base_that_is_itself_a_wide_one():
     assert model.output_multiplier is None and model.blocks[0].attention.scale is None
 
 
+def test_two_models_with_one_table():
+    class Two(nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.first, self.second = mup_cases.gpt(dim), mup_cases.gpt(dim)
+            self.second.embed.weight = self.first.embed.weight
+    model = Two(16)
+    mup.scale(model, Two(4))
+    assert model.first.output_multiplier == model.second.output_multiplier == 1 / 4
+
+
 def steps_of(model, optimizer, count=3):
     for step in range(count):
         random = np.random.default_rng(step)
