@@ -55,8 +55,15 @@ def parse(argv):
     low, high = args.lrs or OPTIMIZERS[args.optimizer][1]
     if low > high:
         p.error(f"--lrs {low} {high}: the first must not be greater than the second")
+    if not -1000 <= low <= high <= 1000:
+        p.error(f"--lrs {low} {high}: exponents of 2, from -1000 to 1000")
     args.lrs = [2.0 ** exponent for exponent in range(low, high + 1)]
     return args
+
+
+def loader_of(args, dataset):
+    """Whole batches, in the same order for each training."""
+    return data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed, drop_last=True)
 
 
 def trained(args, dataset, width, lr, wide):
@@ -66,7 +73,7 @@ def trained(args, dataset, width, lr, wide):
     model, base = make(width), make(args.widths[0])
     optimizer = mup.scale(model, base).optimizer(kind, model, lr) if wide else kind(model.parameters(), lr=lr)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps))
-    loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed, drop_last=True)
+    loader = loader_of(args, dataset)
     batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
     with xp.errstate(over="ignore", invalid="ignore"):
         for batch in itertools.islice(batches, args.steps):
@@ -121,6 +128,9 @@ def main(argv=None):
         dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
         for width in args.widths:       # what doesn't fit is said before anything is trained
             MODELS[args.model](width)
+        loader_of(args, dataset)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
     if world.rank == 0:
         print(f"{dataset.source}\n{args.steps:,} steps of {args.optimizer}, {args.model} of widths "
               f"{', '.join(map(str, args.widths))}", flush=True)

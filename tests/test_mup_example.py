@@ -26,6 +26,8 @@ def test_the_table(tmp_path, n, flags):
 
 
 @pytest.mark.parametrize("flags, words", [(["--lrs", -3, -5], "--lrs -3 -5"), (["--steps", 0], "--steps 0"),
+                                          (["--lrs", -3, 2000], "-1000 to 1000"), (["--batch-size", 9999], "9999"),
+                                          (["--out", f"{PROGRAM}/x"], "Not a directory"),
                                           (["--widths", "6,8", "--model", "transformer"], "heads")], ids=str)
 def test_what_does_not_fit_is_said(flags, words):
     found = crews.launch([PROGRAM, *FLAGS, *flags], 1, limit=30)
