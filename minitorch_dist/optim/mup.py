@@ -38,7 +38,7 @@ tables 3 (fixed to output) and 8 (tied weights), definition 4.1 (attention).
 """
 
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import inf, prod, sqrt
 
 import numpy as np
 
@@ -238,8 +238,9 @@ def _initial(name, width, values, narrow):
     now, wanted = _size(values), _size(narrow) * width.factor("init")
     if now == wanted:
         return 1.0
-    if now == 0:
-        raise ValueError(f"mup: {name} starts from zeros, and not so in base: give both one initialiser")
+    if not (0 < now < inf and 0 < wanted < inf):
+        raise ValueError(f"mup: {name} starts with values of the root mean square {now:.4g}, and {_size(narrow):.4g} "
+                         "in base: give both one initialiser, without NaN, and zeros in both or in neither")
     return wanted / now
 
 

@@ -57,7 +57,8 @@ class GradientNoiseScale:
     A batch of several samples must have two backward passes at least, on all ranks together: else update raises
     ValueError on all of them.
     ValueError for parameters on a mesh (annotate.py), and for experts or sequences that are divided over ranks with
-    samples of their own, where a pass's gradient isn't that of the rank's samples alone. (A pipeline's stages neither.)
+    samples of their own, where a pass's gradient isn't that of the rank's samples alone. (Nor is it in
+    a pipeline's stages, whose micro-batches can't be told of: their second backward raises.)
 
     A step costs a pass over the gradients per backward, and an all-reduce of three numbers, with the norm of the whole
     gradient (as clip_grad_norm_'s), which is collective where gradients are cut.
@@ -73,12 +74,17 @@ class GradientNoiseScale:
                              f"{m.divided_over.name!r}, so that a rank's gradients come from the others' samples too: "
                              "measure a model that isn't, on fewer samples")
         self.model, self.decay, self.comm = model, decay, model.comm if wrapped else None
-        params = [p for p in (model.module if wrapped else model).parameters() if p.requires_grad]
-        check_known(params, "GradientNoiseScale")
-        self.sharers = {id(p): others(p) for p in params}
-        self._remove = [p.register_hook(partial(self._see, id(p))) for p in params]
+        params = self._trained()
+        check_known(list(params.values()), "GradientNoiseScale")
+        self.sharers = {key: others(p) for key, p in params.items()}
+        self._remove = [p.register_hook(partial(self._see, key)) for key, p in params.items()]
         self.steps, self.trace_sum, self.square_sum = 0, 0.0, 0.0
         self.forget()
+
+    def _trained(self):
+        """{id: parameter}."""
+        inner = self.model.module if isinstance(self.model, ReducingModule) else self.model
+        return {id(p): p for p in inner.parameters() if p.requires_grad}
 
     def _see(self, key, grad):
         values = grad.data
@@ -115,6 +121,9 @@ class GradientNoiseScale:
         """
         if self.seen:
             raise RuntimeError("GradientNoiseScale: there was a backward pass of which after_backward hasn't been told")
+        if self._trained().keys() != self.sharers.keys():
+            raise RuntimeError("GradientNoiseScale: parameters were frozen or unfrozen since it was made: make it anew, "
+                               "and load_state_dict what this one knows")
         sums = np.array([self._squares(), self.passes, self.samples], np.float64)
         self.forget()
         if self.comm is not None:

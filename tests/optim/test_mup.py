@@ -262,10 +262,11 @@ def test_what_it_refuses():
         mup.scale(nn.Sequential(nn.Conv1d(1, 2, 3)), nn.Sequential(nn.Conv2d(1, 2, 3)))
     with pytest.raises(RuntimeError, match="call scale.. before"):
         mup.scale(DistributedDataParallel(nn.mlp((8,))).module, nn.mlp((4,)))
-    model, base = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(4, 4))
-    model[0].weight.data[...] = 0
-    with pytest.raises(ValueError, match="0.weight starts from zeros"):
-        mup.scale(model, base)
+    for wrong, value in ((0, 0), (1, 0), (0, np.nan)):
+        model, base = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(4, 4))
+        (model, base)[wrong][0].weight.data[...] = value
+        with pytest.raises(ValueError, match="0.weight starts with"):
+            mup.scale(model, base)
     model, widths = mup_cases.wide()
     with pytest.raises(TypeError, match="rates of Muon"):
         widths.optimizer(optim.Muon, model, 0.1)

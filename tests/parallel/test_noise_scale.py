@@ -199,3 +199,6 @@ def test_what_it_refuses():
     noise.remove()
     noise.model(samples(0)).backward()
     assert not noise.seen
+    next(noise.model.parameters()).requires_grad_(False)
+    with pytest.raises(RuntimeError, match="frozen or unfrozen"):
+        noise.update()
