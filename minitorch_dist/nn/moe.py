@@ -322,7 +322,9 @@ class MoE(Module):
 
     def _auxiliary(self, logits, routing, shape):
         logs = SCORES[self.score][1](logits)
-        aux = self.balance * balance_loss(logs, routing) + self.z * z_loss(logits)
+        aux = self.balance * balance_loss(logs, routing)
+        if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN
+            aux = aux + self.z * z_loss(logits)
         if self.sequence_balance:
             sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
             aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k)

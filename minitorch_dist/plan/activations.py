@@ -76,8 +76,7 @@ def routed(experts, gates):
             Row("second matrices: their input", "place inner", 4, of="mlp.experts"),
             Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
             Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
-            Row("balance: use", "expert", 4), Row("z: exponentials", "route", 4),
-            Row("logarithms of their sums", "token", 8), DROPPED["float32"]]
+            Row("balance: use", "expert", 4), DROPPED["float32"]]
 
 
 # Attention up to its projection, by how it is made. dropout's rows are there with dropout only.

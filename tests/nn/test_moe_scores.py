@@ -256,3 +256,12 @@ MoE(k=2, capacity_factor=1.25, score='sigmoid', route_scale=2.5, nodes=(3, 2), e
 def test_errors_say_what_to_do(arguments, said):
     with pytest.raises(ValueError, match=said):
         layer(**arguments)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_a_loss_of_weight_0_says_nothing_where_it_overflows(score):
+    """In float16 log² Σ exp is inf from logits of 256 on, and 0 · inf would be NaN."""
+    model = layer(score=score, dtype=np.float16)
+    model.router.weight.data[...] = 100
+    y, aux = model(mt.tensor(np.full((3, 5), 2, np.float16)))
+    assert np.isfinite(y.numpy()).all() and aux.item() == 0
