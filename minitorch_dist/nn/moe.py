@@ -101,8 +101,9 @@ def capacity_of(tokens, experts, k, capacity_factor):
 
 
 def log_sigmoid(x):
-    """log(1 / (1 + exp(-x))), which doesn't underflow."""
-    return ops.minimum(x, 0.0) - ops.log1p(ops.exp(-ops.absolute(x)))
+    """log(1 / (1 + exp(-x))), which doesn't underflow; at 0, where a router of zeros is, with all its derivatives."""
+    positive = ops.greater_equal(x, 0.0)
+    return ops.where(positive, 0.0, x) - ops.log1p(ops.exp(ops.where(positive, -x, x)))
 
 
 # How logits become scores: (the scores; their logarithms, or what differs from these by a number per token).

@@ -265,3 +265,13 @@ def test_a_loss_of_weight_0_says_nothing_where_it_overflows(score):
     model.router.weight.data[...] = 100
     y, aux = model(mt.tensor(np.full((3, 5), 2, np.float16)))
     assert np.isfinite(y.numpy()).all() and aux.item() == 0
+
+
+def test_the_logarithm_of_a_sigmoid_has_its_derivatives_at_0():
+    """Where a router of zeros, and a token of zeros, is. The second is -s · (1 - s)."""
+    x = mt.tensor(np.array([0.0, -0.0, 0.7, -0.7, -900]))
+    first = mt.grad(lambda x: mt.sum(moe.log_sigmoid(x)))
+    s = 1 / (1 + np.exp(-np.maximum(x.numpy(), -700)))
+    np.testing.assert_allclose(first(x).numpy(), 1 - s, rtol=1e-14)
+    np.testing.assert_allclose(mt.grad(lambda x: mt.sum(first(x)))(x).numpy(), -s * (1 - s), rtol=1e-14, atol=1e-300)
+    np.testing.assert_allclose(moe.log_sigmoid(x).numpy(), [*[-math.log(2)] * 2, *np.log(s[2:4]), -900], rtol=1e-14)
