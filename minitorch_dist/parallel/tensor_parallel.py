@@ -30,8 +30,8 @@ from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
-from ..nn.layers import Linear
-from ..nn.module import Module, Parameter
+from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
+from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock, is_gated
 from . import sequence_parallel as sequences
@@ -250,6 +250,8 @@ def _experts(moe, comm, sequence_parallel):
     return {"experts": share_of_experts(moe, comm)}
 
 
+ACTIVATIONS = (GELU, LeakyReLU, ReLU, Sigmoid, Tanh)      # of each feature by itself
+
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it: a Module to stand in its place,
 # or {attribute: value} to be changed).
 WAYS = {
@@ -348,11 +350,22 @@ def _chosen(modules, plan, sequence_parallel):
                                          if name in ("qkv", "out") and not isinstance(m, Linear)]):
             raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
                             "Linears: cut the model first, then exchange its layers (lora.add, low_precision)")
-        parent, _, name = path.rpartition(".")
-        if way == "column" and name == "0" and is_gated(modules[parent]):
+        behind = _behind(modules, path)
+        if way == "column, gated" and isinstance(behind, ACTIVATIONS):
+            raise ValueError(f"parallelize_module: {path} is before a {type(behind).__name__}, and makes no gate: its "
+                             "way is 'column'")
+        if way == "column" and isinstance(behind, SwiGLU):
             raise ValueError(f"parallelize_module: {path} makes a gate and what passes it, side by side: its way is "
                              "'column, gated'")
     return chosen
+
+
+def _behind(modules, path):
+    """The layer behind this one in its Sequential, but for dropouts; None where there is none."""
+    parent, _, name = path.rpartition(".")
+    layers = modules[parent]._modules
+    after = list(layers.values())[list(layers).index(name) + 1:] if isinstance(modules[parent], Sequential) else []
+    return next((layer for layer in after if not isinstance(layer, Dropout)), None)
 
 
 def _check_separate(modules, chosen):

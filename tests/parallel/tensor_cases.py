@@ -146,6 +146,10 @@ def errors():
     assert list(model.state_dict()) == before and type(model.embed) is nn.Embedding
     gated = nn.TransformerBlock(4, 2, mlp="swiglu", hidden=6)
     attempt("gated", lambda: tp.parallelize_module(gated, world, {"mlp.0": "column", "mlp.2": "row"}))
+    later = nn.Sequential(nn.Identity(), nn.Linear(4, 12), nn.Dropout(0.1), nn.SwiGLU(), nn.Linear(6, 4))
+    attempt("gated later", lambda: tp.parallelize_module(later, world, {"1": "column", "4": "row"}))
+    plain = nn.TransformerBlock(4, 2, hidden=6)
+    attempt("not gated", lambda: tp.parallelize_module(plain, world, {"mlp.0": "column, gated", "mlp.2": "row"}))
     attempt("halves", lambda: tp.parallelize_module(nn.Sequential(nn.Linear(4, 7)), world, {"0": "column, gated"}))
     odd = nn.GPT(10, 8, layers=1, heads=3, dim=6)
     attempt("heads", lambda: tp.parallelize_module(odd, world, {"embed": "vocabulary", "*.attention": "heads"}))

@@ -92,6 +92,8 @@ def test_errors_say_what_to_do():
         "kind": ("TypeError", "blocks.0.mlp is a FeedForward; 'row' cuts a Linear"),
         "tied": ("ValueError", "0 shares a parameter with 1"),
         "gated": ("ValueError", "mlp.0 makes a gate and what passes it, side by side: its way is 'column, gated'"),
+        "gated later": ("ValueError", "1 makes a gate and what passes it, side by side: its way is 'column, gated'"),
+        "not gated": ("ValueError", "mlp.0 is before a GELU, and makes no gate: its way is 'column'"),
         "halves": ("ValueError", "'column, gated' of 7 outputs, which are no two halves"),
         "heads": ("ValueError", "2 ranks must divide the 3 heads"),
         "gathered": ("ValueError", "rank 1's would be [3, 4, 5], not [5, 4, 3]"),
