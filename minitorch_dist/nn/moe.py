@@ -61,7 +61,9 @@ class Routing(NamedTuple):
 
     def visits(self, nodes):
         """Integers (nodes,): how many of the tokens chose an expert on each node, consecutive ones being on the same:
-        the rows that go there if a token goes to a node once. (parallel/moe.py sends a row per choice.)"""
+        the rows that go there if a token goes to a node once. (parallel/moe.py sends a row per choice.) ValueError
+        where so many nodes can't share the experts equally."""
+        check_choices(1, self.experts, (nodes, 1))
         node = self.expert // (self.experts // nodes)
         return (node[..., None] == xp.arange(nodes, like=node)).any(2).sum((0, 1))
 

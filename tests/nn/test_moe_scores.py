@@ -275,3 +275,9 @@ def test_the_logarithm_of_a_sigmoid_has_its_derivatives_at_0():
     np.testing.assert_allclose(first(x).numpy(), 1 - s, rtol=1e-14)
     np.testing.assert_allclose(mt.grad(lambda x: mt.sum(first(x)))(x).numpy(), -s * (1 - s), rtol=1e-14, atol=1e-300)
     np.testing.assert_allclose(moe.log_sigmoid(x).numpy(), [*[-math.log(2)] * 2, *np.log(s[2:4]), -900], rtol=1e-14)
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 7, 0, -1])
+def test_visits_of_nodes_that_cannot_share_the_experts(nodes):
+    with pytest.raises(ValueError, match=f"6 experts can't lie on {nodes} nodes equally"):
+        moe.route(random(9).standard_normal((2, 5, 6)), 2, 3).visits(nodes)
