@@ -11,7 +11,8 @@ its `load` what tokens choose in training, in all calls since the last update: a
 pipeline's micro-batches; not in evaluation, and not again what a checkpoint runs again. update() adds that up over the
 ranks, one all-reduce of layers · experts integers, and moves each bias by speed · sign(mean - load). All ranks move
 them alike, to the last bit, and nobody broadcasts them. They are buffers, saved and loaded with the model; counts
-aren't, so save after update(). A step that is given up half-way has been counted all the same.
+aren't, so save after update(). A step that is given up half-way has been counted all the same: before going back to a
+checkpoint, update(model, speed=0) forgets it.
 
 Workers that train apart (diloco.py) have to share their biases as well: let all of them call update(model,
 comm=all_ranks) whenever they have met, instead of each after its own steps. A parameter server's workers can't: they
@@ -56,17 +57,20 @@ def update(model, speed=0.001, comm=None):
     comm   the Communicator of the ranks whose samples make one batch (default: a DistributedDataParallel's or
            fully_shard model's own, over which it sums gradients)
 
-    ValueError for a model in neither, where there are several ranks and none are given. MismatchError on all ranks if
-    they have different layers, or speeds.
+    ValueError for a model in neither, where there are several ranks and none are given, and for a list whose modules
+    have mixtures of one name. MismatchError on all ranks if they have different layers, or speeds.
     """
     if not 0 <= speed < math.inf:
         raise ValueError(f"expert_bias.update: speed={speed} must be a number, at least 0")
+    speed = float(speed)        # a np.float64 would round otherwise
     if not isinstance(model, Module):
-        return Loads({path: load for chunk in model for path, load in update(chunk, speed, comm).items()})
-    layers = {}
-    for path, m in model.named_modules():
-        if isinstance(m, MoE) and m.load is not None:
-            layers.setdefault(m, path)
+        chunks = list(model)
+        paths = [path for chunk in chunks for path in _counting(chunk).values()]
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"expert_bias.update: several of the modules have a mixture called "
+                             f"{max(paths, key=paths.count)!r}: call update() for each module")
+        return Loads({path: load for chunk in chunks for path, load in update(chunk, speed, comm).items()})
+    layers = _counting(model)
     if not layers:
         return Loads()
     paths = list(layers.values())
@@ -80,6 +84,15 @@ def update(model, speed=0.001, comm=None):
         m.expert_bias += speed * xp.sign(load.sum() - len(load) * load).astype(xp.float32)
         m.load[...] = 0
     return loads
+
+
+def _counting(model):
+    """{MoE with biases: its path} of those below a model."""
+    layers = {}
+    for path, m in model.named_modules():
+        if isinstance(m, MoE) and m.load is not None:
+            layers.setdefault(m, path)
+    return layers
 
 
 def _sharing_a_batch(model):

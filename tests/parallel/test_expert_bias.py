@@ -92,6 +92,20 @@ def test_a_model_in_training_is_balanced_by_biases_alone():
     assert ends[0.02] < 0.6 < 1.2 < ends[0.0], ends
 
 
+def test_two_models_of_one_name_are_no_list_of_chunks():
+    """The second's loads would stand for both. Nothing is moved then; a np.float64 as speed gives a float's bits."""
+    (one, x), (other, _) = skewed(expert_bias=True), skewed(expert_bias=True)
+    one(x), other(x)
+    with pytest.raises(ValueError, match="several of the modules have a mixture called ''"):
+        expert_bias.update([one, other])
+    assert one.load.any() and not one.expert_bias.any() and not other.expert_bias.any()
+    for _ in range(5):
+        expert_bias.update(one, np.float64(0.001))
+        expert_bias.update(other, 0.001)
+        one(x), other(x)
+    assert one.expert_bias.any() and one.expert_bias.tobytes() == other.expert_bias.tobytes()
+
+
 def test_loads_print():
     loads = expert_bias.Loads({"blocks.0.mlp": np.array([30, 10, 20, 20]), "top": np.array([0, 0, 80, 0])})
     assert str(loads) == """\
