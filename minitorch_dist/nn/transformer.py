@@ -171,7 +171,9 @@ class TransformerBlock(Module):
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
                  dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True):
         super().__init__()
-        hidden = hidden or 4 * dim
+        hidden = 4 * dim if hidden is None else hidden
+        if hidden < 1:
+            raise ValueError(f"TransformerBlock: hidden={hidden} features; use 1 or more, or None for 4 · dim")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
         self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias)
         self.norm2 = NORMS[norm](dim, dtype=dtype)

@@ -324,3 +324,10 @@ def test_an_embedding_takes_a_slice_of_its_rows_as_it_takes_their_numbers():
         grads.append(table.weight.grad.numpy())
     np.testing.assert_array_equal(*grads)
     np.testing.assert_array_equal(table(slice(2, 6)).numpy(), table(np.arange(2, 6)).numpy())
+
+
+@pytest.mark.parametrize("more", [{}, {"moe": {"experts": 2}}, {"mlp": "swiglu"}])
+def test_a_feed_forward_of_no_features_is_refused(more):
+    for hidden in (0, -3):
+        with pytest.raises(ValueError, match=f"hidden={hidden} features; use 1 or more"):
+            nn.GPT(5, 4, layers=1, heads=1, dim=4, hidden=hidden, **more)
