@@ -126,7 +126,7 @@ def route(logits, k, capacity, score="softmax", bias=None, nodes=None, scale=1.0
     scale  of all gates, "routed scaling factor"
     """
     groups, tokens, experts = logits.shape
-    check_choices(k, experts, nodes)
+    check_choices(k, experts, nodes, score)
     scores, logs = SCORES[score]
     if bias is None and nodes is None:      # by the logits: different ones may round to the same score
         chosen, expert = ops.topk(logits, k)
@@ -152,12 +152,17 @@ def within_nodes(scores, k, nodes, most):
     return xp.where(there[..., None], parts, -math.inf).reshape(scores.shape)
 
 
-def check_choices(k, experts, nodes=None):
-    """ValueError unless a token can choose k of so many experts, on so many nodes; see route."""
+def check_choices(k, experts, nodes=None, score="softmax"):
+    """ValueError unless a token can choose k of so many experts, on so many nodes, by such a score; see route."""
+    if score not in SCORES:
+        raise ValueError(f"mixture of experts: score={score!r}; use {' or '.join(map(repr, SCORES))}")
     if not 1 <= k <= experts:
         raise ValueError(f"mixture of experts: each token can't choose k={k} of {experts} experts; k is 1 to {experts}")
     if nodes is None:
         return
+    if isinstance(nodes, int) or len(nodes) != 2:
+        raise ValueError(f"mixture of experts: nodes={nodes!r} must be two numbers: how many nodes the experts lie on, "
+                         "and how many of these a token may go to")
     count, most = nodes
     if count < 1 or experts % count:
         raise ValueError(f"mixture of experts: nodes={nodes}: {experts} experts can't lie on {count} nodes equally")
@@ -276,9 +281,7 @@ class MoE(Module):
                  dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
                  expert_bias=False, sequence_balance=0.0):
         super().__init__()
-        check_choices(k, experts, nodes)
-        if score not in SCORES:
-            raise ValueError(f"MoE: score={score!r}; use {' or '.join(map(repr, SCORES))}")
+        check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
         if not 0 < capacity_factor < math.inf:

@@ -250,6 +250,7 @@ MoE(k=2, capacity_factor=1.25, score='sigmoid', route_scale=2.5, nodes=(3, 2), e
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ({"mlp": "relu"}, "mlp='relu'; use 'gelu' or 'swiglu'"), ({"score": "tanh"}, "score='tanh'; use 'softmax' or"),
+    ({"nodes": 3}, "nodes=3 must be two numbers"), ({"nodes": (3, 2, 1)}, "must be two numbers"),
     ({"shared": -1}, "shared=-1"), ({"nodes": (4, 1)}, "6 experts can't lie on 4 nodes equally"),
     ({"nodes": (0, 1)}, "on 0 nodes"), ({"nodes": (3, 4)}, "a token goes to 1 to 3 nodes, not to 4"),
     ({"nodes": (3, 0)}, "not to 0"), ({"nodes": (6, 1)}, "1 nodes have 1 of the 6 experts, too few for the k=2")])
@@ -281,3 +282,8 @@ def test_the_logarithm_of_a_sigmoid_has_its_derivatives_at_0():
 def test_visits_of_nodes_that_cannot_share_the_experts(nodes):
     with pytest.raises(ValueError, match=f"6 experts can't lie on {nodes} nodes equally"):
         moe.route(random(9).standard_normal((2, 5, 6)), 2, 3).visits(nodes)
+
+
+def test_routing_by_an_unknown_score():
+    with pytest.raises(ValueError, match="score='tanh'; use 'softmax' or 'sigmoid'"):
+        moe.route(np.zeros((1, 2, 3)), 1, 2, "tanh")
