@@ -79,12 +79,17 @@ def build(args, problems, balance):
         "capacity_factor": args.capacity_factor, "expert_bias": True})
 
 
+def batches_of(args, world, problems):
+    """The Loader, alike in all ways."""
+    return Loader(*problems.windows(problems.train), args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
+                  drop_last=True)
+
+
 def train(args, world, problems, balance, speed):
     """The Result of one way. Collective."""
     model = DistributedDataParallel(build(args, problems, balance), world)
     optimizer = optim.AdamW(training.decay_groups(model, 0.1), lr=args.lr, betas=(0.9, 0.99))
-    loader = Loader(*problems.windows(problems.train), args.batch_size, seed=args.seed, rank=world.rank,
-                    size=world.size, drop_last=True)
+    loader = batches_of(args, world, problems)
     batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
     history = []
     for step, batch in enumerate(itertools.islice(batches, args.steps)):
@@ -136,6 +141,7 @@ def main(argv=None):
         args = parse(argv)
         problems = addition(2, seed=args.seed)
         build(args, problems, 0.0)      # what doesn't fit is said before anything is trained
+        batches_of(args, world, problems)
         if world.rank == 0:
             print(f"{args.top_k} of {args.experts} experts, {args.steps:,} steps of {args.batch_size} sums on "
                   f"{world.size} rank{'s' * (world.size > 1)}\n{'':16}  MaxVio    over   unseen sums' loss", flush=True)

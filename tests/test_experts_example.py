@@ -30,3 +30,5 @@ def test_the_table(tmp_path):
 def test_what_does_not_fit_is_said():
     run = crews.launch([PROGRAM, "--experts", 2, "--top-k", 3], 1)
     assert run.returncode == 2 and "can't choose k=3 of 2 experts" in run.stderr[0]
+    run = crews.launch([PROGRAM, "--batch-size", 9001], 1)
+    assert run.returncode == 2 and "experts.py: drop_last leaves no batch: batch_size=9001" in run.stderr[0]
