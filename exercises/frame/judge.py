@@ -20,6 +20,12 @@ class Finding:
     details: list
 
 
+def finding(text, details):
+    """The Finding of a chapter's text: lines behind the first are shown as they are, before the details."""
+    sentence, *lines = text.splitlines() or [""]
+    return Finding(sentence, lines + details)
+
+
 def per_rank(case_or_outputs):
     """A list over ranks, also of a plain exercise's dict."""
     return [case_or_outputs] if isinstance(case_or_outputs, dict) else list(case_or_outputs)
@@ -162,7 +168,7 @@ def explain(check, cases, outputs, truths, wrong, n):
     details = [] if check.unsaid else [*facts(cases, outputs, truths, wrong, n, check.tolerance)]
     signature, only = recognised(check, cases, outputs, truths, wrong)
     if signature is not None:
-        return Finding(only + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
+        return finding(only + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
     return Finding(check.unsaid or unknown_mistake(outputs, truths, wrong, n), details[1:])
 
 
@@ -240,7 +246,7 @@ def unmet_demand(check, cases, outputs, n):
     for demand in check.demands:
         for i, case in enumerate(cases):
             if not holds(demand.holds, case, outputs[i]):
-                return Finding(say(demand.sentence, case, n, outputs[i]), [])
+                return finding(say(demand.sentence, case, n, outputs[i]), [])
     return None
 
 

@@ -34,7 +34,8 @@ instead can't be scaled so: take AdamW. Gradients get smaller with the width, an
 beside them.
 
 Source: Yang et al. 2022, "Tensor Programs V: tuning large neural networks by zero-shot hyperparameter transfer",
-tables 3 (fixed to output) and 8 (tied weights), definition 4.1 (attention).
+tables 3 (fixed to output; there both sides of a hidden matrix grow alike, and SGD's factor is 1) and 8 (tied weights),
+definition 4.1 (attention).
 """
 
 from dataclasses import dataclass

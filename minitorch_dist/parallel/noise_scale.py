@@ -122,8 +122,8 @@ class GradientNoiseScale:
         if self.seen:
             raise RuntimeError("GradientNoiseScale: there was a backward pass of which after_backward hasn't been told")
         if self._trained().keys() != self.sharers.keys():
-            raise RuntimeError("GradientNoiseScale: parameters were frozen or unfrozen since it was made: make it anew, "
-                               "and load_state_dict what this one knows")
+            raise RuntimeError("GradientNoiseScale: parameters were frozen or unfrozen since it was made: make it "
+                               "anew, and load_state_dict what this one knows")
         sums = np.array([self._squares(), self.passes, self.samples], np.float64)
         self.forget()
         if self.comm is not None:

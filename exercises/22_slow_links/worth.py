@@ -1,0 +1,76 @@
+"""22.4 When is it worth it?
+
+A step of training is computing and sending. How long each way takes can be known beforehand, from three numbers of the
+job and three of the link: a message of b bytes takes latency + b / bandwidth seconds. All times are in seconds, all
+sizes in bytes, a number has 4 of them, and nothing is rounded.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    """numbers: of all gradients, or parameters; forward, backward: seconds of computing in a step."""
+
+    numbers: int
+    forward: float
+    backward: float
+
+
+class Link(NamedTuple):
+    """ranks: N; latency: seconds per message; bandwidth: bytes per second that a rank can send."""
+
+    ranks: int
+    latency: float
+    bandwidth: float
+
+
+def all_reduce(nbytes, link):
+    """Seconds for an all-reduce of an array of nbytes, by a ring: 2(N-1) messages one after the other, of 1/N each."""
+    raise NotImplementedError("begin with one message")
+
+
+def all_gather(nbytes, link):
+    """Seconds until every rank has everybody's nbytes, by a ring: N-1 messages one after the other, each of them whole.
+    """
+    raise NotImplementedError("begin with one message")
+
+
+def data_parallel(job, link, buckets):
+    """Seconds per step, with the gradients in `buckets` all-reduces of equal size, overlapped with backward.
+
+    Bucket i = 1, 2 … is complete when the i-th equal part of backward is done, in which nothing slows it down. It is
+    sent then, or when the one before it has arrived. The step ends with the last one.
+    """
+    raise NotImplementedError("begin with when the first bucket is complete, and when it has arrived. When can the "
+                              "second one be sent?")
+
+
+def one_bit(job, link, encode):
+    """Seconds per step with 22.1 after backward: everybody's signs, eight in a byte, and 8 bytes of scale behind them.
+
+    encode  seconds that a rank takes for packing and unpacking in a step
+    """
+    raise NotImplementedError("begin with the bytes of what a rank hands to all_gather")
+
+
+def power_sgd(job, link, p, q, encode):
+    """Seconds per step with 22.2 after backward: all matrices' P together, p numbers; then all their Q, q numbers.
+
+    encode  seconds that a rank takes for its products and for making P orthonormal, in a step
+    """
+    raise NotImplementedError("begin with why there are two messages: what must be known before Q?")
+
+
+def diloco(job, link, every, overlap=0):
+    """Seconds per step, on average, of workers that meet every H = `every` steps, by one all-reduce of all parameters.
+
+    overlap  steps, fewer than H, that the workers go on to make while it is on its way. Who has done with them waits
+    """
+    raise NotImplementedError("begin with one meeting: how long does anybody wait?")
+
+
+def smallest_every(job, link, share):
+    """The smallest H, an int, at least 1, with which waiting (without overlap) adds at most `share` of the computing:
+    0.1 is 10 %."""
+    raise NotImplementedError("begin with how long may be waited for one meeting, with H steps between two of them")
