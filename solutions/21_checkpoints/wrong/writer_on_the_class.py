@@ -1,0 +1,38 @@
+# 21.4: belongs to it, not to the class
+import threading
+
+
+class Writer:
+    error = None
+
+
+    def __init__(self, write):
+        self.write, self.thread = write, None
+
+    def save(self, step, state):
+        self.wait()
+        kept = copied(state)
+        self.thread = threading.Thread(target=self.run, args=(step, kept))
+        self.thread.start()
+
+    def run(self, step, state):
+        try:
+            self.write(step, state)
+        except BaseException as error:
+            Writer.error = error
+
+    def wait(self):
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        error, Writer.error = Writer.error, None
+        if error is not None:
+            raise error
+
+
+def copied(state):
+    if isinstance(state, dict):
+        return {name: copied(item) for name, item in state.items()}
+    if isinstance(state, list):
+        return [copied(item) for item in state]
+    return state.copy() if hasattr(state, "copy") else state
