@@ -36,7 +36,7 @@ def parse(argv):
     p.add_argument("--repeats", type=int, default=3, help="students of each kind; the tables show means")
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("few", "hidden", "teacher_steps", "steps", "repeats"),
-                          program.MORE_THAN_0: ("lr",)})
+                          program.POSITIVE: ("lr",)})
     return args
 
 

@@ -25,7 +25,7 @@ from minitorch_dist.data.text import addition
 from minitorch_dist.parallel import DistributedDataParallel, expert_bias
 from minitorch_dist.viz.figure import drawn
 
-RANGES = {program.AT_LEAST_1: ("steps", "batch_size", "experts", "top_k"), program.MORE_THAN_0: ("lr", "speed"),
+RANGES = {program.AT_LEAST_1: ("steps", "batch_size", "experts", "top_k"), program.POSITIVE: ("lr", "speed"),
           program.AT_LEAST_0: ("shared", "balance", "seed")}
 DIGITS = 3          # of a sum: characters that are to be answered
 

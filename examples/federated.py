@@ -50,7 +50,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, splits and draws")
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("samples", "clients", "rounds"), program.AT_LEAST_0: ("seed",),
-                          program.MORE_THAN_0: ("lr", "target"), program.SHARE: ("fraction",)})
+                          program.POSITIVE: ("lr", "target"), program.SHARE: ("fraction",)})
     args.hidden = p.widths(args.hidden)
     return args
 

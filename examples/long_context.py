@@ -39,7 +39,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size"), program.AT_LEAST_0: ("seed",)})
-    args.lengths = p.widths(args.lengths)
+    args.lengths = p.widths(args.lengths, "--lengths")
     return args
 
 

@@ -34,7 +34,7 @@ BUILT_BY = (*MODEL, "kv_heads", "positions", "norm")        # of a run of exampl
 RANGES = {
     program.AT_LEAST_1: ("pretrain", "steps", "batch_size", "eval_every"),
     program.AT_LEAST_0: ("seed",),
-    program.MORE_THAN_0: ("lr", "lora_lr", "alpha"),
+    program.POSITIVE: ("lr", "lora_lr", "alpha"),
     program.PROBABILITY: ("dropout",),
 }
 DIGITS = 3      # of a sum: losses per sample

@@ -35,7 +35,7 @@ def parse(argv):
     p.add_argument("--repeats", type=int, default=2, help="the whole with so many seeds; the table shows means")
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("samples", "epochs", "rounds", "repeats"),
-                          program.MORE_THAN_0: ("lr",), program.AT_LEAST_0: ("rewind", "controls")})
+                          program.POSITIVE: ("lr",), program.AT_LEAST_0: ("rewind", "controls")})
     args.hidden = p.widths(args.hidden)
     return args
 

@@ -30,7 +30,7 @@ from minitorch_dist.compress.formats import hadamard
 from minitorch_dist.compress.low_precision import RECIPES, Operand, convert_to_low_precision_training
 from minitorch_dist.viz.figure import drawn
 
-RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
+RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.POSITIVE: ("lr",)}
 SCALES = (0, 8, 16, 24, 32)         # powers of 2
 FEW_BITS = {**RECIPES, "nvfp4, to the nearest": replace(RECIPES["nvfp4"], stochastic_rounding=False),
             "nvfp4, tokens not mixed": replace(RECIPES["nvfp4"], random_hadamard=False)}

@@ -51,7 +51,7 @@ def parse(argv):
     p.add_argument("--out", type=Path, help="folder for a picture of loss against learning rate")
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
-    args.widths = p.widths(args.widths)
+    args.widths = p.widths(args.widths, "--widths")
     low, high = args.lrs or OPTIMIZERS[args.optimizer][1]
     if low > high:
         p.error(f"--lrs {low} {high}: the first must not be greater than the second")

@@ -13,7 +13,7 @@ import minitorch_dist as mt
 from minitorch_dist import data, nn, optim, program
 from minitorch_dist.compress import Scheme, convert, describe, prepare_qat, quantize_model
 
-RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.MORE_THAN_0: ("lr",)}
+RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.POSITIVE: ("lr",)}
 PLAIN = {       # what it is -> how
     "weight-only, 8 bits": Scheme("weight-only", bits=8),
     "weight-only, 4 bits": Scheme("weight-only", bits=4),

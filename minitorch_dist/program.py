@@ -41,6 +41,7 @@ def in_words(error):
 AT_LEAST_1 = "at least 1", lambda value: value >= 1
 AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
 MORE_THAN_0 = "more than 0", lambda value: value > 0
+POSITIVE = "more than 0, and finite", lambda value: 0 < value < float("inf")
 SHARE = "a share, above 0 and at most 1", lambda value: 0 < value <= 1
 PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
 
@@ -85,14 +86,14 @@ class ArgumentParser(argparse.ArgumentParser):
                        "and would begin")
         return args
 
-    def widths(self, hidden):
-        """What --hidden says, as a list of integers."""
+    def widths(self, hidden, option="--hidden"):
+        """What the option says, as a list of integers."""
         try:
             widths = [int(width) for width in hidden.split(",") if width]
         except ValueError:
-            self.error(f"--hidden {hidden!r}: widths are whole numbers separated by commas, like 512,512")
+            self.error(f"{option} {hidden!r}: these are whole numbers separated by commas, like 512,512")
         if min(widths, default=1) < 1:
-            self.error(f"--hidden {hidden!r}: widths must be at least 1")
+            self.error(f"{option} {hidden!r}: all must be at least 1")
         return widths
 
     def _print_message(self, message, file=None):

@@ -26,6 +26,7 @@ def test_the_table(tmp_path, n, flags):
 
 
 @pytest.mark.parametrize("flags, words", [(["--lrs", -3, -5], "--lrs -3 -5"), (["--steps", 0], "--steps 0"),
+                                          (["--widths", "8,x"], "--widths '8,x'"),
                                           (["--lrs", -3, 2000], "-1000 to 1000"), (["--batch-size", 9999], "9999"),
                                           (["--out", f"{PROGRAM}/x"], "Not a directory"),
                                           (["--widths", "6,8", "--model", "transformer"], "heads")], ids=str)
