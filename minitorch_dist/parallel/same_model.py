@@ -3,22 +3,41 @@
 import hashlib
 from operator import is_
 
+from .. import nn
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 
+LAYERS = nn.__name__ + "."
+PLAIN = int, float, str, tuple          # what a setting is; arrays, modules and communicators aren't
+STATE = {"training"}                    # and this isn't one
+
 
 def describe(module, settings, apart=()):
-    """What has to be equal on all ranks, one line each: the settings, then parameters and buffers in their order; which
-    part of a whole parameter it is, too, but for those in `apart` (ids)."""
-    lines = [f"{name}={value!r}" for name, value in settings.items()]
+    """What has to be equal on all ranks, one line each: the settings, then nn's layers in their order, each with its
+    parameters and buffers; which part of a whole parameter it is, too, but for those in `apart` (ids). What modules of
+    other classes hold beside is their own affair, and may be different on each rank."""
     part = {id(getattr(m, name)): f", {indices.tolist()} of {extent} along axis {axis}" for m in module.modules()
             if getattr(type(m), "is_part", False) for name, (axis, indices, extent) in m.parts.items()}
+    inside = {}
     for name, p in module.named_parameters():
-        lines.append(f"parameter {name!r}: {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}"
-                     + ("" if id(p) in apart else part.get(id(p), "")))
+        inside.setdefault(name.rpartition(".")[0], []).append(
+            f"parameter {name!r}: {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}"
+            + ("" if id(p) in apart else part.get(id(p), "")))
     for name, b in module.named_buffers():
-        lines.append(f"buffer {name!r}: {b.dtype} {list(b.shape)}")
-    return lines
+        inside.setdefault(name.rpartition(".")[0], []).append(f"buffer {name!r}: {b.dtype} {list(b.shape)}")
+    lines = [f"{name}={value!r}" for name, value in settings.items()]
+    for path, m in module.named_modules():
+        if type(m).__module__.startswith(LAYERS):
+            lines.append(f"{path or 'the model'}: {type(m).__name__}({settings_of(m)})")
+        lines += inside.pop(path, ())
+    return lines + sum(inside.values(), [])
+
+
+def settings_of(layer):
+    """The settings of one of nn's layers, as text: Dropout's p, the heads of attention, how many experts a token
+    chooses."""
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(vars(layer).items())
+                     if not name.startswith("_") and name not in STATE and isinstance(value, PLAIN))
 
 
 def broadcast(comm, array, name=None):
@@ -55,7 +74,8 @@ def check_same(comm, lines, problem, advice):
 
 
 def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), **settings):
-    """check_same, of parameters (names, order, shapes, dtypes, which are frozen), buffers and settings. Collective."""
+    """check_same, of parameters (names, order, shapes, dtypes, which are frozen), buffers, the layers' settings and
+    these settings. Collective."""
     check_same(comm, describe(module, settings, apart), f"{wrapper}: the ranks have wrapped different models",
                "Build the model from the same settings on all ranks (their values may differ: rank 0's are broadcast); "
                "one that is cut over some ranks is wrapped for those that hold the same part.")

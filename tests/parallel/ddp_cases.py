@@ -112,8 +112,9 @@ def different_models():
     world = comm.world()
     odd = world.rank == world.size - 1
 
-    def build(width=5, dtype=np.float32, extra=False, frozen=False):
-        net = nn.Sequential(nn.Linear(4, width, dtype=dtype), nn.ReLU(), nn.Linear(width, 3, dtype=dtype))
+    def build(width=5, dtype=np.float32, extra=False, frozen=False, p=0.1, experts=2):
+        net = nn.Sequential(nn.Linear(4, width, dtype=dtype), nn.ReLU(), nn.Linear(width, 3, dtype=dtype),
+                            nn.Dropout(p), nn.MoE(3, 6, 4, k=experts))
         if extra:
             net.add_module("late", nn.Linear(3, 3))
         if frozen:
@@ -122,6 +123,7 @@ def different_models():
     said = {}
     for what, change, options in (("shape", {"width": 6}, {}), ("dtype", {"dtype": np.float64}, {}),
                                   ("more", {"extra": True}, {}), ("frozen", {"frozen": True}, {}),
+                                  ("layer", {"p": 0.2}, {}), ("router", {"experts": 1}, {}),
                                   ("settings", {}, {"bucket_cap_mb": 3})):
         try:
             DistributedDataParallel(build(**(change if odd else {})), world, **(options if odd else {}))
