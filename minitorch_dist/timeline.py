@@ -14,8 +14,6 @@ from pathlib import Path
 from . import comm as communication
 from . import ledger
 
-TRACKS = ("compute", "communication")
-
 
 class Timeline:
     """spans: for each rank its [ledger.Span], times in seconds since the beginning of the trace. Filled on all ranks at
