@@ -6,6 +6,7 @@ says why. Status 1 if fewer than 95 % of the others are rejected, or if a mutant
 all.
 """
 
+import argparse
 import ast
 import copy
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from . import build
 from .frame.answers import ours
 from .frame.checking import check_answer
-from .frame.course import Course
+from .frame.course import Course, CourseError
 
 AT_ONCE = 2
 LIMIT = 2.0           # seconds, or ten times what the solution takes
@@ -180,10 +181,23 @@ def try_mutants(course, exercise, folder):
         return dict(zip(texts, pool.map(check, enumerate(texts.values())), strict=True))
 
 
-def main(names):
+def parser():
+    found = argparse.ArgumentParser(prog="python -m exercises.mutants", description="For authors: how many small "
+                                    "changes of each solution its check rejects, and which it doesn't. Minutes.")
+    found.add_argument("name", nargs="*", metavar="EXERCISE", help="8, 08, 08.1 or the name of the function; all if "
+                                                                   "none is named")
+    return found
+
+
+def main(argv=None):
     """Print a line per exercise, and the survivors."""
+    names = parser().parse_args(argv).name
     course, failed = Course(), False
-    exercises = [e for name in names for e in course.find(name)] if names else course.all_exercises
+    try:
+        exercises = [e for name in names for e in course.find(name)] or course.all_exercises
+    except CourseError as error:
+        print(error)
+        return 2
     for exercise in exercises:
         with tempfile.TemporaryDirectory() as folder:
             verdicts = try_mutants(course, exercise, Path(folder))
@@ -204,4 +218,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
