@@ -36,6 +36,7 @@ from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
+from ..nn.decoding import by_position
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
@@ -115,6 +116,7 @@ class LoRALinear(Module):
         self.lora_dropout = Dropout(adapter.dropout) if adapter.dropout else None
         self.train(linear.training)
 
+    @by_position
     def forward(self, x):
         if isinstance(self.weight, NF4Weight):
             y = self.weight.linear(x)
@@ -147,6 +149,8 @@ class AdaptedPart:
 
     layer   a ColumnParallelLinear or RowParallelLinear, which gets this rank's part of A or B, and all of the other
     """
+
+    by_position = True
 
     def __init__(self, layer, adapter, path):
         self.layer, self.adapter, self.axis = layer, adapter, layer.parts["weight"][0]
@@ -184,6 +188,7 @@ class PartDropout(Dropout):
         super().__init__(p)
         self.indices, self.extent = indices, extent
 
+    @by_position
     def forward(self, x):
         if not self.training:
             return x

@@ -2,12 +2,12 @@
 
 import math
 
-from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import module_of, to_device_of, xp
-from . import init
+from . import decoding, init
+from .decoding import by_position
 from .layers import GELU, Dropout, Linear, SwiGLU
 from .module import Module, Parameter, Sequential
 from .moe import MoE
@@ -24,6 +24,7 @@ class Embedding(Module):
         super().__init__()
         self.weight = Parameter(init.normal((num_embeddings, embedding_dim), std, dtype))
 
+    @by_position
     def forward(self, indices):
         return self.weight[indices] if isinstance(indices, slice) else ops.embedding(indices, self.weight)
 
@@ -101,6 +102,7 @@ class MultiHeadAttention(Module):
             unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
             return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale))
 
+    @by_position
     def forward(self, x):
         q, k, v = self._queries_keys_values(x)
         if self.context is None:
@@ -119,6 +121,7 @@ class FeedForward(Sequential):
     """Layers one after another. A Linear and a GELU at the beginning run as one op, ops.linear_gelu, as long as nobody
     looks in between: both are of exactly these classes and neither has a hook. Names and bits are Sequential's."""
 
+    @by_position
     def forward(self, x):
         layers = list(self)
         if len(layers) > 1 and _plain(layers[0], Linear) and _plain(layers[1], GELU):
@@ -181,6 +184,7 @@ class TransformerBlock(Module):
             MoE(dim, hidden, **{"dtype": dtype, "std": std, "mlp": mlp} | moe)
         self.dropout = Dropout(dropout)
 
+    @by_position
     def forward(self, x):
         x, aux = x if isinstance(x, tuple) else (x, None)
         x = x + self.dropout(self.attention(self.norm1(x)))
@@ -234,9 +238,10 @@ class GPT(Module):
             for last in (block.attention.out.weight, *([block.mlp[2].weight] if moe is None else block.mlp.ends)):
                 last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
+    @by_position
     def forward(self, tokens):
         part = tokens.shape[1]
-        time = part if self.context is None else self.context.comm.size * part
+        time = part if self.context is None else self.context.length(part)
         if time > self.length:
             raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
         x = self.embed(tokens)
@@ -248,30 +253,16 @@ class GPT(Module):
         logits = self.embed.attend(x) if self.head is None else self.head(x)
         return logits if aux is None else (logits, aux)
 
-    def generate(self, tokens, count, temperature=1.0, stream=None):
+    def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
-        temperature 0 takes the likeliest; `stream` is a np.random.Generator (default: the library's)."""
-        if self.context is not None:
-            raise ValueError(f"generate: each rank has a part of the sequences ({self.context}), and a new token would "
-                             "move them: load the state_dict into a GPT that is not divided")
-        tokens = lower(tokens)
-        tokens = to_device_of(xp.asarray(tokens) if isinstance(tokens, list) else tokens, lower(self.embed.weight))
-        stream = stream or backend.next_stream()
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            with no_grad():
-                for _ in range(count):
-                    logits = self(tokens[:, -self.length:])
-                    logits = (logits[0] if isinstance(logits, tuple) else logits)[:, -1]
-                    logits = lower(logits.full() if hasattr(logits, "full") else logits)
-                    if temperature == 0:
-                        new = logits.argmax(1)
-                    else:
-                        # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
-                        new = (logits / temperature + to_device_of(stream.gumbel(size=logits.shape), logits)).argmax(1)
-                    tokens = xp.concatenate([tokens, new[:, None]], 1)
-        finally:
-            for module, training in modes:
-                module.training = training
-        return tokens
+
+        temperature  0 takes the likeliest
+        stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
+        end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
+                     does the result, shorter. Ranks that run a model together with rows of their own, as divided
+                     experts do, must leave it out
+        cache        keep keys and values, so that a token costs one position's work (decoding.py). None: where
+                     decoding.uncacheable(self) is None; True: ValueError elsewhere; False: work on all tokens anew for
+                     each. The tokens are the same, but for rounding
+        """
+        return decoding.generate(self, tokens, count, temperature, stream, end, cache)

@@ -159,6 +159,10 @@ class Context(Module):
         self.comm, self.how, self.layout = comm, how, layout
         self.divided_over, self.summed = comm, False
 
+    def length(self, time):
+        """How long the sequences are of which each rank has so many positions."""
+        return self.comm.size * time
+
     def positions(self, time):
         """int64 (time,): where this rank's positions stand in the sequence."""
         return positions(time, self.comm.rank, self.comm.size, self.layout)

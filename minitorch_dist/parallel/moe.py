@@ -29,6 +29,7 @@ from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import zeros_like
 from ..data.loader import share
+from ..nn.decoding import by_position
 from ..nn.module import Module
 from ..nn.moe import Experts, MoE
 from .collectives import all_to_all
@@ -54,6 +55,7 @@ class ExpertParallel(_Part):
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
         self.mlp, self.divided_over, self.summed = experts.mlp, comm, False
 
+    @by_position
     def forward(self, x):
         count, rows, size = x.shape
         ranks = self.comm.size

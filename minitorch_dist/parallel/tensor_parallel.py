@@ -30,6 +30,7 @@ from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
+from ..nn.decoding import by_position
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
@@ -125,6 +126,7 @@ class ColumnParallelLinear(_Part):
         self._take(linear, comm, sequence_parallel, weight=(0, rows), bias=(0, rows))
         self.gather_output, self.product = gather_output, ops.linear
 
+    @by_position
     def forward(self, x):
         y = self._linear(x, self.bias, self.product)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
@@ -148,6 +150,7 @@ class RowParallelLinear(_Part):
         self._take(linear, comm, sequence_parallel, weight=(1, columns), bias=(None, None))
         self.input_is_parallel, self.product = input_is_parallel, ops.linear
 
+    @by_position
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
         y = self._sum(self.product(x, self.weight))
@@ -170,6 +173,7 @@ class VocabParallelEmbedding(_Part):
         self._take(embedding, comm, sequence_parallel, weight=(0, _rows(count, comm)))
         self.gather_output, self.num_embeddings = gather_output, count
 
+    @by_position
     def forward(self, indices):
         indices = to_device_of(lower(indices), self.weight.data)
         check_numbers("embedding", indices, self.num_embeddings)

@@ -118,7 +118,7 @@ def written():
     tp.parallelize_module(model, mesh["tp"], {"embed": "vocabulary", "blocks.*.attention": "heads",
                                               "blocks.*.mlp.0": "column", "blocks.*.mlp.2": "row"})
     start = sequences()[0][:3, :2]
-    texts = [m.generate(start, 7, temperature=0) for m in (whole, model)]
+    texts = [m.generate(start, 7, temperature=0, cache=True) for m in (whole, model)]
     changed = {name: value + 1 for name, value in whole.state_dict().items()}
     tp.load_full_state_dict(model, changed)
     again = tp.full_state_dict(model)

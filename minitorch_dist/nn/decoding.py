@@ -1,0 +1,201 @@
+"""Writing with a language model: token after token, each one's keys and values kept for those that follow.
+
+    tokens given     5 9 2 7            read once; each attention keeps 4 keys and values
+    then per token           3          one position is worked on, which looks at the 4 that are kept and at itself
+                               8        …
+
+Without what is kept, token t costs a forward of all t tokens before it. A position's keys and values depend on no later
+one, so they stay right as long as no position changes its place: beyond the model's `length` the window slides, every
+token's place changes with each new one, and the window is worked out anew for each.
+
+The cache is what MultiHeadAttention calls its context: who knows which positions x has, and where the other keys are.
+Source: Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
+"""
+
+from contextlib import contextmanager
+
+from .. import backend
+from ..autodiff import ops
+from ..autodiff.modes import no_grad
+from ..autodiff.primitive import lower
+from ..backend import is_array, module_of, to_device_of, xp
+from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
+from .module import Module, Sequential
+from .moe import Experts, MoE
+from .norm import LayerNorm, RMSNorm
+
+
+def by_position(forward):
+    """Mark a Module's forward that, in evaluation, works on each position of (batch, time, …) by itself, or asks its
+    `context` for the others."""
+    forward.by_position = True
+    return forward
+
+
+for _layer in (Dropout, Experts, GELU, Identity, LayerNorm, LeakyReLU, Linear, MoE, ReLU, RMSNorm, Sequential, Sigmoid,
+               SwiGLU, Tanh):
+    by_position(_layer.forward)
+
+
+def uncacheable(model):
+    """Why a model's tokens can't be read one after another: a text; None where they can.
+
+    Every module must be known to work on each position by itself: its forward is marked by by_position, and nobody has
+    put another in its place. Of those that are, a mixture must have room for all that its tokens choose, and a part of
+    a model that is cut must have whole sequences.
+    """
+    for path, m in model.named_modules():
+        name = f"{path or 'the model'}, of class {type(m).__name__}"
+        if type(m).forward is not Module.forward and not getattr(m.forward, "by_position", False):
+            return f"{name}, is not known to work on each position by itself"
+        if any(hasattr(getattr(m, parameter), "comms") for parameter in m._parameters):
+            return f"{name}, lies on a mesh"
+        if getattr(m, "sequence_parallel", False):
+            return f"{name}, divides the sequences over ranks"
+        product = getattr(m, "product", ops.linear)
+        if product is not ops.linear and not getattr(product, "by_position", False):
+            return f"{name}, makes its products by {product}, which is not known to work on each position by itself"
+        if not getattr(m, "causal", True):
+            return f"{name}, looks at later positions"
+        if isinstance(m, MoE):
+            experts = m.router.weight.shape[0]
+            if m.capacity_factor * m.k < experts:
+                return (f"{name}, drops tokens that others leave no room for: capacity_factor={m.capacity_factor}, and "
+                        f"only experts/k = {experts / m.k:g} drops none")
+            if m.group not in (None, "sequence"):
+                return f"{name}, routes {m.group} tokens together, and a new one comes alone"
+    return None
+
+
+class KeyValueCache:
+    """What a model's attentions keep of the tokens that it has read: keys and values, for up to `length` positions.
+
+        cache = KeyValueCache(model)
+        logits = cache.read(tokens)         # (batch, time, vocabulary), as model(tokens)
+        logits = cache.read(more)           # (batch, time', vocabulary): the last ones of model(tokens, then more)
+
+    model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
+            is None
+    past    how many tokens have been read. All calls have the same batch; ValueError where they come to more than
+            model.length
+    nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on
+
+    For evaluation, under no_grad(): gradients don't reach what is kept.
+    """
+
+    def __init__(self, model):
+        if reason := uncacheable(model):
+            raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
+        self.model, self.past, self.tokens = model, 0, None
+        self.layers = {id(m): (m, _Kept(self)) for m in model.modules() if m is not model and hasattr(m, "context")}
+
+    @property
+    def nbytes(self):
+        """Bytes of the keys and values."""
+        return sum(array.nbytes for _, kept in self.layers.values() for array in (kept.keys, kept.values)
+                   if array is not None)
+
+    def read(self, tokens):
+        """The logits (batch, time, vocabulary) of the tokens (batch, time), which come after those read before."""
+        self.tokens = lower(tokens)
+        with self._told(), no_grad():
+            logits = self.model(tokens)
+        self.past += tokens.shape[1]
+        return logits[0] if isinstance(logits, tuple) else logits
+
+    @contextmanager
+    def _told(self):
+        """The model and its attentions know where they are."""
+        told = [(self.model, _Places(self)), *self.layers.values()]
+        for module, context in told:
+            module.context = context
+        try:
+            yield
+        finally:
+            for module, _ in told:
+                del module.context      # the class has None
+
+
+class _Places:
+    """Which positions the tokens of this read have."""
+
+    def __init__(self, cache):
+        self.cache = cache
+
+    def length(self, time):
+        """How long the sequences are with so many more tokens."""
+        return self.cache.past + time
+
+    def positions(self, time):
+        """int64 (time,), where the tokens are."""
+        return to_device_of(xp.arange(self.cache.past, self.cache.past + time), self.cache.tokens)
+
+    def __repr__(self):
+        return f"a cache of keys and values after {self.cache.past} tokens"
+
+
+class _Kept(_Places):
+    """One attention's keys and values (batch, kv_heads, length, size), of which the first `past` are there. Called
+    (q, k, v, causal, scale), it is attention of the new positions to these and to themselves."""
+
+    keys = values = None
+
+    def __call__(self, q, k, v, causal, scale=None):
+        past, time = self.cache.past, q.shape[2]
+        if self.keys is None:
+            self.keys, self.values = (self._room(x) for x in (k, v))
+        now = slice(past, past + time)
+        self.keys[:, :, now], self.values[:, :, now] = lower(k), lower(v)
+        k, v = (x[:, :, :now.stop] for x in (self.keys, self.values))
+        if not past:
+            return ops.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        mask = module_of(k).tri(time, now.stop, past, dtype=bool) if time > 1 else None
+        return ops.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+
+    def _room(self, x):
+        batch, heads, _, size = x.shape
+        return module_of(lower(x)).empty((batch, heads, self.cache.model.length, size), x.dtype)
+
+
+def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
+    """GPT.generate, which see."""
+    if model.context is not None:
+        raise ValueError(f"generate: each rank has a part of the sequences ({model.context}), and a new token would "
+                         "move them: load the state_dict into a GPT that is not divided")
+    tokens = lower(tokens)
+    tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
+    stream = stream or backend.next_stream()
+    kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
+    modes = [(module, module.training) for module in model.modules()]
+    ended = None
+    model.eval()
+    try:
+        for _ in range(count):
+            logits = _last_logits(model, tokens, kept)
+            if temperature == 0:
+                new = logits.argmax(1)
+            else:
+                # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
+                new = (logits / temperature + to_device_of(stream.gumbel(size=logits.shape), logits)).argmax(1)
+            if ended is not None:
+                new = xp.where(ended, end, new)
+            tokens = xp.concatenate([tokens, new[:, None]], 1)
+            if end is not None:
+                ended = tokens[:, -1] == end
+                if bool(ended.all()):
+                    break
+    finally:
+        for module, training in modes:
+            module.training = training
+    return tokens
+
+
+def _last_logits(model, tokens, kept):
+    """What may come next: (batch, vocabulary)."""
+    if kept is not None and tokens.shape[1] <= model.length:
+        logits = kept.read(tokens[:, kept.past:])
+    else:
+        with no_grad():
+            logits = model(tokens[:, -model.length:])
+    logits = (logits[0] if isinstance(logits, tuple) else logits)[:, -1]
+    return lower(logits.full() if hasattr(logits, "full") else logits)

@@ -1,0 +1,179 @@
+"""Generation with kept keys and values, against forwards of all tokens anew."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend, compress, nn
+from minitorch_dist.autodiff import ops
+from minitorch_dist.compress import lora
+from minitorch_dist.compress.low_precision import convert_to_low_precision_training
+from minitorch_dist.nn.decoding import KeyValueCache, uncacheable
+from minitorch_dist.nn.transformer import FAMILIES
+
+random = np.random.default_rng
+ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "shared": 1}
+KINDS = {
+    "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
+    "mixture": {"moe": ROOMY}, "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
+}
+
+
+def gpt(seed=1, **options):
+    """Of length 9, with weights so large that what it writes depends on all it has read."""
+    mt.manual_seed(seed)
+    model = nn.GPT(11, 9, layers=2, heads=4, dim=16, **{"dtype": np.float64, "dropout": 0.3} | options)
+    for p in model.parameters():
+        p.data *= 4
+    return model
+
+
+def anew(model, tokens):
+    """The logits of all tokens at once, in evaluation."""
+    model.eval()
+    with mt.no_grad():
+        logits = model(tokens)
+    return (logits[0] if isinstance(logits, tuple) else logits).numpy()
+
+
+def tokens_of(batch, time, seed=0):
+    return random(seed).integers(0, 11, (batch, time))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_all_tokens_at_once(kind):
+    model, tokens = gpt(**KINDS[kind]), tokens_of(3, 9)
+    wanted = anew(model, tokens)
+    for cuts in ([1] * 9, [4, 1, 3, 1], [9]):
+        cache = KeyValueCache(model)
+        pieces = np.split(tokens, np.cumsum(cuts)[:-1], axis=1)
+        found = np.concatenate([cache.read(piece).numpy() for piece in pieces], 1)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
+        heads = model.blocks[0].attention.kv_heads
+        assert cache.past == 9 and cache.nbytes == 2 * 2 * 3 * heads * 9 * 4 * 8
+    assert model.context is None and "context" not in vars(model.blocks[0].attention)
+
+
+def exchanged(model, how):
+    """The model with other layers, or compiled."""
+    if how == "lora":
+        lora.add(model, rank=2, alpha=8)
+        for name, p in model.named_parameters():
+            if name.endswith("lora_B"):
+                p.data[...] = random(5).standard_normal(p.shape)
+    elif how == "qlora":
+        lora.add(model, rank=2, quantize="nf4")
+    elif how == "weight-only":
+        model = compress.quantize_model(model, "weight-only")
+    elif how == "compiled":
+        model = mt.compile(model)
+    return model
+
+
+@pytest.mark.parametrize("kind, how", [*((kind, None) for kind in KINDS), ("llama", "lora"), ("gpt", "qlora"), ("grouped", "weight-only"),
+                                       ("gpt", "compiled")])
+def test_it_writes_the_same_text(kind, how):
+    model, tokens = exchanged(gpt(**KINDS[kind]), how), tokens_of(5, 3)
+    for temperature in (0, 1.0, 0.3):       # 3 + 11 > 9: the window slides for the last five
+        kept, all_anew = (model.generate(tokens, 11, temperature, backend.stream("t"), cache=cache)
+                          for cache in (True, False))
+        np.testing.assert_array_equal(kept, all_anew)
+        assert len(np.unique(kept[:, 3:])) > 2
+        np.testing.assert_array_equal(kept, model.generate(tokens, 11, temperature, backend.stream("t")))
+
+
+def counted(monkeypatch, act):
+    """How many elements the queries of each attention have had."""
+    sizes, plain = [], ops.scaled_dot_product_attention
+    monkeypatch.setattr(ops, "scaled_dot_product_attention",
+                        lambda q, *rest, **options: (sizes.append(q.shape[2]), plain(q, *rest, **options))[1])
+    act()
+    monkeypatch.undo()
+    return sizes[::2]       # of two layers
+
+
+def test_a_token_costs_one_position(monkeypatch):
+    model, tokens = gpt(), tokens_of(2, 3)
+    assert counted(monkeypatch, lambda: model.generate(tokens, 5, 0)) == [3, 1, 1, 1, 1]
+    assert counted(monkeypatch, lambda: model.generate(tokens, 5, 0, cache=False)) == [3, 4, 5, 6, 7]
+    assert counted(monkeypatch, lambda: model.generate(tokens, 9, 0)) == [3, 1, 1, 1, 1, 1, 1, 9, 9]    # it slides
+    assert counted(monkeypatch, lambda: model.generate(tokens_of(2, 12), 2, 0)) == [9, 9]
+
+
+def test_rows_end():
+    model, tokens = gpt(), tokens_of(6, 2)
+    whole = model.generate(tokens, 12, 1.0, backend.stream("e"))
+    end = int(np.bincount(whole[:, 2:].ravel()).argmax())
+    assert not (tokens == end).all(1).any()
+    found = model.generate(tokens, 12, 1.0, backend.stream("e"), end=end)
+    firsts = [next((t for t in range(2, 14) if row[t] == end), 13) for row in whole]
+    assert len(set(firsts)) > 1 and found.shape[1] == max(firsts) + 1
+    for row, text, first in zip(found, whole, firsts, strict=True):
+        np.testing.assert_array_equal(row[:first + 1], text[:first + 1])
+        assert (row[first + 1:] == end).all()
+    np.testing.assert_array_equal(found, model.generate(tokens, 12, 1.0, backend.stream("e"), end=end, cache=False))
+
+
+class Shift(nn.Module):
+    """Looks at the position before."""
+
+    def forward(self, x):
+        return ops.concatenate([x[:, :1], x[:, :-1]], 1)
+
+
+def shifted(model):
+    model.blocks[1].norm2 = Shift()
+    return model
+
+
+def inherited(model):
+    model.norm.__class__ = type("Other", (nn.LayerNorm,), {"forward": Shift.forward})
+    return model
+
+
+def patched(model):
+    model.blocks[0].mlp.forward = lambda x: Shift.forward(None, x)
+    return model
+
+
+def looking_ahead(model):
+    model.blocks[0].attention.causal = False
+    return model
+
+
+def compiled_norm(model):
+    model.norm = mt.compile(model.norm)
+    return model
+
+
+UNCACHEABLE = {
+    "a mixture that drops": (lambda: gpt(moe=dict(ROOMY, capacity_factor=1.25)), "mlp.*drops tokens.*experts/k = 2"),
+    "groups of tokens": (lambda: gpt(moe=dict(ROOMY, group=2)), "routes 2 tokens together"),
+    "somebody's module": (lambda: shifted(gpt()), "blocks.1.norm2, of class Shift, is not known"),
+    "somebody's forward": (lambda: inherited(gpt()), "norm, of class Other, is not known"),
+    "an exchanged forward": (lambda: patched(gpt()), "blocks.0.mlp, of class FeedForward, is not known"),
+    "looking ahead": (lambda: looking_ahead(gpt()), "blocks.0.attention.*looks at later positions"),
+    "one scale for all": (lambda: convert_to_low_precision_training(gpt(dtype=np.float32), "tensorwise"),
+                          "LowPrecisionLinear, is not known"),
+    "one range for all": (lambda: compress.quantize_model(gpt(), "dynamic"), "Dynamic, is not known"),
+    "a compiled layer": (lambda: compiled_norm(gpt()), "CompiledModule, is not known"),
+}
+
+
+@pytest.mark.parametrize("kind", UNCACHEABLE)
+def test_what_cannot_be_read_token_by_token(kind):
+    make, words = UNCACHEABLE[kind]
+    model, tokens = make(), tokens_of(2, 5)
+    assert uncacheable(gpt()) is None
+    with pytest.raises(ValueError, match=f"KeyValueCache: .*{words}"):
+        model.generate(tokens, 5, 0, cache=True)
+    np.testing.assert_array_equal(model.generate(tokens, 5, 0), model.generate(tokens, 5, 0, cache=False))
+
+
+def test_more_than_its_length():
+    cache = KeyValueCache(model := gpt().eval())
+    cache.read(tokens_of(2, 8))
+    with pytest.raises(ValueError, match="length 9 was given 10"):
+        cache.read(tokens_of(2, 2))
+    assert model.context is None        # and is what it was
+    anew(model, tokens_of(2, 9))
