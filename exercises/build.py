@@ -6,6 +6,7 @@ the rest raises NotImplementedError("begin with TEXT"). A function or class unde
 altogether; everything else is given. Neither mark is in the skeleton.
 """
 
+import argparse
 import ast
 import re
 import sys
@@ -101,7 +102,12 @@ def skeletons(course, chapter):
 def main(argv=None):
     """Write the skeletons of all chapters, or of those whose numbers are given; what changed is named."""
     course = Course()
-    wanted = [int(number) for number in (sys.argv[1:] if argv is None else argv)]
+    parser = argparse.ArgumentParser(prog="python -m exercises.build", description="For authors: makes the skeletons "
+                                     "in exercises/ out of the solutions.")
+    parser.add_argument("number", nargs="*", type=int, metavar="CHAPTER", help="8 or 08; all if none is named")
+    wanted = parser.parse_args(argv).number
+    if unknown := set(wanted) - {chapter.number for chapter in course.chapters}:
+        parser.error(f"there is no chapter {', '.join(map(str, sorted(unknown)))}")
     for chapter in course.chapters:
         if wanted and chapter.number not in wanted:
             continue
