@@ -70,8 +70,8 @@ def exchanged(model, how):
     return model
 
 
-@pytest.mark.parametrize("kind, how", [*((kind, None) for kind in KINDS), ("llama", "lora"), ("gpt", "qlora"), ("grouped", "weight-only"),
-                                       ("gpt", "compiled")])
+@pytest.mark.parametrize("kind, how", [*((kind, None) for kind in KINDS), ("llama", "lora"), ("gpt", "qlora"),
+                                       ("grouped", "weight-only"), ("gpt", "compiled")])
 def test_it_writes_the_same_text(kind, how):
     model, tokens = exchanged(gpt(**KINDS[kind]), how), tokens_of(5, 3)
     for temperature in (0, 1.0, 0.3):       # 3 + 11 > 9: the window slides for the last five
