@@ -29,7 +29,8 @@ def gpt(sizes):
     return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
                   **FAMILIES[sizes.family],
-                  moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor}
+                  moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
+                       "shared": sizes.shared_experts}
                   if sizes.experts else None)
 
 

@@ -85,6 +85,8 @@ def test_published_sizes():
     mixtral = GPT(32, 4096, 32, 32000, 32768, tied=False, kv_heads=8, hidden=14336, family="llama", experts=8, top_k=2)
     assert mixtral.count == 46_702_792_704 and round(mixtral.active / 1e9, 1) == 12.9
     assert replace(mixtral, top_k=8).active == mixtral.count
+    more = replace(mixtral, shared_experts=2)       # two more of three matrices each
+    assert more.count - mixtral.count == more.active - mixtral.active == 32 * 2 * 3 * 4096 * 14336
     llama = GPT(126, 16384, 128, 128256, 131072, tied=False, kv_heads=8, hidden=53248, family="llama")
     assert llama.count == llama.active == 405_853_388_800
     for sizes, hidden, count in (((32, 4096, 32), 11008, 6_738_415_616), ((40, 5120, 40), 13824, 13_015_864_320),
@@ -137,10 +139,10 @@ def test_bubbles(schedule, p, m, v):
 # ---------------------------------------------------------------- the library's own models
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("experts", [0, 5])
+@pytest.mark.parametrize("experts, shared", [(0, 0), (5, 0), (5, 2)])
 @pytest.mark.parametrize("family", SIZES)
-def test_parameters_are_the_models(family, tied, experts):
-    sizes = replace(SIZES[family], tied=tied, experts=experts)
+def test_parameters_are_the_models(family, tied, experts, shared):
+    sizes = replace(SIZES[family], tied=tied, experts=experts, shared_experts=shared)
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in sizes.block(1)]
     real = [(name, p.shape) for name, p in plan_cases.gpt(sizes).named_parameters()]
     assert sizes.embedding(1) + blocks + sizes.output(1) == real
@@ -157,7 +159,7 @@ def test_parts_are_the_cut_models(family, tied, n):
 
 @pytest.mark.parametrize("family", SIZES)
 def test_experts_are_the_divided_models(family):
-    sizes = replace(SIZES[family], experts=6)
+    sizes = replace(SIZES[family], experts=6, shared_experts=1)
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in sizes.block(1, 2)]
     assert crews.call(CASES + "parts", 2, (asdict(sizes),))[-1] == sizes.embedding(1) + blocks + sizes.output(1)
 
@@ -171,10 +173,11 @@ def test_buckets_are_the_librarys():
         assert sum(sizes) == blocks * BLOCK
 
 
-@pytest.mark.parametrize("experts, k", [(0, 1), (4, 1), (6, 3)])
+@pytest.mark.parametrize("experts, k, shared", [(0, 1, 0), (4, 1, 0), (6, 3, 2)])
 @pytest.mark.parametrize("family", SIZES)
-def test_flops_are_the_models(family, experts, k):
-    sizes, tokens = replace(SIZES[family], experts=experts, top_k=k), np.zeros((5, 11), int)
+def test_flops_are_the_models(family, experts, k, shared):
+    sizes = replace(SIZES[family], experts=experts, top_k=k, shared_experts=shared)
+    tokens = np.zeros((5, 11), int)
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
@@ -222,11 +225,14 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, 1, divided": {"ep": 2, "stage": 1, "model": {"experts": 4}},
     "experts, 2, divided, two copies": {"dp": 2, "ep": 2, "stage": 2, "shard_over": 2, "model": {"experts": 4}},
     "experts, 3, divided twice": {"dp": 2, "ep": 2, "stage": 3, "micro_batches": 2, "model": {"experts": 6}},
+    "experts, shared": {"micro_batches": 2, "model": {"experts": 3, "top_k": 1, "shared_experts": 1}},
+    "experts, shared, 3, divided": {"dp": 2, "ep": 2, "stage": 3, "checkpointing": True,
+                                    "model": {"experts": 4, "shared_experts": 2, "dropout": False}},
 }
 
 
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
-          "experts, one each", "experts, 3, divided twice")
+          "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided")
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS)])

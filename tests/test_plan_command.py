@@ -205,6 +205,8 @@ MISTAKES = {
     "--devices 2 --tp 2 " + EXPERTS: "tp=2 of a mixture of experts",
     "--devices 2 --top-k 7 " + EXPERTS: "7 of 6 experts per token",
     "--devices 2 --top-k 2 " + MODEL: "--top-k without --experts",
+    "--devices 2 --shared-experts 1 " + MODEL: "--shared-experts without --experts",
+    "--devices 2 --shared-experts -1 " + EXPERTS: "-1 shared experts beside 6 others",
     "--devices 2 --capacity-factor 0 " + EXPERTS: "capacity factor 0.0",
     "--devices 2 --kv-heads 4 " + MODEL: "4 kv_heads must divide the 6 heads",
     "--devices 2 --family gru " + MODEL: "take one of gpt, llama",

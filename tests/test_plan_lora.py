@@ -139,10 +139,12 @@ RUNS = {    # as test_plan.py's
     "all-to-all, 3": FOUR | {"cp": 2, "cp_by": "all_to_all", "time": 12, "stage": 3},
     "experts": {"lora_rank": 3, "ep": 2, "model": {"experts": 4}},
     "experts, 3": FOUR | {"dp": 2, "stage": 3, "model": {"experts": 4}},
+    "experts, shared": FOUR | {"ep": 2, "model": {"experts": 4, "shared_experts": 2}},
 }
 
 
-LLAMAS = ("alone", "one layer, checkpoints", "3, 4 bits", "sequences", "sequences, again", "sequences, again, two")
+LLAMAS = ("alone", "one layer, checkpoints", "3, 4 bits", "sequences", "sequences, again", "sequences, again, two",
+          "experts, shared")
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS)])

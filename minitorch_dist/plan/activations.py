@@ -39,6 +39,7 @@ def elements(job, samples):
     logit            of its share of the vocabulary
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
                      experts' rows, their inputs and inner features
+    shared inner     of all tokens within the shared experts
     """
     model, time = job.model, job.time // job.cp
     tokens, tp = samples * time, job.tp
@@ -54,7 +55,7 @@ def elements(job, samples):
         rows, chosen = model.rows(tokens), tokens * model.top_k
         found |= {"expert": model.experts, "route": tokens * model.experts, "choice": chosen,
                   "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
-                  "place inner": rows * model.inner}
+                  "place inner": rows * model.inner, "shared inner": tokens * model.inner * model.shared_experts}
     return found
 
 
@@ -69,14 +70,20 @@ DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: m
 def routed(experts, gates):
     """A mixture of experts in float32, of one of two kinds, whose gates are made in one of two ways (nn/moe.py:
     route)."""
-    return [*norm("second norm"), Row("router: its input", "input", 4, of="mlp.router"),
+    return [*norm("second norm"), Row("router: its input", "input", 4, of="mlp.router mlp.shared"),
             Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
             Row("experts: their input", "place width", 4, of="mlp.experts"),
             Row(experts, "place inner", 8),
             Row("second matrices: their input", "place inner", 4, of="mlp.experts"),
             Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
             Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
-            Row("balance: use", "expert", 4), DROPPED["float32"]]
+            Row("balance: use", "expert", 4), *shared(experts, 4, 8), DROPPED["float32"]]
+
+
+def shared(between, size, twice):
+    """Of shared experts, which take what the router takes: `twice` bytes between their matrices."""
+    return [Row(f"shared experts: {between}", "shared inner", twice),
+            Row("their second matrices: their input", "shared inner", size, of="mlp.shared")]
 
 
 # Attention up to its projection, by how it is made. dropout's rows are there with dropout only.
@@ -119,17 +126,17 @@ FEED_FORWARD = {
                        Row("last matrix: its input", "inner", 4, 4, "mlp.2"),
                        Row("its cotangent", "whole", 0, 4, "mlp.2"), DROPPED["float32"]],
     "mixed, experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router mlp.shared"),
         Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
         Row("GELU: its argument", "place inner", 2),
         Row("second matrices: their input", "place inner", 2, of="mlp.experts"),
-        Row("answers, to be weighted", "chosen", 2), DROPPED["mixed"]],
+        Row("answers, to be weighted", "chosen", 2), *shared("GELU: its argument", 2, 2), DROPPED["mixed"]],
     "mixed, gated experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router"),
+        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router mlp.shared"),
         Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
         Row("SwiGLU: gate and up", "place inner", 4),
         Row("last matrices: their input", "place inner", 2, of="mlp.experts"),
-        Row("answers, to be weighted", "chosen", 2), DROPPED["mixed"]],
+        Row("answers, to be weighted", "chosen", 2), *shared("SwiGLU: gate and up", 2, 4), DROPPED["mixed"]],
     **{f"float32, {kind}{gates}": routed(what, rows)
        for kind, what in (("", "GELU: its argument and share"), ("gated ", "SwiGLU: gate and up"))
        for gates, rows in (("experts", [Row("gates: softmax of the chosen", "choice", 8),

@@ -19,7 +19,8 @@ from .paper import gpu_hours, plan
 from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
-MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor")      # of a GPT, where they aren't usual
+MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor",
+        "shared_experts")       # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -60,6 +61,7 @@ def add_command(commands):
     p.add_argument("--pp", type=int, default=1, help="ranks that divide the layers")
     p.add_argument("--cp", type=int, default=1, help="ranks that divide each sequence; with --meshes: at most so many")
     p.add_argument("--cp-by", default="ring", help=f"how they attend: {', '.join(HOW)} (default: ring)")
+    p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
     p.add_argument("--ep", type=int, default=1, help="ranks that divide experts and samples; with --meshes: at most")
     p.add_argument("--meshes", action="store_true", help="try all meshes, and show the fastest; needs --batch")
     p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
@@ -191,7 +193,8 @@ def _model(args):
         missing = [f"--{name}" for name in SHAPE if f"--{name}" not in given]
         raise ValueError(f"the model is missing {' '.join(missing)}: give --parameters, or all of a GPT's "
                          f"{' '.join(f'--{name}' for name in SHAPE)}")
-    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor") if name in more and not args.experts]:
+    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor", "shared_experts")
+            if name in more and not args.experts]:
         raise ValueError(f"{' '.join(lost)} without --experts: say how many there are")
     return GPT(**{name: getattr(args, name) for name in SHAPE}, **more, tied=not args.untied,
                dropout=not args.no_dropout)

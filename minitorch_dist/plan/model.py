@@ -46,6 +46,8 @@ class GPT:
               SwiGLU, whose gate and up are one matrix, as queries, keys and values are
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
+    shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
+                     rank
     """
 
     layers: int
@@ -61,6 +63,7 @@ class GPT:
     experts: int = 0
     top_k: int = 2
     capacity_factor: float = 1.25
+    shared_experts: int = 0
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden"):
@@ -78,6 +81,9 @@ class GPT:
         if self.experts < 0 or self.experts and not 1 <= self.top_k <= self.experts:
             raise ValueError(f"{self.top_k} of {self.experts} experts per token: --experts is 1 or more, --top-k no "
                              "more than these")
+        if self.shared_experts < 0 or self.shared_experts and not self.experts:
+            raise ValueError(f"{self.shared_experts} shared experts beside {self.experts} others: 0 or more, beside "
+                             "--experts")
         if not 0 < self.capacity_factor < inf:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
@@ -100,7 +106,8 @@ class GPT:
     def active(self):
         """Parameters that a token meets: all but the experts that it didn't choose."""
         chosen = Fraction(self.experts - self.top_k, self.experts) if self.experts else 0
-        return int(self.count - chosen * self.layers * sum(prod(shape) for _, shape in self.expert_matrices(1)))
+        of_experts = sum(prod(shape) for _, shape in self._experts("experts", self.experts, self.inner))
+        return int(self.count - chosen * self.layers * of_experts)
 
     def embedding(self, tp):
         """[(name, shape)] of what stands before the blocks, on the tensor-parallel rank that has most of it."""
@@ -125,13 +132,13 @@ class GPT:
         return self._linear("mlp.0", (self.gates * inner, h)) + self._linear("mlp.2", (h, inner))
 
     def _mixture(self, ep):
-        return [("mlp.router.weight", (self.experts, self.width)), *self.expert_matrices(ep)]
+        shared = self._experts("shared", 1, self.shared_experts * self.inner) if self.shared_experts else []
+        return [("mlp.router.weight", (self.experts, self.width)),
+                *self._experts("experts", self.experts // ep, self.inner), *shared]
 
-    def expert_matrices(self, ep):
-        """[(name, shape)] of a rank's share of a block's experts."""
-        here, h = self.experts // ep, self.width
-        gate = [("mlp.experts.gate", (here, h, self.inner))] if self.family == "llama" else []
-        return [*gate, ("mlp.experts.up", (here, h, self.inner)), ("mlp.experts.down", (here, self.inner, h))]
+    def _experts(self, name, count, inner):
+        gate = [(f"mlp.{name}.gate", (count, self.width, inner))] if self.family == "llama" else []
+        return [*gate, (f"mlp.{name}.up", (count, self.width, inner)), (f"mlp.{name}.down", (count, inner, self.width))]
 
     def _norm(self, name):
         return [(f"{name}.{kind}", (self.width,)) for kind in ("weight", "bias")[:2 if self.family == "gpt" else 1]]
@@ -160,8 +167,9 @@ class GPT:
         found = {"attention.qkv": tokens * 2 * (h + 2 * self.keys) * h, "attention": tokens * 4 * time * h,
                  "attention.out": tokens * 2 * h * h}
         if self.experts:
-            return found | {"mlp.router": tokens * 2 * self.experts * h,
-                            "mlp.experts": self.rows(tokens) * 2 * (self.gates + 1) * h * self.inner}
+            each = 2 * (self.gates + 1) * h * self.inner
+            found |= {"mlp.router": tokens * 2 * self.experts * h, "mlp.experts": self.rows(tokens) * each}
+            return found | ({"mlp.shared": tokens * self.shared_experts * each} if self.shared_experts else {})
         each = tokens * 2 * h * self.inner
         return found | {"mlp.0": self.gates * each, "mlp.2": each}
 
@@ -175,6 +183,7 @@ class GPT:
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
+                 *([f"{self.shared_experts} shared"] if self.shared_experts else []),
                  *([] if self.tied else ["untied"])]
         active = f", {self.active:,} of them active" if self.experts else ""
         return f"{what} of {self.layers} layers, {', '.join(sizes)}: {self.count:,} parameters{active}"

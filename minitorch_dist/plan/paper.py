@@ -170,7 +170,7 @@ def pieces_of(job, stages):
         found = []
         for stage in stages:
             for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
-                shapes = [p.shape for p in job.arrivals(stage) if (job.ep > 1 and "experts" in p.name) == expert]
+                shapes = [p.shape for p in job.arrivals(stage) if divided(job, p) == expert]
                 found += [Piece(size, ranks, 1, job.sizes)
                           for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
     if job.stage < 3:
@@ -206,11 +206,16 @@ def units_of(job, module):
     found = {}
     for p in module:
         if p.trained or job.stage == 3:
-            found.setdefault((job.ep > 1 and len(p.shape) == 3, p.trained, p.itemsize), []).append(p.shape)
-    kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}      # True: stacks of matrices
+            found.setdefault((divided(job, p), p.trained, p.itemsize), []).append(p.shape)
+    kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}
     return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
                   job.sizes if trained else {"parameter": itemsize})
             for (experts, trained, itemsize), shapes in found.items() for ranks, alike in (kinds[experts],)]
+
+
+def divided(job, p):
+    """Whether a parameter is of experts of which each rank has some."""
+    return job.ep > 1 and p.name.startswith("mlp.experts.")
 
 
 def nested(job):
