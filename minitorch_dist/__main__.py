@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import __version__, doctor, viz
+from . import __version__, doctor, supervise, viz
 from .kernels import show
 from .parallel import schedule_command
 from .plan import command
@@ -19,6 +19,7 @@ def main(argv=None):
     show.add_command(commands)
     schedule_command.add_command(commands, draw=viz.schedule)
     command.add_command(commands)
+    supervise.add_command(commands)
     args = parser.parse_args(argv)
     try:
         status = args.run(args)

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import backend
+from . import attempt, backend, faults
 from .backend import xp
 from .launch_env import launched_rank
 from .timeline import trace
@@ -77,13 +77,19 @@ class ArgumentParser(argparse.ArgumentParser):
         self.add_argument("--resume", nargs="?", const=True, default=False, choices=["auto"],
                           help="go on from the newest checkpoint in the run's folder, with the same settings, on any "
                                "number of ranks. auto: where there is none, begin; so that one command does for a job "
-                               "that is started again and again")
+                               "that is started again and again (the default under `minitorch-dist supervise`)")
 
     def parse_args(self, *args, **kwargs):
         args = super().parse_args(*args, **kwargs)
+        try:
+            faults.planned()
+        except ValueError as error:
+            self.error(str(error))
+        if getattr(args, "resume", None) is False and attempt.is_supervised():
+            args.resume = "auto"
         if getattr(args, "resume", None) == "auto" and args.out is None:
-            self.error("--resume auto: give the run's folder by --out; without, other numbers of ranks have others, "
-                       "and would begin")
+            self.error(f"--resume auto{', under a supervisor' * attempt.is_supervised()}: give the run's folder by "
+                       "--out; without, other numbers of ranks have others, and would begin")
         return args
 
     def widths(self, hidden, option="--hidden"):

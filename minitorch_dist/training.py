@@ -16,7 +16,7 @@ import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
-from . import backend, ledger, optim
+from . import attempt, backend, faults, ledger, optim
 from .autodiff import autocast
 from .autodiff.primitive import lower
 from .backend import xp
@@ -43,6 +43,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
+    faults.strike("begin", world, step + 1, model)
     optimizer.zero_grad()
     if noise is not None:
         noise.forget()      # what a step that broke off has left
@@ -65,6 +66,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                     noise.after_backward(len(piece.labels))
                 loss += losses.item()
             total.add(xp.array([loss, float(stop)]))
+    faults.strike("reduced", world, step + 1, model)
     if noise is not None:
         noise.update(scaler.get_scale())
     if clip is not None:
@@ -122,7 +124,7 @@ class Run:
         self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
         self.sent_before = 0    # bytes, until resumed_at
-        self.loss = self.history = self.lock = None
+        self.loss = self.history = self.step_log = self.lock = None
         self.facts = {}
 
     def _clear(self):
@@ -230,6 +232,7 @@ class Run:
         if self.world.rank == 0:
             self.lock = locked(self.folder)
             self.history = (self.folder / "history.jsonl").open("a" if self.resume else "w", encoding="utf-8")
+            self.step_log = attempt.StepLog(self.step)
         self._ledger = ledger.record()
         self.book = self._ledger.__enter__()
         return self
@@ -238,16 +241,19 @@ class Run:
         self._ledger.__exit__(*exc)
         if self.history:
             self.history.close()
+            self.step_log.close()
             os.close(self.lock)
 
     def log(self, loss, epoch, count, begin):
         """A step is done: `count` samples, started at time.perf_counter() == begin."""
-        self.busy += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.busy += seconds
         self.step, self.samples = self.step + 1, self.samples + count
         self.loss = loss
         if self.history:
             line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples}
             self.history.write(json.dumps(line) + "\n")
+            self.step_log.done(seconds)
 
     @property
     def sent(self):

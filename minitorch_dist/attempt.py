@@ -1,0 +1,61 @@
+"""What a supervisor (supervise/) and the job that it has started say to each other: two variables of the environment,
+and a file of steps.
+
+MINITORCH_SUPERVISED   the file; where it is set, a program's --resume is auto
+MINITORCH_RESTARTS     how often the job was started before: 0, 1, …
+
+The supervisor knows nothing else of the program, which has to go on by itself from what it has saved. From the steps
+that it notes, it is told where it failed and what was lost; training.Run notes them.
+"""
+
+import os
+
+SUPERVISED = "MINITORCH_SUPERVISED"
+RESTARTS = "MINITORCH_RESTARTS"
+
+
+def is_supervised():
+    """Whether a supervisor will start this job again when it fails."""
+    return bool(os.environ.get(SUPERVISED))
+
+
+def restarts():
+    """How often this job was started before; 0 without a supervisor."""
+    return int(os.environ.get(RESTARTS, "0"))
+
+
+class StepLog:
+    """The file of steps, of one rank, written step by step so that a kill loses none; nothing without a supervisor.
+
+    first   the step that the run goes on from; 0: it begins
+    """
+
+    def __init__(self, first):
+        path = os.environ.get(SUPERVISED)
+        self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if path else None
+        self._write(f"from {first}\n")
+
+    def done(self, seconds):
+        """One more step is done, which has taken so long."""
+        self._write(f"{seconds:.6f}\n")
+
+    def close(self):
+        if self.file is not None:
+            os.close(self.file)
+
+    def _write(self, line):
+        if self.file is not None:
+            os.write(self.file, line.encode())
+
+
+def read_steps(path):
+    """(step that the run went on from, seconds of each step since); (None, []) where no run has begun."""
+    try:
+        with open(path) as file:
+            lines = file.read().split("\n")[:-1]      # whole ones
+    except FileNotFoundError:
+        lines = []
+    begun = [i for i, line in enumerate(lines) if line.startswith("from ")]
+    if not begun:
+        return None, []
+    return int(lines[begun[-1]].split()[1]), [float(line) for line in lines[begun[-1] + 1:]]

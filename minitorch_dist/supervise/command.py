@@ -1,0 +1,208 @@
+"""`python -m minitorch_dist supervise`: start a job, and start it again when it fails."""
+
+import argparse
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from ..attempt import read_steps
+from ..testing.ranks import mpirun_command
+from .attempts import Attempt, Rule, Start, goodput, next_start
+from .job import Job
+
+LOOK_EVERY = 0.1        # seconds between two looks at the job
+KILLED = re.compile(r"[A-Z][\w ]* \(signal \d+\)|signal \d+ \([\w ]+\)")        # MPICH's words, Open MPI's
+
+EXAMPLE = """example:
+  minitorch-dist supervise -n 4,2,1 -- mnist_demo/train.py --exact --save-every 50 --out runs/on
+
+What follows -- is what would follow `mpirun -n 4 python`. The program has to go on by itself from what it has saved:
+those here do, by --resume auto, which is their default under this command; so a job that has ended is done, and not
+begun again. Ctrl-C and SIGTERM are handed on to the job, and end it. Status 2, of a command that can't be run, and 130
+and 143, of a job that was interrupted, are ends too; with any other but 0 the job is started again."""
+
+
+def add_command(commands):
+    """`minitorch-dist supervise`."""
+    p = commands.add_parser("supervise", help="start a job, and again when it fails, on fewer ranks if need be",
+                            formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLE)
+    p.add_argument("-n", dest="ranks", type=_numbers, default=(1,), metavar="N[,N…]",
+                   help="ranks; with several numbers, those that the program can run on, largest first, of which the "
+                        "next is taken when ranks are lost again and again (default: 1)")
+    p.add_argument("--max-restarts", type=_at_least_0, default=Rule._field_defaults["max_restarts"], metavar="K",
+                   help="of a job that gets no further; the count begins anew when it does (default: %(default)s)")
+    p.add_argument("--shrink-after", type=_at_least_1, default=Rule._field_defaults["shrink_after"], metavar="K",
+                   help="failures on one number of ranks, after which the next is taken (default: %(default)s)")
+    p.add_argument("--backoff", type=_seconds, default=Rule._field_defaults["backoff"], metavar="SECONDS",
+                   help="before the first restart, twice as long before each more that gets no further, a minute at "
+                        "most (default: %(default)s)")
+    p.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS",
+                   help="for the job to end after a signal was handed on, before it is killed (default: %(default)s)")
+    p.add_argument("--mpirun", type=shlex.split, metavar="COMMAND",
+                   help="what starts ranks: 'mpirun -f hosts' (default: the mpirun that is found; none for one rank)")
+    p.add_argument("program", nargs=argparse.REMAINDER, metavar="-- program …", help="a Python program and its options")
+    p.set_defaults(run=_run, parser=p)
+
+
+def _numbers(text):
+    numbers = tuple(_at_least_1(part) for part in text.split(","))
+    if list(numbers) != sorted(set(numbers), reverse=True):
+        raise argparse.ArgumentTypeError(f"{text}: largest first, each once, as in 4,2,1")
+    return numbers
+
+
+def _at_least(least, kind):
+    def read(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text}: must be a number, at least {least}")
+        return value
+    return read
+
+
+_at_least_0, _at_least_1, _seconds = _at_least(0, int), _at_least(1, int), _at_least(0, float)
+
+
+def _run(args):
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not program:
+        args.parser.error("no program: give it after --, as in -- mnist_demo/train.py --out runs/on")
+    rule = Rule(args.ranks, args.max_restarts, args.shrink_after, args.backoff)
+
+    def command(ranks):
+        launcher = args.mpirun or (mpirun_command() if ranks > 1 else None)
+        return [*launcher, "-n", str(ranks), sys.executable, *program] if launcher else [sys.executable, *program]
+    try:
+        return supervise(command, rule, args.grace)
+    except (OSError, RuntimeError) as error:
+        print(f"minitorch-dist supervise: {error}", file=sys.stderr)
+        return 2
+
+
+def supervise(command, rule, grace=30.0):
+    """Run a job to its end, starting it again as the Rule says; the last attempt's status. command(ranks) gives what is
+    started, as a list. OSError where that can't be."""
+    with tempfile.TemporaryDirectory(prefix="supervise-") as folder, _Signals(grace) as signals:
+        return _Supervisor(command, rule, Path(folder), signals).run()
+
+
+class _Signals:
+    """SIGINT and SIGTERM, handed on to the job under way."""
+
+    def __init__(self, grace):
+        self.grace, self.job, self.number, self.deadline, self.handed_on = grace, None, 0, None, False
+        self.came = threading.Event()
+
+    def __enter__(self):
+        self.outer = {number: signal.signal(number, self._hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc):
+        for number, handler in self.outer.items():
+            signal.signal(number, handler)
+
+    def _hand_on(self, number, frame):
+        self.deadline = self.deadline or time.monotonic() + self.grace
+        self.number = self.number or number
+        self.came.set()
+        if self.job is not None:
+            self.handed_on = True
+            self.job.signal(number)
+
+    def take(self, job):
+        """From now on to this job; what came while there was none, too."""
+        self.job = job
+        if job is not None and self.number and not self.handed_on:
+            self._hand_on(self.number, None)
+
+
+class _Supervisor:
+    """The attempts at one job, and the lines that tell of them."""
+
+    def __init__(self, command, rule, folder, signals):
+        self.command, self.rule, self.folder, self.signals = command, rule, folder, signals
+        self.attempts, self.begin = [], time.monotonic()
+
+    def run(self):
+        """The last attempt's status."""
+        while isinstance(then := next_start(self.attempts, self.rule), Start) and not self.signals.number:
+            if then.pause:
+                self.say(f"starts again in {then.pause:g} s")
+                self.signals.came.wait(then.pause)
+            if not self.signals.number:
+                self.attempts.append(self.attempt(then.ranks))
+        status = self.attempts[-1].status if self.attempts else 0
+        if isinstance(then, Start):     # but a signal has come, to the job or in the pause before this start
+            self.say(f"ended by {signal.Signals(self.signals.number).name}")
+            status = status if self.signals.handed_on else 128 + self.signals.number
+        elif status:
+            self.say("\n".join([then.why, *self.attempts[-1].said * then.tells]))
+        if any(attempt.first is not None for attempt in self.attempts):
+            self.sum_up()
+        return status
+
+    def attempt(self, ranks):
+        """Start the job, and wait for its end; the Attempt."""
+        number, attempt = len(self.attempts), Attempt(ranks)
+        steps = self.folder / f"attempt-{number}"
+        self.say(f"start {number + 1}: {ranks} rank{'s' * (ranks > 1)}")
+        job = Job(self.command(ranks), steps, number)
+        self.signals.take(job)
+        told = killed = False
+        while (status := job.wait(LOOK_EVERY)) is None:
+            told = told or self.tell_resumed(steps)
+            if self.signals.deadline and time.monotonic() > self.signals.deadline and not killed:
+                self.say(f"still there {self.signals.grace:g} s after the signal: killed")
+                job.kill()
+                killed = True
+        left = job.clear()
+        self.signals.take(None)
+        if not told:
+            self.tell_resumed(steps)
+        attempt.status, attempt.said = status, job.said()
+        attempt.first, attempt.durations = read_steps(steps)
+        if left:
+            self.say(f"killed what mpirun had left: {', '.join(map(str, left))}")
+        self.say(f"done: {attempt.last:,} steps" if status == 0 and attempt.last else "done" if status == 0 else
+                 f"ended {attempt.place} by status {status}{_signal_in(job)}")
+        return attempt
+
+    def tell_resumed(self, steps):
+        """Say where the job goes on, when it is known; whether it is."""
+        first, _ = read_steps(steps)
+        before = max((a.last for a in self.attempts if a.last is not None), default=None)
+        if first is not None and (before is not None or first):
+            again = "" if before is None else f": {max(before - first, 0):,} steps are done again"
+            self.say((f"goes on from step {first:,}" if first else "begins anew, for nothing was saved") + again)
+        return first is not None
+
+    def sum_up(self):
+        """The last line."""
+        wall, found = time.monotonic() - self.begin, goodput(self.attempts)
+        ranks = " → ".join(str(attempt.ranks) for attempt in self.attempts)
+        self.say(f"goodput {100 * found.counted / wall:.1f} %: {found.counted:.1f} s of {wall:.1f} s in steps that "
+                 f"count; {found.lost:,} steps were lost ({found.lost_seconds:.1f} s); ranks {ranks or 'none'}")
+
+    def say(self, text):
+        """A line, with the time of day and the seconds since the beginning; one write."""
+        when = f"supervise {time.strftime('%H:%M:%S')} {time.monotonic() - self.begin:+8.1f} s  "
+        first, *more = text.splitlines()
+        sys.stdout.write("\n".join([when + first, *(f"    {line}" for line in more)]) + "\n")
+        sys.stdout.flush()
+
+
+def _signal_in(job):
+    """What the launcher says of the signal that has killed a rank."""
+    for tail in job.tails:
+        for line in tail:
+            if found := KILLED.search(line):
+                return f", {found[0]}"
+    return ""

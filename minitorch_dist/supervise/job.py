@@ -1,0 +1,97 @@
+"""One start of a job: mpirun and its ranks, of which none is left when it has ended."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from ..attempt import RESTARTS, SUPERVISED
+from ..launch_env import without_launcher
+from ..testing.ranks import is_alive
+
+TAIL = 12           # lines of each stream that are kept
+GONE_SECONDS = 2    # for ranks to go by themselves when mpirun has gone; they are killed then
+READ_SECONDS = 2    # for what was written last to be read
+
+
+class Job:
+    """A job under way. Its output passes through; its last lines are kept.
+
+    command   as a list; mpirun and what follows it
+    steps     the file in which it notes its steps (attempt.py)
+    restarts  how often it was started before
+    """
+
+    def __init__(self, command, steps, restarts):
+        self.steps = Path(steps)
+        environment = without_launcher(os.environ) | {SUPERVISED: str(steps), RESTARTS: str(restarts)}
+        # A session of its own: Ctrl-C comes to the supervisor alone, which hands it on, once.
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, start_new_session=True)
+        self.tails = deque(maxlen=TAIL), deque(maxlen=TAIL)
+        self.readers = [threading.Thread(target=_copy, args=streams, daemon=True) for streams in
+                        zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self.tails,
+                            strict=True)]
+        for reader in self.readers:
+            reader.start()
+
+    def wait(self, seconds):
+        """The status, as shells have it (128 + the signal that has killed mpirun itself); None if it isn't over after
+        so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(seconds)
+            return 128 - status if status < 0 else status
+        return None
+
+    def signal(self, number):
+        """Hand on a signal to mpirun, which hands it on to its ranks."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def kill(self):
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def clear(self):
+        """When mpirun has ended: [pid] of processes that it has left, and that had to be killed."""
+        end = time.monotonic() + GONE_SECONDS
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.02)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for reader in self.readers:
+            reader.join(READ_SECONDS)
+        return left
+
+    def processes(self):
+        """[pid] of this machine's living processes of the job: those that have its variable, whoever is their parent.
+        (mpirun starts ranks in sessions of their own.) None are found where there is no /proc."""
+        mine = f"{SUPERVISED}={self.steps}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mine in (folder / "environ").read_bytes().split(b"\0") and is_alive(int(folder.name)):
+                    found.append(int(folder.name))
+        return found
+
+    def said(self):
+        """The last lines of its stderr; of its stdout, where MPICH's launcher speaks, if there are none."""
+        out, err = (list(tail) for tail in self.tails)
+        return [line for line in err or out if line.strip("= ")]
+
+
+def _copy(source, target, tail):
+    """Copy a stream line by line. A reader that has gone (`| head`) doesn't stop the job."""
+    for line in source:
+        text = line.decode(errors="replace")
+        tail.append(text.rstrip())
+        with contextlib.suppress(OSError, ValueError):
+            target.write(text)
+            target.flush()

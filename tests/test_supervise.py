@@ -1,0 +1,260 @@
+"""A job that is started again: what comes after a failure, what it has cost, and the curve, to the last bit."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist import attempt, faults
+from minitorch_dist.__main__ import main
+from minitorch_dist.supervise import Attempt, Job, Rule, goodput, next_start
+from minitorch_dist.supervise.attempts import End, Start, without_progress
+from minitorch_dist.testing import ranks
+from tests import crews
+
+ROOT = Path(__file__).parents[1]
+TRAIN = [str(ROOT / "mnist_demo" / "train.py"), "--data", "digits", "--hidden", "16", "--steps", "60", "--exact"]
+
+
+def failed(last, first=0, ranks=4, status=9):
+    """An attempt that has failed after step `last`; None: before it had begun."""
+    return Attempt(ranks, status, *(() if last is None else (first, [1.0] * (last - first))))
+
+
+# ---------------------------------------------------------------- decisions
+
+def test_ranks_are_taken_in_order():
+    rule = Rule((4, 2, 1), max_restarts=9, shrink_after=2)
+    attempts = []
+    for expected in (4, 4, 2, 2, 1, 1, 1):
+        assert next_start(attempts, rule).ranks == expected
+        attempts.append(failed(10 * len(attempts) + 10, ranks=expected))
+    assert next_start(attempts[:1], rule._replace(shrink_after=1)).ranks == 2
+    assert next_start(attempts[:2], rule._replace(ranks=(4,))).ranks == 4
+
+
+def test_the_count_begins_anew_when_the_job_gets_further():
+    rule = Rule((4,), max_restarts=2, backoff=0.5)
+    lasts = [30, 30, 25, 31, 31, 40]
+    assert [without_progress([failed(last) for last in lasts[:i + 1]]) for i in range(6)] == [1, 2, 3, 1, 2, 1]
+    pauses = [next_start([failed(last) for last in lasts[:i + 1]], rule) for i in range(6)]
+    assert pauses[:2] == [Start(4, 0.5), Start(4, 1.0)] and pauses[3:] == [Start(4, 0.5), Start(4, 1.0), Start(4, 0.5)]
+    assert isinstance(pauses[2], End)
+    assert next_start([failed(1)] * 12, Rule((4,), max_restarts=99)).pause == 60
+
+
+def test_a_crash_loop_names_its_step():
+    rule = Rule((4,), max_restarts=1)
+    assert next_start([failed(29), failed(29, 20)], rule) == End(
+        "a crash loop: 2 failures and no step further, in step 30 (--max-restarts 1); the last words:", True)
+    assert "before its first step (" in next_start([failed(None), failed(None)], rule).why
+    assert "in step 1,200 and in step 7 (" in next_start([failed(1199), failed(6)], rule).why
+    assert isinstance(next_start([failed(3)], Rule((4,), max_restarts=0)), End)
+
+
+@pytest.mark.parametrize("status, again", [(0, False), (1, True), (2, False), (3, True), (9, True), (130, False),
+                                           (137, True), (143, False)])
+def test_which_ends_are_wanted(status, again):
+    assert isinstance(next_start([failed(3, status=status)], Rule((4,))), Start if again else End)
+
+
+def test_goodput_counts_each_step_once():
+    """30 steps of 1 s, of which 20 were saved; 29 more of 0.5 s, of which 20; then the rest, of 0.25 s."""
+    attempts = [Attempt(4, 9, 0, [1.0] * 30), Attempt(4, 9, 20, [0.5] * 29), Attempt(2, 0, 40, [0.25] * 20)]
+    assert goodput(attempts) == (20 * 1.0 + 20 * 0.5 + 20 * 0.25, 10 + 9, 10 * 1.0 + 9 * 0.5)
+    attempts[2].status = 143        # interrupted: it was saved
+    assert goodput(attempts)[:2] == (35.0, 19)
+    attempts[2].status = 1          # what it was to save is not known
+    assert goodput(attempts)[:2] == (30.0, 39)
+    assert goodput([*attempts, Attempt(2, 1)])[:2] == (30.0, 39)        # which didn't come to its first step
+    assert goodput([Attempt(1, 0)]) == (0, 0, 0.0)
+    anew = [Attempt(1, 9, 0, [1.0] * 5), Attempt(1, 0, 0, [1.0] * 7)]   # nothing was saved
+    assert goodput(anew) == (7.0, 5, 5.0)
+
+
+# ---------------------------------------------------------------- the file of steps
+
+def test_steps_are_noted(tmp_path, monkeypatch):
+    path = tmp_path / "steps"
+    assert attempt.read_steps(path) == (None, [])
+    monkeypatch.setenv(attempt.SUPERVISED, str(path))
+    log = attempt.StepLog(20)
+    assert attempt.read_steps(path) == (20, [])
+    log.done(0.25)
+    log.done(1.5)
+    log.close()
+    with path.open("a") as file:
+        file.write("0.1")       # a line that was cut off
+    assert attempt.read_steps(path) == (20, [0.25, 1.5])
+    monkeypatch.delenv(attempt.SUPERVISED)
+    log = attempt.StepLog(0)
+    log.done(1.0)
+    log.close()
+    assert attempt.read_steps(path) == (20, [0.25, 1.5])
+
+
+# ---------------------------------------------------------------- faults
+
+def test_faults_are_read(monkeypatch):
+    monkeypatch.setenv(faults.VARIABLE, "kill rank=1 step=30 restart=0; sleep rank=3 seconds=0.05;")
+    assert faults.planned() == [("kill", {"rank": 1, "step": 30, "restart": 0}, {}),
+                                ("sleep", {"rank": 3}, {"seconds": 0.05})]
+    assert str(faults.planned()[0]) == "kill rank=1 step=30 restart=0"
+    for text, words in (("boil rank=1", "'boil' is no fault; one of kill, fail, sleep"),
+                        ("kill rank=one", "rank needs a number, as in rank=1"),
+                        ("kill rank", "rank needs a number"),
+                        ("kill seconds=3", "kill takes rank, step, restart, not 'seconds'")):
+        monkeypatch.setenv(faults.VARIABLE, text)
+        with pytest.raises(ValueError, match=words):
+            faults.planned()
+
+
+# ---------------------------------------------------------------- jobs
+
+def supervise(*arguments):
+    return main(["supervise", "--backoff", "0.05", *map(str, arguments)])
+
+
+def events(capsys):
+    """The lines that the supervisor has written, without their times."""
+    return re.findall(r"^supervise \S+ +\S+ s  (.*)", capsys.readouterr().out, re.M)
+
+
+def end(folder):
+    """(the parameters' digest, the whole curve)"""
+    return (json.loads((folder / "summary.json").read_text())["parameters_sha256"],
+            (folder / "history.jsonl").read_text())
+
+
+def test_two_kills_and_the_bits_of_an_undisturbed_run(tmp_path, monkeypatch, capsys):
+    """kill -9 of a rank, twice: on 4 ranks, on 4 again, and on 2 to the end."""
+    crews.launch([*TRAIN, "--out", str(tmp_path / "whole")], 1).check()
+    monkeypatch.setenv(faults.VARIABLE, "kill rank=1 step=30 restart=0; kill rank=3 step=50 restart=1")
+    assert supervise("-n", "4,2,1", "--", *TRAIN, "--save-every", "20", "--out", tmp_path / "on") == 0
+    assert end(tmp_path / "on") == end(tmp_path / "whole")
+    told = events(capsys)
+    assert [re.sub(" by status .*", "", line) for line in told if not line.startswith(("starts", "goodput"))] == [
+        "start 1: 4 ranks", "ended in step 30",
+        "start 2: 4 ranks", "goes on from step 20: 9 steps are done again", "ended in step 50",
+        "start 3: 2 ranks", "goes on from step 40: 9 steps are done again", "done: 60 steps"]
+    assert any("by status" in line and "signal 9" in line and "Killed" in line for line in told)    # in MPI's own words
+    counted, wall = map(float, re.search(r"goodput .*: (\S+) s of (\S+) s in steps that count; 18 steps were lost .*; "
+                                         r"ranks 4 → 4 → 2$", told[-1]).groups())
+    assert counted < wall
+
+
+def test_a_job_that_has_saved_nothing_begins_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(faults.VARIABLE, "kill step=8 restart=0")
+    assert supervise("--", *TRAIN, "--steps", "9", "--out", tmp_path / "on") == 0
+    told = events(capsys)
+    assert "begins anew, for nothing was saved: 7 steps are done again" in told and "7 steps were lost" in told[-1]
+    assert len((tmp_path / "on" / "history.jsonl").read_text().splitlines()) == 9
+
+
+def test_a_crash_loop_ends(tmp_path, monkeypatch, capfd):
+    """The same error at the same step, each time."""
+    monkeypatch.setenv(faults.VARIABLE, "fail rank=1 step=12")
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(1), "w"))
+    assert supervise("-n", "2", "--max-restarts", "1", "--", *TRAIN, "--save-every", "5", "--out", tmp_path) == 1
+    said = capfd.readouterr().out
+    assert said.count("ended in step 12 by status 1") == 2
+    loop = said.index("a crash loop: 2 failures and no step further, in step 12 (--max-restarts 1); the last words:")
+    assert "    [rank 1 of 2] RuntimeError: a fault on purpose, by MINITORCH_FAULT\n" in said[loop:]
+
+
+def test_what_cannot_run_is_not_started_again(tmp_path, capsys):
+    for arguments, words in ((["--lr", "nan?"], "status 2"), ([], "status 2")):
+        out = ["--out", tmp_path / "on"] if arguments else []
+        assert supervise("--", *TRAIN, *arguments, *out) == 2
+        told = events(capsys)
+        assert told[0] == "start 1: 1 rank" and words in told[-1] and len(told) == 3
+    for arguments in (["-n", "2,4", "--", "x.py"], ["-n", "0", "--", "x.py"], ["-n", "2"]):
+        with pytest.raises(SystemExit, match="2"):
+            supervise(*arguments)
+    capsys.readouterr()
+    assert supervise("--mpirun", "no-such-mpirun -f hosts", "--", "x.py") == 2
+    assert "no-such-mpirun" in capsys.readouterr().err
+
+
+def signalled(when, number):
+    """Send this process a signal as soon as when() holds."""
+    def wait():
+        while not when():
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_job_which_saves(tmp_path, capsys, number, status):
+    """And no process is left."""
+    begun = tmp_path / "checkpoints" / "step-00000010"
+    signalled(begun.is_dir, number)
+    long = [*TRAIN, "--steps", "100000", "--epochs", "100000", "--save-every", "10", "--out", tmp_path]
+    assert supervise("-n", "2", "--", *long) == status
+    told = events(capsys)
+    last = int(re.search(r"ended after step ([\d,]+) by status", " ".join(told))[1].replace(",", ""))
+    assert (tmp_path / "checkpoints" / f"step-{last:08d}").is_dir()
+    assert "not started again" in told[-2] and "0 steps were lost" in told[-1]
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(tmp_path) in cmdline(pid)]
+
+
+def cmdline(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_a_signal_in_the_pause(capsys):
+    told, begin = [], time.monotonic()
+
+    def pauses():
+        told.append(capsys.readouterr().out)
+        return "starts again in 20 s" in "".join(told)
+    signalled(pauses, signal.SIGTERM)
+    assert main(["supervise", "--backoff", "20", "--max-restarts", "1", "--", "-c", "raise SystemExit(3)"]) == 143
+    assert "ended by SIGTERM" in capsys.readouterr().out and time.monotonic() - begin < 19
+
+
+DEAF = """
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+def test_a_job_that_does_not_end_is_killed(tmp_path, capsys):
+    signalled((tmp_path / "here").exists, signal.SIGTERM)
+    assert supervise("--grace", "0.3", "--", "-c", DEAF, tmp_path / "here") == 137
+    assert "still there 0.3 s after the signal: killed" in events(capsys)
+
+
+LEAVES = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+sys.exit(5)
+"""
+
+
+def test_what_a_job_leaves_behind_is_killed(tmp_path, capsys):
+    """A process in a session of its own, whose parent has gone."""
+    job = Job([sys.executable, "-c", LEAVES], tmp_path / "steps", 0)
+    assert job.wait(20) == 5
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    left = job.clear()
+    assert [str(pid) for pid in left] == capsys.readouterr().out.split()
+    assert not any(ranks.is_alive(pid) for pid in left) and ranks.is_alive(other.pid)
+    other.kill()
+    other.wait()
