@@ -39,7 +39,7 @@ INPUT, WEIGHTS = "input gradient", "weight gradients"       # what timelines cal
 # linear_gelu only GELU's slope is then made twice, by elements). All other ops that make their cotangents together
 # (batch norm, compiled functions, checkpointed segments, functions with a rule by hand) are asked once, and what they
 # give for the weights is kept.
-SEPARATE = {"linear", "linear_gelu", "conv", "layer_norm", "rms_norm"}
+SEPARATE = {"linear", "linear_gelu", "all_gather_matmul", "conv", "layer_norm", "rms_norm"}
 
 
 class InputFirst:

@@ -42,7 +42,7 @@ from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
 from ..parallel.context_parallel import Context, ContextParallelDropout
 from ..parallel.fully_sharded import FullySharded
-from ..parallel.parts import Part
+from ..parallel.parts import Part, check_products
 from ..parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ..parallel.wrapping import ReducingModule, check_not_annotated
 from .low_precision import few_bits
@@ -238,6 +238,7 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
 def _check_parts(parts, context, quantize):
     """ValueError for parts of matrices, {path: layer}, that can't have what is asked for. context: whose parts of
     sequences dropout is of, or None."""
+    check_products("lora.add", parts)
     if parts and quantize:
         raise ValueError(f"lora.add: {', '.join([*parts][:4])}: cut by tensor parallelism, and quantize={quantize!r} "
                          "has blocks of 64 elements of whole rows: leave one of the two out")

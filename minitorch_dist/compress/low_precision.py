@@ -63,7 +63,7 @@ from ..autodiff.modes import is_grad_enabled
 from ..backend import is_floating, matmul, module_of, random_draws, to_device_of, uniform_of_draws, xp
 from ..nn.layers import Linear
 from ..nn.module import Module
-from ..parallel.parts import indices_of_ranks
+from ..parallel.parts import check_products, indices_of_ranks
 from .formats import E2M1, E4M3, E5M2, SCALES, Format, hadamard
 from .quant_model import replaced
 
@@ -415,6 +415,7 @@ def convert_to_low_precision_training(model, recipe="tensorwise", module_filter_
     if not chosen:
         raise ValueError("convert_to_low_precision_training: the model has no Linear"
                          + " that module_filter_fn takes" * (module_filter_fn is not None))
+    check_products("convert_to_low_precision_training", dict(chosen))
     for _, m in chosen:
         if type(m) is not Linear:
             m.product = LowPrecisionPart(m, recipe_of(recipe))

@@ -34,6 +34,8 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
     "ring_attention": _attention,
+    "all_gather_matmul": _linear,
+    "matmul_reduce_scatter": lambda shape, weight, comm, **_: comm.size * _linear(shape, weight),   # of all positions
     "einsum": lambda shape, work, x1=None, **_: 2 * work,
 }
 

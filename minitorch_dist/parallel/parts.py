@@ -38,3 +38,11 @@ def indices_of_ranks(comm, indices, extent, number=None):
         raise ValueError(f"the ranks of {comm.name!r} have parts of {extent} rows or columns, but number {first} is on "
                          f"{times[first]} of them: each must be on one")
     return [each for *_, each in found]
+
+
+def check_products(caller, layers):
+    """ValueError where another product is to stand in ops.linear's place in layers, {path: layer}, that make theirs in
+    parts."""
+    if cut := [path for path, layer in layers.items() if getattr(layer, "tp_comm_overlap", False)]:
+        raise ValueError(f"{caller}: {', '.join(cut[:4])}: products that hide messages (tp_comm_overlap) are those of "
+                         "ops.linear, and no others can be had: cut the model without tp_comm_overlap")

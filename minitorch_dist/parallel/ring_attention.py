@@ -34,6 +34,7 @@ from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
 from ..backend import finfo, module_of, result_type, to_device_of, xp
 from .collectives import all_gather
+from .ring import come_by, pass_on
 
 TIME = 2        # the axis of (batch, heads, time, size)
 LAYOUTS = {     # (rank, ranks) -> its chunks of the sequence, in their order; all chunks are equally long
@@ -127,18 +128,6 @@ def _merge(o, logs, o_more, logs_more):
 
 # ---------------------------------------------------------------- the ring
 
-def _pass_on(x, comm):
-    """Post x to the next rank; a function that waits for what the rank before has posted, and returns it."""
-    arriving = module_of(x).empty_like(x)
-    works = (comm.irecv(arriving, (comm.rank - 1) % comm.size), comm.isend(x, (comm.rank + 1) % comm.size))
-
-    def wait():
-        for work in works:
-            work.wait()
-        return arriving
-    return wait
-
-
 def _one_array(k, v):
     """Keys and values side by side, to be sent at once."""
     return xp.concatenate([k.reshape(-1), v.reshape(-1)])
@@ -151,12 +140,8 @@ def _two_arrays(both, k, v):
 
 def _round(k, v, comm):
     """Yield (rank, its keys, its values), one's own first; the next are on their way meanwhile."""
-    both = _one_array(k, v)
-    for step in range(comm.size):
-        wait = _pass_on(both, comm) if step + 1 < comm.size else None
-        yield (comm.rank - step) % comm.size, *_two_arrays(both, k, v)
-        if wait is not None:
-            both = wait()
+    for source, both in come_by(_one_array(k, v), comm):
+        yield source, *_two_arrays(both, k, v)
 
 
 def _agree(name, q, k, v, comm, causal, scale, layout):
@@ -206,7 +191,7 @@ def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
             continue
         if wait is not None:
             both += wait()      # what the ranks before have added
-        wait = _pass_on(both, comm)
+        wait = pass_on(both, comm)
     if wait is not None:
         home += wait()
     gq = gq.astype(q.dtype, copy=False)

@@ -41,18 +41,19 @@ CHOICES = (False, True, "regather")     # what sequence_parallel= may be; see pa
 def gather_sequence(x, comm):
     """All ranks' parts of a sequence, (batch, time/t, dim) -> (batch, time, dim), for each rank to go its own way with:
     backward sums the cotangents of this rank's part."""
-    _check_axes("gather_sequence", x)
+    check_axes("gather_sequence", x)
     return all_gather(x, comm, TIME)
 
 
 def reduce_scatter_sequence(x, comm):
     """This rank's part of the sum of all ranks' x: (batch, time, dim) -> (batch, time/t, dim)."""
-    _check_axes("reduce_scatter_sequence", x)
+    check_axes("reduce_scatter_sequence", x)
     check_length(x.shape[TIME], comm)
     return reduce_scatter(x, comm, TIME)
 
 
-def _check_axes(name, x):
+def check_axes(name, x):
+    """ValueError unless x is (batch, time, dim)."""
     if len(x.shape) != 3:
         raise ValueError(f"{name}: shape {tuple(x.shape)}; sequence parallelism is for (batch, time, dim)")
 
@@ -66,11 +67,16 @@ def check_length(time, comm):
                          f"{time + n - time % n}{shorter}")
 
 
-def check_choice(name, sequence_parallel):
-    """ValueError unless it is one of the CHOICES."""
+def check_choice(name, sequence_parallel, tp_comm_overlap=False):
+    """ValueError unless it is one of the CHOICES, and one with messages where products are to hide them."""
     if sequence_parallel not in CHOICES:
         raise ValueError(f"{name}: sequence_parallel={sequence_parallel!r} must be one of "
                          f"{', '.join(map(repr, CHOICES))}")
+    if tp_comm_overlap not in (False, True):
+        raise ValueError(f"{name}: tp_comm_overlap={tp_comm_overlap!r} must be False or True")
+    if tp_comm_overlap and not sequence_parallel:
+        raise ValueError(f"{name}: tp_comm_overlap=True is of what sequence_parallel gathers and scatters, and that is "
+                         "False: set sequence_parallel=True or \"regather\" with it")
 
 
 def linear(x, weight, bias, comm, regather, product=ops.linear):
@@ -79,7 +85,7 @@ def linear(x, weight, bias, comm, regather, product=ops.linear):
     regather  keep this rank's part alone for backward, and gather the others' once more there
     product   in ops.linear's place: product(x, weight, bias), which saves a matrix x as it is
     """
-    _check_axes("gather_sequence", x)
+    check_axes("gather_sequence", x)
     if not regather:
         return product(gather_sequence(x, comm), weight, bias)
     rows = _rows(x, comm)
@@ -166,7 +172,7 @@ class SequenceParallelDropout(Dropout):
     def forward(self, x):
         if not self.training or self.p == 0:
             return x
-        _check_axes("SequenceParallelDropout", x)
+        check_axes("SequenceParallelDropout", x)
         batch, time, dim = x.shape
         draws = backend.random_rows((batch, self.comm.size * time, dim))
         first = self.comm.rank * time
@@ -220,7 +226,7 @@ class WholeSequences(Module):
         self.comm = comm
 
     def forward(self, x):
-        _check_axes("WholeSequences", x)
+        check_axes("WholeSequences", x)
         y, aux = self._modules[""](gather_from(x, self.comm, TIME))
         return scatter_to(y, self.comm, TIME), aux
 

@@ -14,9 +14,10 @@ row and W₁ is cut by columns: hence the names.)
     parallelize_module(model, mesh["tp"], plan_of(model))   # now each has its part; the same numbers come out
     DistributedDataParallel(model, mesh["dp"])              # the other axis divides the samples
 
-With sequence_parallel=True what lies between is divided as well, along the sequence (sequence_parallel.py). Otherwise,
-everything else (norms, the output layer's bias, dropout's masks) is the same on all ranks, and stays so, since all get
-the same gradients. Source: Shoeybi et al. 2019, "Megatron-LM".
+With sequence_parallel=True what lies between is divided as well, along the sequence (sequence_parallel.py), and with
+tp_comm_overlap=True products hide the messages that this takes (collective_matmul.py). Otherwise, everything else
+(norms, the output layer's bias, dropout's masks) is the same on all ranks, and stays so, since all get the same
+gradients. Source: Shoeybi et al. 2019, "Megatron-LM".
 """
 
 import collections
@@ -36,6 +37,7 @@ from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock, is_gated
 from . import sequence_parallel as sequences
+from .collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
 from .full_state import full_state_dict as pieces_together
 from .fully_sharded import FullySharded
@@ -71,15 +73,17 @@ class _Part(Module):
                         ranks)}
     sequence_parallel   whether what is called the same on all ranks below is this rank's part of the sequence instead,
                         (batch, time/t, features); see parallelize_module
+    tp_comm_overlap     whether products hide the messages of that; see parallelize_module
     """
 
     is_part = True
 
-    def _take(self, whole, comm, sequence_parallel, **parts):
+    def _take(self, whole, comm, sequence_parallel, tp_comm_overlap=False, **parts):
         """Cut the parameters of a whole module; parts: name=(axis, indices). None as axis: all of it, on all ranks."""
         super().__init__()
-        sequences.check_choice(type(self).__name__, sequence_parallel)
-        self.comm, self.parts, self.sequence_parallel = comm, {}, sequence_parallel
+        sequences.check_choice(type(self).__name__, sequence_parallel, tp_comm_overlap)
+        self.comm, self.parts = comm, {}
+        self.sequence_parallel, self.tp_comm_overlap = sequence_parallel, tp_comm_overlap
         for name, (axis, indices) in parts.items():
             value = getattr(whole, name)
             if value is not None and value.leaf is not None and value.leaf.flat is not None:
@@ -95,10 +99,21 @@ class _Part(Module):
                 value.requires_grad_(trained)
             self._register(self._parameters, name, value)       # a frozen one as well
 
+    def _overlaps(self, product):
+        """Whether the product is to hide messages. ValueError for others than ops.linear, which are of all positions at
+        once."""
+        if self.tp_comm_overlap and product is not ops.linear:
+            raise ValueError(f"{type(self).__name__}: product {product} can't be made in {self.comm.size} parts, which "
+                             "tp_comm_overlap wants: cut the model without it")
+        return self.tp_comm_overlap
+
     def _linear(self, x, bias=None, product=ops.linear):
         """x Wᵀ + b of what lies between the parts: Megatron's f, and a product."""
+        regather = self.sequence_parallel == "regather"
+        if self._overlaps(product):
+            return all_gather_matmul(x, self.weight, self.comm, bias, regather)
         if self.sequence_parallel:
-            return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather", product)
+            return sequences.linear(x, self.weight, bias, self.comm, regather, product)
         return product(copy_to(x, self.comm), self.weight, bias)
 
     def _sum(self, y):
@@ -109,6 +124,7 @@ class _Part(Module):
         axis, indices, count = self.parts["weight"]
         return f"{', '.join(map(str, self.weight.shape))}, which are {len(indices)} of {count} along axis {axis}" + \
             (f", sequence_parallel={self.sequence_parallel!r}" if self.sequence_parallel else "") + \
+            ", tp_comm_overlap=True" * self.tp_comm_overlap + \
             (f", {product}" if (product := getattr(self, "product", ops.linear)) is not ops.linear else "")
 
 
@@ -121,9 +137,9 @@ class ColumnParallelLinear(_Part):
     product        product(x, weight, bias), in ops.linear's place: an attribute to be set alike on all ranks
     """
 
-    def __init__(self, linear, comm, rows=None, gather_output=False, sequence_parallel=False):
+    def __init__(self, linear, comm, rows=None, gather_output=False, sequence_parallel=False, tp_comm_overlap=False):
         rows = _default(rows, linear.weight.shape[0], comm, gather_output, "ColumnParallelLinear: gather_output=True")
-        self._take(linear, comm, sequence_parallel, weight=(0, rows), bias=(0, rows))
+        self._take(linear, comm, sequence_parallel, tp_comm_overlap, weight=(0, rows), bias=(0, rows))
         self.gather_output, self.product = gather_output, ops.linear
 
     @by_position
@@ -141,19 +157,21 @@ class RowParallelLinear(_Part):
     product            as ColumnParallelLinear's
     """
 
-    def __init__(self, linear, comm, columns=None, input_is_parallel=True, sequence_parallel=False):
+    def __init__(self, linear, comm, columns=None, input_is_parallel=True, sequence_parallel=False,
+                 tp_comm_overlap=False):
         if sequence_parallel and not input_is_parallel:
             raise ValueError("RowParallelLinear: with sequence_parallel the input is this rank's share of in_features "
                              "of whole sequences; input_is_parallel=False can't be had")
         columns = _default(columns, linear.weight.shape[1], comm, not input_is_parallel,
                            "RowParallelLinear: input_is_parallel=False")
-        self._take(linear, comm, sequence_parallel, weight=(1, columns), bias=(None, None))
+        self._take(linear, comm, sequence_parallel, tp_comm_overlap, weight=(1, columns), bias=(None, None))
         self.input_is_parallel, self.product = input_is_parallel, ops.linear
 
     @by_position
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
-        y = self._sum(self.product(x, self.weight))
+        y = matmul_reduce_scatter(x, self.weight, self.comm) if self._overlaps(self.product) else \
+            self._sum(self.product(x, self.weight))
         if self.bias is None:
             return y
         return y + (copy_to(self.bias, self.comm) if self.sequence_parallel else self.bias)
@@ -166,11 +184,11 @@ class VocabParallelEmbedding(_Part):
                    (False) this rank's: for vocab_parallel_cross_entropy
     """
 
-    def __init__(self, embedding, comm, gather_output=True, sequence_parallel=False):
+    def __init__(self, embedding, comm, gather_output=True, sequence_parallel=False, tp_comm_overlap=False):
         count = embedding.weight.shape[0]
         if count < comm.size:
             raise ValueError(f"VocabParallelEmbedding: {count} rows can't be shared by {comm.size} ranks")
-        self._take(embedding, comm, sequence_parallel, weight=(0, _rows(count, comm)))
+        self._take(embedding, comm, sequence_parallel, tp_comm_overlap, weight=(0, _rows(count, comm)))
         self.gather_output, self.num_embeddings = gather_output, count
 
     @by_position
@@ -221,7 +239,7 @@ def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="m
 
 # ---------------------------------------------------------------- whole models
 
-def _heads(attention, comm, sequence_parallel):
+def _heads(attention, comm, **options):
     """A MultiHeadAttention's attributes, cut by heads: every rank keeps its share of the queries' and of the keys'."""
     heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
     if heads % comm.size or kv_heads % comm.size:
@@ -234,22 +252,21 @@ def _heads(attention, comm, sequence_parallel):
         return np.arange((first + lo) * size, (first + hi) * size)
     queries = features(0, heads)
     rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
-    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, sequence_parallel=sequence_parallel),
-            "out": RowParallelLinear(attention.out, comm, queries, sequence_parallel=sequence_parallel),
+    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options),
+            "out": RowParallelLinear(attention.out, comm, queries, **options),
             "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
 
 
-def _gated(linear, comm, sequence_parallel):
+def _gated(linear, comm, **options):
     """A Linear before a SwiGLU: this rank's share of the gate, and the same share of what passes it."""
     features, odd = divmod(linear.weight.shape[0], 2)
     if odd:
         raise ValueError(f"parallelize_module: 'column, gated' of {2 * features + 1} outputs, which are no two halves")
     gate = _rows(features, comm)
-    return ColumnParallelLinear(linear, comm, np.concatenate([gate, features + gate]),
-                                sequence_parallel=sequence_parallel)
+    return ColumnParallelLinear(linear, comm, np.concatenate([gate, features + gate]), **options)
 
 
-def _experts(moe, comm, sequence_parallel):
+def _experts(moe, comm, **_):
     from .moe import share_of_experts
     return {"experts": share_of_experts(moe, comm)}
 
@@ -267,8 +284,8 @@ WAYS = {
     "vocabulary": (Embedding, VocabParallelEmbedding),
     "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
     "experts": (MoE, _experts),     # over an axis of their own; see moe.py
-    sequences.WAY: (Module, lambda module, comm, sequence_parallel: sequences.on_part(module, comm)),
-    sequences.WHOLE: (MoE, lambda moe, comm, sequence_parallel: sequences.WholeSequences(moe, comm)),
+    sequences.WAY: (Module, lambda module, comm, **_: sequences.on_part(module, comm)),
+    sequences.WHOLE: (MoE, lambda moe, comm, **_: sequences.WholeSequences(moe, comm)),
 }
 
 
@@ -288,7 +305,7 @@ def plan_of(model):
     return plan
 
 
-def parallelize_module(module, comm, plan, sequence_parallel=False):
+def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_overlap=False):
     """Cut a module, the same on all ranks of comm, in place; returns it.
 
     plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways. A "column" is
@@ -302,11 +319,15 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
                        of whatever else works on each position by itself, and what the forward of one's own modules
                        does between them must do so. A GPT takes and gives what it did; any other module gets and gives
                        this rank's part, (batch, time/t, dim): scatter_to(x, comm, 1), gather_from(y, comm, 1)
+    tp_comm_overlap    True, beside sequence_parallel: products of the plan's parts are made for one rank's positions
+                       after the other's, while the next are on their way, forward and backward; the same bytes, as
+                       messages. What an embedding sums, and "column, gathered" gathers behind its product, is sent as
+                       before. ValueError for such parts in lora.add and convert_to_low_precision_training
     To be done before an optimizer or DistributedDataParallel is made: RuntimeError afterwards. ValueError where a path
     meets nothing, a way is unknown, or the ranks can't share a module so; TypeError where a way doesn't fit the module;
     nothing is cut then.
     """
-    sequences.check_choice("parallelize_module", sequence_parallel)
+    sequences.check_choice("parallelize_module", sequence_parallel, tp_comm_overlap)
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")
     modules = dict(module.named_modules())
@@ -316,7 +337,8 @@ def parallelize_module(module, comm, plan, sequence_parallel=False):
     _check_separate(modules, chosen)
     made = {}       # all of them, before the first is put in its place: what can't be cut raises until then
     for path in sorted(chosen, key=lambda path: chosen[path] == sequences.WAY):     # this changes what is below, last
-        made[path] = WAYS[chosen[path]][1](modules[path], comm, sequence_parallel=sequence_parallel)
+        made[path] = WAYS[chosen[path]][1](modules[path], comm, sequence_parallel=sequence_parallel,
+                                           tp_comm_overlap=tp_comm_overlap)
     for path, part in made.items():
         if isinstance(part, Module):
             parent, _, name = path.rpartition(".")

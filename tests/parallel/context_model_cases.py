@@ -122,7 +122,7 @@ def _rows_from_0(self, time):
     return np.arange(time)
 
 
-PASS_ON, PRODUCTS, MERGE, PULL = ring._pass_on, ring.products, ring._merge, ring._attend_pullback
+COME_BY, PRODUCTS, MERGE, PULL = ring.come_by, ring.products, ring._merge, ring._attend_pullback
 
 
 def _first_only(o, logs, o_more, logs_more):
@@ -143,8 +143,7 @@ def _own_cotangent(ct, q, k, v, o, logs, *rest):
 
 def _not_arrived(x, comm):
     """What one has is what comes."""
-    PASS_ON(x, comm)()
-    return lambda: x
+    return ((rank, x) for rank, _ in COME_BY(x, comm))
 
 
 def _no_diagonal(*args):
@@ -156,7 +155,7 @@ WRONG = {       # name: (where, attribute, what stands there instead)
     "positions begin at 0 on every rank": (cp.Context, "positions", _rows_from_0),
     "the last piece alone": (ring, "_merge", _first_only), "pieces added": (ring, "_merge", _unweighted),
     "softmax of a piece in backward": (ring, "_attend_pullback", _own_cotangent),
-    "nothing goes round": (ring, "_pass_on", _not_arrived), "the diagonal is whole": (ring, "products", _no_diagonal),
+    "nothing goes round": (ring, "come_by", _not_arrived), "the diagonal is whole": (ring, "products", _no_diagonal),
 }
 
 

@@ -1,0 +1,37 @@
+"""Messages round a ring: what each rank has comes by all of them, in N - 1 messages to the next rank.
+
+    for source, theirs in come_by(x, comm):     # x itself, that of rank r - 1, of r - 2, …
+        work(theirs)                            # while the next one is on its way
+"""
+
+from ..backend import module_of
+
+
+def pass_on(x, comm, into=None):
+    """Post x to the next rank; a function that waits for what the rank before has posted, and returns it (as `into`, an
+    array like x, if given). x may not be written to before."""
+    arriving = module_of(x).empty_like(x) if into is None else into
+    works = (comm.irecv(arriving, (comm.rank - 1) % comm.size), comm.isend(x, (comm.rank + 1) % comm.size))
+
+    def wait():
+        for work in works:
+            work.wait()
+        return arriving
+    return wait
+
+
+def come_by(x, comm, into=None):
+    """Yield (rank, its x), one's own first; the next is on its way meanwhile.
+
+    into: N - 1 arrays like x, for what arrives, in this order; by default each has memory of its own
+    """
+    for step in range(comm.size):
+        wait = pass_on(x, comm, None if into is None else into[step]) if step + 1 < comm.size else None
+        yield (comm.rank - step) % comm.size, x
+        if wait is not None:
+            x = wait()
+
+
+def came_by(x, others, comm):
+    """What come_by has yielded, again: others is its `into`."""
+    return [((comm.rank - step) % comm.size, theirs) for step, theirs in enumerate([x, *others])]
