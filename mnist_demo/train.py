@@ -22,6 +22,7 @@ from minitorch_dist.backend import xp
 from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
+from minitorch_dist.parallel.same_bits import check_same_bits
 
 sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
 import mine  # noqa: E402
@@ -42,7 +43,8 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
 RANGES = {      # what depends on data or ranks is checked where it is used
-    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every"),
+    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every",
+                         "check_replicas"),
     program.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
     program.PROBABILITY: ("dropout",),
     program.MORE_THAN_0: ("bucket_mb",),
@@ -87,6 +89,9 @@ def parse(argv):
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
     p.add_argument("--noise-scale", action="store_true", help="measure the gradient noise scale: which batch size is "
                    "worth it")
+    p.add_argument("--check-replicas", type=int, metavar="STEPS",
+                   help="every so many steps, and before each checkpoint, compare the bits of all ranks' parameters: "
+                        "against processors that are wrong and say nothing")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
     p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
                    help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
@@ -213,6 +218,9 @@ def train(args, world, plugged=LIBRARY):
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
+                if args.check_replicas and (
+                        stop or run.step % args.check_replicas == 0 or run.due(args.save_every, steps)):
+                    check_same_bits(model, run.step)
                 if not args.mine and (stop or run.due(args.save_every, steps)):
                     run.save(model, optimizer, ready.scaler, **{"noise": noise.state_dict()} if noise else {})
                 if stop or run.step == steps:

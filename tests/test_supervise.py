@@ -150,6 +150,21 @@ def test_two_kills_and_the_bits_of_an_undisturbed_run(tmp_path, monkeypatch, cap
     assert counted < wall
 
 
+def test_a_processor_that_computes_wrongly_is_found_and_undone(tmp_path, monkeypatch, capfd):
+    """One bit of one rank's sums turns over: the replicas' check ends the job before it is saved, and the job goes on
+    from the checkpoint before."""
+    arguments = [*TRAIN, "--steps", "30"]
+    crews.launch([*arguments, "--out", str(tmp_path / "whole")], 1).check()
+    monkeypatch.setenv(faults.VARIABLE, "flip-gradient rank=2 step=17 restart=0 parameter=2 element=5")
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(1), "w"))
+    checks = ["--save-every", "10", "--check-replicas", "4"]
+    assert supervise("-n", "4", "--", *arguments, *checks, "--out", tmp_path / "on") == 0
+    assert end(tmp_path / "on") == end(tmp_path / "whole")
+    said = capfd.readouterr()
+    assert "found after step 20:" in said.err and "rank 2 against ranks 0, 1, 3; first in '2.weight'" in said.err
+    assert "ended in step 21 by status 1" in said.out and "goes on from step 10: 10 steps are done again" in said.out
+
+
 def test_a_job_that_has_saved_nothing_begins_anew(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(faults.VARIABLE, "kill step=8 restart=0")
     assert supervise("--", *TRAIN, "--steps", "9", "--out", tmp_path / "on") == 0

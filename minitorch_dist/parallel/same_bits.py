@@ -1,0 +1,152 @@
+"""Have the replicas still the same bits? Against silent data corruption, by a processor or a memory that is wrong.
+
+In data parallelism all ranks hold the same parameters, to the last bit, for all apply the same sums of gradients. A bit
+that turns over in one rank's parameters, optimizer state or sums makes it part from the others, and nobody notices:
+the losses stay plausible. So every K steps the ranks compare a CRC-32 of what should be the same: 4 bytes each, and the
+time to read the parameters once. A CRC-32 finds any one bit, and any within 32 neighbouring ones; of other differences
+it misses one in 2³².
+
+What it can't see: a gradient that a rank has worked out wrongly, before the sum. All ranks get the same wrong sum, and
+stay alike.
+
+Sources: Dixit et al. 2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count".
+"""
+
+import zlib
+from collections import Counter
+
+import numpy as np
+
+from .data_parallel import DistributedDataParallel
+from .fully_sharded import FullySharded
+
+
+class ReplicaError(RuntimeError):
+    """Ranks that should hold the same bits don't."""
+
+
+def check_same_bits(model, step=None):
+    """ReplicaError on every rank unless all hold the same bits of what they hold alike: it names the ranks that differ
+    from most, the first parameter in which they do, and by how much.
+
+    model   a DistributedDataParallel: all parameters. Or a fully_shard model with `shard_over`: each piece, with those
+            of the other copies (a piece that one rank alone holds has nothing to be compared with: ValueError where all
+            are so). Between two steps. Not the buffers, which become rank 0's in each forward
+    step    how many steps are done, to be told
+
+    Collective. Each rank sends 4 bytes to each of the others that hold the same, and what is wrong only when something
+    is.
+    """
+    groups = replicated(model)
+    if not groups:
+        raise ValueError("check_same_bits: every rank holds pieces of its own, of which there is no copy: give "
+                         "fully_shard shard_over, for copies, or look at the losses")
+    said = [(comm, _gathered(comm, crc32(tensor for _, tensor in named))) for comm, named in groups]
+    parted = np.array([any(len(set(found)) > 1 for _, found in said)], np.uint8)
+    if any(comm is not model.comm for comm, _ in groups):
+        model.comm.all_reduce(parted, op="max")     # others may have parted
+    if parted[0]:
+        raise ReplicaError(_diagnosis(model.comm, [(comm, named, found) for (comm, named), (_, found) in
+                                                   zip(groups, said, strict=True)], step))
+
+
+def replicated(model):
+    """[(Communicator, [(name, tensor)])]: what the ranks of each hold alike, on this rank's part."""
+    groups = {}
+    for name, p in model.module.named_parameters():
+        comm, held = _copies(model, p)
+        if comm is not None:
+            groups.setdefault(comm, []).append((name if held is p else f"{name}, a piece", held))
+    return list(groups.items())
+
+
+def _copies(model, p):
+    """(who holds the same of a parameter of the module, or None: nobody; what this rank holds of it)"""
+    if isinstance(model, DistributedDataParallel):
+        return model.apart.get(id(p), (model.comm,))[0], p
+    if isinstance(model, FullySharded):
+        piece, grid = model.piece_of.get(id(p)), model.grid_of(p)
+        return (grid.everyone, p) if piece is None else (grid.replicas, piece)
+    raise TypeError(f"check_same_bits: {type(model).__name__}; it takes a DistributedDataParallel, or a fully_shard "
+                    "model")
+
+
+def crc32(tensors):
+    """The CRC-32 of their values, one after the other."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(_bytes(tensor), found)
+    return found
+
+
+def _bytes(tensor):
+    """A tensor's values on the host, as bytes."""
+    return np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8)
+
+
+def _gathered(comm, number):
+    """[number of each rank], of 4 bytes."""
+    everyone = np.zeros(comm.size, np.uint32)
+    comm.all_gather(everyone, np.array([number], np.uint32))
+    return everyone.tolist()
+
+
+# ---------------------------------------------------------------- what is wrong
+
+def minority(found):
+    """(the index of one of most that say the same, or None where there are no most; those that say something else)"""
+    value, count = Counter(found).most_common(1)[0]
+    if 2 * count <= len(found):
+        return None, list(range(len(found)))
+    return found.index(value), [i for i, other in enumerate(found) if other != value]
+
+
+def _diagnosis(everyone, groups, step):
+    """What to say, the same on all ranks. groups: [(comm, [(name, tensor)], [crc of each rank of comm])]"""
+    lines = []
+    for comm, named, found in groups:
+        mine = _of_group(comm, named, found) if len(set(found)) > 1 else None
+        lines += dict.fromkeys(text for text in everyone.all_gather_object(mine) if text)
+    when = "" if step is None else f" after step {step:,}"
+    return "\n".join([f"the replicas have parted, found{when}:", *lines, (
+        "A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "
+        "good: go on from it, without that machine.")])
+
+
+def _of_group(comm, named, found):
+    """Who has parted from whom, and in what; the same on all ranks of comm. Collective."""
+    most, wrong = minority(found)
+    sums = comm.all_gather_object([crc32([tensor]) for _, tensor in named])
+    at = next(i for i in range(len(named)) if len({each[i] for each in sums}) > 1)
+    name, tensor = named[at]
+    reference = 0 if most is None else most
+    theirs = tensor.cpu().numpy().copy()
+    comm.broadcast(theirs, src=reference)
+    reports = comm.all_gather_object(_differences(tensor.cpu().numpy(), theirs))
+    ranks = [comm.world_ranks[i] for i in range(comm.size)]
+    minor, major = ([rank for i, rank in enumerate(ranks) if (i in wrong) == is_wrong] for is_wrong in (True, False))
+    who = f"{_ranks(minor)} against {_ranks(major)}" if major else (
+        f"{_ranks(minor)} hold different bits, and there is no majority to tell which are right")
+    return "\n".join([f"    {who}; first in {name!r}, {theirs.dtype}{list(theirs.shape)}",
+                      *(f"        rank {rank} against rank {ranks[reference]}: {report}"
+                        for rank, report in zip(ranks, reports, strict=True) if report)])
+
+
+def _ranks(ranks):
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _differences(mine, theirs):
+    """How an array differs from another in its bits, in words; None where it doesn't."""
+    mine, theirs = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
+    unsigned = f"u{mine.dtype.itemsize}"
+    differ = np.flatnonzero(mine.reshape(-1).view(unsigned) != theirs.reshape(-1).view(unsigned))
+    if not differ.size:
+        return None
+    a, b = (x.reshape(-1)[differ].astype(np.float64) for x in (mine, theirs))
+    with np.errstate(invalid="ignore"):
+        distance = np.nan_to_num(abs(a - b), nan=np.inf)
+    worst = int(distance.argmax())
+    first, at = (np.unravel_index(differ[i], mine.shape) for i in (0, worst))
+    return (f"{differ.size:,} of {mine.size:,} elements, the first at {list(map(int, first))}; the greatest difference "
+            f"is {distance[worst]:.3g}, at {list(map(int, at))}: {a[worst]:.9g} instead of {b[worst]:.9g}")

@@ -1,0 +1,95 @@
+"""What ranks do in the tests of replicas that part."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist.comm import DeviceMesh
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.same_bits import ReplicaError, check_same_bits
+
+SIZES = 7, 5, 3
+
+
+def network(dtype=np.float32):
+    mt.manual_seed(4)
+    return nn.Sequential(nn.Linear(SIZES[0], SIZES[1], dtype=dtype), nn.Tanh(),
+                         nn.Linear(SIZES[1], SIZES[2], dtype=dtype))
+
+
+def wrapped(way, world):
+    """A model on all ranks: "ddp", or fully_shard in a stage with two copies, or with one."""
+    if way == "ddp":
+        return DistributedDataParallel(network(), world)
+    stage, copies = way
+    mesh = DeviceMesh(replicate=copies, shard=world.size // copies)
+    return fully_shard(network(), mesh["replicate", "shard"], stage, shard_over=mesh["shard"])
+
+
+def step(model, optimizer, rank, spoil=None):
+    """One step; spoil(model), if given, between the sums and the optimizer, or (if its name is "work") before them."""
+    random = np.random.default_rng(rank)
+    optimizer.zero_grad()
+    loss = (model(mt.tensor(random.standard_normal((4, SIZES[0])).astype(np.float32))) ** 2).sum()
+    (loss * 1.001 if spoil == "work" else loss).backward()
+    if callable(spoil):
+        spoil(model)
+    optimizer.step()
+
+
+def flip(array, element, bit):
+    array.reshape(-1).view(f"u{array.dtype.itemsize}")[element] ^= 1 << bit
+
+
+def said(model, at=None):
+    """What the check says, None where all is well."""
+    try:
+        check_same_bits(model, at)
+    except ReplicaError as error:
+        return str(error)
+    return None
+
+
+def parting(way, spoiled, name, element, bit, what="parameter"):
+    """(what is said before, after the flip on these ranks, and three steps later; the value and what it was)"""
+    world = comm.world()
+    model = wrapped(way, world)
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    for i in range(2):
+        step(model, optimizer, world.rank + 10 * i)
+    before, values = said(model, 2), {}
+    here = world.rank in spoiled
+
+    def spoil(model):
+        p = dict(model.named_parameters())[name]
+        array = p.data if what == "parameter" else p.grad.data
+        if here and array.size > element:
+            values["old"] = float(array.reshape(-1)[element])
+            flip(array, element, bit)
+            values["new"] = float(array.reshape(-1)[element])
+    if what == "parameter":
+        spoil(model)
+    else:
+        step(model, optimizer, world.rank, "work" if what == "work" and here else spoil if what == "gradient" else None)
+    after = said(model, 3)
+    for i in range(3):
+        step(model, optimizer, world.rank + 10 * i)
+    return before, after, said(model), values
+
+
+def bytes_sent(way):
+    """{(axis, op): (calls, bytes)} of one check of what is the same."""
+    world = comm.world()
+    model = wrapped(way, world)
+    with ledger.record() as book:
+        check_same_bits(model)
+    return {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls}
+
+
+def no_copy():
+    """The error where nothing is held twice."""
+    model = fully_shard(network(), comm.world(), 3)
+    try:
+        check_same_bits(model)
+    except ValueError as error:
+        return str(error)
