@@ -60,6 +60,16 @@ def product(axis, op, regather=False, dtype="float64"):
     return [a.astype(np.float64) for a in results], kept
 
 
+def small_beside_large(axis):
+    """Sums of 256 from rank 0 and 1 from each other rank, in bfloat16: scattered, and of a weight's gradient."""
+    kind = mt.backend.as_dtype("bfloat16")
+    value, one = np.full((1, 1, 1), 256 if axis.rank == 0 else 1, kind), np.ones((1, 1), kind)
+    z = cm.matmul_reduce_scatter(np.repeat(value, axis.size, 1), one, axis)
+    weight = mt.tensor(one, requires_grad=True)
+    cm.all_gather_matmul(value, weight, axis, None, True).sum().backward()
+    return z.item(), weight.grad.item()
+
+
 def gradients(axis, op, regather):
     """Whether check_grads_across accepts it, by x and by the weight, to second order: of few numbers, each of which is
     moved in turn."""
@@ -73,17 +83,18 @@ def gradients(axis, op, regather):
 
 
 def alone(axis):
-    """{(op, regather, which): (its gradient where it alone is wanted, where both are, messages sent for it)}."""
+    """{(op, regather, which of x and weight have a gradient): (their gradients, products, messages)}."""
     found = {}
     for op, regather in ((GATHER, False), (GATHER, True), (SCATTER, False)):
         x, weight, _, u = inputs(op, axis.size, axis.rank)
         for which in ("x", "weight", "both"):
             leaves = [mt.tensor(x, requires_grad=which != "weight"), mt.tensor(weight, requires_grad=which != "x")]
             y = function(op, axis, regather)(*leaves)
-            with ledger.record() as book:
+            with ledger.record(timeline=True) as book:
                 y.backward(mt.tensor(u))
+            products = sum(span.name == "product" for span in book.spans)
             gradients = [None if leaf.grad is None else leaf.grad.numpy() for leaf in leaves]
-            found[op, regather, which] = gradients, book.calls["tp", "send"]
+            found[op, regather, which] = gradients, products, book.calls["tp", "send"]
     return found
 
 

@@ -53,10 +53,11 @@ def test_products_in_parts_are_products(op, regather, n):
 
 @pytest.mark.parametrize("op", [GATHER, SCATTER])
 def test_floats_of_16_bits_are_added_up_in_float32(op):
-    """Each product is rounded once, and their sum; in bfloat16, of 8 bits."""
+    """Each product is rounded once, and their sum; in bfloat16, of 8 bits, where 256 + 1 is 256."""
     for (got, _), wanted in zip(call("product", 4, op, True, "bfloat16"), by_hand(op, 4), strict=True):
         for g, w in zip(got, wanted, strict=True):
             np.testing.assert_allclose(g, w, rtol=0, atol=3 * 2.0 ** -8 * abs(w).max())
+    assert call("small_beside_large", 4) == [(260.0, 260.0)] * 4        # 259, to the nearest that there is
 
 
 @pytest.mark.parametrize(("op", "regather"), KINDS)
@@ -69,12 +70,11 @@ def test_what_is_frozen_costs_nothing():
     messages = {(GATHER, False): (2, 0, 2), (GATHER, True): (2, 2, 4), (SCATTER, False): (2, 2, 2)}
     for found in call("alone", 3):
         for kind, counts in messages.items():
-            x, weight, both = ((kind, which) for which in ("x", "weight", "both"))
-            (dx, dw), _ = found[*kind, "both"]
+            (dx, dw), *_ = found[*kind, "both"]
             for which, wanted, count in (("x", [dx, None], counts[0]), ("weight", [None, dw], counts[1]),
                                          ("both", [dx, dw], counts[2])):
-                got, sent = found[*kind, which]
-                assert sent == count, (kind, which)
+                got, products, sent = found[*kind, which]
+                assert (products, sent) == (6 if which == "both" else 3, count), (kind, which)
                 for g, w in zip(got, wanted, strict=True):
                     assert g is w is None or np.array_equal(g, w), (kind, which)
 
