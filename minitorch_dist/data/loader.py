@@ -1,6 +1,6 @@
 """A rank's share of every global batch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from .sampler import Sampler
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows [lo, hi) of the global batch, which is shard number `index` of it. May have no row at all."""
+    """Rows [lo, hi) of the global batch, which is shard number `index` of it. May have no row at all. Who needs more of
+    each row than inputs and labels derives a class with more arrays (parallel/rollouts.py)."""
 
     index: int
     inputs: np.ndarray
@@ -21,7 +22,12 @@ class Shard:
         """The same rows on a device; itself, where they are there already."""
         if device == "cpu":
             return self
-        return replace(self, inputs=to(self.inputs, device), labels=to(self.labels, device))
+        return replace(self, **{name: to(array, device) for name, array in self.arrays().items()})
+
+    def arrays(self):
+        """{name: array} of what has one entry per row."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("index", "rows")}
+        return {name: array for name, array in found.items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ def cut(shard, pieces):
     (first, last), parts = shard.rows, []
     for i in range(pieces):
         lo, hi = share(last - first, i, pieces)
-        parts.append(replace(shard, inputs=shard.inputs[lo:hi], labels=shard.labels[lo:hi],
-                             rows=(first + lo, first + hi)))
+        parts.append(replace(shard, rows=(first + lo, first + hi),
+                             **{name: array[lo:hi] for name, array in shard.arrays().items()}))
     return parts
 
 

@@ -140,7 +140,9 @@ class _Kept(_Places):
 
     keys = values = None
 
-    def __call__(self, q, k, v, causal, scale=None):
+    def __call__(self, q, k, v, causal, scale=None, documents=None):
+        if documents is not None:
+            raise ValueError("a cache of keys and values is of one document per row; it was given documents")
         past, time = self.cache.past, q.shape[2]
         if self.keys is None:
             self.keys, self.values = (self._room(x) for x in (k, v))
@@ -166,10 +168,8 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
-    modes = [(module, module.training) for module in model.modules()]
     ended = None
-    model.eval()
-    try:
+    with evaluating(model):
         for _ in range(count):
             logits = _last_logits(model, tokens, kept)
             if temperature == 0:
@@ -184,10 +184,20 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
                 ended = tokens[:, -1] == end
                 if bool(ended.all()):
                     break
+    return tokens
+
+
+@contextmanager
+def evaluating(model):
+    """Inside, a model is in evaluation mode and records nothing; afterwards each module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with no_grad():
+            yield
     finally:
         for module, training in modes:
             module.training = training
-    return tokens
 
 
 def _last_logits(model, tokens, kept):
@@ -195,7 +205,6 @@ def _last_logits(model, tokens, kept):
     if kept is not None and tokens.shape[1] <= model.length:
         logits = kept.read(tokens[:, kept.past:])
     else:
-        with no_grad():
-            logits = model(tokens[:, -model.length:])
+        logits = model(tokens[:, -model.length:])
     logits = (logits[0] if isinstance(logits, tuple) else logits)[:, -1]
     return lower(logits.full() if hasattr(logits, "full") else logits)

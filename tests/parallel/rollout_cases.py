@@ -1,0 +1,134 @@
+"""What the ranks do in the tests of rollouts. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.nn.preference import grpo_loss
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.rollouts import log_probs, roll_out
+
+VOCABULARY, LENGTH, QUESTION, COUNT, GROUP, END, SEED = 11, 9, 3, 5, 3, 4, 7
+OPTIONS = {"group": GROUP, "count": COUNT, "seed": SEED, "end": END, "temperature": 0.7}
+
+
+def gpt(scale=3):
+    """What it writes depends on all it has read."""
+    mt.manual_seed(1)
+    model = nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, kv_heads=2, positions="rotary", dtype=np.float64)
+    for p in model.parameters():
+        p.data *= scale
+    return model
+
+
+def reward(tokens, labels):
+    """What is like the label, but short; of some questions all answers get the same."""
+    close = -abs(tokens[:, QUESTION:] - labels[:, None]).sum(1) / 10
+    return np.where(labels > 8, 0.1, close)
+
+
+def loader(rank, size, batch_size, exact):
+    rng = np.random.default_rng(3)
+    questions, labels = rng.integers(0, VOCABULARY, (12, QUESTION)), rng.integers(0, VOCABULARY, 12)
+    return data.Loader(questions, labels, batch_size, seed=5, rank=rank, size=size, micro_shards=8 if exact else 1)
+
+
+def loss_sum(model, answers):
+    return grpo_loss(log_probs(model, answers), answers.old, answers.advantages, answers.counted, answers.reference,
+                     clip_low=0.02, clip_high=0.03, beta=0.2)
+
+
+def cut(model, way, mesh, exact):
+    """(the trained model, the reference) by a way: "ddp", "tensor" or a stage of fully_shard."""
+    if way == "tensor":
+        for m in model:
+            tp.parallelize_module(m, mesh["tp"], tp.plan_of(m))
+    trained, reference = model
+    if way in ("ddp", "tensor"):
+        return DistributedDataParallel(trained, mesh["dp"], exact=exact), reference
+    return fully_shard(trained, mesh["dp"], stage=way, exact=exact), reference
+
+
+def whole_state(model, way):
+    if way == "tensor":
+        return tp.full_state_dict(model.module)
+    return model.module.state_dict() if way == "ddp" else full_state_dict(model)
+
+
+def train(way, exact=False, batch_size=5):
+    """(the whole parameters after some steps, [what was drawn and told at each]): two optimizer steps on each."""
+    mesh = comm.DeviceMesh(dp=-1, tp=2 if way == "tensor" else 1)
+    world = mesh["dp"]
+    model, reference = cut((gpt(), gpt(2.9)), way, mesh, exact)
+    optimizer, told = optim.SGD(model.parameters(), lr=0.003, momentum=0.9), []
+    for step, batch in enumerate(loader(world.rank, world.size, batch_size, exact).epoch(0)):
+        drawn = roll_out(model, batch, reward, world, step=step, reference=reference, **OPTIONS)
+        losses = [training.train_step(model, optimizer, drawn.batch, loss_sum, world, seed=SEED, step=2 * step + i,
+                                      units=drawn.units)[0] for i in range(2)]
+        answers = [(a.rows, a.inputs, a.labels, a.rewards, a.advantages, a.old, a.reference)
+                   for a in drawn.batch.shards]
+        told.append((drawn.tokens, drawn.reward, drawn.kl, drawn.batch.count, losses, answers))
+    return whole_state(model, way), told
+
+
+def bytes_sent(stage):
+    """Bytes that this rank has sent by all-gathers: for a rollout; for a forward per token of it; for one gathering of
+    all its units, by formula."""
+    world = comm.world()
+    model = fully_shard(gpt(), world, stage=stage)
+    (batch,) = loader(world.rank, world.size, 12, False).epoch(0)
+    with ledger.record() as book:
+        roll_out(model, batch, reward, world, step=0, **OPTIONS | {"end": None})
+    found = [book.bytes_sent["world", "all_gather"]]
+    tokens = np.zeros((2, QUESTION), np.int64)
+    with ledger.record() as book, mt.no_grad():
+        for _ in range(COUNT):
+            new = model(tokens).numpy()[:, -1].argmax(1)
+            tokens = np.concatenate([tokens, new[:, None]], 1)
+    found.append(book.bytes_sent["world", "all_gather"])
+    return *found, (world.size - 1) * sum(unit.part.nbytes for unit in model.units)
+
+
+def tensor_bytes():
+    """(bytes of the all-reduces of a rollout on ranks that share a model, its answers)."""
+    mesh = comm.DeviceMesh(dp=1, tp=-1)
+    model, _ = cut((gpt(), gpt()), "tensor", mesh, False)
+    (batch,) = loader(0, 1, 12, False).epoch(0)
+    with ledger.record() as book:
+        roll_out(model, batch, reward, mesh["dp"], step=0, **OPTIONS | {"end": None})
+    return book.bytes_sent["tp", "all_reduce"], 12 * GROUP
+
+
+def errors():
+    """{what is wrong: (type, message)}."""
+    world, found = comm.world(), {}
+    model = DistributedDataParallel(gpt(), world)
+    (batch,) = loader(world.rank, world.size, 12, False).epoch(0)
+
+    def attempt(name, batch=batch, by=reward, **options):
+        try:
+            roll_out(model, batch, by, world, **{"step": 0} | OPTIONS | options)
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+    attempt("too long", count=LENGTH)
+    attempt("nothing", count=0)
+    attempt("likeliest", temperature=0)
+    attempt("alone", group=1)
+    attempt("pairs", by=lambda tokens, labels: tokens)
+    attempt("not finite", by=lambda tokens, labels: labels * np.nan)
+    attempt("fits")
+    return found
+
+
+def other_steps():
+    """What ranks say that are at different steps."""
+    world = comm.world()
+    model = DistributedDataParallel(gpt(), world)
+    (batch,) = loader(world.rank, world.size, 12, False).epoch(0)
+    try:
+        roll_out(model, batch, reward, world, step=world.rank, **OPTIONS)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None

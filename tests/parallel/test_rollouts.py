@@ -1,0 +1,151 @@
+"""Answers that ranks draw, and what they learn from them, are those of one process; told numbers are those by hand."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn
+from minitorch_dist.data.text import IGNORED
+from minitorch_dist.parallel import rollouts
+from tests.crews import crews, threads
+
+from . import rollout_cases as cases
+
+CASES = "tests.parallel.rollout_cases:"
+NAMES = "inputs", "labels", "rewards", "advantages", "old", "reference"
+
+
+def joined(told):
+    """[{name: array of the global batch's answers}] by step, from what each rank has told."""
+    steps = []
+    for of_ranks in zip(*told, strict=True):
+        parts = {rows: arrays for *_, answers in of_ranks for rows, *arrays in answers}
+        ends = sorted(parts)
+        assert ends[0][0] == 0 and all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False))
+        steps.append({name: np.concatenate([parts[rows][i] for rows in ends]) for i, name in enumerate(NAMES)})
+    return steps
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """(parameters, what it told, its answers) of a training in one process."""
+    ((state, told),) = crews.call(CASES + "train", 1, ("ddp",))
+    return state, told, joined([told])
+
+
+def test_what_is_told_is_what_one_works_out_by_hand(one_process):
+    _, told, steps = one_process
+    assert len(steps) == 3 and [count for *_, count, _, _ in told] == [15, 15, 6]
+    for (tokens, reward, kl, *_), found in zip(told, steps, strict=True):
+        counted, group = found["labels"] != IGNORED, cases.GROUP
+        lengths = counted.sum(1)
+        assert tokens == lengths.sum() and len(set(lengths)) > 1
+        assert abs(reward - found["rewards"].mean()) < 1e-12
+        difference = found["reference"] - found["old"]
+        assert abs(kl - (np.exp(difference) - 1 - difference)[counted].sum() / tokens) < 1e-12 and kl > 0.001
+        assert not found["old"][~counted].any() and not found["reference"][~counted].any()
+        for first in range(0, len(lengths), group):
+            rewards, found_here = (found[name][first:first + group] for name in ("rewards", "advantages"))
+            wanted = 0 if len(set(rewards)) == 1 else (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+            np.testing.assert_allclose(found_here, np.broadcast_to(wanted, group), atol=1e-12)
+    assert any((found["rewards"] == 0.1).all() for found in [{"rewards": s["rewards"].reshape(-1, cases.GROUP)[i]}
+                                                             for s in steps for i in range(len(s["rewards"]) // 3)])
+
+
+def test_old_log_probs_are_the_tempered_models(one_process):
+    """Of the first step, whose model and reference are known."""
+    found = one_process[2][0]
+    for model, name in ((cases.gpt(), "old"), (cases.gpt(2.9), "reference")):
+        logits = model(found["inputs"]).numpy() / cases.OPTIONS["temperature"]
+        all_log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        for i, t in zip(*np.nonzero(found["labels"] != IGNORED), strict=True):
+            assert abs(found[name][i, t] - all_log_probs[i, t, found["labels"][i, t]]) < 1e-10
+
+
+@pytest.mark.parametrize("way, n", [("ddp", 2), ("ddp", 3), (1, 2), (3, 2), (3, 3), ("tensor", 2), ("tensor", 4)])
+def test_any_ranks_draw_the_same_answers_and_learn_the_same(one_process, way, n):
+    state, told, steps = one_process
+    found = crews.call(CASES + "train", n, (way,))
+    for wanted, here in zip(steps, joined([told for _, told in found]), strict=True):
+        for name in NAMES:
+            np.testing.assert_allclose(here[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+    for _, theirs in found:
+        for (*numbers, losses, _), (*wanted, wanted_losses, _) in zip(theirs, told, strict=True):
+            np.testing.assert_allclose(numbers, wanted, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(losses, wanted_losses, rtol=0, atol=1e-10)
+    for name, value in found[0][0].items():
+        np.testing.assert_allclose(value, state[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_exact_mode_to_the_last_bit():
+    found = {(way, n): crews.call(CASES + "train", n, (way, True), env=threads(n))
+             for way, n in (("ddp", 1), ("ddp", 2), ("ddp", 4), (3, 2))}
+    ((state, told),) = found.pop(("ddp", 1))
+    for ranks in found.values():
+        for wanted, here in zip(joined([told]), joined([theirs for _, theirs in ranks]), strict=True):
+            for name in NAMES:
+                np.testing.assert_array_equal(here[name], wanted[name])
+        for _, theirs in ranks:
+            assert [step[:5] for step in theirs] == [step[:5] for step in told]
+        for name, value in ranks[0][0].items():
+            np.testing.assert_array_equal(value, state[name])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_sharded_values_travel_once_for_a_rollout(n):
+    for rollout, by_token, once in crews.call(CASES + "bytes_sent", n, (3,)):
+        assert rollout == once > 0 and by_token == cases.COUNT * once
+    for rollout, by_token, once in crews.call(CASES + "bytes_sent", n, (1,)):
+        assert rollout == once and by_token == 0     # and the next forward needn't
+
+
+def test_what_a_model_that_is_cut_sends():
+    """For the questions, each further token but the last, and once more all for the log-probabilities: 2 all-reduces
+    per block, and that of the embedding, whose rows are cut."""
+    for sent, rows in crews.call(CASES + "tensor_bytes", 2):
+        positions = 2 * (cases.QUESTION + cases.COUNT - 1)
+        assert sent == 2 * (2 - 1) / 2 * (2 * 2 + 1) * rows * 16 * 8 * positions
+
+
+def test_draws_belong_to_the_answer():
+    def drawn(rows, step=3, seed=1, group=4):
+        draws = rollouts.Draws(seed, step, rows, group)
+        return np.concatenate([draws.gumbel((rows[1] - rows[0], 5)) for _ in range(3)], 1)
+    whole = drawn((0, 12))
+    assert len(np.unique(whole)) == whole.size
+    np.testing.assert_array_equal(np.concatenate([drawn((0, 4)), drawn((4, 12))]), whole)
+    for other in (drawn((0, 12), step=4), drawn((0, 12), seed=2), drawn((12, 24))):
+        assert not np.isin(other, whole).any()
+    assert rollouts.Draws(1, 3, (5, 5), 4).gumbel((0, 5)).shape == (0, 5)
+
+
+def test_an_answer_ends_with_its_end():
+    tokens = np.array([[9, 8, 1, 2, 3, 4], [9, 8, 7, 7, 1, 7], [7, 7, 1, 2, 3, 7], [7, 8, 7, 7, 7, 7]])
+    inputs, labels = rollouts.as_samples(tokens, 2, end=7)
+    np.testing.assert_array_equal(inputs, tokens[:, :-1])
+    none = IGNORED
+    assert labels.tolist() == [[none, 1, 2, 3, 4], [none, 7, none, none, none], [none, 1, 2, 3, 7],
+                               [none, 7, none, none, none]]
+    assert rollouts.as_samples(tokens, 2, end=None)[1].tolist() == [[none, *row[2:]] for row in tokens.tolist()]
+
+
+def test_all_answers_that_end_early_are_filled_up():
+    model = cases.gpt()
+    model.generate = lambda questions, *_: np.concatenate([questions, [[cases.END]] * len(questions)], 1)
+    found = rollouts.written(model, np.ones((2, 3), int), 4, 1.0, None, cases.END)
+    assert found.tolist() == [[1, 1, 1] + [cases.END] * 4] * 2
+    assert isinstance(model, nn.GPT)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_does_not_fit_is_said_on_all_ranks(n):
+    for found in crews.call(CASES + "errors", n):
+        for name, words in (("too long", "trained on as 11, and the model sees 9"), ("nothing", "count=0"),
+                            ("likeliest", "temperature=0"), ("alone", "two or more answers"),
+                            ("pairs", "reward gave an array"), ("not finite", "isn't finite")):
+            assert found[name][0] == "ValueError" and words in found[name][1], (name, found[name])
+        assert found["fits"] is None
+
+
+def test_ranks_at_different_steps():
+    for kind, text in crews.call(CASES + "other_steps", 2):
+        assert kind == "MismatchError" and "'step': 0" in text and "'step': 1" in text
