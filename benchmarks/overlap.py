@@ -33,7 +33,7 @@ RANKS, LIMIT = 2, 900
 BATCH, TIME, DIM, HEADS = 4, 128, 512, 8
 MESSAGE = BATCH * TIME // RANKS * DIM * 4       # bytes: the activations of one rank's positions
 RATIOS = (0.5, 1.0, 2.0, 4.0)                   # h/p
-ROUNDS, STEPS = 15, 2
+ROUNDS, STEPS = 20, 2
 AIM, NEAR = 1.1, 0.15                           # times as fast at h = p; of what is said on paper
 
 

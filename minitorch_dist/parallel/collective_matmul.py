@@ -20,7 +20,8 @@ The sum for part r begins with rank r + 1's product, goes on with r + 2's, and e
 the own part and goes on with that of r - 1: orders that no timing changes. What is sent are the collectives' bytes, in
 N - 1 messages. Floats of 16 bits are rounded after each product; sums are made, and travel, in float32.
 
-Where a product takes p seconds and a message h, N p + (N - 1) h become p + (N - 1) max(p, h).
+Where a product takes p seconds and a message h, N p + (N - 1) h become p + (N - 1) max(p, h), if messages move by
+themselves: by hardware, or a thread. An MPI that has neither moves long ones only while somebody waits.
 Source: Wang et al. 2023, "Overlap communication with dependent computation via decomposition in large deep learning
 models".
 """

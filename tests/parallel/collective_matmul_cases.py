@@ -5,6 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.autodiff import ops
+from minitorch_dist.autodiff.input_first import InputFirst
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
@@ -98,6 +99,27 @@ def alone(axis):
     return found
 
 
+def halves(axis, regather):
+    """(products, messages) of the two parts of a backward pass, and whether the gradients are those of one."""
+    x, weight, bias, u = inputs(GATHER, axis.size, axis.rank)
+    counts, gradients = [], []
+    for in_parts in (False, True):
+        leaves = [mt.tensor(a, requires_grad=True) for a in (x, weight, bias)]
+        y = function(GATHER, axis, regather)(*leaves)
+        if in_parts:
+            both = InputFirst(y, leaves[0])
+            for part in (lambda: gradients.append(both.input(u)), both.weights):    # noqa: B023
+                with ledger.record(timeline=True) as book:
+                    part()
+                counts.append((sum(s.name == "product" for s in book.spans), book.calls["tp", "send"]))
+        else:
+            y.backward(mt.tensor(u))
+            gradients.append(leaves[0].grad.numpy())
+        gradients += [leaf.grad.numpy() for leaf in leaves[1:]]
+    alone, (dw, db, dx, *rest) = gradients[:1], gradients[1:]
+    return counts, all(map(np.array_equal, (*alone, dw, db), (dx, *rest)))
+
+
 def timed(axis, op, overlap, p, h, regather=False):
     """{pass: (seconds, the share of the time with messages under way that no one waits in)} on a virtual clock, where
     a product of one rank's positions takes p seconds, and h to send them."""
@@ -186,6 +208,12 @@ def counted(axis, kind, overlap):
         y.backward(mt.tensor(values(y.shape, 10)))
     return {name: {op: (book.calls[a, op], book.bytes_sent[a, op]) for a, op in book.calls if book.calls[a, op]}
             for name, book in (("forward", forward), ("backward", backward))}, kept
+
+
+def flops(axis, overlap):
+    """What summary counts of a block."""
+    model, x = block_of(axis, True, overlap)
+    return nn.summary(model, x).flops
 
 
 def combined(jobs):

@@ -3,6 +3,8 @@
 As in test_collectives.py only the ranks import what enters ops into the table.
 """
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,27 @@ def test_products_in_parts_are_products(op, regather, n):
         assert kept == (0 if regather or op == SCATTER else 8 * BATCH * PART * IN * (n - 1))
 
 
+def test_sums_are_made_in_the_order_of_the_ring():
+    """To the bit: for part r beginning with rank r + 1's product, for a weight with the own part, then that before."""
+    n = 4
+    ranks = range(n)
+    xs, ws = ([values(shape(r), key, r) for r in ranks] for shape, key in (
+        (lambda r: (BATCH, PART * n, IN + r), 1), (lambda r: (OUT, IN + r), 2)))
+
+    def rows(a, part):
+        return np.ascontiguousarray(a[:, part * PART:(part + 1) * PART]).reshape(BATCH * PART, -1)
+    for r, ((y, _, dw), _) in enumerate(call("product", n, SCATTER)):
+        order = [(r + 1 + step) % n for step in ranks]
+        summed = functools.reduce(np.add, [rows(xs[s], r) @ ws[s].T for s in order])
+        assert np.array_equal(y.reshape(summed.shape), summed)
+        us = [values((BATCH, PART, OUT), 3, s) for s in ranks]
+        products = [rows(us[s], 0).T @ rows(xs[r], s) for s in [(r - step) % n for step in ranks]]
+        assert np.array_equal(dw, functools.reduce(np.add, products))
+    kept, again = (call("product", n, GATHER, regather) for regather in (False, True))
+    for (first, _), (second, _) in zip(kept, again, strict=True):
+        assert all(map(np.array_equal, first, second))
+
+
 @pytest.mark.parametrize("op", [GATHER, SCATTER])
 def test_floats_of_16_bits_are_added_up_in_float32(op):
     """Each product is rounded once, and their sum; in bfloat16, of 8 bits, where 256 + 1 is 256."""
@@ -77,6 +100,13 @@ def test_what_is_frozen_costs_nothing():
                 assert (products, sent) == (6 if which == "both" else 3, count), (kind, which)
                 for g, w in zip(got, wanted, strict=True):
                     assert g is w is None or np.array_equal(g, w), (kind, which)
+
+
+@pytest.mark.parametrize(("regather", "messages"), [(False, (2, 0)), (True, (2, 2))])
+def test_a_backward_in_two_parts_leaves_the_weights_products_for_the_second(regather, messages):
+    """As a pipeline without bubbles wants it."""
+    for counts, same in call("halves", 3, regather):
+        assert same and counts == [(3, messages[0]), (3, messages[1])]
 
 
 # ---------------------------------------------------------------- time
@@ -135,6 +165,10 @@ def test_a_block_sends_and_keeps_what_it_did(kind, n):
             others = {op: count for op, count in plain[way].items() if op == "all_reduce"}
             assert found[way] == others | {"send": ((gathers + 2) * (n - 1), sends),
                                            "recv": ((gathers + 2) * (n - 1), 0)}
+
+
+def test_summaries_count_the_same_products():
+    assert call("flops", 2, True) == call("flops", 2, False)
 
 
 JOBS = [        # forms, sizes of their axes, what is done besides, whether a mixture of experts
