@@ -383,14 +383,14 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules one after another, named 0, 1, 2, …"""
+    """Modules one after another, named 0, 1, 2, … What is given besides x, all of them are given."""
 
     def __init__(self, *layers):
         super().__init__(layers)
 
-    def forward(self, x):
+    def forward(self, x, *more):
         for layer in self._modules.values():
-            x = layer(x)
+            x = layer(x, *more)
         return x
 
 

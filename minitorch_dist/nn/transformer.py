@@ -4,6 +4,7 @@ import math
 
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
+from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
 from ..backend import module_of, to_device_of, xp
 from . import decoding, init
@@ -38,21 +39,34 @@ class Embedding(Module):
 
 def rotary(x, base=10_000.0, positions=None):
     """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle position ·
-    base^(-2j/size): products of queries and keys then depend on their distance only. positions: integers (time,),
-    default 0, 1, 2, … Source: Su et al. 2021, "RoFormer"."""
+    base^(-2j/size): products of queries and keys then depend on their distance only. positions: integers (time,) or
+    (batch, time), default 0, 1, 2, … Source: Su et al. 2021, "RoFormer"."""
     *_, time, size = x.shape
     if size % 2:
         raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
     here = lower(x)
     positions = xp.arange(time, like=here) if positions is None else to_device_of(positions, here)
-    angles = positions[:, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
+    angles = positions[..., None, :, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
     cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
     left, right = x[..., :size // 2], x[..., size // 2:]
     return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
 
 
+def places(documents):
+    """Where each position stands in its document: integers (batch, time), which count from 0 anew wherever the number
+    of `documents`, integers (batch, time), changes."""
+    index = xp.arange(documents.shape[1], like=documents)
+    starts = xp.concatenate([documents[:, :1] * 0, index[1:] * (documents[:, 1:] != documents[:, :-1])], 1)
+    step = 1
+    while step < documents.shape[1]:        # a running maximum, in log2(time) steps (Hillis & Steele 1986)
+        starts = xp.concatenate([starts[:, :step], xp.maximum(starts[:, step:], starts[:, :-step])], 1)
+        step *= 2
+    return index - starts
+
+
 class MultiHeadAttention(Module):
-    """Self-attention: (batch, time, dim) -> (batch, time, dim).
+    """Self-attention: (batch, time, dim) -> (batch, time, dim). With documents, integers (batch, time), each position
+    looks at those of its own number, and rotary positions begin anew with each document.
 
     heads       number of query heads, which divide dim
     kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
@@ -60,7 +74,8 @@ class MultiHeadAttention(Module):
     rotary      turn queries and keys by their positions
     bias        whether the two Linears have one
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale), attention; see parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale, documents), attention; see
+                parallel/context_parallel.py
     scale       what scores are multiplied by; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
     """
@@ -80,7 +95,10 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
         self.out = Linear(dim, dim, bias, dtype, weights)
 
-    def _queries_keys_values(self, x):
+    def _queries_keys_values(self, x, documents=None):
+        if len(x.shape) != 3:
+            raise ValueError(f"MultiHeadAttention: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows the "
+                             "documents are an argument of their own, which no stage of a Pipeline has")
         h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
         h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
         # Split first: then their gradients, put together, lie in memory as those of self.qkv.
@@ -88,6 +106,8 @@ class MultiHeadAttention(Module):
         if not self.rotary:
             return q, k, v
         positions = None if self.context is None else self.context.positions(q.shape[2])
+        if documents is not None:
+            positions = places(documents) if positions is None else places(documents)[:, positions]
         # For backward, values that are a view of h would keep queries and keys as well, as they were before.
         return rotary(q, positions=positions), rotary(k, positions=positions), v * 1.0
 
@@ -103,12 +123,12 @@ class MultiHeadAttention(Module):
             return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale))
 
     @by_position
-    def forward(self, x):
-        q, k, v = self._queries_keys_values(x)
+    def forward(self, x, documents=None):
+        q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale)
+            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents)
         else:
-            y = self.context(q, k, v, self.causal, self.scale)
+            y = self.context(q, k, v, self.causal, self.scale, documents)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
 
@@ -162,7 +182,7 @@ def feed_forward(dim, hidden, mlp, bias, dtype, std):
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm.
+    """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm. documents: attention's.
 
     mlp     "gelu", or "swiglu": down(silu(gate(x)) · up(x)), where gate and up are the halves of mlp[0]
     hidden  features within it, or within each expert (default: 4 · dim)
@@ -185,9 +205,10 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     @by_position
-    def forward(self, x):
+    def forward(self, x, documents=None):
         x, aux = x if isinstance(x, tuple) else (x, None)
-        x = x + self.dropout(self.attention(self.norm1(x)))
+        more = () if documents is None else (documents,)
+        x = x + self.dropout(self.attention(self.norm1(x), *more))
         y = self.mlp(self.norm2(x))
         if isinstance(y, tuple):
             y, own = y
@@ -202,6 +223,10 @@ FAMILIES = {"gpt": {}, "llama": {"positions": "rotary", "norm": "rms", "mlp": "s
 
 class GPT(Module):
     """A decoder-only language model: integers (batch, time ≤ length) -> logits (batch, time, vocabulary).
+
+    model(tokens, documents) with the number of each position's document, integers (batch, time), works on several
+    documents in a row (data/packing.py) as on each alone: nobody looks into another, and positions begin anew in each,
+    wherever the number changes. So numbers are a stretch each.
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
@@ -239,15 +264,24 @@ class GPT(Module):
                 last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
     @by_position
-    def forward(self, tokens):
+    def forward(self, tokens, documents=None):
+        if len(tokens.shape) != 2:
+            raise ValueError(f"GPT: tokens {tuple(tokens.shape)} must be (batch, time); of packed rows, (batch, time, "
+                             "2), the documents are an argument of their own: model(*packing.apart(rows))")
         part = tokens.shape[1]
         time = part if self.context is None else self.context.length(part)
         if time > self.length:
             raise ValueError(f"GPT of length {self.length} was given {time} tokens: cut them")
         x = self.embed(tokens)
+        positions = slice(time) if self.context is None else self.context.positions(part)
+        more = ()
+        if documents is not None:
+            documents = to_device_of(numbered(documents, tokens.shape), lower(x))
+            documents = documents if self.context is None else self.context.whole(documents)
+            positions, more = places(documents)[:, positions], (documents,)
         if self.positions == "learned":
-            x = x + self.position(slice(time) if self.context is None else self.context.positions(part))
-        x = self.blocks(self.dropout(x))
+            x = x + self.position(positions)
+        x = self.blocks(self.dropout(x), *more)
         x, aux = x if isinstance(x, tuple) else (x, None)
         x = self.norm(x) if self.output_multiplier is None else self.output_multiplier * self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)

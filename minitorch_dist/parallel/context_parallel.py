@@ -94,7 +94,7 @@ def _in_order(x, ranks, layout, axis, back=False):
 
 # ---------------------------------------------------------------- attention by heads
 
-def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None):
+def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None):
     """ring_attention's arguments and result, by four all-to-alls: of query, key, value, and of the result.
 
     ValueError unless the ranks can share heads and kv_heads equally. Backward keeps what attention of whole sequences
@@ -103,9 +103,9 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
     check_parts("ulysses_attention", query, key, value)
     check_heads("ulysses_attention", query.shape[1], key.shape[1], comm)
     positions(query.shape[TIME], comm.rank, comm.size, layout)
-    what = settings(causal, scale, layout)
+    what = settings(causal, scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, documents=documents)
     return _part_of_time(y, comm, layout, what)
 
 
@@ -148,7 +148,8 @@ class Context(Module):
                     to. They sum those of the modules that they were given: give them the whole model, or a whole stage.
                     Only a model in training asks: in evaluation a gradient is this rank's part of it
 
-    It has no parameters. Called (q, k, v, causal, scale), it is attention of this rank's queries to all ranks' keys.
+    It has no parameters. Called (q, k, v, causal, scale, documents), it is attention of this rank's queries to all
+    ranks' keys; documents are those of the whole sequences, which `whole` makes of this rank's.
     """
 
     def __init__(self, comm, how="ring", layout="zigzag"):
@@ -167,8 +168,12 @@ class Context(Module):
         """int64 (time,): where this rank's positions stand in the sequence."""
         return positions(time, self.comm.rank, self.comm.size, self.layout)
 
-    def forward(self, q, k, v, causal, scale=None):
-        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale)
+    def whole(self, documents):
+        """All ranks' numbers of documents, (batch, time/N) each, as those of whole sequences. Collective."""
+        return lower(join_sequence(documents, self.comm, self.layout))
+
+    def forward(self, q, k, v, causal, scale=None, documents=None):
+        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents)
         check_summed(self, y)
         return y
 

@@ -17,6 +17,8 @@ Causal, half of the products are empty, and are left out. Which half, depends on
     contiguous   0  0  1  1  2  2  3  3      rank r has r + 1 products of T/N: the last rank N times what the first has
     zigzag       0  1  2  3  3  2  1  0      of 2N chunks rank r has r and 2N - 1 - r: 2N + 1 products each of T/2N
 
+Of several documents in a row, products of positions without a document in common are left out as well.
+
 What a rank sends: N - 1 times its keys and values forward, as much again and their gradients backward.
 
 Sources: Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers"; Milakov & Gimelshein 2018 (softmax in
@@ -25,14 +27,15 @@ chunks).
 """
 
 import math
+import zlib
 
 import numpy as np
 
 from .. import backend, kernels, ledger
-from ..autodiff.ops.attention import allowed, grouped, masked_scores, scaled_dot_product_attention
+from ..autodiff.ops.attention import allowed, grouped, masked_scores, numbered, scaled_dot_product_attention
 from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
-from ..backend import finfo, module_of, result_type, to_device_of, xp
+from ..backend import finfo, module_of, result_type, to, to_device_of, xp
 from .collectives import all_gather
 from .ring import come_by, pass_on
 
@@ -82,14 +85,14 @@ def _wide(*arrays):
     return [a.astype(xp.result_type(a.dtype, xp.float32), copy=False) for a in arrays]
 
 
-def _attend(q, k, v, diagonal, scale):
-    """(o, L) of a piece: (batch, heads, queries, out), (batch, heads, queries)."""
-    if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
-        o, (_, logs) = kernel.forward(q, k, v, None, diagonal, scale)
-        return o, logs.reshape(q.shape[:3]) * LN2
+def _attend(q, k, v, numbers, diagonal, scale):
+    """(o, L) of a piece: (batch, heads, queries, out), (batch, heads, queries). numbers: of both sides' documents."""
+    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, diagonal, scale)):
+        o, (_, logs) = kernel.forward(q, k, v, None, numbers, diagonal, scale)
+        return o, xp.maximum(logs.reshape(q.shape[:3]) * LN2, finfo(logs.dtype).min)
     q, k, v = _wide(q, k, v)
-    p = masked_scores(q, k, allowed(q, k, None, diagonal), scale)
-    # A row whose scores all overflow: its piece becomes 0, not NaN, and weighs nothing beside the others.
+    p = masked_scores(q, k, allowed(q, k, None, numbers, diagonal), scale)
+    # A row that sees nothing, or whose scores all overflow: its piece is 0, not NaN, and weighs nothing beside others.
     greatest = xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
     p -= greatest
     xp.exp(p, out=p)
@@ -98,13 +101,13 @@ def _attend(q, k, v, diagonal, scale):
     return o, (greatest + xp.log(total))[..., 0]
 
 
-def _attend_pullback(ct, q, k, v, o, logs, diagonal, scale):
+def _attend_pullback(ct, q, k, v, o, logs, numbers, diagonal, scale):
     """What a piece adds to the cotangents of q, k and v; o and L are those of all pieces together."""
-    if kernel := kernels.for_op("attention", (q, k, v, None, diagonal, scale)):
+    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, diagonal, scale)):
         kept = kernels.Kept((o, module_of(q).ascontiguousarray(logs / LN2).reshape(-1, q.shape[TIME])))
-        return kernel.pullback(ct, (True,) * 3, q, k, v, diagonal, scale, kept)
+        return kernel.pullback(ct, (True,) * 3, q, k, v, numbers, diagonal, scale, kept)
     ct, q, k, v, o = _wide(ct, q, k, v, o)
-    groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, diagonal), scale)
+    groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, numbers, diagonal), scale)
     p -= logs[..., None]
     xp.exp(p, out=p)
     g = backend.matmul(grouped(ct, groups), v.swapaxes(2, 3)).reshape(p.shape)
@@ -144,46 +147,56 @@ def _round(k, v, comm):
         yield source, *_two_arrays(both, k, v)
 
 
-def _agree(name, q, k, v, comm, causal, scale, layout):
+def _agree(name, q, k, v, comm, causal, scale, layout, documents):
     """MismatchError on all ranks unless all are here, with such parts and settings: a round is messages."""
-    comm.agree(name, q.dtype, q.shape, f"key {k.shape}, value {v.shape}, {settings(causal, scale, layout)}")
+    comm.agree(name, q.dtype, q.shape,
+               f"key {k.shape}, value {v.shape}, {settings(causal, scale, layout, documents)}")
 
 
-def settings(causal, scale, layout):
+def settings(causal, scale, layout, documents):
     """What must be the same on all ranks, in words."""
-    return f"causal={bool(causal)}, scale={scale}, {layout}"
+    told = "" if documents is None else f", documents {zlib.crc32(to(documents, 'cpu').tobytes())}"
+    return f"causal={bool(causal)}, scale={scale}, {layout}{told}"
 
 
-def _blocks(time, comm, source, causal, layout):
-    """`products`, each noted in the ledger; none of no positions."""
-    for block in products(time, comm.rank, source, comm.size, causal, layout) if time else ():
+def _blocks(time, comm, source, causal, layout, documents):
+    """`products`, each with the numbers of both sides' documents, and noted in the ledger; none of no positions, nor of
+    those that have no number in common."""
+    for rows, columns, diagonal in products(time, comm.rank, source, comm.size, causal, layout) if time else ():
+        numbers = None
+        if documents is not None:
+            own, theirs = (documents[:, to_device_of(positions(time, rank, comm.size, layout)[part], documents)]
+                           for rank, part in ((comm.rank, rows), (source, columns)))
+            if not bool(((own.min(1) <= theirs.max(1)) & (theirs.min(1) <= own.max(1))).any()):
+                continue
+            numbers = own, theirs
         ledger.launch("attention_block")
         with ledger.spanning("compute", "attention block", f"keys of rank {source}"):
-            yield block
+            yield rows, columns, numbers, diagonal
 
 
-def _forward(q, k, v, comm, causal, scale, layout):
-    _agree("ring_attention", q, k, v, comm, causal, scale, layout)
+def _forward(q, k, v, comm, causal, scale, layout, documents):
+    _agree("ring_attention", q, k, v, comm, causal, scale, layout, documents)
     make = module_of(q)
     kind = xp.result_type(q.dtype, xp.float32)      # sums of float16 are in float32
     o, logs = make.zeros((*q.shape[:3], v.shape[3]), kind), make.full(q.shape[:3], -xp.inf, kind)
     for source, k_there, v_there in _round(k, v, comm):
-        for rows, columns, diagonal in _blocks(q.shape[TIME], comm, source, causal, layout):
-            piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], diagonal, scale)
+        for rows, columns, *rules in _blocks(q.shape[TIME], comm, source, causal, layout, documents):
+            piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], *rules, scale)
             _merge(o[:, :, rows], logs[:, :, rows], *piece)
     return o.astype(q.dtype, copy=False), logs
 
 
-def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
-    _agree("ring_attention, backward", q, k, v, comm, causal, scale, layout)
+def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, documents, ans, aux):
+    _agree("ring_attention, backward", q, k, v, comm, causal, scale, layout, documents)
     # Whatever is wanted here: the other ranks wait for all of it.
     gq, home, wait = module_of(q).zeros(q.shape, xp.result_type(q.dtype, xp.float32)), None, None
     for source, k_there, v_there in _round(k, v, comm):
         both = module_of(k).zeros(k.size + v.size, k.dtype)
         gk, gv = _two_arrays(both, k, v)
-        for rows, columns, diagonal in _blocks(q.shape[TIME], comm, source, causal, layout):
+        for rows, columns, *rules in _blocks(q.shape[TIME], comm, source, causal, layout, documents):
             parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns],
-                                     ans[:, :, rows], aux[:, :, rows], diagonal, scale)
+                                     ans[:, :, rows], aux[:, :, rows], *rules, scale)
             for total, at, part in zip((gq, gk, gv), (rows, columns, columns), parts, strict=True):
                 total[:, :, at] += part
         if home is None:
@@ -198,16 +211,17 @@ def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, ans, aux):
     return tuple(g if w else None for g, w in zip((gq, *_two_arrays(home, k, v)), wanted, strict=True))
 
 
-def _definition(q, k, v, comm, causal, scale, layout):
-    mask = None
-    if causal:
-        here, everywhere = (np.concatenate([positions(q.shape[TIME], rank, comm.size, layout) for rank in ranks])
-                            for ranks in ([comm.rank], range(comm.size)))
-        mask = to_device_of(everywhere <= here[:, None], lower(q))
+def _definition(q, k, v, comm, causal, scale, layout, documents):
+    here, everywhere = (np.concatenate([positions(q.shape[TIME], rank, comm.size, layout) for rank in ranks])
+                        for ranks in ([comm.rank], range(comm.size)))
+    mask = to_device_of(everywhere <= here[:, None], lower(q)) if causal else None
+    if documents is not None:
+        here, everywhere = (to_device_of(part, lower(q)) for part in (here, everywhere))
+        mask = allowed(q, k, mask, (documents[:, here], documents[:, everywhere]), False)
     return scaled_dot_product_attention(q, all_gather(k, comm, TIME), all_gather(v, comm, TIME), mask, scale=scale)
 
 
-_ring_attention = Primitive("ring_attention", _forward, "q k v", "comm causal scale layout", aux=True,
+_ring_attention = Primitive("ring_attention", _forward, "q k v", "comm causal scale layout documents", aux=True,
                             definition=_definition, pullback=_pullback, own_sums=True)
 
 
@@ -221,7 +235,7 @@ def check_parts(name, q, k, v):
                          "of this rank's positions, kv_heads a divisor of heads")
 
 
-def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None):
+def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None):
     """scaled_dot_product_attention of sequences of which each rank of comm has an equal part. Collective.
 
     query   (batch, heads, time/N, size), of this rank's positions; the same shape on all ranks
@@ -230,6 +244,8 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     causal  a position looks at itself and those before it in the whole sequence
     layout  "zigzag" or "contiguous": which positions a rank has, see `positions`
     scale   default 1 / sqrt(size)
+    documents  integers (batch, time) of the whole sequences, the same on all ranks: a position looks at those of its
+            own number. Products of positions that have none in common are left out
 
     There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
     rank's scores at once. Of halves, sums over pieces are in float32, those of travelling gradients in halves.
@@ -241,4 +257,6 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     kind = result_type(query.dtype, key.dtype, value.dtype)
     query, key, value = (astype(x, kind) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout))
+    if documents is not None:
+        documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
+    return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout, documents))

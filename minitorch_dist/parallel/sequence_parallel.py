@@ -180,7 +180,8 @@ class SequenceParallelDropout(Dropout):
 
 
 class SequenceParallelPositions(Module):
-    """A table of positions: a slice, the same on all ranks -> this rank's part of these rows."""
+    """A table of positions: a slice or integers (batch, time), the same on all ranks -> this rank's part of these rows,
+    (time/t, dim) or (batch, time/t, dim)."""
 
     def __init__(self, whole, comm):
         super().__init__()
@@ -188,12 +189,10 @@ class SequenceParallelPositions(Module):
         self.comm = comm
 
     def forward(self, indices):
-        if not isinstance(indices, slice):
-            raise TypeError(f"an Embedding between tensor-parallel parts takes a slice of positions, got "
-                            f"{type(indices).__name__}; one of tokens stands in the plan as 'vocabulary'")
-        rows = self.weight[indices]
-        check_length(rows.shape[0], self.comm)
-        return scatter_to(rows, self.comm)
+        rows = self.weight[indices] if isinstance(indices, slice) else ops.embedding(indices, self.weight)
+        time = len(rows.shape) - 2
+        check_length(rows.shape[time], self.comm)
+        return scatter_to(rows, self.comm, time)
 
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape))

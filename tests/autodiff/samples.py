@@ -52,6 +52,7 @@ ZEROS[0, 1, 2] = ZEROS[1, 2, 0] = ZEROS[0, 2, 3] = True      # line 0 has none, 
 ORDER = np.argsort(normal(3, 4), 1)
 WEIGHTS = np.arange(12.0).reshape(3, 4)
 MASK = np.array([[True, False, True, True], [False, True, True, False], [True, True, False, False]])
+DOCUMENTS = np.array([[0, 0, 1, 1, 1], [4, 2, 4, 2, 4]])
 
 SAMPLES = [
     # elementwise, with broadcasting both ways
@@ -171,6 +172,8 @@ SAMPLES = [
     Sample("mean", lambda x: mt.exp(mt.mean(x, 1, keepdims=True)), (normal(3, 4),)),
     Sample("at", lambda x, v: mt.exp(mt.ops.indexing.At(x)[1:, 2].set(v)) * x, (normal(3, 4), normal(2)), "set"),
     Sample("at", lambda x, v: mt.exp(mt.ops.indexing.At(x)[ROWS].add(v)), (normal(3, 2), normal(4, 2)), "add"),
+    Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, documents=DOCUMENTS),
+           (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents"),
 ]
 
 # Linear functions, for linear_transpose.

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compi
 ROWS = np.array([[2, 0, -1], [2, 5, 0]])
 LABELS = np.array([2, 0, 6, 6, 3])
 MASK = np.array([True, False, True, True])
+DOCUMENTS = np.array([[0, 0, 1, 1, 1], [4, 2, 4, 2, 4]])
 
 # op -> (function, shapes, the kernels of forward and backward)
 BY_INDEX = "segment_order segment_sums"
@@ -66,6 +67,9 @@ CASES = {
         lambda q, k, v: mt.scaled_dot_product_attention(*[mt.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)],
                                                         is_causal=True, scale=0.7),
         [(2, 5, 4, 4), (2, 6, 2, 4), (2, 6, 2, 4)], "flash_attention flash_attention_queries flash_attention_sources"),
+    "attention with documents": (
+        lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, documents=on_device(DOCUMENTS, q)),
+        [(2, 2, 5, 4), (2, 1, 5, 4), (2, 1, 5, 3)], "flash_attention flash_attention_queries flash_attention_sources"),
     "masked attention": (
         lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, attn_mask=on_device(MASK, q), is_causal=True),
         [(2, 2, 3, 4), (2, 2, 4, 4), (2, 2, 4, 3)], ""),

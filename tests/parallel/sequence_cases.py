@@ -48,7 +48,7 @@ WRONG = {       # name: (where, attribute, what stands there instead)
     "gradients of biases are not summed": (tp, "copy_to", lambda p, comm: p),
     "each rank draws a mask of its part": (sp.SequenceParallelDropout, "forward", nn.Dropout.forward),
     "all ranks take the first part of the mask": (sp.SequenceParallelDropout, "forward", _broadcast_part),
-    "positions are not cut": (sp, "scatter_to", lambda rows, comm: rows[:rows.shape[0] // comm.size]),
+    "positions are not cut": (sp, "scatter_to", lambda rows, comm, axis: rows[:rows.shape[0] // comm.size]),
     "the gather's cotangents are not summed": (sp, "gather_sequence", _own_cotangent),
     "scattered along the batch": (sp, "reduce_scatter", lambda x, comm, axis: sp_reduce_scatter(x, comm, 0)),
     "gathered along the batch": (sp, "all_gather", lambda x, comm, axis: sp_all_gather(x, comm, 0)),
@@ -421,7 +421,7 @@ def errors():
     attempt("length", lambda: model(tokens))
     attempt("generate", lambda: model.generate(tokens, 1))
     attempt("positions", lambda: model.position(slice(3)))
-    attempt("tokens as positions", lambda: model.position(tokens))
+    attempt("positions of documents", lambda: model.position(tokens))
     attempt("axes", lambda: model.blocks[0].attention.qkv(np.zeros((4, 16))))
     attempt("dropout's axes", lambda: sp.SequenceParallelDropout(nn.Dropout(0.5), world)(np.zeros((4, 16))))
     attempt("sum's axes", lambda: sp.reduce_scatter_sequence(np.zeros((4, 16)), world))

@@ -154,7 +154,7 @@ def test_errors_say_what_to_do():
         "length": ("ValueError", length), "generate": ("ValueError", length),
         "short": ("ValueError", "1 positions equally: pad the sequences to 2"),
         "positions": ("ValueError", "2 ranks can't share 3 positions"),
-        "tokens as positions": ("TypeError", "takes a slice of positions, got ndarray"),
+        "positions of documents": ("ValueError", length),
         "axes": ("ValueError", "shape (4, 16); sequence parallelism is for (batch, time, dim)"),
         "dropout's axes": ("ValueError", "shape (4, 16)"), "sum's axes": ("ValueError", "shape (4, 16)"),
         "left out": ("ValueError", "blocks.1.mlp.0, blocks.1.mlp.2 would get a part of the sequence"),

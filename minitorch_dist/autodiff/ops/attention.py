@@ -1,6 +1,8 @@
 """Scaled dot-product attention, fused. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023."""
 
+import functools
 import math
+import operator
 
 from ... import backend
 from ...backend import check_devices, finfo, module_of, xp
@@ -11,16 +13,22 @@ from .linalg import matmul
 from .shape import reshape, swap_last
 
 
-def allowed(q, k, mask, causal):
-    """Which sources each position may look at, broadcasting to (batch, heads, time, sources); None: all."""
-    if not causal:
-        return mask
-    seen = module_of(lower(q)).tri(q.shape[2], k.shape[2], dtype=bool)
-    return seen if mask is None else mask & seen
+def allowed(q, k, mask, documents, causal):
+    """Which sources each position may look at, broadcasting to (batch, heads, time, sources); None: all.
+
+    documents  None, or a pair: the numbers of the queries' documents (batch, time), of the sources' (batch, sources)
+    """
+    rules = [] if mask is None else [mask]
+    if documents is not None:
+        here, there = documents
+        rules.append(here[:, None, :, None] == there[:, None, None, :])
+    if causal:
+        rules.append(module_of(lower(q)).tri(q.shape[2], k.shape[2], dtype=bool))
+    return functools.reduce(operator.and_, rules) if rules else None
 
 
-def _definition(q, k, v, mask, causal, scale):
-    mask = allowed(q, k, mask, causal)
+def _definition(q, k, v, mask, documents, causal, scale):
+    mask = allowed(q, k, mask, documents, causal)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
@@ -49,8 +57,8 @@ def masked_scores(q, k, mask, scale):
     return p
 
 
-def _forward(q, k, v, mask, causal, scale):
-    p = masked_scores(q, k, allowed(q, k, mask, causal), scale)
+def _forward(q, k, v, mask, documents, causal, scale):
+    p = masked_scores(q, k, allowed(q, k, mask, documents, causal), scale)
     # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
     if p.size:      # a row of no source at all has no maximum, and needs none
         p -= xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
@@ -74,11 +82,11 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
     return gq, gk, backend.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 
-_attention = Primitive("attention", _forward, "q k v", "mask causal scale", aux=True,
+_attention = Primitive("attention", _forward, "q k v", "mask documents causal scale", aux=True,
                        definition=_definition, pullback=_pullback)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None, documents=None):
     """softmax(query keyᵀ · scale) value, head by head.
 
     query      (batch, heads, time, size)
@@ -87,10 +95,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     attn_mask  bool, broadcasting to (batch, heads, time, sources): True where a position may look
     is_causal  position t may look at sources 0 … t; with attn_mask, both must allow it
     scale      default 1 / sqrt(size)
+    documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
+               not stand side by side. With attn_mask and is_causal, all must allow it. Source: Dubey et al. 2024, "The
+               Llama 3 herd of models", 3.2
 
     A position that may look at nothing gives 0. torch asks for enable_gqa=True before it groups heads; here the shapes
     say it. Backward keeps the (batch, heads, time, sources) weights; on a GPU, without attn_mask, a kernel that makes
-    them twice instead (kernels/flash_attention.py).
+    them twice instead (kernels/flash_attention.py), and leaves out blocks of other documents.
     """
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
@@ -107,4 +118,24 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
             xp.broadcast_shapes(mask.shape, (q[0], q[1], q[2], k[2]))
         except ValueError:
             raise ValueError(f"attention: attn_mask {mask.shape} doesn't broadcast to {(*q[:3], k[2])}") from None
-    return bind(_attention, (query, key, value), (mask, is_causal, 1 / math.sqrt(q[3]) if scale is None else scale))
+    if documents is not None:
+        documents = numbered(documents, (q[0], q[2]))
+        if q[2] != k[2]:
+            raise ValueError(f"attention: documents of {q[2]} positions, and {k[2]} sources: they are for "
+                             "self-attention; elsewhere an attn_mask says who sees what")
+        check_devices("attention", (lower(query), documents))
+        documents = documents, documents
+    scale = 1 / math.sqrt(q[3]) if scale is None else scale
+    return bind(_attention, (query, key, value), (mask, documents, is_causal, scale))
+
+
+def numbered(documents, shape):
+    """The numbers of documents as a bare array of int64. TypeError unless they are integers, ValueError unless of this
+    shape."""
+    documents = lower(documents)
+    if documents.dtype.kind not in "iu":
+        raise TypeError(f"documents of dtype {documents.dtype}; they must be integers, equal within a document")
+    if tuple(documents.shape) != tuple(shape):
+        raise ValueError(f"documents {tuple(documents.shape)} must be (batch, time), here {tuple(shape)}: a number for "
+                         "each position")
+    return documents.astype(xp.int64, copy=False)

@@ -252,9 +252,10 @@ def _attention(shapes, p):
     extents = {"b": batch, "g": groups, "s": heads // groups, "t": shapes[0][2], "e": shapes[2][3]}
     b, g, t, e = (one(name, extents[name]) for name in "bgte")
     h = g + one("s", heads // groups)
+    documents = () if p["documents"] is None else ((b, t), (b, ()))
     mask = (tuple(dims if extent > 1 else () for dims, extent in zip(
-        (b, h, t, ())[4 - len(shape):], shape, strict=True)) for shape in shapes[3:])
-    return Factors(((b, h, t, ()), (b, g, (), ()), (b, g, (), e), *mask), ((b, h, t, e),), extents,
+        (b, h, t, ())[4 - len(shape):], shape, strict=True)) for shape in shapes[3:len(shapes) - len(documents)])
+    return Factors(((b, h, t, ()), (b, g, (), ()), (b, g, (), e), *mask, *documents), ((b, h, t, e),), extents,
                    frozenset("t" if p["causal"] else ""))
 
 

@@ -25,8 +25,7 @@ def with_blocks(entry, queries, sources):
 
 
 def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, causal=False, dtype="float32", scale=None,
-         layout=None, label="", tolerance=None, extent=None,
-         blocks=None):
+         layout=None, label="", tolerance=None, extent=None, blocks=None, documents=None):
     kv, out, scale = kv_heads or heads, out or size, size ** -0.5 if scale is None else scale
     q, k = random(batch, heads, times, size, dtype=dtype), random(batch, kv, sources, size, dtype=dtype, seed=1)
     v = random(batch, kv, sources, out, dtype=dtype, seed=2)
@@ -36,14 +35,14 @@ def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, cau
     label = f"{times}x{sources} {size},{out} {heads}/{kv} {dtype}{' causal' * causal} {label}"
 
     def forward(q, k, v):
-        return module.flash_attention(q, k, v, causal, scale)[0]
+        return module.flash_attention(q, k, v, causal, scale, documents)[0]
 
     def backward(ct, q, k, v):
-        kept = module.flash_attention(q, k, v, causal, scale)[1]
-        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept), q, k)
+        kept = module.flash_attention(q, k, v, causal, scale, documents)[1]
+        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents), q, k)
 
     def gradient(ct, q, k, v):
-        return plus(module.gradient(ct, q, k, v, causal, scale), q, k)
+        return plus(module.gradient(ct, q, k, v, causal, scale, documents), q, k)
 
     def plus(gs, q, k):     # the only source has all the weight, whatever q and k: nothing to be relative to
         return (gs[0] + q, gs[1] + k, gs[2]) if sources == 1 else gs
@@ -51,10 +50,20 @@ def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, cau
         forward, backward = (with_blocks(entry, *blocks) for entry in (forward, backward))
         label += f" blocks of {blocks}"
     extent = extent or max(times, sources)
-    return [Sample("flash_attention", extent, forward, lambda *args: module.definition(*args, causal, scale), (q, k, v),
-                   label.rstrip(), tolerance),
+    return [Sample("flash_attention", extent, forward, lambda *args: module.definition(*args, causal, scale, documents),
+                   (q, k, v), label.rstrip(), tolerance),
             Sample(" ".join(kernel.name for kernel in module.KERNELS), extent, backward, gradient, (ct, q, k, v),
                    label.rstrip(), tolerance)]
+
+
+def numbers(batch, *lengths):
+    """Stretches of these lengths, in another order in each row: int64 (batch, their sum)."""
+    return np.stack([np.repeat(np.arange(len(lengths)), np.roll(lengths, b)) for b in range(batch)])
+
+
+def mixed(batch, time, count, seed=5):
+    """Numbers of documents that don't stand side by side, far from each other."""
+    return np.random.default_rng(seed).integers(0, count, (batch, time)) * 2 ** 40 - 2 ** 41
 
 
 SAMPLES = [
@@ -69,4 +78,12 @@ SAMPLES = [
     # A score of 1e4 is known to 1e-3 in float32, and so is its weight. Backward is then as good as nothing of q and k.
     pair(40, 50, scale=1e3, label="scores of 1e4", tolerance=2e-3)[0],
     *pair(40, 50, scale=10, label="scores of 100", tolerance=1e-4),
+    *pair(70, 70, batch=2, causal=True, documents=(numbers(2, 33, 5, 1, 31),) * 2, label="documents"),
+    *pair(100, 100, heads=2, kv_heads=1, documents=(numbers(1, 40, 3, 57),) * 2, label="documents"),
+    *pair(90, 90, causal=True, documents=(mixed(1, 90, 4),) * 2, label="documents that are mixed"),
+    *pair(70, 70, causal=True, dtype="float16", documents=(numbers(1, 30, 40),) * 2, label="documents"),
+    *pair(70, 70, causal=True, documents=(numbers(1, 20, 17, 33),) * 2, blocks=(16, 32), label="documents"),
+    *pair(70, 70, causal=True, documents=(mixed(1, 70, 3),) * 2, blocks=(32, 16), label="documents that are mixed"),
+    # Of parts of a sequence, as a ring has them: some queries see nothing at all.
+    *pair(40, 70, documents=(numbers(1, 10, 30), numbers(1, 50, 20) + 1), label="documents of other sources"),
 ]

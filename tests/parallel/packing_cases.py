@@ -1,0 +1,133 @@
+"""What the ranks do in the tests of packed documents. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.data.packing import PADDING, apart, pack
+from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
+from minitorch_dist.parallel import context_parallel as cp
+from minitorch_dist.parallel import tensor_parallel as tp
+
+VOCABULARY, LENGTH, BATCH, STEPS = 13, 16, 8, 3
+MICRO_SHARDS = 4
+OPTIONS = {"gpt": {"kv_heads": 4}, "llama": FAMILIES["llama"] | {"kv_heads": 4, "tied": False, "hidden": 12}}
+
+
+def packed():
+    rng = np.random.default_rng(8)
+    return pack([rng.integers(0, VOCABULARY, n) for n in rng.integers(2, 24, 24)], LENGTH)
+
+
+def gpt(family, dropout=0.0):
+    mt.manual_seed(5)
+    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dropout=dropout, dtype=np.float64, **OPTIONS[family])
+
+
+def loss_sum(model, shard):
+    return nn.cross_entropy(model(*apart(shard.inputs)), shard.labels, reduction="sum")
+
+
+def batches(rows, rank=0, size=1, micro_shards=1):
+    loader = data.Loader(rows.rows, rows.targets, BATCH, seed=2, rank=rank, size=size, micro_shards=micro_shards)
+    every = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+    return zip(range(STEPS), every, strict=False)
+
+
+def optimizer_of(model):
+    return optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def one_by_one(family):
+    """(losses, parameters) of one process that runs each document alone, in rows as long as it is."""
+    rows, model = packed(), gpt(family)
+    optimizer, losses = optimizer_of(model), []
+    for _, batch in batches(rows):
+        optimizer.zero_grad()
+        total = 0.0
+        for (tokens, documents), targets in zip(map(apart, batch.inputs), batch.labels, strict=True):
+            for number in set(documents.tolist()) - {PADDING}:
+                here = documents == number
+                loss = nn.cross_entropy(model(tokens[None, here]), targets[None, here], reduction="sum")
+                (loss / (batch.count * rows.units)).backward()
+                total += loss.item()
+        optimizer.step()
+        losses.append(total / (batch.count * rows.units))
+    return losses, {name: p.numpy().copy() for name, p in model.named_parameters()}
+
+
+def train(family, options):
+    """The same of packed rows; options: those of `trained`, by name."""
+    return trained(family, **options)
+
+
+def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False, dropout=0.0, **options):
+    """sizes: {axis: ranks}; options: train_step's."""
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "tp": 1} | (sizes or {}))
+    rows, model, ranks = packed(), gpt(family, dropout), mesh["dp", "cp"]
+    if mesh["tp"].size > 1:
+        tp.parallelize_module(model, mesh["tp"], tp.plan_of(model), sequence)
+    if mesh["cp"].size > 1:
+        cp.context_parallel(model, mesh["cp"], how)
+    usual = {"exact": exact, "micro_shards": MICRO_SHARDS}
+    replica = fully_shard(model, ranks, stage, **usual) if stage else DistributedDataParallel(
+        model, ranks, bucket_cap_mb=0.004, **usual)
+    optimizer, losses = optimizer_of(replica), []
+    for step, batch in batches(rows, mesh.coords["dp"], mesh["dp"].size, MICRO_SHARDS if exact else 1):
+        part = cp.cut_sequence(batch, mesh["cp"]) if mesh["cp"].size > 1 else batch
+        losses.append(training.train_step(replica, optimizer, part, loss_sum, ranks, seed=3, step=step,
+                                          units=rows.units, micro_shards=MICRO_SHARDS, **options)[0])
+    return losses, ranks.broadcast_object(tp.full_state_dict(replica)) if stage else tp.full_state_dict(model)
+
+
+def annotated(family):
+    """(the loss, parameters after a step of gradient descent) of all rows, by a model whose matrices lie on a mesh."""
+    rows, model, cut = packed(), gpt(family), comm.world().size > 1
+    if cut:
+        annotate.shard_parameters(model, comm.DeviceMesh(op=-1), annotate.megatron(model, "op"))
+    loss = nn.cross_entropy(model(*apart(rows.rows)), rows.targets, reduction="sum")
+    loss.backward()
+    optim.SGD(model.parameters(), lr=1.0).step()
+    return loss.item(), annotate.full_state_dict(model) if cut else model.state_dict()
+
+
+# ---------------------------------------------------------------- rings
+
+def arrays(n, time, *key):
+    """q, k, v, cotangent, and numbers of documents that don't stand side by side."""
+    rng = np.random.default_rng([n, time, *key])
+    q, k, v, u = (rng.standard_normal((2, h, time, s)) for h, s in ((4, 3), (2, 3), (2, 5), (4, 5)))
+    return q, k, v, u, rng.integers(0, 3, (2, time))
+
+
+def ring(layout, causal, how="ring"):
+    """Ring attention's y and gradients with documents, as whole sequences; and the definition's derivatives."""
+    world = comm.world()
+    *xs, documents = arrays(world.size, 6 * world.size)
+    q, k, v, u = (cp.cut_sequence(x, world, layout, axis=2) for x in xs)
+    y, pull = mt.vjp(lambda *x: cp.HOW[how](*x, world, causal, layout, None, documents), q, k, v)
+    _, tangent = mt.jvp(lambda *x: cp.HOW[how](*x, world, causal, layout, None, documents), (q, k, v), (q, k, v))
+    return [np.array(cp.join_sequence(x, world, layout, axis=2)) for x in (y, *pull(u), tangent)]
+
+
+def blocks(documents):
+    """(products, bytes sent) of a causal ring's forward, of 8 chunks of 2 positions each; documents: of the chunks."""
+    world = comm.world()
+    q, k, v, _, _ = (cp.cut_sequence(x, world, axis=-2 if x.ndim > 2 else 1) for x in arrays(world.size, 16))
+    numbers = None if documents is None else np.tile(np.repeat(documents, 2), (2, 1))
+    with ledger.record() as book:
+        cp.HOW["ring"](q, k, v, world, True, "zigzag", None, numbers)
+    return book.launches["attention_block"], book.total_bytes_sent()
+
+
+def disagreeing():
+    """What each rank is told whose documents are others than the next rank's."""
+    world = comm.world()
+    q, k, v, _, documents = arrays(world.size, 4 * world.size)
+    parts = [cp.cut_sequence(x, world, axis=2) for x in (q, k, v)]
+    try:
+        cp.HOW["ring"](*parts, world, True, "zigzag", None, documents + world.rank)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
