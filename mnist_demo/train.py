@@ -23,6 +23,7 @@ from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
 from minitorch_dist.parallel.same_bits import check_same_bits
+from minitorch_dist.parallel.stragglers import Stragglers
 
 sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
 import mine  # noqa: E402
@@ -44,7 +45,7 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
 }
 RANGES = {      # what depends on data or ranks is checked where it is used
     program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every",
-                         "check_replicas"),
+                         "check_replicas", "stragglers"),
     program.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
     program.PROBABILITY: ("dropout",),
     program.MORE_THAN_0: ("bucket_mb",),
@@ -92,6 +93,8 @@ def parse(argv):
     p.add_argument("--check-replicas", type=int, metavar="STEPS",
                    help="every so many steps, and before each checkpoint, compare the bits of all ranks' parameters: "
                         "against processors that are wrong and say nothing")
+    p.add_argument("--stragglers", type=int, metavar="STEPS",
+                   help="measure how long each rank computes and waits, and say which one is slow over so many steps")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
     p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
                    help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
@@ -202,6 +205,7 @@ def train(args, world, plugged=LIBRARY):
         ready = prepare(args, world, plugged)
     run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
     steps, epochs, optimizer, noise, percent = ready.steps, ready.epochs, ready.optimizer, ready.noise, None
+    stragglers, report = Stragglers(world, args.stragglers) if args.stragglers else None, None
     tracer = program.Tracer(world, args.out, steps=range(run.step + 4, run.step + 4 + args.trace))
     with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -218,6 +222,10 @@ def train(args, world, plugged=LIBRARY):
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
+                if stragglers and (new := stragglers.step()):
+                    if new.slow and (report is None or set(new.slow) != set(report.slow)):
+                        progress.say(f"step {run.step:,}: {new}")
+                    report = new
                 if args.check_replicas and (
                         stop or run.step % args.check_replicas == 0 or run.due(args.save_every, steps)):
                     check_same_bits(model, run.step)
@@ -235,6 +243,8 @@ def train(args, world, plugged=LIBRARY):
                 break
         if percent is None:     # a checkpoint of the last step
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
+        if report:
+            progress.say(str(report))
         status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,

@@ -42,10 +42,12 @@ class Call(NamedTuple):
 
 class RankState:
     """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun, `thread`
-    the identifier of the thread that has begun the last one."""
+    the identifier of the thread that has begun the last one. `waited` are the seconds spent in them, of a call within
+    another once; None as long as nobody has set it to 0.0, to be told."""
 
     def __init__(self):
         self.call, self.calls, self.thread = None, 0, None
+        self.waited = self._since = None
         self._file = None
         self.look = lambda call: None       # the guard's, for calls that don't wait, but come again and again
 
@@ -54,14 +56,24 @@ class RankState:
         self.calls += 1
         self.thread = threading.get_ident()
         self.call = call
+        if self.waited is not None:
+            self._count()
+            self._since = time.perf_counter()
         if self._file is not None:
             self._write()
 
     def leave(self):
         """The blocking call has returned, or raised."""
         self.call = None
+        if self.waited is not None:
+            self._count()
         if self._file is not None:
             self._write()
+
+    def _count(self):
+        if self._since is not None:
+            self.waited += time.perf_counter() - self._since
+            self._since = None
 
     def record_in(self, folder, rank):
         """From now on keep the state in `folder`/rank-R.state (JSON), and dump all stacks there upon SIGUSR1.

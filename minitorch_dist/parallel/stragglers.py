@@ -1,0 +1,88 @@
+"""Which rank is slow? In step with the others all take as long as the slowest, and the sum of it tells nothing.
+
+    watch = Stragglers(world, every=50)
+    for batch in batches:
+        …                                   # a step
+        if (report := watch.step()) and report.slow:
+            print(report)
+
+A rank's time goes into computing, or into waiting in calls of its communicators (the additions there included). Where
+one rank computes for longer, it is the others that wait: so the ranks tell each other both, every so many steps, as
+medians of these steps. What counts is the time from the end of one step to the end of the next, the loading of data
+too; not what happens once in a while, as an evaluation. On a GPU, which works while the host goes on, it is the host's.
+"""
+
+import time
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from ..comm.state import state
+from ..tables import aligned
+
+FACTOR = 1.3        # times the median of the others: slow
+
+
+class Report(NamedTuple):
+    """What the ranks have told each other.
+
+    steps      that the medians are of
+    computing  seconds per step of each rank; waiting, too
+    slow       {rank: how many times the median of the others it computes}, of those that are slow
+    """
+
+    steps: int
+    computing: list
+    waiting: list
+    slow: dict
+
+    def __str__(self):
+        """A table, and a line for each slow rank."""
+        rows = [(f"median of {self.steps} steps, ms", "computing", "waiting")]
+        rows += [(f"rank {rank}", f"{1e3 * computing:.2f}", f"{1e3 * waiting:.2f}")
+                 for rank, (computing, waiting) in enumerate(zip(self.computing, self.waiting, strict=True))]
+        return "\n".join([*aligned(rows), *(f"rank {rank} is slow: it computes {times:.2f} times as long as the median "
+                                            "of the others, who wait for it" for rank, times in self.slow.items())])
+
+
+class Stragglers:
+    """Each rank's time of computing and of waiting, told to all ranks every so many steps.
+
+    comm    the ranks that are in step
+    every   steps
+    factor  from how many times the median of the others on a rank is slow
+
+    From its making on, this process's waits are timed. One at a time.
+    """
+
+    def __init__(self, comm, every, factor=FACTOR):
+        self.comm, self.every, self.factor = comm, every, factor
+        self.computing, self.waiting = [], []
+        state.waited = 0.0
+        self.since = time.perf_counter()
+
+    def step(self):
+        """A step is done: a Report after each `every` of them, else None. Collective then: 16 bytes of each rank."""
+        now, waited = time.perf_counter(), state.waited
+        self.waiting.append(waited)
+        self.computing.append(now - self.since - waited)
+        report = self._gathered() if len(self.computing) == self.every else None
+        self.since, state.waited = time.perf_counter(), 0.0
+        return report
+
+    def _gathered(self):
+        mine = np.array([median(self.computing), median(self.waiting)])
+        everyone = np.empty((self.comm.size, 2))
+        self.comm.all_gather(everyone, mine)
+        self.computing, self.waiting = [], []
+        computing, waiting = everyone.T.tolist()
+        return Report(self.every, computing, waiting, slow(computing, self.factor))
+
+
+def slow(computing, factor=FACTOR):
+    """{rank: how many times the median of the others it takes}, where that is more than the factor."""
+    others = [median(computing[:i] + computing[i + 1:]) if len(computing) > 1 else seconds
+              for i, seconds in enumerate(computing)]
+    return {rank: mine / theirs for rank, (mine, theirs) in enumerate(zip(computing, others, strict=True))
+            if mine > factor * theirs > 0}
