@@ -1,0 +1,70 @@
+"""Flash attention of several documents: what no query of a block can see is never loaded, let alone multiplied."""
+
+import numpy as np
+import pytest
+
+from minitorch_dist import kernels
+from minitorch_dist.kernels import flash_attention as module
+
+from .harness import random
+from .samples.flash_attention import with_blocks
+
+pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
+BLOCK = 16
+INNER = ("_attend", "_pull_queries", "_pull_sources")       # a block of queries with a block of sources
+
+
+def passes(documents, causal):
+    """o and all gradients of attention in blocks of 16, forward and backward."""
+    shape = 1, 1, documents.shape[1], 16
+    q, k, v, ct = (random(*shape, seed=i) for i in range(4))
+
+    def run(q, k, v, ct):
+        o, kept = with_blocks(module.flash_attention, BLOCK, BLOCK)(q, k, v, causal, 0.3, documents)
+        gradient = with_blocks(module.flash_attention_gradient, BLOCK, BLOCK)
+        return o, *gradient(ct, q, k, v, causal, 0.3, kept, documents)
+    return run, (q, k, v, ct)
+
+
+class Pair(tuple):
+    """Two arrays of numbers that are the same."""
+
+    def __new__(cls, numbers):
+        return super().__new__(cls, (numbers, numbers))
+
+    @property
+    def shape(self):
+        return self[0].shape
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("numbers, pairs", [        # of the blocks; how many pairs see each other, causal and not
+    ([0, 0, 1, 1, 2], (3 + 3 + 1, 4 + 4 + 1)), ([3, 2, 1, 0], (4, 4)), ([7] * 4, (10, 16)), ([0, 1, 0], (5, 7))])
+def test_only_blocks_that_see_each_other_are_multiplied(numbers, pairs, causal, monkeypatch):
+    """Where a document doesn't stand side by side, its blocks walk over what is between, too."""
+    documents, counts = Pair(np.repeat(numbers, BLOCK)[None]), dict.fromkeys(INNER, 0)
+
+    def counting(name, inner):
+        def counted(*args, **options):
+            counts[name] += 1
+            return inner(*args, **options)
+        return counted
+    for name in INNER:
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    run, arrays = passes(documents, causal)
+    run(*arrays)
+    assert set(counts.values()) == {pairs[not causal]}
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_others_hold_is_never_read(causal):
+    documents = Pair(np.repeat([3, 1, 1, 2], BLOCK)[None])
+    run, arrays = passes(documents, causal)
+    wanted = run(*arrays)
+    mine = documents[0][0] == 1
+    for array in arrays:
+        array[:, :, ~mine] = np.nan
+    for got, whole in zip(run(*arrays), wanted, strict=True):
+        np.testing.assert_array_equal(got[:, :, mine], whole[:, :, mine])
+        assert np.isnan(got[:, :, ~mine]).all()
