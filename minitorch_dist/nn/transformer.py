@@ -74,8 +74,8 @@ class MultiHeadAttention(Module):
     rotary      turn queries and keys by their positions
     bias        whether the two Linears have one
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale, documents), attention; see
-                parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale), with documents behind them where there are
+                some, attention; see parallel/context_parallel.py
     scale       what scores are multiplied by; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
     """
@@ -128,7 +128,7 @@ class MultiHeadAttention(Module):
         if self.context is None:
             y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents)
         else:
-            y = self.context(q, k, v, self.causal, self.scale, documents)
+            y = self.context(q, k, v, self.causal, self.scale, *([] if documents is None else [documents]))
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
 
