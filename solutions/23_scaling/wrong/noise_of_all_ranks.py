@@ -1,0 +1,30 @@
+# 23.2: |m|² is summed over the ranks
+import math
+
+import numpy as np
+
+
+class NoiseScale:
+    def __init__(self, comm, decay=0.99):
+        self.comm, self.decay = comm, decay
+        self.trace = self.square = 0.0
+
+    def update(self, shards, whole):
+        sums = np.array([0.0, 0.0, 0.0, whole @ whole])
+        for gradient, samples in shards:
+            if samples:
+                sums += samples * np.square(gradient, dtype=np.float64).sum(), 1, samples, 0
+        self.comm.all_reduce(sums)
+        squares, count, samples, size = sums.tolist()
+        if count < 2:
+            return None
+        trace = (squares - samples * size) / (count - 1)
+        square = size - trace / samples
+        self.trace = self.decay * self.trace + (1 - self.decay) * trace
+        self.square = self.decay * self.square + (1 - self.decay) * square
+        return trace, square
+
+    def scale(self):
+        if self.trace == self.square == 0:
+            return math.nan
+        return self.trace / self.square if self.square > 0 else math.inf

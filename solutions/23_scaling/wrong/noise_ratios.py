@@ -1,0 +1,33 @@
+# 23.2: a single |G|² near 0 spoils all
+import math
+
+import numpy as np
+
+
+class NoiseScale:
+    def __init__(self, comm, decay=0.99):
+        self.comm, self.decay = comm, decay
+        self.trace = self.square = 0.0
+
+    def update(self, shards, whole):
+        sums = np.zeros(3)
+        for gradient, samples in shards:
+            if samples:
+                sums += samples * np.square(gradient, dtype=np.float64).sum(), 1, samples
+        self.comm.all_reduce(sums)
+        squares, count, samples = sums.tolist()
+        if count < 2:
+            return None
+        size = float(whole @ whole)
+        trace = (squares - samples * size) / (count - 1)
+        square = size - trace / samples
+        if square > 0:
+            self.trace = self.decay * self.trace + (1 - self.decay) * trace / square
+        else:
+            self.trace = math.inf
+        return trace, square
+
+    def scale(self):
+        if self.trace == 0:
+            return math.nan
+        return self.trace
