@@ -1,0 +1,120 @@
+"""examples/grpo.py: one curve on any ranks, also of a run that goes on; it learns; what doesn't fit is said."""
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn
+from minitorch_dist.data.text import addition
+from tests import crews
+from tests.crews import threads
+
+PROGRAM = Path(__file__).parents[1] / "examples" / "grpo.py"
+TINY = ["--warm-steps", 10, "--steps", 4, "--questions", 7, "--group", 12, "--updates", 2, "--eval-every", 4,
+        "--careless", 0.3, "--temperature", 0.9]        # in exact mode one of the 8 micro-shards has no question
+
+
+def run(out, n, *flags, limit=60, env=None):
+    """(summary, history, rank 0's stdout) of a run that must end well."""
+    found = crews.launch([PROGRAM, *flags, "--out", out], n, limit=limit, env=env).check()
+    lines = (out / "history.jsonl").read_text().splitlines()
+    return json.loads((out / "summary.json").read_text()), [json.loads(line) for line in lines], found.stdout[0]
+
+
+def test_exact_mode_has_one_curve(tmp_path):
+    (one, first, said), *others = (run(tmp_path / str(n), n, *TINY, "--exact", env=threads(n)) for n in (1, 2))
+    assert len(first) == 4 and [step for step, *_ in one["curve"]] == [1, 2, 3, 4] and one["ranks"] == 1
+    assert [step for step, _ in one["looks"]] == [0, 4] and one["before"] == one["looks"][0][1]
+    assert any(0 < reward < 1 for _, reward, _ in one["curve"]) and one["curve"][-1][2] > 0
+    assert "of the unseen sums are right" in said
+    for summary, history, _ in others:
+        for name in ("parameters_sha256", "curve", "looks"):
+            assert summary[name] == one[name], name
+        assert [line["loss"] for line in history] == [line["loss"] for line in first]
+    folder = {p.name for p in (tmp_path / "1").iterdir()}
+    assert folder == {"history.jsonl", "summary.json", "parameters.npz", "reference.npz", "curve.png"}
+    assert (tmp_path / "1" / "curve.png").stat().st_size > 10_000
+
+
+def test_pairs_have_one_curve_too(tmp_path):
+    flags = [*TINY, "--dpo", "--exact"]
+    (one, first, _), (two, second, _) = (run(tmp_path / str(n), n, *flags, env=threads(n)) for n in (1, 2))
+    assert one["parameters_sha256"] == two["parameters_sha256"] and one["curve"] == two["curve"]
+    losses = [line["loss"] for line in first]
+    assert any(losses) and losses == [line["loss"] for line in second]
+
+
+def test_a_run_goes_on(tmp_path):
+    flags = [*TINY, "--exact", "--async-save", "--save-every", 2]
+    whole, _, _ = run(tmp_path / "whole", 2, *flags)
+    steps = whole["curve"]
+    out = tmp_path / "whole"
+    newest = max((out / "checkpoints").iterdir(), key=lambda path: path.name)
+    assert len(list((out / "checkpoints").iterdir())) == 2
+    for path in sorted(newest.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    newest.rmdir()
+    again, history, _ = run(out, 1, *flags, "--resume", env=threads(1))
+    assert again["resumed_at"] == 2 and again["curve"] == steps and len(history) == 4
+    assert again["parameters_sha256"] == whole["parameters_sha256"] and again["looks"] == whole["looks"]
+
+
+@pytest.mark.thorough
+def test_it_learns_to_carry(tmp_path):
+    summary, _, said = run(tmp_path / "run", 1, limit=300)
+    assert summary["before"] < 60 and summary["after"] > summary["before"] + 25, said
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--group", 1], "--group 1"), (["--temperature", 0], "--temperature 0"), (["--careless", 1], "--careless 1"),
+    (["--questions", 1], "batch_size=1"), (["--steps", 0], "--steps 0")], ids=str)
+def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
+    found = crews.launch([PROGRAM, *flags, "--out", tmp_path / "run"], 2, limit=30)
+    said = [line for text in found.stderr for line in text.splitlines() if line.startswith("grpo.py: ")]
+    assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
+    assert not any(found.stdout)
+
+
+# ---------------------------------------------------------------- its parts
+
+@pytest.fixture(scope="module")
+def parts():
+    return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
+
+
+def test_the_careless_text(parts):
+    problems = addition(2)
+    rows = parts.careless(problems, 0.6, 0)
+    forgot = 0
+    for row, whole in zip(rows, problems.train, strict=True):
+        text = problems.vocabulary.decode(row)
+        a, b, written = text[:2], text[3:5], text[6:]
+        without = f"{(int(a[1]) + int(b[1])) % 10}{(int(a[0]) + int(b[0])) % 10}0"
+        carried = f"{int(a) + int(b):03}"[::-1]
+        assert written in (without, carried) and (row[:6] == whole[:6]).all()
+        forgot += written != carried
+    assert not (rows == problems.train).all() and abs(forgot / len(rows) / 0.6 - 0.6975) < 0.03   # 1 - 0.55²
+
+
+def test_pairs_are_of_groups_that_have_both(parts):
+    answers = SimpleNamespace(rewards=np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1, 1.0]))
+    good, bad = parts.pairs(answers, 3)
+    assert good.tolist() == [3, 7] and bad.tolist() == [4, 6]
+
+
+def test_dpo_weighs_whole_answers(parts):
+    model = nn.GPT(12, **parts.MODEL)
+    tokens = np.random.default_rng(0).integers(0, 12, (4, 8))
+    labels = np.where(np.arange(8) < 5, -100, tokens)
+    answers = SimpleNamespace(inputs=tokens, labels=labels, temperature=1.0, rewards=np.array([1, 0, 0, 1]),
+                              reference=np.random.default_rng(1).normal(-2, 1, (4, 8)) * (labels >= 0))
+    logits = model(tokens).numpy()
+    each = np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    whole = [sum(each[i, t, labels[i, t]] - answers.reference[i, t] for t in range(5, 8)) for i in range(4)]
+    wanted = sum(np.log1p(np.exp(-0.3 * (whole[good] - whole[bad]))) for good, bad in ((0, 1), (3, 2)))
+    found = parts.dpo(SimpleNamespace(group=2, beta=0.3))(model, answers).item()
+    assert abs(found - wanted) < 1e-4
