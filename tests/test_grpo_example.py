@@ -14,7 +14,7 @@ from tests import crews
 from tests.crews import threads
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "grpo.py"
-TINY = ["--warm-steps", 10, "--steps", 4, "--questions", 7, "--group", 12, "--updates", 2, "--eval-every", 4,
+TINY = ["--warm-steps", 20, "--steps", 4, "--questions", 7, "--group", 12, "--updates", 2, "--eval-every", 4,
         "--careless", 0.3, "--temperature", 0.9]        # in exact mode one of the 8 micro-shards has no question
 
 
