@@ -56,6 +56,11 @@ def flip_gradient(model, parameter=0, element=0, bit=20):
     _turn_over(lower(list(model.parameters())[int(parameter)].grad), element, bit)
 
 
+def miscompute(loss, share=1e-3):
+    """Forward is wrong by this share of the loss, and so is each gradient, before they are summed over the ranks."""
+    return loss * (1 + share)
+
+
 def _turn_over(array, element, bit):
     width = 8 * array.dtype.itemsize
     if not 0 <= bit < width:
@@ -70,6 +75,7 @@ FAULTS = {
     "fail": ("begin", fail, ()),
     "sleep": ("begin", sleep, ("seconds",)),
     "flip": ("begin", flip, ("parameter", "element", "bit")),
+    "miscompute": ("computed", miscompute, ("share",)),
     "flip-gradient": ("reduced", flip_gradient, ("parameter", "element", "bit")),
 }
 
@@ -88,7 +94,7 @@ def _read(text):
     for name, _, value in (pair.partition("=") for pair in pairs):
         known = (*WHERE, *FAULTS[kind][2])
         try:
-            values[name] = float(value) if name == "seconds" else int(value)
+            values[name] = float(value) if name in ("seconds", "share") else int(value)
         except ValueError:
             raise ValueError(f"{VARIABLE}: {text.strip()!r}: {name} needs a number, as in {name}=1") from None
         if name not in known:
@@ -97,10 +103,13 @@ def _read(text):
                  {name: value for name, value in values.items() if name not in WHERE})
 
 
-def strike(when, world, step, model):
-    """Do what is planned for this moment ("begin" of the step, or when gradients are "reduced") to this rank."""
+def strike(when, world, step, subject):
+    """Do what is planned for this moment to this rank, and return the subject, or what has become of it: the model at
+    the "begin" of a step and when gradients are "reduced", a loss that was "computed"."""
     for fault in planned():
         moment, do, _ = FAULTS[fault.kind]
         here = {"rank": world.world_ranks[world.rank], "step": step, "restart": attempt.restarts()}
         if moment == when and all(here[name] == value for name, value in fault.where.items()):
-            do(model, **fault.options)
+            changed = do(subject, **fault.options)
+            subject = subject if changed is None else changed
+    return subject

@@ -4,6 +4,7 @@ The loop itself stays in the programs (mnist_demo/train.py, examples/gpt.py), wh
 share on their outside is in program.py.
 """
 
+import copy
 import fcntl
 import hashlib
 import json
@@ -22,7 +23,7 @@ from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
 from .data.loader import cut
-from .parallel import BinaryCounter
+from .parallel import BinaryCounter, same_bits
 from .parallel.exact import check_shape
 
 
@@ -60,7 +61,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
             for i, piece in enumerate(pieces):
                 with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
                       backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
-                    losses = loss_sum(model, piece.to(device))
+                    losses = faults.strike("computed", world, step + 1, loss_sum(model, piece.to(device)))
                     scaler.scale(losses * scale).backward()
                 if noise is not None:
                     noise.after_backward(len(piece.labels))
@@ -78,6 +79,28 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     return float(sums[0]) * scale, bool(sums[1])
+
+
+def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=8, amp=None):
+    """ReplicaError on every rank, with the ranks that differ from most, unless all work out the same gradient, to the
+    last bit: that of one shard of the batch, on a copy of the model. It is one rank's first, of each rank in turn.
+
+    For a processor that computes wrongly, whose error the sum over the ranks gives to all of them. It finds what
+    happens again and again; a bit that turned over once, in another step, is gone. As exact mode it needs one type of
+    CPU and one number of BLAS threads. Collective; a shard is sent to all, 4 bytes from each, and each runs forward and
+    backward once. model: a DistributedDataParallel; the rest as in train_step.
+    """
+    owner = turn % world.size
+    shard = world.broadcast_object(batch.shards[0] if world.rank == owner else None, src=owner)
+    replica = copy.deepcopy(model.module)
+    replica.zero_grad()
+    with (autocast(amp) if amp else nullcontext(),
+          backend.random_scope(seed, step, batch.count, shard.rows, micro_shards)):
+        loss = loss_sum(replica, shard.to(next(replica.parameters()).device))
+        (faults.strike("computed", world, step + 1, loss) * (1 / batch.count)).backward()
+    named = [(f"the gradient of {name}", p.grad) for name, p in replica.named_parameters() if p.grad is not None]
+    same_bits.check_same(world, [(world, named)], f"the ranks work out different gradients of the rows "
+                         f"{shard.rows[0]:,} to {shard.rows[1]:,} of step {step + 1:,}")
 
 
 def quiet(scaler):

@@ -45,7 +45,7 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
 }
 RANGES = {      # what depends on data or ranks is checked where it is used
     program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every",
-                         "check_replicas", "stragglers"),
+                         "check_replicas", "check_work", "stragglers"),
     program.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
     program.PROBABILITY: ("dropout",),
     program.MORE_THAN_0: ("bucket_mb",),
@@ -93,6 +93,9 @@ def parse(argv):
     p.add_argument("--check-replicas", type=int, metavar="STEPS",
                    help="every so many steps, and before each checkpoint, compare the bits of all ranks' parameters: "
                         "against processors that are wrong and say nothing")
+    p.add_argument("--check-work", type=int, metavar="STEPS",
+                   help="every so many steps, and before each checkpoint, let all ranks work out one and the same "
+                        "gradient, and compare its bits: against those who compute wrongly before the sum")
     p.add_argument("--stragglers", type=int, metavar="STEPS",
                    help="measure how long each rank computes and waits, and say which one is slow over so many steps")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
@@ -226,10 +229,14 @@ def train(args, world, plugged=LIBRARY):
                     if new.slow and (report is None or set(new.slow) != set(report.slow)):
                         progress.say(f"step {run.step:,}: {new}")
                     report = new
-                if args.check_replicas and (
-                        stop or run.step % args.check_replicas == 0 or run.due(args.save_every, steps)):
+                saves = not args.mine and (stop or run.due(args.save_every, steps))
+                if args.check_replicas and (saves or run.step % args.check_replicas == 0):
                     check_same_bits(model, run.step)
-                if not args.mine and (stop or run.due(args.save_every, steps)):
+                if args.check_work and (saves or run.step % args.check_work == 0):
+                    training.check_work(model, batch, plugged.loss_sum or loss_sum, world, seed=args.seed,
+                                        step=run.step - 1, turn=run.step // args.check_work, amp=args.amp,
+                                        micro_shards=args.micro_shards)
+                if saves:
                     run.save(model, optimizer, ready.scaler, **{"noise": noise.state_dict()} if noise else {})
                 if stop or run.step == steps:
                     break

@@ -157,7 +157,7 @@ def test_a_processor_that_computes_wrongly_is_found_and_undone(tmp_path, monkeyp
     crews.launch([*arguments, "--out", str(tmp_path / "whole")], 1).check()
     monkeypatch.setenv(faults.VARIABLE, "flip-gradient rank=2 step=17 restart=0 parameter=2 element=5")
     monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(1), "w"))
-    checks = ["--save-every", "10", "--check-replicas", "4"]
+    checks = ["--save-every", "10", "--check-replicas", "7"]      # at 7, 14 and, before the save, 20
     assert supervise("-n", "4", "--", *arguments, *checks, "--out", tmp_path / "on") == 0
     assert end(tmp_path / "on") == end(tmp_path / "whole")
     said = capfd.readouterr()

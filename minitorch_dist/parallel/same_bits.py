@@ -7,7 +7,7 @@ time to read the parameters once. A CRC-32 finds any one bit, and any within 32 
 it misses one in 2³².
 
 What it can't see: a gradient that a rank has worked out wrongly, before the sum. All ranks get the same wrong sum, and
-stay alike.
+stay alike. For this there is training.check_work: all ranks work out one and the same gradient, and compare its bits.
 
 Sources: Dixit et al. 2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count".
 """
@@ -41,13 +41,19 @@ def check_same_bits(model, step=None):
     if not groups:
         raise ValueError("check_same_bits: every rank holds pieces of its own, of which there is no copy: give "
                          "fully_shard shard_over, for copies, or look at the losses")
-    said = [(comm, _gathered(comm, crc32(tensor for _, tensor in named))) for comm, named in groups]
-    parted = np.array([any(len(set(found)) > 1 for _, found in said)], np.uint8)
-    if any(comm is not model.comm for comm, _ in groups):
-        model.comm.all_reduce(parted, op="max")     # others may have parted
+    when = "" if step is None else f", found after step {step:,}"
+    check_same(model.comm, groups, f"the replicas have parted{when}")
+
+
+def check_same(everyone, groups, problem):
+    """ReplicaError on every rank, which begins with the problem, unless the ranks of each group hold the same bits.
+    groups: [(Communicator, [(name, tensor)])], those of this rank; everyone: the Communicator of all. Collective."""
+    said = [(comm, named, _gathered(comm, crc32(tensor for _, tensor in named))) for comm, named in groups]
+    parted = np.array([any(len(set(found)) > 1 for *_, found in said)], np.uint8)
+    if any(comm is not everyone for comm, _ in groups):
+        everyone.all_reduce(parted, op="max")       # others may have parted
     if parted[0]:
-        raise ReplicaError(_diagnosis(model.comm, [(comm, named, found) for (comm, named), (_, found) in
-                                                   zip(groups, said, strict=True)], step))
+        raise ReplicaError(_diagnosis(everyone, said, problem))
 
 
 def replicated(model):
@@ -101,14 +107,13 @@ def minority(found):
     return found.index(value), [i for i, other in enumerate(found) if other != value]
 
 
-def _diagnosis(everyone, groups, step):
+def _diagnosis(everyone, groups, problem):
     """What to say, the same on all ranks. groups: [(comm, [(name, tensor)], [crc of each rank of comm])]"""
     lines = []
     for comm, named, found in groups:
         mine = _of_group(comm, named, found) if len(set(found)) > 1 else None
         lines += dict.fromkeys(text for text in everyone.all_gather_object(mine) if text)
-    when = "" if step is None else f" after step {step:,}"
-    return "\n".join([f"the replicas have parted, found{when}:", *lines, (
+    return "\n".join([f"{problem}:", *lines, (
         "A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "
         "good: go on from it, without that machine.")])
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.comm import DeviceMesh
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.same_bits import ReplicaError, check_same_bits
@@ -75,6 +75,35 @@ def parting(way, spoiled, name, element, bit, what="parameter"):
     for i in range(3):
         step(model, optimizer, world.rank + 10 * i)
     return before, after, said(model), values
+
+
+def checked_work(dropout):
+    """What check_work says of ranks that are right, then of a rank 1 that is wrong by 2⁻²⁰, for two shards."""
+    world = comm.world()
+    mt.manual_seed(4)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Dropout(dropout),
+                                                  nn.Linear(SIZES[1], SIZES[2])), world)
+    random = np.random.default_rng(5)
+    x, labels = random.standard_normal((13, SIZES[0])).astype(np.float32), random.integers(0, SIZES[2], 13)
+    batch = next(iter(data.Loader(x, labels, 13, rank=world.rank, size=world.size).epoch(0)))
+    step(model, optim.SGD(model.parameters(), lr=0.01), world.rank)
+    before = [(p.numpy().copy(), p.grad.numpy().copy()) for p in model.parameters()]
+
+    def loss_sum(model, shard, factor=1.0):
+        return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum") * factor
+
+    def wrong(model, shard):
+        return loss_sum(model, shard, 1 + 2 ** -20 if world.rank == 1 else 1.0)
+    found = []
+    for loss, turn in ((loss_sum, 3), (wrong, 0), (wrong, 1)):
+        try:
+            training.check_work(model, batch, loss, world, seed=7, step=5, turn=turn)
+            found.append(None)
+        except ReplicaError as error:
+            found.append(str(error))
+    for p, (value, grad) in zip(model.parameters(), before, strict=True):
+        assert (p.numpy() == value).all() and (p.grad.numpy() == grad).all()
+    return found
 
 
 def bytes_sent(way):

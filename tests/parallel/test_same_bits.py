@@ -64,6 +64,17 @@ def test_wrong_work_before_the_sum_is_not_seen():
     assert parting(4, "ddp", [1], "0.bias", 0, 0, "work")[:2] == (None, None)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_wrong_work_is_seen_by_working_it_out_again(dropout):
+    """Whose shard it is makes no difference, not even the wrong rank's own; the model and its gradients stay."""
+    for said in crews.call(CASES + "checked_work", 4, (dropout,)):
+        assert said[0] is None
+        for text in said[1:]:
+            assert text.startswith("the ranks work out different gradients of the rows ") and " of step 6:\n" in text
+            assert "rank 1 against ranks 0, 2, 3; first in 'the gradient of 0.weight', float32[5, 7]" in text
+    assert len({said[1].splitlines()[0] for said in crews.call(CASES + "checked_work", 4, (0.0,))}) == 1
+
+
 def test_bytes_are_counted():
     """4 to each other rank that holds the same; of copies, a byte for all ranks to agree by, reduced."""
     assert crews.call(CASES + "bytes_sent", 4, ("ddp",)) == [{"all_gather": (1, 3 * 4)}] * 4
