@@ -2,6 +2,7 @@
 
     python examples/gpt.py                              # two-digit addition: no file, no network
     mpirun -n 2 python examples/gpt.py --text play.txt  # any UTF-8 text
+    python examples/gpt.py --text play.txt --pack       # its paragraphs, several to a row, each for itself
 
 On addition it measures how many sums it has never seen it gets right; on a text
 it reports the validation loss in nats per character and writes a passage. The
@@ -16,7 +17,8 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, nn, optim, program, training, viz
 from minitorch_dist.backend import xp
 from minitorch_dist.data import Loader
-from minitorch_dist.data.text import Windows, addition, read_text
+from minitorch_dist.data.packing import apart, concatenate, pack
+from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel
 
@@ -66,6 +68,8 @@ OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon}
 class TextTask:
     """Predict each next character of a file."""
 
+    about = None
+
     def __init__(self, args):
         self.text = read_text(args.text)
         self.vocabulary, self.name, self.units = self.text.vocabulary, Path(args.text).name, args.length
@@ -84,8 +88,27 @@ class TextTask:
         return {}, self.vocabulary.decode(backend.to(tokens[0], "cpu"))
 
 
+class PackedTask(TextTask):
+    """The same of documents: the stretches of the file between separators, each with one at its end."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        train, validation = (self.documents(tokens, args.pack) for tokens in (self.text.train, self.text.validation))
+        packed, held_back = pack(train, args.length), pack(validation, args.length)
+        self.inputs, self.targets, self.units = packed.rows, packed.targets, packed.units
+        self.validation = held_back.rows[:args.eval_windows], held_back.targets[:args.eval_windows]
+        self.about = f"packed: {packed}\none after another: {concatenate(train, args.length)}"
+
+    def documents(self, tokens, separator):
+        """Those of some tokens, as tokens."""
+        parts = self.vocabulary.decode(tokens).split(separator)
+        return [self.vocabulary.encode(part + separator) for part in parts if part]
+
+
 class AdditionTask:
     """Answer 27+58= with the digits of the sum, last digit first."""
+
+    about = None
 
     def __init__(self, args):
         self.problems = addition(2, seed=args.seed)
@@ -119,6 +142,9 @@ def parse(argv):
     for name, text in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=int,
                        help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
+    p.add_argument("--pack", nargs="?", const="\n\n", metavar="SEPARATOR",
+                   help="of the text's documents, which are what stands between separators (a blank line, if none is "
+                   "given): several to a row, none of which looks into another")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own")
@@ -154,12 +180,19 @@ def parse(argv):
     if args.hidden is None:
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
     p.check_ranges(args, RANGES)
+    if args.pack is not None and not (args.text and args.pack):
+        p.error("--pack wants a --text, and a SEPARATOR of a character or more")
     return args
 
 
 def loss_sum(model, shard):
     """The sum of the shard's losses."""
-    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+    return nn.cross_entropy(logits(model, shard.inputs), shard.labels, reduction="sum")
+
+
+def logits(model, inputs):
+    """Of tokens (batch, time), or of packed rows (batch, time, 2)."""
+    return model(*apart(inputs)) if inputs.ndim == 3 else model(inputs)
 
 
 def validation_loss(model, task, world):
@@ -171,10 +204,10 @@ def validation_loss(model, task, world):
     with mt.no_grad():
         for i in range(world.rank * EVAL_CHUNK, len(inputs), world.size * EVAL_CHUNK):
             chunk = slice(i, i + EVAL_CHUNK)
-            mine[i] = nn.cross_entropy(model(inputs[chunk]), targets[chunk], reduction="sum").item()
+            mine[i] = nn.cross_entropy(logits(model, inputs[chunk]), targets[chunk], reduction="sum").item()
     model.train()
     sums = {i: s for part in world.all_gather_object(mine) for i, s in part.items()}
-    return sum(sums[i] for i in sorted(sums)) / (len(inputs) * task.units)
+    return sum(sums[i] for i in sorted(sums)) / int((task.validation[1] != IGNORED).sum())
 
 
 def prepare(args, world):
@@ -182,7 +215,7 @@ def prepare(args, world):
     device = program.take_device(args.device, world)
     if args.exact:
         training.prepare_exact(world)
-    task = TextTask(args) if args.text else AdditionTask(args)
+    task = AdditionTask(args) if not args.text else TextTask(args) if args.pack is None else PackedTask(args)
     args.out = args.out or Path("runs") / f"gpt-{Path(task.name).stem}-{world.size}"
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
@@ -211,6 +244,8 @@ def train(args, world):
                      f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {args.steps:,} steps of {args.batch_size}"
                      + f", from step {run.step:,} on" * run.resume)
+        if task.about:
+            progress.say(task.about)
         batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
         for epoch, batch in batches:
             begin = time.perf_counter()

@@ -89,6 +89,22 @@ def test_a_text(tmp_path, n):
     assert len(written) >= 50 and set(written) <= set(TEXT)
 
 
+def test_documents_packed(tmp_path):
+    """Lines, which fit into rows as the program says; one hash on any ranks."""
+    text = "".join("abcdefghijklmnop"[:3 + i * 7 % 11] + "\n" for i in range(100))
+    (tmp_path / "lines.txt").write_text(text)
+    flags = ["--text", tmp_path / "lines.txt", "--pack", "\n", *TINY, "--length", "20", "--exact"]
+    runs = [train(tmp_path, n, *flags, "--sample", "5", env=threads(n)) for n in (1, 2)]
+    for summary, history, said, _ in runs:
+        assert re.search(r"packed: \d+ rows of 20, \d+\.\d % padding; 0 of 90 documents cut \(0\.0 %\)\n"
+                         r"one after another: \d+ rows of 20, \d\.\d % padding; [1-9]\d of 90 documents cut", said)
+        assert (summary["parameters_sha256"], history) == (runs[0][0]["parameters_sha256"], runs[0][1])
+    assert abs(runs[0][1][0]["loss"] - np.log(len(set(text)))) < 0.2
+    for more in (["--pack"], ["--text", tmp_path / "lines.txt", "--pack", ""]):
+        refused = here.run(GPT, *more, *TINY, "--out", tmp_path / "refused")
+        assert refused.status == 2 and "--pack wants a --text" in refused.stderr
+
+
 @pytest.mark.parametrize(("content", "words"), [(None, "missing.txt"), (b"caf\xe9 au lait" * 90, "not UTF-8"),
                                                 (b"short", "no window")])
 def test_a_text_that_cannot_be_learned(tmp_path, content, words):

@@ -1,8 +1,12 @@
 """Packed rows: every pair of a token and the next stands in one place, nothing is cut in vain, and rows are full."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from minitorch_dist import data, nn
 from minitorch_dist.data import Loader
 from minitorch_dist.data.packing import PADDING, apart, concatenate, pack
 from minitorch_dist.data.text import IGNORED
@@ -111,3 +115,12 @@ def test_documents_of_one_token_are_left_out_and_nothing_is_refused():
     for bad in (np.ones(3), np.ones((2, 2), int)):
         with pytest.raises(ValueError, match=r"document 1 is .*a document is integers \(time,\)"):
             pack([np.arange(3), bad], 4)
+
+
+def test_the_guide_s_example_runs_and_prints_what_it_says(capsys):
+    page = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
+    block = re.search(r"## Packed documents.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    names = {"np": np, "data": data, "nn": nn}
+    exec(block, names)
+    assert re.search(r"print\(packed\) +# (.*)\n", block)[1] == capsys.readouterr().out.strip()
+    assert 0 < names["loss"].item() < 10

@@ -8,6 +8,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger, nn
 from minitorch_dist.autodiff.primitive import Into
 from minitorch_dist.kernels import bias_gelu
+from minitorch_dist.nn.transformer import FAMILIES
 
 from ..device.fake_cupy import cupy, launches, transfers
 from .eight_bit_cases import OPTIONS, check_steps
@@ -108,3 +109,25 @@ def test_a_step_of_gpt():
     # the bias of three of the 4; residuals, there and back; positions; both gradients of the weight that is used twice.
     assert asked["matmul"] == 3 * (4 * 2 + 1) and "matmul of many" not in asked
     assert asked["add"] == 3 * 2 + 2 * (2 * 2) + 1 + 1
+
+
+def test_a_step_of_a_llama_on_documents():
+    """Numbers of documents and places in them are worked out where the tokens are; attention is by its kernels."""
+    tokens, labels = np.random.default_rng(0).integers(0, 11, (2, 2, 7))
+    documents = np.array([[0, 0, 0, 1, 1, 2, -1], [0, 1, 1, 1, 1, 1, 2]])
+    ends = []
+    for device in ("cpu", "cuda"):
+        mt.manual_seed(0)
+        model = nn.GPT(11, 7, layers=1, heads=2, dim=8, hidden=8, **FAMILIES["llama"]).to(device)
+        transfers.clear()
+        with ledger.record() as book:
+            loss = nn.cross_entropy(model(*(backend.to(x, device) for x in (tokens, documents))),
+                                    backend.to(labels, device))
+            loss.backward()
+        assert +transfers == ({"up": 3} if device == "cuda" else {})
+        ends.append([loss.item(), {name: p.grad.cpu().numpy() for name, p in model.named_parameters()}])
+    assert {name: n for name, n in book.launches.items() if "flash" in name} == {
+        "flash_attention": 1, "flash_attention_queries": 1, "flash_attention_sources": 1}
+    assert abs(ends[1][0] - ends[0][0]) < 1e-6
+    for name, wanted in ends[0][1].items():
+        assert np.linalg.norm(ends[1][1][name] - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), name

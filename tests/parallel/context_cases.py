@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger
+from minitorch_dist import backend, comm, ledger
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import ring_attention as ring
@@ -176,25 +176,26 @@ def by_devices():
         return host, on("cuda")
 
 
-def on(device, dtype=np.float64, hows=HOW, batch=3):
+def on(device, dtype=np.float64, hows=HOW, batch=3, documents=None):
     """[y and gradients] of each way."""
     world, found = comm.world(), []
     for how in hows:
         *parts, u = [cp.cut_sequence(x[:batch], world, axis=2).astype(dtype) for x in inputs(2, len(hows),
                                                                                            4 * world.size)]
         leaves = [mt.tensor(x, requires_grad=True, device=device) for x in parts]
-        y = HOW[how](*leaves, world, True)
+        numbers = documents if documents is None else backend.to(np.array(documents), device)
+        y = HOW[how](*leaves, world, True, documents=numbers)
         y.backward(mt.tensor(u, device=device))
         found += [y.detach().cpu().numpy(), *(leaf.grad.cpu().numpy() for leaf in leaves)]
     return found
 
 
-def by_kernels():
+def by_kernels(documents=None):
     """(results on the host, by Triton's kernels in their interpreter, launches of the ring); None without Triton."""
     if importlib.util.find_spec("triton") is None:
         return None
     from tests.kernels.harness import on_stand_in
-    one = np.float32, ("ring",), 1      # they are slow
+    one = np.float32, ("ring",), 1, documents       # they are slow
     host = on("cpu", *one)
     with stand_in(on_stand_in), ledger.record() as book, mock.patch.dict(ring.LAYOUTS, zigzag=lambda *_: (0, 1)):
         return host, on("cuda", *one), dict(book.launches)

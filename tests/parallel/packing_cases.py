@@ -84,9 +84,12 @@ def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False
 def annotated(family):
     """(the loss, parameters after a step of gradient descent) of all rows, by a model whose matrices lie on a mesh."""
     rows, model, cut = packed(), gpt(family), comm.world().size > 1
+    tokens, documents = apart(rows.rows[:BATCH])
     if cut:
-        annotate.shard_parameters(model, comm.DeviceMesh(op=-1), annotate.megatron(model, "op"))
-    loss = nn.cross_entropy(model(*apart(rows.rows)), rows.targets, reduction="sum")
+        mesh = comm.DeviceMesh(dp=-1, op=2)
+        annotate.shard_parameters(model, mesh, annotate.megatron(model, "op"))
+        tokens = annotate.split(tokens, 0, mesh["dp"])
+    loss = nn.cross_entropy(model(tokens, documents), rows.targets[:BATCH], reduction="sum")
     loss.backward()
     optim.SGD(model.parameters(), lr=1.0).step()
     return loss.item(), annotate.full_state_dict(model) if cut else model.state_dict()

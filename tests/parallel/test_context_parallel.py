@@ -115,9 +115,11 @@ def test_on_a_gpu_it_is_what_it_is_on_the_host():
             np.testing.assert_allclose(b, a, rtol=0, atol=1e-12)
 
 
-def test_blocks_are_made_by_flash_attention_where_there_is_a_gpu():
-    """On one rank, which has two chunks, and so three blocks to put together."""
-    found, = crews.call(CASES + "by_kernels", 1, env={"TRITON_INTERPRET": "1"})
+@pytest.mark.parametrize("documents", [None, [[0, 1, 1, 2]]], ids=["one", "documents"])
+def test_blocks_are_made_by_flash_attention_where_there_is_a_gpu(documents):
+    """On one rank, which has two chunks, and so three blocks to put together. Of documents, the last position sees
+    nothing of the first chunk."""
+    found, = crews.call(CASES + "by_kernels", 1, (documents,), env={"TRITON_INTERPRET": "1"})
     if found is None:
         pytest.skip("Triton is not installed")
     host, gpu, launches = found

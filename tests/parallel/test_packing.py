@@ -51,9 +51,10 @@ def test_exact_mode_has_the_same_bits_on_any_ranks(options):
             assert all((other[name] == value).all() for name, value in state.items())
 
 
-def test_annotated_it_is_the_same():
+@pytest.mark.parametrize("n", [2, 4])
+def test_annotated_it_is_the_same(n):
     (loss, state), = crews.call(CASES + "annotated", 1, ("llama",))
-    for found, other in crews.call(CASES + "annotated", 2, ("llama",)):
+    for found, other in crews.call(CASES + "annotated", n, ("llama",)):
         assert abs(found - loss) < 1e-10
         for name, value in state.items():
             np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-10)
