@@ -116,6 +116,17 @@ def test_attention_takes_smaller_blocks_where_there_are_no_tensor_cores(gpu, mon
     assert (options["QUERIES"], options["SOURCES"]) == blocks and grid == (2 * -(-100 // blocks[0]),)
 
 
+@pytest.mark.parametrize("documents, pointers, blocks", [(False, 5, (32, 32)), (True, 7, (32, 16))])
+def test_attention_of_documents_takes_two_pointers_more(gpu, monkeypatch, documents, pointers, blocks):
+    """And blocks of its own; without documents the launch is what it was before there were any."""
+    monkeypatch.setattr(launch, "empty", lambda shape, dtype, like: DeviceArray(np.empty(shape, dtype)))
+    numbers = arrays(1, 100, dtype=np.int64, count=2) if documents else None
+    flash_attention.flash_attention(*arrays(1, 2, 100, 40), True, 1.0, numbers)
+    options, (_, _, _, _, args, _) = dict(gpu.asked[0].options), gpu.calls[0]
+    assert (options["QUERIES"], options["SOURCES"]) == blocks
+    assert sum(isinstance(a, np.uint64) and a != 0 for a in args) == pointers      # Triton's own are NULL
+
+
 def test_a_launch_word_for_word(gpu):
     x, y, out = arrays(1000)
     with ledger.record() as book:

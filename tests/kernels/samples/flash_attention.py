@@ -84,6 +84,9 @@ SAMPLES = [
     *pair(70, 70, causal=True, dtype="float16", documents=(numbers(1, 30, 40),) * 2, label="documents"),
     *pair(70, 70, causal=True, documents=(numbers(1, 20, 17, 33),) * 2, blocks=(16, 32), label="documents"),
     *pair(70, 70, causal=True, documents=(mixed(1, 70, 3),) * 2, blocks=(32, 16), label="documents that are mixed"),
+    # More numbers than are looked at at once: those in common stand at the end.
+    *pair(20, 1100, documents=(numbers(1, 20) + 1, numbers(1, 1060, 40)), label="documents", extent=1100),
+    *pair(1100, 20, documents=(numbers(1, 1060, 40), numbers(1, 20) + 1), label="documents", extent=1100),
     # Of parts of a sequence, as a ring has them: some queries see nothing at all.
     *pair(40, 70, documents=(numbers(1, 10, 30), numbers(1, 50, 20) + 1), label="documents of other sources"),
 ]
