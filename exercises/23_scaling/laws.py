@@ -96,21 +96,21 @@ def jacobian(theta, n, d, of):
     return np.stack([np.imag(of(theta + 1e-30j * np.eye(len(theta))[i], n, d)) / 1e-30 for i in range(len(theta))], 1)
 
 
-def refit(case, weight=None, logs=True, no_e=False, tied=False):
+def refit(case, weight=None, logs=True, tied=False):
     """The law's five numbers, by Gauss-Newton with weights (Huber's, unless others are given) from the true ones."""
     e, a, b, alpha, beta = case["law"]
     free = np.array([math.log(a), math.log(b), math.log(e), alpha, beta])
 
     def whole(x):
         x = x.astype(complex) if np.iscomplexobj(x) else x
-        return np.array([x[0], x[1], -60.0 if no_e else x[2], x[3], x[3] if tied else x[4]])
+        return np.array([x[0], x[1], x[2], x[3], x[3] if tied else x[4]])
 
     def of(x, n, d):
         found = log_law(whole(x), n, d)
         return found if logs else np.exp(found)
     weight = weight or (lambda r: np.minimum(1, DELTA / np.maximum(np.abs(r), 1e-300)))
     n, d, goal = case["n"], case["d"], np.log(case["losses"]) if logs else case["losses"]
-    damping, keep = 1e-3, [i for i in range(5) if not (no_e and i == 2 or tied and i == 4)]
+    damping, keep = 1e-3, [i for i in range(5) if not (tied and i == 4)]
 
     def total(r):
         return (weight(r) * r ** 2).sum() if weight(r).min() == 1 else huber(r).sum()
