@@ -29,8 +29,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+OF_POSITIONS = ("one process", "sequence", "ring", "all-to-all")      # which a llama tells otherwise
+
+
+@pytest.mark.parametrize("family, form", [("gpt", form) for form in FORMS] + [("llama", form) for form in OF_POSITIONS])
 def test_one_curve(family, form):
     n, options = FORMS[form]
     losses, parameters = wanted(family)
