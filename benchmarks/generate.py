@@ -17,7 +17,8 @@ from minitorch_dist.nn.transformer import FAMILIES  # noqa: E402
 
 VOCABULARY, LENGTH, LAYERS, HEADS, DIM = 65, 256, 4, 8, 256
 FAMILY = {"gpt": {}, "llama": {**FAMILIES["llama"], "tied": False, "kv_heads": 2}}
-AIM = 0.5       # of what the operations promise
+AIM = 2.0       # what a token may cost after the most tokens, in units of one after the fewest
+PAST = (31, 127, 255)
 ROUNDS = 5
 
 
@@ -51,22 +52,23 @@ def row(family, batch, past):
             model(tokens)
     took = compare({"kept": kept, "anew": anew}, rounds=ROUNDS)
     fewer = operations(model, 0, past + 1) / operations(model, past, 1)
-    faster = took["anew"].best / took["kept"].best
-    return {"model": family, "rows": batch, "tokens before": past, "kept, ms": f"{1e3 * took['kept'].best:.2f}",
-            "anew, ms": f"{1e3 * took['anew'].best:.2f}", "times faster": f"{faster:.1f}",
-            "fewer operations": f"{fewer:.0f}", "cache, MB": f"{cache.nbytes / 1e6:.1f}"}, faster / fewer
+    one, all_of_them = took["kept"].best, took["anew"].best
+    return {"model": family, "rows": batch, "tokens before": past, "kept, ms": f"{1e3 * one:.2f}",
+            "anew, ms": f"{1e3 * all_of_them:.2f}", "times faster": f"{all_of_them / one:.1f}",
+            "fewer operations": f"{fewer:.0f}", "cache, MB": f"{cache.nbytes / 1e6:.1f}"}, one
 
 
 def main():
     """Print and save."""
     named(__doc__)
-    report = Report("generate", "Generation with kept keys and values")
-    found = [row(family, batch, past) for family in FAMILY for batch in (1, 8) for past in (31, 127, 255)]
+    report = Report("generate", "Generation with kept keys and values (`generate.py`)")
+    found = [row(family, batch, past) for family in FAMILY for batch in (1, 8) for past in PAST]
     report.table(f"per token of a GPT of {LAYERS} blocks of {DIM}, {HEADS} heads, float32",
                  [cells for cells, _ in found])
-    worst = min(share for _, share in found)
-    report.aim("share of the saved operations that is saved in time, at worst", f"{AIM:.0%}", f"{worst:.0%}",
-               worst >= AIM)
+    took = [seconds for _, seconds in found]
+    worst = max(most / least for least, most in zip(took[::len(PAST)], took[len(PAST) - 1::len(PAST)], strict=True))
+    report.aim(f"a token after {PAST[-1]} others, in units of one after {PAST[0]}", f"at most {AIM}", f"{worst:.1f}",
+               worst <= AIM)
     report.save()
 
 
