@@ -43,7 +43,7 @@ def parse(argv):
     p.add_argument("--careless", type=float, default=0.6, help="share of the text's sums that forget the carry")
     p.add_argument("--warm-steps", type=int, default=400, help=f"steps on that text, of {BATCH} sums")
     p.add_argument("--warm-lr", type=float, default=5e-3, help="learning rate there")
-    p.add_argument("--steps", type=int, default=60, help="times that questions are asked, and learnt from")
+    p.add_argument("--steps", type=int, default=100, help="times that questions are asked, and learnt from")
     p.add_argument("--questions", type=int, default=64, help="per step over all ranks")
     p.add_argument("--group", type=int, default=8, help="answers to each")
     p.add_argument("--updates", type=int, default=1, help="optimizer steps on each step's answers")
