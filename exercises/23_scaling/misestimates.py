@@ -76,7 +76,7 @@ class Zero(Averages):
 
 class Size(Averages):
     def scale(self):
-        return self.trace / abs(self.square) if self.square else math.nan
+        return ratio(self.trace, abs(self.square))
 
 
 class Inverse(Averages):

@@ -26,6 +26,11 @@ def opposite(rng):
     return [(gradient, 5), (-gradient, 5)]
 
 
+def orthogonal():
+    """Two whose |G|² is estimated as 0, exactly."""
+    return [(2 * np.eye(SIZE)[i], 1) for i in range(2)]
+
+
 def owned(rng, count, ranks, idle=False):
     """Whose shard each is, one after the other. idle: one of several ranks has none."""
     cuts = np.sort(rng.integers(0, count + 1, ranks - 1)) if not idle else np.zeros(ranks - 1, int) + min(2, count)
@@ -38,7 +43,8 @@ def jobs(rng):
         return rng.integers(1, 12, k).tolist()
     uneven = [step(rng, counts(6)), step(rng, [4, 0, 9, 2, 0, 3, 0]), step(rng, [0, 7, 0, 0]), step(rng, counts(5)),
               step(rng, counts(4))]
-    return [(0.9, uneven), (0.5, [opposite(rng), step(rng, counts(3)), step(rng, [6, 1]), step(rng, counts(5), 2.0)]),
+    return [(0.9, uneven),
+            (0.5, [orthogonal(), opposite(rng), step(rng, counts(3)), step(rng, [6, 1]), step(rng, counts(5), 2.0)]),
             (0.8, [step(rng, counts(4), 30.0, np.float32, 60), step(rng, counts(5), 3.0, np.float32, 60)]),
             (0.7, [step(rng, [5] * 6), step(rng, [3] * 6)])]
 

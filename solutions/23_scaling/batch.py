@@ -50,7 +50,7 @@ def of_two(first, second):
 
 def cheapest(job, per_step, per_sample, largest):
     """The batch, an int from 1 to largest, that costs least: each step costs per_step, whatever the batch (time), and
-    each sample per_sample (computing). One of the two may be 0. Of two that cost the same, the smaller."""
+    each sample per_sample (computing). One of the two may be 0. Of two that cost the same, either."""
     # begin with the cost as a function of B: of its two parts that depend on B, one falls and the other grows. largest
     # may be 10¹², so they can't all be tried
     best = math.sqrt(per_step / per_sample * critical(job)) if per_sample else math.inf

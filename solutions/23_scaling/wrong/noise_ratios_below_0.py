@@ -15,7 +15,7 @@ class NoiseScale:
             if samples:
                 sums += samples * np.square(gradient, dtype=np.float64).sum(), 1, samples
         self.comm.all_reduce(sums)
-        squares, count, samples = sums.tolist()
+        squares, count, samples = sums
         if count < 2:
             return None
         size = float(whole @ whole)
