@@ -196,14 +196,6 @@ def with_empty(step):
     return trace, square(step.whole) - trace / step.N
 
 
-def always(step):
-    """Also of one shard: 0/0."""
-    if step.k >= 2:
-        return estimate(step)
-    trace = ratio(step.n @ step.sizes - step.N * square(step.whole), step.k - 1)
-    return trace, square(step.whole) - trace / step.N
-
-
 def zeros(step):
     return estimate(step) if step.k >= 2 else (0.0, 0.0)
 
@@ -224,6 +216,13 @@ def e(text, find):
 
 def a(text, averages):
     return gives("the averages: " + text, lambda case: run(case, averages=averages))
+
+
+def of_one(case, got):
+    """Whether there are estimates of a step in which nothing can be compared."""
+    return any(one is not None and other is None for rank, right in zip(got, run(case), strict=True)
+               for of, theirs in zip(rank["estimates"], right["estimates"], strict=True)
+               for one, other in zip(of, theirs, strict=True))
 
 
 def near(case, got):
@@ -303,7 +302,7 @@ SIGNATURES = [
     e("sums, not means over ranks: they are divided by {ranks}", averaged),
     e("|m|² is summed over the ranks: it is the same on all, and {ranks} times as large then", ranks_times),
     e("only rank 0 has the estimates: all ranks need them", at_rank_0),
-    e("of one shard there is nothing to compare: None, where k is below 2", always),
     e("of one shard there is nothing to compare: None, and the averages stay, not zeros", zeros),
+    when("update: of one shard there is nothing to compare: None, where k is below 2", of_one),
     when("nearly right: are squares summed in float32?", near),
 ]

@@ -44,9 +44,9 @@ def jobs(rng):
     uneven = [step(rng, counts(6)), step(rng, [4, 0, 9, 2, 0, 3, 0]), step(rng, [0, 7, 0, 0]), step(rng, counts(5)),
               step(rng, counts(4))]
     return [(0.9, uneven),
-            (0.5, [orthogonal(), opposite(rng), step(rng, counts(3)), step(rng, [6, 1]), step(rng, counts(5), 2.0)]),
+            (0.5, [opposite(rng), step(rng, counts(3)), step(rng, [6, 1]), step(rng, counts(5), 2.0)]),
             (0.8, [step(rng, counts(4), 30.0, np.float32, 60), step(rng, counts(5), 3.0, np.float32, 60)]),
-            (0.7, [step(rng, [5] * 6), step(rng, [3] * 6)])]
+            (0.7, [orthogonal(), step(rng, [5] * 6), step(rng, [3] * 6)])]
 
 
 def cases(rng, ranks):
