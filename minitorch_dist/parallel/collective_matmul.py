@@ -178,11 +178,14 @@ _matmul_reduce_scatter = Primitive(
 
 # ---------------------------------------------------------------- what users call
 
-def _check(name, x, weight):
+def _check(name, x, weight, bias=None):
     check_axes(name, x)
-    if x.shape[-1] != weight.shape[1]:
+    if len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"{name}: x {tuple(x.shape)} and weight {tuple(weight.shape)} (out, in) don't fit: the last "
-                         f"axis of x must be {weight.shape[1]}")
+                         "axes of both must be equally long, and weight have two")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{name}: bias {tuple(bias.shape)} must be {tuple(weight.shape[:1])}, as long as weight "
+                         f"{tuple(weight.shape)} (out, in) has rows")
 
 
 def all_gather_matmul(x, weight, comm, bias=None, regather=False):
@@ -195,7 +198,7 @@ def all_gather_matmul(x, weight, comm, bias=None, regather=False):
     N - 1 messages of x's size; backward as many, of its cotangent (float32 at least), with "regather" those of x again.
     Forward mode and second derivatives gather first and multiply then. MismatchError on all ranks unless they agree.
     """
-    _check("all_gather_matmul", x, weight)
+    _check("all_gather_matmul", x, weight, bias)
     return bind(_all_gather_matmul, (x, weight, bias), (comm, bool(regather)))
 
 

@@ -269,6 +269,8 @@ def errors(axis):
     attempt("row's product", lambda: model.mlp[2](values((2, 6, 36), 1)))
     attempt("axes", lambda: cm.all_gather_matmul(x[0], weight, axis))
     attempt("features", lambda: cm.matmul_reduce_scatter(x, weight[:, :-1], axis))
+    attempt("a row of weights", lambda: cm.all_gather_matmul(x, weight[0], axis))
+    attempt("bias", lambda: cm.all_gather_matmul(x, weight, axis, np.ones(1)))
     attempt("length", lambda: cm.matmul_reduce_scatter(values((2, 5, IN), 1), weight[:OUT], axis))
 
     def frozen_on_one(axis):

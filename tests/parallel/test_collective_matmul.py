@@ -210,6 +210,8 @@ def test_errors_say_what_to_do():
         "row's product": ("ValueError", "RowParallelLinear: product <ufunc 'matmul'> can't be made in 2 parts"),
         "axes": ("ValueError", "all_gather_matmul: shape (3, 5); sequence parallelism is for (batch, time, dim)"),
         "features": ("ValueError", "(2, 3, 5) and weight"),
+        "a row of weights": ("ValueError", "(2, 3, 5) and weight (5,)"),
+        "bias": ("ValueError", "all_gather_matmul: bias (1,) must be ("),
         "length": ("ValueError", "2 ranks can't share 5 positions equally"),
         "one rank without": ("MismatchError", "all_gather_matmul"),
         "one rank gathers again": ("MismatchError", "regather=True"),
