@@ -138,7 +138,8 @@ def _gather_forward(x, weight, bias, comm, regather):
 def _gather_pullback(ct, wanted, x, weight, comm, regather, aux):
     dx, outer = None, _Outer(wanted[1], result_type(ct.dtype, x.dtype))
     # Even if nothing is to be sent: another rank may think otherwise, and would wait for ever.
-    comm.agree("all_gather_matmul, backward", x.dtype, x.shape, f"dx {bool(wanted[0])}, dW {outer.wanted}")
+    comm.agree("all_gather_matmul, backward", result_type(ct.dtype, weight.dtype), x.shape,
+               f"dx {bool(wanted[0])}, dW {outer.wanted}")
 
     def outer_products():
         x_here, parts = module_of(x).ascontiguousarray(x), _parts(ct, comm.size)
@@ -155,7 +156,7 @@ def _gather_pullback(ct, wanted, x, weight, comm, regather, aux):
 
 
 def _scatter_forward(x, weight, comm):
-    comm.agree("matmul_reduce_scatter", x.dtype, (*x.shape[:-1], len(weight)))
+    comm.agree("matmul_reduce_scatter", result_type(x.dtype, weight.dtype), (*x.shape[:-1], len(weight)))
     return _scattered_product(x, weight.T, comm, iter(()))
 
 

@@ -276,11 +276,18 @@ def errors(axis):
     def frozen_on_one(axis):
         leaves = mt.tensor(x, requires_grad=rank == 0), mt.tensor(weight, requires_grad=True)
         cm.all_gather_matmul(*leaves, axis).sum().backward()
+
+    def wider_on_one(op, axis):
+        x, weight, *_ = inputs(op, axis.size, rank)
+        leaf = mt.tensor(x.astype(np.float32), requires_grad=True)
+        function(op, axis)(leaf, weight.astype((np.float32, np.float64)[rank])).sum().backward()
     disagreements = {
         "one rank without": lambda axis: block_of(axis, True, rank == 0)[0](there),
         "one rank gathers again": lambda axis: block_of(axis, (True, "regather")[rank], True)[0](there),
         "other parts": lambda axis: cm.all_gather_matmul(x[:, rank:], weight, axis),
         "other results": lambda axis: cm.matmul_reduce_scatter(np.ones((2, 6, 5)), np.ones((4 + rank, 5)), axis),
+        "one rank's weight is wider": lambda axis: wider_on_one(GATHER, axis),
+        "one rank's sum is wider": lambda axis: wider_on_one(SCATTER, axis),
         "one rank's x is frozen": frozen_on_one}
     for name, action in disagreements.items():      # each on a communicator of its own
         own = axis.split(0, name="tp")

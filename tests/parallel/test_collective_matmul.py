@@ -217,6 +217,8 @@ def test_errors_say_what_to_do():
         "one rank gathers again": ("MismatchError", "regather=True"),
         "other parts": ("MismatchError", "all_gather_matmul"),
         "other results": ("MismatchError", "matmul_reduce_scatter"),
+        "one rank's weight is wider": ("MismatchError", "all_gather_matmul, backward"),
+        "one rank's sum is wider": ("MismatchError", "matmul_reduce_scatter"),
         "one rank's x is frozen": ("MismatchError", "all_gather_matmul, backward"),
     }
     for found in call("errors", 2):
