@@ -1,6 +1,8 @@
 """Is the model the same on all ranks? Asked once, when it is wrapped, so that no gradient meets another's."""
 
+import functools
 import hashlib
+import inspect
 from operator import is_
 
 from .. import nn
@@ -9,13 +11,13 @@ from ..autodiff.writes import wrote
 
 LAYERS = nn.__name__ + "."
 PLAIN = int, float, str, tuple          # what a setting is; arrays, modules and communicators aren't
-STATE = {"training"}                    # and this isn't one
 
 
 def describe(module, settings, apart=()):
     """What has to be equal on all ranks, one line each: the settings, then nn's layers in their order, each with its
-    parameters and buffers; which part of a whole parameter it is, too, but for those in `apart` (ids). What modules of
-    other classes hold beside is their own affair, and may be different on each rank."""
+    parameters and buffers; which part of a whole parameter it is, too, but for those in `apart` (ids). What else a
+    module has been given, and all that those of other classes hold, is their own affair, and may be different on each
+    rank."""
     part = {id(getattr(m, name)): f", {indices.tolist()} of {extent} along axis {axis}" for m in module.modules()
             if getattr(type(m), "is_part", False) for name, (axis, indices, extent) in m.parts.items()}
     inside = {}
@@ -37,7 +39,14 @@ def settings_of(layer):
     """The settings of one of nn's layers, as text: Dropout's p, the heads of attention, how many experts a token
     chooses."""
     return ", ".join(f"{name}={value!r}" for name, value in sorted(vars(layer).items())
-                     if not name.startswith("_") and name not in STATE and isinstance(value, PLAIN))
+                     if isinstance(value, PLAIN) and is_setting(type(layer), name))
+
+
+@functools.cache
+def is_setting(cls, name):
+    """Whether an attribute of the class's instances is one: what its constructor is called with, or what the class has
+    a default for."""
+    return not name.startswith("_") and (name in inspect.signature(cls).parameters or hasattr(cls, name))
 
 
 def broadcast(comm, array, name=None):
