@@ -33,7 +33,7 @@ from ..autodiff import ops
 from ..autodiff.primitive import Primitive, bind, place
 from ..backend import is_short, module_of, result_type, xp
 from .collectives import all_gather, reduce_scatter
-from .ring import came_by, come_by, pass_on
+from .ring import as_was, came_by, come_by, pass_on
 from .sequence_parallel import TIME, check_axes, check_length
 
 # ---------------------------------------------------------------- products of one part, on arrays
@@ -83,7 +83,7 @@ class _Outer:
 
     def result(self):
         """The sum; None where it isn't wanted."""
-        return self.total.astype(self.dtype, copy=False) if self.wanted else None
+        return as_was(self.total, self.dtype) if self.wanted else None
 
 
 # ---------------------------------------------------------------- the two rounds, each the other's transpose
@@ -120,7 +120,7 @@ def _scattered_product(x, w, comm, meanwhile=()):
         if rank != comm.rank:
             wait = pass_on(total, comm)
         next(meanwhile, None)
-    return total.astype(product.dtype, copy=False)
+    return as_was(total, product.dtype)
 
 
 # ---------------------------------------------------------------- the op table's entries

@@ -4,7 +4,7 @@
         work(theirs)                            # while the next one is on its way
 """
 
-from ..backend import module_of
+from ..backend import is_short, module_of, to_half
 
 
 def pass_on(x, comm, into=None):
@@ -35,3 +35,9 @@ def come_by(x, comm, into=None):
 def came_by(x, others, comm):
     """What come_by has yielded, again: others is its `into`."""
     return [((comm.rank - step) % comm.size, theirs) for step, theirs in enumerate([x, *others])]
+
+
+def as_was(total, dtype):
+    """A sum in its terms' dtype: floats of 16 bits were added up in float32, all others in their own. What is too large
+    becomes inf without a warning, for optim.GradScaler to see."""
+    return to_half(total, dtype) if is_short(dtype) else total

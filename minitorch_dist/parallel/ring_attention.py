@@ -37,7 +37,7 @@ from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
 from ..backend import finfo, module_of, result_type, to, to_device_of, xp
 from .collectives import all_gather
-from .ring import come_by, pass_on
+from .ring import as_was, come_by, pass_on
 
 TIME = 2        # the axis of (batch, heads, time, size)
 LAYOUTS = {     # (rank, ranks) -> its chunks of the sequence, in their order; all chunks are equally long
@@ -83,6 +83,12 @@ def products(time, rank, source, ranks, causal, layout):
 def _wide(*arrays):
     """Floats of 16 bits in float32: scores in 16 bits are too coarse for exp."""
     return [a.astype(xp.result_type(a.dtype, xp.float32), copy=False) for a in arrays]
+
+
+def _add(total, more):
+    """In place; what is too large for halves becomes inf without a warning, for optim.GradScaler to see."""
+    with xp.errstate(over="ignore"):
+        total += more
 
 
 def _attend(q, k, v, numbers, diagonal, scale):
@@ -184,7 +190,7 @@ def _forward(q, k, v, comm, causal, scale, layout, documents):
         for rows, columns, *rules in _blocks(q.shape[TIME], comm, source, causal, layout, documents):
             piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], *rules, scale)
             _merge(o[:, :, rows], logs[:, :, rows], *piece)
-    return o.astype(q.dtype, copy=False), logs
+    return as_was(o, q.dtype), logs
 
 
 def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, documents, ans, aux):
@@ -198,17 +204,17 @@ def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, documents, ans, 
             parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns],
                                      ans[:, :, rows], aux[:, :, rows], *rules, scale)
             for total, at, part in zip((gq, gk, gv), (rows, columns, columns), parts, strict=True):
-                total[:, :, at] += part
+                _add(total[:, :, at], part)
         if home is None:
             home = both
             continue
         if wait is not None:
-            both += wait()      # what the ranks before have added
+            _add(both, wait())      # what the ranks before have added
         wait = pass_on(both, comm)
     if wait is not None:
-        home += wait()
-    gq = gq.astype(q.dtype, copy=False)
-    return tuple(g if w else None for g, w in zip((gq, *_two_arrays(home, k, v)), wanted, strict=True))
+        _add(home, wait())
+    found = as_was(gq, q.dtype), *_two_arrays(home, k, v)
+    return tuple(g if w else None for g, w in zip(found, wanted, strict=True))
 
 
 def _definition(q, k, v, comm, causal, scale, layout, documents):

@@ -1,5 +1,7 @@
 """What the ranks do in the tests of products that hide messages. What must hold is checked by the parent process."""
 
+import warnings
+
 import numpy as np
 
 import minitorch_dist as mt
@@ -69,6 +71,22 @@ def small_beside_large(axis):
     weight = mt.tensor(one, requires_grad=True)
     cm.all_gather_matmul(value, weight, axis, None, True).sum().backward()
     return z.item(), weight.grad.item()
+
+
+def too_large(axis):
+    """{op: (whether y, or dx, and dW of float16 are all inf, warnings)}, where products fit and their sums don't."""
+    found = {}
+    for op, x_value, u_value in ((GATHER, 200, 50), (SCATTER, 100, 100)):
+        shapes = [a.shape for a in inputs(op, axis.size, 0)]
+        x, weight, u = (np.full(shapes[i], value, np.float16) for i, value in ((0, x_value), (1, 90), (3, u_value)))
+        leaves = [mt.tensor(a, requires_grad=True) for a in (x, weight)]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            y = function(op, axis)(*leaves)
+            y.backward(mt.tensor(u))
+        sums = (leaves[0].grad if op == GATHER else y.detach()), leaves[1].grad
+        found[op] = all(np.isinf(a.numpy()).all() for a in sums), [str(warning.message) for warning in said]
+    return found
 
 
 def gradients(axis, op, regather):

@@ -152,6 +152,17 @@ def halves():
     return max(errors), book.bytes_sent[world.name, "send"], (parts[1].size + parts[2].size) * (world.size - 1)
 
 
+def too_large():
+    """(whether the gradients of values, in float16, are all inf, warnings): each rank's fit, their sum doesn't."""
+    world = comm.world()
+    q, k, v, u = (np.full((1, heads, 2, 2), x, np.float16) for heads, x in ((2, 0), (1, 0), (1, 1), (2, 4e4)))
+    v = mt.tensor(v, requires_grad=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cp.ring_attention(q, k, v, world).backward(mt.tensor(u))
+    return bool(np.isinf(v.grad.numpy()).all()), [str(warning.message) for warning in said]
+
+
 def overflowing():
     """What a row gives whose scores all overflow in one rank's keys, and nowhere else."""
     world = comm.world()

@@ -83,6 +83,11 @@ def test_floats_of_16_bits_are_added_up_in_float32(op):
     assert call("small_beside_large", 4) == [(260.0, 260.0)] * 4        # 259, to the nearest that there is
 
 
+def test_sums_too_large_for_16_bits_are_inf_without_a_warning():
+    """As a GradScaler's first steps make them."""
+    assert call("too_large", 4) == [{GATHER: (True, []), SCATTER: (True, [])}] * 4
+
+
 @pytest.mark.parametrize(("op", "regather"), KINDS)
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(op, regather):
     assert call("gradients", 3, op, regather) == [True] * 3

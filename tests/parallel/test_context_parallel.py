@@ -72,6 +72,11 @@ def test_scores_that_overflow_weigh_nothing():
         assert (y == 0.5).all()
 
 
+def test_gradients_too_large_for_halves_are_inf_without_a_warning():
+    """As a GradScaler's first steps make them."""
+    assert call(CASES + "too_large", 2) == [(True, [])] * 2
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
     for passed in call(CASES + "derivatives", n):
