@@ -10,6 +10,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 
 LAYERS = nn.__name__ + "."
+LIBRARY = nn.__name__.partition(".")[0] + "."
 PLAIN = int, float, str, tuple          # what a setting is; arrays, modules and communicators aren't
 
 
@@ -29,7 +30,7 @@ def describe(module, settings, apart=()):
         inside.setdefault(name.rpartition(".")[0], []).append(f"buffer {name!r}: {b.dtype} {list(b.shape)}")
     lines = [f"{name}={value!r}" for name, value in settings.items()]
     for path, m in module.named_modules():
-        if type(m).__module__.startswith(LAYERS):
+        if layer_class(type(m)):
             lines.append(f"{path or 'the model'}: {type(m).__name__}({settings_of(m)})")
         lines += inside.pop(path, ())
     return lines + sum(inside.values(), [])
@@ -39,7 +40,14 @@ def settings_of(layer):
     """The settings of one of nn's layers, as text: Dropout's p, the heads of attention, how many experts a token
     chooses."""
     return ", ".join(f"{name}={value!r}" for name, value in sorted(vars(layer).items())
-                     if isinstance(value, PLAIN) and is_setting(type(layer), name))
+                     if isinstance(value, PLAIN) and is_setting(layer_class(type(layer)), name))
+
+
+def layer_class(cls):
+    """The class of nn's layers that a class of this library is, or is made of, as dropouts of parts of sequences are;
+    None for others."""
+    return next((base for base in cls.__mro__ if base.__module__.startswith(LAYERS) and base is not nn.Module
+                 and cls.__module__.startswith(LIBRARY)), None)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import tensor_parallel as tp
 
 
 def digest(model):
@@ -130,6 +131,13 @@ def different_models():
             said[what] = "nothing"
         except ValueError as error:
             said[what] = str(error)
+    block = nn.TransformerBlock(6, 2, dropout=0.2 if odd else 0.1)
+    tp.parallelize_module(block, world.split(world.rank), tp.plan_of(block), sequence_parallel=True)
+    try:
+        DistributedDataParallel(block, world)
+        said["layer in parts"] = "nothing"
+    except ValueError as error:
+        said["layer in parts"] = str(error)
     net = build()
     for layer in net.modules():     # notes of one's own
         layer.note, layer.seconds, layer.neighbours = f"of rank {world.rank}", 0.1 * world.rank, tuple(net)
