@@ -322,7 +322,8 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     tp_comm_overlap    True, beside sequence_parallel: products of the plan's parts are made for one rank's positions
                        after the other's, while the next are on their way, forward and backward; the same bytes, as
                        messages. What an embedding sums, and "column, gathered" gathers behind its product, is sent as
-                       before. ValueError for such parts in lora.add and convert_to_low_precision_training
+                       before. ValueError for such parts in lora.add and convert_to_low_precision_training; for
+                       checkpoint's save= these products are "all_gather_matmul" and "matmul_reduce_scatter"
     To be done before an optimizer or DistributedDataParallel is made: RuntimeError afterwards. ValueError where a path
     meets nothing, a way is unknown, or the ranks can't share a module so; TypeError where a way doesn't fit the module;
     nothing is cut then.
