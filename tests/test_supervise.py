@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,6 +262,41 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], 
 print(child.pid, flush=True)
 sys.exit(5)
 """
+
+
+FAILS_ONCE = """
+import os, sys
+begun = os.path.exists(sys.argv[1])
+open(sys.argv[1], "a").write("again ")
+sys.stdout.buffer.write(bytes(range(256)) * 2000)       # hundreds of KB, as a pipe holds 64
+sys.stderr.buffer.write(b"x" * 200_000)
+sys.exit(0 if begun else 3)
+"""
+
+
+@pytest.mark.parametrize("streams", [">&- 2>&-", "> /dev/full 2> /dev/full", "| true"])
+def test_nobody_listens(tmp_path, streams):
+    """Standard output that is closed, full or has no reader: the job is started again all the same, to its end."""
+    command = [sys.executable, "-m", "minitorch_dist", "supervise", "--backoff", "0", "--", "-c", FAILS_ONCE,
+               str(tmp_path / "begun")]
+    subprocess.run(["/bin/sh", "-c", f"{shlex.join(command)} {streams}"], cwd=ROOT, timeout=60,
+                   stdin=subprocess.DEVNULL)
+    assert (tmp_path / "begun").read_text() == "again again "
+
+
+def test_output_passes_as_it_is():
+    """What is no text, and what this terminal's encoding has no letter for."""
+    program = "import sys; sys.stdout.buffer.write('é → '.encode() + bytes(range(256)))"
+    run = subprocess.run([sys.executable, "-m", "minitorch_dist", "supervise", "--", "-c", program], cwd=ROOT,
+                         timeout=60, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert "é → ".encode() + bytes(range(256)) in run.stdout
+
+
+def test_an_error_of_the_supervisor_leaves_no_job(tmp_path, monkeypatch):
+    monkeypatch.setattr("minitorch_dist.supervise.command.read_steps", lambda steps: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        supervise("--", "-c", "import time; time.sleep(60)", tmp_path)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(tmp_path) in cmdline(pid)]
 
 
 def test_what_a_job_leaves_behind_is_killed(tmp_path, capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..attempt import read_steps
 from ..testing.ranks import mpirun_command
 from .attempts import Attempt, Rule, Start, goodput, next_start
-from .job import Job
+from .job import Job, write
 
 LOOK_EVERY = 0.1        # seconds between two looks at the job
 KILLED = re.compile(r"[A-Z][\w ]* \(signal \d+\)|signal \d+ \([\w ]+\)")        # MPICH's words, Open MPI's
@@ -155,25 +155,34 @@ class _Supervisor:
         steps = self.folder / f"attempt-{number}"
         self.say(f"start {number + 1}: {ranks} rank{'s' * (ranks > 1)}")
         job = Job(self.command(ranks), steps, number)
+        try:
+            attempt.status = self.wait(job)
+        finally:        # an error of the supervisor's own leaves no job behind, either
+            job.kill()
+            left = job.clear()
+            self.signals.take(None)
+        attempt.said = job.said()
+        attempt.first, attempt.durations = read_steps(steps)
+        if left:
+            self.say(f"killed what mpirun had left: {', '.join(map(str, left))}")
+        status = attempt.status
+        self.say(f"done: {attempt.last:,} steps" if status == 0 and attempt.last else "done" if status == 0 else
+                 f"ended {attempt.place} by status {status}{_signal_in(job)}")
+        return attempt
+
+    def wait(self, job):
+        """The status of the job, when it has ended; signals are handed on to it, and at the deadline it is killed."""
         self.signals.take(job)
         told = killed = False
         while (status := job.wait(LOOK_EVERY)) is None:
-            told = told or self.tell_resumed(steps)
+            told = told or self.tell_resumed(job.steps)
             if self.signals.deadline and time.monotonic() > self.signals.deadline and not killed:
                 self.say(f"still there {self.signals.grace:g} s after the signal: killed")
                 job.kill()
                 killed = True
-        left = job.clear()
-        self.signals.take(None)
         if not told:
-            self.tell_resumed(steps)
-        attempt.status, attempt.said = status, job.said()
-        attempt.first, attempt.durations = read_steps(steps)
-        if left:
-            self.say(f"killed what mpirun had left: {', '.join(map(str, left))}")
-        self.say(f"done: {attempt.last:,} steps" if status == 0 and attempt.last else "done" if status == 0 else
-                 f"ended {attempt.place} by status {status}{_signal_in(job)}")
-        return attempt
+            self.tell_resumed(job.steps)
+        return status
 
     def tell_resumed(self, steps):
         """Say where the job goes on, when it is known; whether it is."""
@@ -195,8 +204,8 @@ class _Supervisor:
         """A line, with the time of day and the seconds since the beginning; one write."""
         when = f"supervise {time.strftime('%H:%M:%S')} {time.monotonic() - self.begin:+8.1f} s  "
         first, *more = text.splitlines()
-        sys.stdout.write("\n".join([when + first, *(f"    {line}" for line in more)]) + "\n")
-        sys.stdout.flush()
+        text = "\n".join([when + first, *(f"    {line}" for line in more)]) + "\n"
+        write(sys.stdout, text.encode(getattr(sys.stdout, "encoding", None) or "utf-8", "replace"))
 
 
 def _signal_in(job):

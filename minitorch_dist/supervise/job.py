@@ -17,6 +17,7 @@ from ..testing.ranks import is_alive
 TAIL = 12           # lines of each stream that are kept
 GONE_SECONDS = 2    # for ranks to go by themselves when mpirun has gone; they are killed then
 READ_SECONDS = 2    # for what was written last to be read
+LONGEST = 1 << 16   # bytes of a line that are held at once
 
 
 class Job:
@@ -54,9 +55,10 @@ class Job:
             self.process.send_signal(number)
 
     def kill(self):
-        """End it at once."""
+        """End it at once, if it hasn't ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def clear(self):
         """When mpirun has ended: [pid] of processes that it has left, and that had to be killed."""
@@ -88,10 +90,16 @@ class Job:
 
 
 def _copy(source, target, tail):
-    """Copy a stream line by line. A reader that has gone (`| head`) doesn't stop the job."""
-    for line in source:
-        text = line.decode(errors="replace")
-        tail.append(text.rstrip())
-        with contextlib.suppress(OSError, ValueError):
-            target.write(text)
-            target.flush()
+    """Copy a stream line by line, as it is; one without an end in pieces."""
+    for line in iter(lambda: source.readline(LONGEST), b""):
+        tail.append(line.decode(errors="replace").rstrip())
+        write(target, line)
+
+
+def write(target, data):
+    """Write bytes to one of our own streams. One that is closed (None), whose reader has gone (`| head`) or whose disk
+    is full doesn't stop the job."""
+    with contextlib.suppress(OSError, ValueError):
+        if target is not None:
+            target.buffer.write(data)
+            target.buffer.flush()
