@@ -210,7 +210,7 @@ def signalled(when, number):
     return thread
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_a_signal_ends_the_job_which_saves(tmp_path, capsys, number, status):
     """And no process is left."""
     begun = tmp_path / "checkpoints" / "step-00000010"
@@ -229,6 +229,16 @@ def cmdline(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
     except OSError:
         return ""
+
+
+def test_a_terminal_that_closes_under_nohup(monkeypatch, capsys):
+    """The job goes on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert supervise("--", "-c", "import os, signal; os.kill(os.getppid(), signal.SIGHUP)") == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert events(capsys) == ["start 1: 1 rank", "done"]
 
 
 def test_a_signal_in_the_pause(capsys):

@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -23,8 +22,9 @@ EXAMPLE = """example:
 
 What follows -- is what would follow `mpirun -n 4 python`. The program has to go on by itself from what it has saved:
 those here do, by --resume auto, which is their default under this command; so a job that has ended is done, and not
-begun again. Ctrl-C and SIGTERM are handed on to the job, and end it. Status 2, of a command that can't be run, and 130
-and 143, of a job that was interrupted, are ends too; with any other but 0 the job is started again."""
+begun again. Ctrl-C and SIGTERM are handed on to the job, and end it; without nohup a terminal that closes does, too.
+Status 2, of a command that can't be run, and 130 and 143, of a job that was interrupted, are ends as well; with any
+other but 0 the job is started again."""
 
 
 def add_command(commands):
@@ -95,14 +95,17 @@ def supervise(command, rule, grace=30.0):
 
 
 class _Signals:
-    """SIGINT and SIGTERM, handed on to the job under way."""
+    """SIGINT and SIGTERM, handed on to the job under way; that of a terminal which has gone (SIGHUP) as SIGTERM, at
+    which jobs save. Where SIGHUP is ignored, as under nohup, the job goes on."""
 
     def __init__(self, grace):
         self.grace, self.job, self.number, self.deadline, self.handed_on = grace, None, 0, None, False
-        self.came = threading.Event()
 
     def __enter__(self):
-        self.outer = {number: signal.signal(number, self._hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        taken = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            taken.append(signal.SIGHUP)
+        self.outer = {number: signal.signal(number, self._hand_on) for number in taken}
         return self
 
     def __exit__(self, *exc):
@@ -112,10 +115,15 @@ class _Signals:
     def _hand_on(self, number, frame):
         self.deadline = self.deadline or time.monotonic() + self.grace
         self.number = self.number or number
-        self.came.set()
         if self.job is not None:
             self.handed_on = True
-            self.job.signal(number)
+            self.job.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def pause(self, seconds):
+        """Wait so long, or until one comes. (No Event, whose lock a handler might find taken by what it interrupts.)"""
+        end = time.monotonic() + seconds
+        while not self.number and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_EVERY))
 
     def take(self, job):
         """From now on to this job; what came while there was none, too."""
@@ -136,7 +144,7 @@ class _Supervisor:
         while isinstance(then := next_start(self.attempts, self.rule), Start) and not self.signals.number:
             if then.pause:
                 self.say(f"starts again in {then.pause:g} s")
-                self.signals.came.wait(then.pause)
+                self.signals.pause(then.pause)
             if not self.signals.number:
                 self.attempts.append(self.attempt(then.ranks))
         status = self.attempts[-1].status if self.attempts else 0
