@@ -8,7 +8,9 @@ The supervisor knows nothing else of the program, which has to go on by itself f
 that it notes, it is told where it failed and what was lost; training.Run notes them.
 """
 
+import errno
 import os
+import sys
 
 SUPERVISED = "MINITORCH_SUPERVISED"
 RESTARTS = "MINITORCH_RESTARTS"
@@ -28,11 +30,18 @@ class StepLog:
     """The file of steps, of one rank, written step by step so that a kill loses none; nothing without a supervisor.
 
     first   the step that the run goes on from; 0: it begins
+
+    Where it can't be written (the disk is full; the rank's machine is another one than the supervisor's), the job says
+    so on stderr and goes on: it is noted no further.
     """
 
     def __init__(self, first):
-        path = os.environ.get(SUPERVISED)
-        self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if path else None
+        path, self.file = os.environ.get(SUPERVISED), None
+        if path:
+            try:
+                self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            except OSError as error:
+                _untold(error)
         self._write(f"from {first}\n")
 
     def done(self, seconds):
@@ -45,7 +54,18 @@ class StepLog:
 
     def _write(self, line):
         if self.file is not None:
-            os.write(self.file, line.encode())
+            try:
+                if os.write(self.file, line.encode()) < len(line):      # the disk has become full by it
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                self.close()
+                self.file = None
+                _untold(error)
+
+
+def _untold(error):
+    print(f"the supervisor isn't told of further steps, and will take failures for such without progress: {error}",
+          file=sys.stderr, flush=True)
 
 
 def read_steps(path):

@@ -101,6 +101,29 @@ def test_steps_are_noted(tmp_path, monkeypatch):
     assert attempt.read_steps(path) == (20, [0.25, 1.5])
 
 
+@pytest.mark.parametrize("path, why", [("/dev/full", "No space left"), ("/no-such-folder/steps", "No such file")])
+def test_steps_that_cannot_be_noted(path, why, monkeypatch, capsys):
+    """The job goes on, and says it once."""
+    monkeypatch.setenv(attempt.SUPERVISED, path)
+    log = attempt.StepLog(0)
+    log.done(1.0)
+    log.close()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "isn't told" in said[0] and why in said[0]
+
+
+def test_a_disk_that_becomes_full_in_a_line(tmp_path, monkeypatch, capsys):
+    """What comes after half a line would be read as its other half."""
+    path, write = tmp_path / "steps", os.write
+    monkeypatch.setenv(attempt.SUPERVISED, str(path))
+    log = attempt.StepLog(0)
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
+    log.done(0.25)
+    monkeypatch.setattr(os, "write", write)
+    log.done(0.25)
+    assert attempt.read_steps(path) == (0, []) and "No space left" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- faults
 
 def test_faults_are_read(monkeypatch):
