@@ -152,6 +152,8 @@ def _differences(mine, theirs):
     with np.errstate(invalid="ignore"):
         distance = np.nan_to_num(abs(a - b), nan=np.inf)
     worst = int(distance.argmax())
+    digits = 17 if mine.dtype.itemsize > 4 else 9      # by which neighbouring numbers differ
     first, at = (np.unravel_index(differ[i], mine.shape) for i in (0, worst))
     return (f"{differ.size:,} of {mine.size:,} elements, the first at {list(map(int, first))}; the greatest difference "
-            f"is {distance[worst]:.3g}, at {list(map(int, at))}: {a[worst]:.9g} instead of {b[worst]:.9g}")
+            f"is {distance[worst]:.3g}, at {list(map(int, at))}: {a[worst]:.{digits}g} instead of "
+            f"{b[worst]:.{digits}g}")

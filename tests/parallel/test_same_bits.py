@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from minitorch_dist.parallel.same_bits import crc32, minority
+from minitorch_dist.parallel.same_bits import _differences, crc32, minority
 from tests.crews import crews
 
 CASES = "tests.parallel.same_bits_cases:"
@@ -38,6 +38,14 @@ def test_a_bit_that_turns_over_is_found(way, held):
                       rf"difference is (\S+), at {re.escape(place)}: (\S+) instead of (\S+)", said)
     np.testing.assert_allclose([float(x) for x in found.groups()], [abs(new - old), new, old], rtol=5e-3)
     assert later is not None      # it never heals
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_neighbouring_numbers_are_told_apart(dtype):
+    value = np.array(0.3, dtype)
+    mine = np.nextafter(value, dtype(1))
+    new, old = re.search(r": (\S+) instead of (\S+)$", _differences(mine, value)).groups()
+    assert dtype(new) == mine and dtype(old) == value
 
 
 def test_one_copy_of_a_part_is_found():
