@@ -127,7 +127,7 @@ def parse(argv):
             p.error("--noise-scale measures the library's gradients: without --mine")
         if args.resume or args.save_every or args.async_save:
             p.error("--mine can't go on from a checkpoint, which knows nothing of your optimizer's state: without "
-                    "--save-every, --async-save and --resume")
+                    "--save-every, --async-save, --resume and a supervisor")
         args.optimizer, args.dtype = args.optimizer or "adam", args.dtype or "float64"
     args.dtype = args.dtype or "float32"
     for name, value in DEFAULTS[args.model].items():
@@ -250,8 +250,9 @@ def train(args, world, plugged=LIBRARY):
                 break
         if percent is None:     # a checkpoint of the last step
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
-        if report:
-            progress.say(str(report))
+        if stragglers:
+            progress.say(str(report) if report else f"--stragglers {args.stragglers}: the run has ended before so many "
+                         "steps, and nothing is told")
         status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,

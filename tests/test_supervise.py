@@ -55,7 +55,7 @@ def test_a_crash_loop_names_its_step():
     rule = Rule((4,), max_restarts=1)
     assert next_start([failed(29), failed(29, 20)], rule) == End(
         "a crash loop: 2 failures and no step further, in step 30 (--max-restarts 1); the last words:", True)
-    assert "before its first step (" in next_start([failed(None), failed(None)], rule).why
+    assert "before a step was noted (" in next_start([failed(None), failed(None)], rule).why
     assert "in step 1,200 and in step 7 (" in next_start([failed(1199), failed(6)], rule).why
     assert isinstance(next_start([failed(3)], Rule((4,), max_restarts=0)), End)
 
@@ -214,10 +214,12 @@ def test_what_cannot_run_is_not_started_again(tmp_path, capsys):
         assert supervise("--", *TRAIN, *arguments, *out) == 2
         told = events(capsys)
         assert told[0] == "start 1: 1 rank" and words in told[-1] and len(told) == 3
+    assert supervise("--", *TRAIN[:3], "--mine", "--out", tmp_path / "on") == 2
     for arguments in (["-n", "2,4", "--", "x.py"], ["-n", "0", "--", "x.py"], ["-n", "2"]):
         with pytest.raises(SystemExit, match="2"):
             supervise(*arguments)
-    capsys.readouterr()
+    said = capsys.readouterr()
+    assert "ended before a step was noted by status 2" in said.out
     assert supervise("--mpirun", "no-such-mpirun -f hosts", "--", "x.py") == 2
     assert "no-such-mpirun" in capsys.readouterr().err
 

@@ -49,7 +49,7 @@ class Attempt:
     def place(self):
         """Where it ended, in words."""
         if self.last is None:
-            return "before its first step"
+            return "before a step was noted"
         return f"after step {self.last:,}" if self.status in INTERRUPTED else f"in step {self.last + 1:,}"
 
 

@@ -68,6 +68,9 @@ class Job:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + GONE_SECONDS
+        while any(is_alive(pid) for pid in left) and time.monotonic() < end:      # they still hold a run's folder
+            time.sleep(0.02)
         for reader in self.readers:
             reader.join(READ_SECONDS)
         return left
