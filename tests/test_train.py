@@ -388,6 +388,24 @@ def test_a_rank_that_raises_ends_the_job(tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("check, fault, words", [
+    ("--check-work", "miscompute rank=1 step=6", "different gradients of the rows 0 to 6 of step 6:"),
+    ("--check-replicas", "flip rank=1 step=5", "have parted, found after step 6:")])
+def test_ranks_that_are_wrong_or_slow_are_found(tmp_path, check, fault, words):
+    """In the step in which it is asked for: every third."""
+    variables = {"MINITORCH_FAULT": f"{fault}; sleep rank=1 seconds=0.1"}
+    run = start(2, *SMALL, check, "3", "--stragglers", "2", "--steps", "8", "--out", tmp_path / "run", env=variables,
+                by=ranks.launch)
+    assert run.returncode and any(words in said and "0.weight', float32[33, 784]" in said for said in run.stderr)
+    assert "step 2: median of 2 steps, ms" in run.stdout[0] and "rank 1 is slow: it computes" in run.stdout[0]
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_too_few_steps_for_stragglers_are_told(tmp_path):
+    *_, said = train(tmp_path, 1, *SMALL, "--steps", "3", "--stragglers", "4")
+    assert "--stragglers 4: the run has ended before so many steps" in said
+
+
 def test_a_signal_during_the_last_evaluation_is_heard(tmp_path, monkeypatch):
     """The run is whole, and its status tells who started it that it was asked to end."""
     accuracy = program.accuracy
