@@ -11,6 +11,7 @@ that it notes, it is told where it failed and what was lost; training.Run notes 
 import errno
 import os
 import sys
+from typing import NamedTuple
 
 SUPERVISED = "MINITORCH_SUPERVISED"
 RESTARTS = "MINITORCH_RESTARTS"
@@ -48,6 +49,10 @@ class StepLog:
         """One more step is done, which has taken so long."""
         self._write(f"{seconds:.6f}\n")
 
+    def saved(self):
+        """A checkpoint has been written of where it stands."""
+        self._write("saved\n")
+
     def close(self):
         if self.file is not None:
             os.close(self.file)
@@ -68,8 +73,21 @@ def _untold(error):
           file=sys.stderr, flush=True)
 
 
+class Steps(NamedTuple):
+    """What was noted.
+
+    first       the step that the run went on from; None where no run has begun
+    durations   seconds of each step since
+    saved       the last step of which a checkpoint was written since, or None
+    """
+
+    first: int | None
+    durations: list
+    saved: int | None = None
+
+
 def read_steps(path):
-    """(step that the run went on from, seconds of each step since); (None, []) where no run has begun."""
+    """The Steps of a file."""
     try:
         with open(path) as file:
             lines = file.read().split("\n")[:-1]      # whole ones
@@ -77,5 +95,11 @@ def read_steps(path):
         lines = []
     begun = [i for i, line in enumerate(lines) if line.startswith("from ")]
     if not begun:
-        return None, []
-    return int(lines[begun[-1]].split()[1]), [float(line) for line in lines[begun[-1] + 1:]]
+        return Steps(None, [])
+    first, durations, saved = int(lines[begun[-1]].split()[1]), [], None
+    for line in lines[begun[-1] + 1:]:
+        if line == "saved":
+            saved = first + len(durations)
+        else:
+            durations.append(float(line))
+    return Steps(first, durations, saved)

@@ -240,6 +240,8 @@ class Run:
         facts |= {"scaler": scaler.state_dict()} if scaler is not None else {}
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
                               settings=self.settings, sent=self.sent, **facts)
+        if self.step_log and not self.checkpoints.async_op:      # else it isn't written yet
+            self.step_log.saved()
 
     def epochs(self, loader, steps):
         """(epoch, its batches) from where the run stands on, until it has made so many steps."""

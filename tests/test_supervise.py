@@ -74,6 +74,11 @@ def test_goodput_counts_each_step_once():
     assert goodput(attempts)[:2] == (35.0, 19)
     attempts[2].status = 1          # what it was to save is not known
     assert goodput(attempts)[:2] == (30.0, 39)
+    attempts[2].saved = 52
+    assert goodput(attempts)[:2] == (33.0, 27) and not attempts[2].ends_saved
+    attempts[2].saved = 60
+    assert goodput(attempts)[:2] == (35.0, 19) and attempts[2].ends_saved
+    attempts[2].saved = None
     assert goodput([*attempts, Attempt(2, 1)])[:2] == (30.0, 39)        # which didn't come to its first step
     assert goodput([Attempt(1, 0)]) == (0, 0, 0.0)
     anew = [Attempt(1, 9, 0, [1.0] * 5), Attempt(1, 0, 0, [1.0] * 7)]   # nothing was saved
@@ -84,21 +89,22 @@ def test_goodput_counts_each_step_once():
 
 def test_steps_are_noted(tmp_path, monkeypatch):
     path = tmp_path / "steps"
-    assert attempt.read_steps(path) == (None, [])
+    assert attempt.read_steps(path) == (None, [], None)
     monkeypatch.setenv(attempt.SUPERVISED, str(path))
     log = attempt.StepLog(20)
-    assert attempt.read_steps(path) == (20, [])
+    assert attempt.read_steps(path) == (20, [], None)
     log.done(0.25)
+    log.saved()
     log.done(1.5)
     log.close()
     with path.open("a") as file:
         file.write("0.1")       # a line that was cut off
-    assert attempt.read_steps(path) == (20, [0.25, 1.5])
+    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21)
     monkeypatch.delenv(attempt.SUPERVISED)
     log = attempt.StepLog(0)
     log.done(1.0)
     log.close()
-    assert attempt.read_steps(path) == (20, [0.25, 1.5])
+    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21)
 
 
 @pytest.mark.parametrize("path, why", [("/dev/full", "No space left"), ("/no-such-folder/steps", "No such file")])
@@ -121,7 +127,7 @@ def test_a_disk_that_becomes_full_in_a_line(tmp_path, monkeypatch, capsys):
     log.done(0.25)
     monkeypatch.setattr(os, "write", write)
     log.done(0.25)
-    assert attempt.read_steps(path) == (0, []) and "No space left" in capsys.readouterr().err
+    assert attempt.read_steps(path) == (0, [], None) and "No space left" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- faults
@@ -247,6 +253,23 @@ def test_a_signal_ends_the_job_which_saves(tmp_path, capsys, number, status):
     assert (tmp_path / "checkpoints" / f"step-{last:08d}").is_dir()
     assert "not started again" in told[-2] and "0 steps were lost" in told[-1]
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(tmp_path) in cmdline(pid)]
+
+
+LIKE_OPEN_MPI = """
+import signal, subprocess, sys
+ranks = subprocess.Popen(sys.argv[1:])
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: ranks.send_signal(signal.SIGTERM))
+sys.exit(min(ranks.wait(), 1))
+"""
+
+
+def test_a_launcher_that_ends_with_1_at_a_signal(tmp_path, capsys):
+    """As Open MPI's: the job has saved where it stands, and so it was interrupted, and hasn't failed."""
+    signalled((tmp_path / "checkpoints" / "step-00000010").is_dir, signal.SIGINT)
+    long = [*TRAIN, "--steps", "100000", "--epochs", "100000", "--save-every", "10", "--out", str(tmp_path)]
+    assert supervise("--", "-c", LIKE_OPEN_MPI, sys.executable, *long) == 130
+    told = events(capsys)
+    assert "ended after step" in " ".join(told) and "0 steps were lost" in told[-1]
 
 
 def cmdline(pid):

@@ -31,6 +31,7 @@ class Attempt:
     status      that mpirun ended with
     first       the step that it went on from; None where no run had begun, or the program doesn't tell
     durations   seconds of each step since
+    saved       the last step of which it has written a checkpoint, if it tells
     said        the last lines that it wrote
     """
 
@@ -39,11 +40,17 @@ class Attempt:
     first: int = None
     durations: list = field(default_factory=list)
     said: list = field(default_factory=list)
+    saved: int = None
 
     @property
     def last(self):
         """The last step that was done; None as `first`."""
         return None if self.first is None else self.first + len(self.durations)
+
+    @property
+    def ends_saved(self):
+        """Whether the last step that was done is in a checkpoint, as far as it tells."""
+        return self.saved is not None and self.saved == self.last
 
     @property
     def place(self):
@@ -121,7 +128,7 @@ class Goodput(NamedTuple):
 
 def goodput(attempts):
     """The Goodput of these attempts. Of a job that has failed for good, what came after the newest checkpoint that some
-    attempt went on from is lost."""
+    attempt has told of, or went on from, is lost."""
     kept, lost, lost_seconds = {}, 0, 0.0
 
     def drop_after(step):
@@ -133,5 +140,6 @@ def goodput(attempts):
             drop_after(attempt.first)
             kept |= {attempt.first + 1 + i: seconds for i, seconds in enumerate(attempt.durations)}
     if attempts and attempts[-1].status not in (0, *INTERRUPTED):
-        drop_after(max((attempt.first for attempt in attempts if attempt.first is not None), default=0))
+        drop_after(max((step for attempt in attempts for step in (attempt.first, attempt.saved) if step is not None),
+                       default=0))
     return Goodput(sum(kept.values()), lost, lost_seconds)

@@ -99,7 +99,7 @@ class _Signals:
     which jobs save. Where SIGHUP is ignored, as under nohup, the job goes on."""
 
     def __init__(self, grace):
-        self.grace, self.job, self.number, self.deadline, self.handed_on = grace, None, 0, None, False
+        self.grace, self.job, self.number, self.deadline, self.handed_on = grace, None, 0, None, 0
 
     def __enter__(self):
         taken = [signal.SIGINT, signal.SIGTERM]
@@ -116,8 +116,8 @@ class _Signals:
         self.deadline = self.deadline or time.monotonic() + self.grace
         self.number = self.number or number
         if self.job is not None:
-            self.handed_on = True
-            self.job.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            self.handed_on = signal.SIGTERM if number == signal.SIGHUP else number
+            self.job.signal(self.handed_on)
 
     def pause(self, seconds):
         """Wait so long, or until one comes. (No Event, whose lock a handler might find taken by what it interrupts.)"""
@@ -170,7 +170,9 @@ class _Supervisor:
             left = job.clear()
             self.signals.take(None)
         attempt.said = job.said()
-        attempt.first, attempt.durations = read_steps(steps)
+        attempt.first, attempt.durations, attempt.saved = read_steps(steps)
+        if attempt.status == 1 and self.signals.handed_on and attempt.ends_saved:
+            attempt.status = 128 + self.signals.handed_on       # Open MPI's mpirun has 1 for any signal
         if left:
             self.say(f"killed what mpirun had left: {', '.join(map(str, left))}")
         status = attempt.status
@@ -194,7 +196,7 @@ class _Supervisor:
 
     def tell_resumed(self, steps):
         """Say where the job goes on, when it is known; whether it is."""
-        first, _ = read_steps(steps)
+        first = read_steps(steps).first
         before = max((a.last for a in self.attempts if a.last is not None), default=None)
         if first is not None and (before is not None or first):
             again = "" if before is None else f": {max(before - first, 0):,} steps are done again"
