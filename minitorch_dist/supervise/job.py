@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 
 from ..attempt import RESTARTS, SUPERVISED
-from ..launch_env import without_launcher
+from ..launch_env import RANK_VARIABLES, without_launcher
 from ..testing.ranks import is_alive
 
 TAIL = 12           # lines of each stream that are kept
@@ -50,9 +50,13 @@ class Job:
         return None
 
     def signal(self, number):
-        """Hand on a signal to mpirun, which hands it on to its ranks."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        """Hand on a signal to this machine's ranks: Open MPI's mpirun would hand it on, and kill them a moment later,
+        while they save. Where none is found, to what was started."""
+        ranks = {pid: parent for pid, parent, environment in self._found()
+                 if any(line.partition(b"=")[0].decode(errors="replace") in RANK_VARIABLES for line in environment)}
+        for pid in [pid for pid, parent in ranks.items() if parent not in ranks] or [self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self):
         """End it at once, if it hasn't ended."""
@@ -78,13 +82,17 @@ class Job:
     def processes(self):
         """[pid] of this machine's living processes of the job: those that have its variable, whoever is their parent.
         (mpirun starts ranks in sessions of their own.) None are found where there is no /proc."""
+        return [pid for pid, *_ in self._found()]
+
+    def _found(self):
+        """Each one's pid, its parent's, and its environment as lines."""
         mine = f"{SUPERVISED}={self.steps}".encode()
-        found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if mine in (folder / "environ").read_bytes().split(b"\0") and is_alive(int(folder.name)):
-                    found.append(int(folder.name))
-        return found
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if mine in environment and is_alive(int(folder.name)):
+                    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    yield int(folder.name), int(parent), environment
 
     def said(self):
         """The last lines of its stderr; of its stdout, where MPICH's launcher speaks, if there are none."""
