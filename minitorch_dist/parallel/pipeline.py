@@ -45,6 +45,7 @@ from ..comm.together import together
 from ..data.loader import cut
 from ..ledger import spanning
 from ..nn.module import Sequential
+from ..nn.transformer import MultiHeadAttention
 from ..optim.clip import clip_stages, tree_sum
 from .fully_sharded import FullySharded
 from .same_model import check_same
@@ -118,8 +119,8 @@ def described(schedule):
 
 
 def check_chunks(chunks, comm):
-    """(whether each of every rank's chunks has something to train, whether one is in exact mode). ValueError on all
-    ranks if a pipeline can't have one of them. Collective."""
+    """(whether each of every rank's chunks has something to train, whether one is in exact mode, whether one has
+    attention). ValueError on all ranks if a pipeline can't have one of them. Collective."""
     def check():
         if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
             raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
@@ -130,8 +131,9 @@ def check_chunks(chunks, comm):
                                 "parallelize_module")
     together(comm, check)
     exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
-    trained, exacts = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact)), strict=True)
-    return trained, any(exacts)
+    attends = any(isinstance(m, MultiHeadAttention) for chunk in chunks for m in chunk.modules())
+    trained, exacts, attending = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact, attends)), strict=True)
+    return trained, any(exacts), any(attending)
 
 
 def is_trained(chunk):
@@ -157,7 +159,7 @@ class Pipeline:
         check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
                    "Make it from the same settings on all of them.")
         placement = placement_of(schedule)
-        trained, self.exact = check_chunks(chunks, comm)
+        trained, self.exact, self.attends = check_chunks(chunks, comm)
         counts = [*map(len, trained)]
         if counts != [len(stages) for stages in placement]:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
@@ -203,9 +205,12 @@ class Pipeline:
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
+
+        ValueError, on all ranks, of packed rows (data/packing.py), where some stage has attention.
         """
         self._check_scaler(scaler)
         self._check_frozen()
+        self._check_packed(batch.inputs)
         self.shards = self._shards_of(batch)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
@@ -246,6 +251,12 @@ class Pipeline:
                       if rank == self.comm.rank and stage < self.lowest and is_trained(self.chunks[chunk])]:
             raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
+
+    def _check_packed(self, inputs):
+        if self.attends and inputs.ndim == 3 and inputs.shape[2] == 2 and inputs.dtype.kind in "iu":
+            raise ValueError(f"Pipeline: inputs {inputs.shape} of {inputs.dtype} are packed rows. Stages hand on one "
+                             "array, and attention would look from one document into another: train on packed rows "
+                             "without a Pipeline, by fully_shard, say")
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""

@@ -9,6 +9,8 @@ from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import one_forward_one_backward
 
 VOCABULARY, LENGTH, BATCH, STEPS = 13, 16, 8, 3
 MICRO_SHARDS = 4
@@ -93,6 +95,29 @@ def annotated(family):
     loss.backward()
     optim.SGD(model.parameters(), lr=1.0).step()
     return loss.item(), annotate.full_state_dict(model) if cut else model.state_dict()
+
+
+def in_a_pipeline():
+    """What a rank is told of packed rows, first with and then without attention somewhere in the pipeline; and the loss
+    of plain rows after that."""
+    world, rows, found = comm.world(), packed(), []
+
+    def loss(scores, labels):
+        return nn.cross_entropy(scores, labels, reduction="sum")
+
+    def pipeline(*layers):
+        stages = cut_sequential(nn.Sequential(nn.Embedding(VOCABULARY, 8), *layers, nn.Linear(8, VOCABULARY)), 2)
+        return Pipeline([stages[world.rank]], world, one_forward_one_backward(2, 2))
+    _, batch = next(batches(rows))
+    attending, other = pipeline(nn.TransformerBlock(8, 2, causal=True)), pipeline(nn.Linear(8, 8))
+    try:
+        attending.run(batch, loss, seed=0, step=0)
+    except ValueError as error:
+        found.append(str(error))
+    pairs = data.Loader(np.maximum(rows.rows, 0), rows.targets, BATCH)      # somebody's own, of two numbers each
+    other.run(next(iter(pairs.epoch(0))), lambda scores, labels: loss(scores[:, :, 0], labels), seed=0, step=0)
+    plain = data.Loader(rows.inputs, rows.targets, BATCH)
+    return found, attending.run(next(iter(plain.epoch(0))), loss, seed=0, step=0)
 
 
 # ---------------------------------------------------------------- rings

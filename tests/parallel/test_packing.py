@@ -93,3 +93,10 @@ def test_products_without_a_document_in_common_are_left_out():
 def test_ranks_with_other_documents_are_told_everywhere():
     for told in crews.call(CASES + "disagreeing", 2):
         assert "MismatchError" in told and "documents" in told
+
+
+def test_a_pipeline_refuses_packed_rows_on_all_ranks():
+    """Before anything is sent: plain rows are trained on afterwards."""
+    for (told,), loss in crews.call(CASES + "in_a_pipeline", 2):
+        assert "are packed rows" in told and "fully_shard" in told
+        assert np.isfinite(loss)
