@@ -96,7 +96,9 @@ class PackedTask(TextTask):
         train, validation = (self.documents(tokens, args.pack) for tokens in (self.text.train, self.text.validation))
         packed, held_back = pack(train, args.length), pack(validation, args.length)
         self.inputs, self.targets, self.units = packed.rows, packed.targets, packed.units
-        self.validation = held_back.rows[:args.eval_windows], held_back.targets[:args.eval_windows]
+        count = min(args.eval_windows, len(held_back.rows))
+        some = xp.arange(count) * len(held_back.rows) // count      # of all lengths: the first rows are the longest's
+        self.validation = held_back.rows[some], held_back.targets[some]
         self.about = f"packed: {packed}\none after another: {concatenate(train, args.length)}"
 
     def documents(self, tokens, separator):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,17 @@ def test_documents_packed(tmp_path):
     for more in (["--pack"], ["--text", tmp_path / "lines.txt", "--pack", ""]):
         refused = here.run(GPT, *more, *TINY, "--out", tmp_path / "refused")
         assert refused.status == 2 and "--pack wants a --text" in refused.stderr
+
+
+def test_some_of_the_packed_rows_stand_for_all(tmp_path):
+    """Rows stand with the longest documents first: a validation of few rows takes some of each kind."""
+    (tmp_path / "lines.txt").write_text(("abcdefgh" * 5 + "\n" + "ab\n" * 20) * 50)
+    program = runpy.run_path(str(GPT))
+    flags = ["--text", str(tmp_path / "lines.txt"), "--pack", "\n", "--length", "20", "--eval-windows"]
+    some, every = (program["PackedTask"](program["parse"]([*flags, n])).validation for n in ("6", "1000"))
+    assert len(some[0]) == len(some[1]) == 6 < len(every[0])
+    share = [(rows[..., 1].max(1) > 0).mean() for rows, _ in (some, every)]       # rows of several documents
+    assert 0.2 < share[1] < 0.9 and abs(share[0] - share[1]) < 0.2
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "missing.txt"), (b"caf\xe9 au lait" * 90, "not UTF-8"),
