@@ -31,6 +31,7 @@ from dataclasses import is_dataclass, replace
 
 from .. import backend
 from ..autodiff import ops
+from ..autodiff.ops.attention import numbered
 from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
 from ..backend import to_device_of
@@ -103,6 +104,8 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
     check_parts("ulysses_attention", query, key, value)
     check_heads("ulysses_attention", query.shape[1], key.shape[1], comm)
     positions(query.shape[TIME], comm.rank, comm.size, layout)
+    if documents is not None:
+        documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
     what = settings(causal, scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
     y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, documents=documents)

@@ -130,9 +130,11 @@ def arrays(n, time, *key):
 
 
 def ring(layout, causal, how="ring"):
-    """Ring attention's y and gradients with documents, as whole sequences; and the definition's derivatives."""
+    """Ring attention's y and gradients with documents, a Tensor, as whole sequences; and the definition's
+    derivatives."""
     world = comm.world()
     *xs, documents = arrays(world.size, 6 * world.size)
+    documents = mt.Tensor(documents)
     q, k, v, u = (cp.cut_sequence(x, world, layout, axis=2) for x in xs)
     y, pull = mt.vjp(lambda *x: cp.HOW[how](*x, world, causal, layout, None, documents), q, k, v)
     _, tangent = mt.jvp(lambda *x: cp.HOW[how](*x, world, causal, layout, None, documents), (q, k, v), (q, k, v))
