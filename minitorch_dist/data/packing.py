@@ -81,8 +81,8 @@ def pack(documents, length):
 
     What is longer than a row is cut into full rows and a rest. Pieces go, the longest first, each into the row that it
     leaves the least room in, or into a new one. A document of one token has nothing to follow it, and is left out.
-    Deterministic: equal lengths go in the order of the documents, and into the oldest row. ValueError where nothing is
-    left.
+    Deterministic: equal lengths go in the order of the documents, and of rows with equal room into the one that has had
+    it the longest. ValueError where nothing is left.
     """
     pieces = [(i, start, min(start + length, end)) for i, end in _pairs(documents, length)
               for start in range(0, end, length)]
