@@ -55,6 +55,7 @@ def rotary(x, base=10_000.0, positions=None):
 def places(documents):
     """Where each position stands in its document: integers (batch, time), which count from 0 anew wherever the number
     of `documents`, integers (batch, time), changes."""
+    documents = lower(documents)
     index = xp.arange(documents.shape[1], like=documents)
     starts = xp.concatenate([documents[:, :1] * 0, index[1:] * (documents[:, 1:] != documents[:, :-1])], 1)
     step = 1

@@ -80,6 +80,38 @@ def test_compiled_and_checkpointed_it_is_the_same(family):
     assert differ(trained(again, samples), wanted) == 0
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_mixture_that_drops_nothing_gives_the_same_sums(k):
+    """Whatever stands in the padding; with too little room, documents of a row take it from each other."""
+    packed = pack(texts(), LENGTH)
+    assert packed.padding > 0
+
+    def trained_with(capacity_factor, samples):
+        model = model_of("gpt", moe={"experts": 4, "k": k, "capacity_factor": capacity_factor})
+        total = 0.0
+        for arguments, targets in samples:
+            loss = nn.cross_entropy(model(*arguments)[0], targets, reduction="sum")
+            loss.backward()
+            total += loss.item()
+        return [total, *(p.grad.numpy().copy() for p in model.parameters())]
+    tokens, documents = apart(packed.rows)
+    tokens = np.where(documents == PADDING, 7, tokens)
+    for capacity_factor, same in ((4 / k, True), (1.0, False)):
+        wanted = trained_with(capacity_factor, one_by_one(packed))
+        distance = differ(trained_with(capacity_factor, [((tokens, documents), packed.targets)]), wanted)
+        assert distance < 1e-10 if same else distance > 0.1
+
+
+def test_a_block_by_itself_takes_documents_as_arrays_and_tensors():
+    mt.manual_seed(1)
+    block = nn.TransformerBlock(8, 2, causal=True, rotary=True, dtype=np.float64)
+    x = np.random.default_rng(0).standard_normal((2, 6, 8))
+    documents = np.array([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    alone = [block(x[1:, part]).numpy()[0] for part in (slice(1), slice(1, 6))]
+    for given in (documents, mt.Tensor(documents), documents.astype(np.uint8)):
+        np.testing.assert_allclose(block(x, given).numpy()[1], np.concatenate(alone), rtol=0, atol=1e-12)
+
+
 def test_positions_begin_anew_where_the_number_changes():
     documents = np.array([[0, 0, 0, 1, 1, 2, -1, -1], [7, 5, 5, 5, 7, 7, 7, 7]])
     assert transformer.places(documents).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1], [0, 0, 1, 2, 0, 1, 2, 3]]
