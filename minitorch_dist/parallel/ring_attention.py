@@ -165,17 +165,18 @@ def settings(causal, scale, layout, documents):
     return f"causal={bool(causal)}, scale={scale}, {layout}{told}"
 
 
-def _blocks(time, comm, source, causal, layout, documents):
+def _blocks(q, comm, source, causal, layout, documents):
     """`products`, each with the numbers of both sides' documents, and noted in the ledger; none of no positions, nor of
     those that have no number in common."""
+    time = q.shape[TIME]
     for rows, columns, diagonal in products(time, comm.rank, source, comm.size, causal, layout) if time else ():
         numbers = None
         if documents is not None:
-            own, theirs = (documents[:, to_device_of(positions(time, rank, comm.size, layout)[part], documents)]
+            own, theirs = (documents[:, positions(time, rank, comm.size, layout)[part]]
                            for rank, part in ((comm.rank, rows), (source, columns)))
-            if not bool(((own.min(1) <= theirs.max(1)) & (theirs.min(1) <= own.max(1))).any()):
+            if not ((own.min(1) <= theirs.max(1)) & (theirs.min(1) <= own.max(1))).any():
                 continue
-            numbers = own, theirs
+            numbers = to_device_of(own, q), to_device_of(theirs, q)
         ledger.launch("attention_block")
         with ledger.spanning("compute", "attention block", f"keys of rank {source}"):
             yield rows, columns, numbers, diagonal
@@ -187,7 +188,7 @@ def _forward(q, k, v, comm, causal, scale, layout, documents):
     kind = xp.result_type(q.dtype, xp.float32)      # sums of float16 are in float32
     o, logs = make.zeros((*q.shape[:3], v.shape[3]), kind), make.full(q.shape[:3], -xp.inf, kind)
     for source, k_there, v_there in _round(k, v, comm):
-        for rows, columns, *rules in _blocks(q.shape[TIME], comm, source, causal, layout, documents):
+        for rows, columns, *rules in _blocks(q, comm, source, causal, layout, documents):
             piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], *rules, scale)
             _merge(o[:, :, rows], logs[:, :, rows], *piece)
     return as_was(o, q.dtype), logs
@@ -200,7 +201,7 @@ def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, documents, ans, 
     for source, k_there, v_there in _round(k, v, comm):
         both = module_of(k).zeros(k.size + v.size, k.dtype)
         gk, gv = _two_arrays(both, k, v)
-        for rows, columns, *rules in _blocks(q.shape[TIME], comm, source, causal, layout, documents):
+        for rows, columns, *rules in _blocks(q, comm, source, causal, layout, documents):
             parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns],
                                      ans[:, :, rows], aux[:, :, rows], *rules, scale)
             for total, at, part in zip((gq, gk, gv), (rows, columns, columns), parts, strict=True):
@@ -222,8 +223,8 @@ def _definition(q, k, v, comm, causal, scale, layout, documents):
                         for ranks in ([comm.rank], range(comm.size)))
     mask = to_device_of(everywhere <= here[:, None], lower(q)) if causal else None
     if documents is not None:
-        here, everywhere = (to_device_of(part, lower(q)) for part in (here, everywhere))
-        mask = allowed(q, k, mask, (documents[:, here], documents[:, everywhere]), False)
+        numbers = tuple(to_device_of(documents[:, part], lower(q)) for part in (here, everywhere))
+        mask = allowed(q, k, mask, numbers, False)
     return scaled_dot_product_attention(q, all_gather(k, comm, TIME), all_gather(v, comm, TIME), mask, scale=scale)
 
 
@@ -265,4 +266,5 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     if documents is not None:
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
+        documents = to(documents, "cpu")    # which products are left out is asked there: none waits for a GPU's answer
     return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout, documents))
