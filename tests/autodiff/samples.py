@@ -174,6 +174,8 @@ SAMPLES = [
     Sample("at", lambda x, v: mt.exp(mt.ops.indexing.At(x)[ROWS].add(v)), (normal(3, 2), normal(4, 2)), "add"),
     Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, documents=DOCUMENTS),
            (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents"),
+    Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, documents=DOCUMENTS),
+           (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents, both ways"),
 ]
 
 # Linear functions, for linear_transpose.
