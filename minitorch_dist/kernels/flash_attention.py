@@ -408,6 +408,12 @@ def _blocks(kernel, q, v, documents):
                          documents is not None)
 
 
+def _sizes(q, k, documents):
+    """What measured options are for. With documents it is other code, which has less to do."""
+    batch, heads, times, size = q.shape
+    return batch * heads, times, k.shape[2], size, *([] if documents is None else [1])
+
+
 def _side_by_side(x):
     """The array, or a copy whose last axis lies side by side in memory."""
     return x if x.shape[3] == 1 or x.strides[3] == x.itemsize else launch.contiguous(x)
@@ -450,7 +456,7 @@ def flash_attention(q, k, v, causal, scale, documents=None, precision="ieee"):
     def run(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
         FORWARD(grid, q, k, v, own, theirs, out, logs, *numbers, **constants, **options)
-    run(best(FORWARD, (batch * heads, times, k.shape[2], q.shape[3]), q, run) or _blocks(FORWARD, q, v, documents))
+    run(best(FORWARD, _sizes(q, k, documents), q, run) or _blocks(FORWARD, q, v, documents))
     return out, Kept((out, logs))
 
 
@@ -463,7 +469,7 @@ def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, p
     deltas = launch.empty(logs.shape, np.float32, q)
     own, theirs = _documents(documents)
     numbers = heads, heads // k.shape[1], times, k.shape[2], scale
-    sizes = batch * heads, times, k.shape[2], size
+    sizes = _sizes(q, k, documents)
 
     def queries(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
