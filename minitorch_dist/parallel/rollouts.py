@@ -3,7 +3,7 @@
     questions of the global batch     q0 q1 q2 q3 │ q4 q5 q6 q7         rank 0 │ rank 1
     `group` answers to each           q0a0 q0a1 … │ q4a0 q4a1 …         a group stays on one rank
     rewards, and advantages within a group; log-probabilities by who drew, and by the reference
-    one all-reduce of three numbers: tokens, rewards, KL
+    one all-reduce of four numbers: tokens, rewards, KL, failures
 
     drawn = roll_out(model, batch, reward, world, group=8, count=3, seed=0, step=step, reference=reference)
     training.train_step(model, optimizer, drawn.batch, loss_sum, world, seed=0, step=step, units=drawn.units)
@@ -129,14 +129,16 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
     model      DistributedDataParallel, fully_shard, or a GPT that is the same on all ranks, cut or not; in evaluation
                here, so that with dropout in training the first step's ratio is not 1
     batch      a Loader's Batch. inputs: questions (n, question) of one width; labels: what the reward needs
-    reward     reward(tokens (rows, question + count), labels (rows, …)) -> (rows,), arrays on the host: of each answer
+    reward     reward(tokens (rows, question + count), labels (rows, …)) -> (rows,), arrays on the host: of each answer.
+               Called for each shard, so of a small batch with no rows on some ranks
     comm       the ranks that share the batch
     group      answers to a question, 2 or more
     count      tokens of an answer at most, so that question + count - 1 ≤ the model's length
     end        the token that ends an answer, and is its last; behind it an answer is filled up with it
     reference  a model as above, that the KL is told from, or None
     scale_rewards  see group_advantages
-    ValueError where something doesn't fit, MismatchError where the ranks don't agree.
+    ValueError where something doesn't fit, MismatchError where the ranks don't agree. What `reward` raises on one rank
+    comes out there, and RuntimeError, which says so, on the others.
     """
     settings = {"group": group, "count": count, "seed": seed, "step": step, "temperature": temperature, "end": end,
                 "reference": reference is not None, "questions": batch.count}
@@ -144,7 +146,7 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
     if count < 1 or not temperature > 0:
         raise ValueError(f"roll_out: count={count}, temperature={temperature}: at least one token, drawn at a "
                          "temperature above 0")
-    total, shards = BinaryCounter(), []
+    total, shards, failure = BinaryCounter(), [], None
     with whole(model) as policy:
         if (wanted := batch.inputs.shape[1] + count - 1) > policy.length:
             raise ValueError(f"roll_out: questions of {batch.inputs.shape[1]} tokens and answers of {count} are "
@@ -154,7 +156,10 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
             draws = Draws(seed, step, rows, group)
             tokens = written(policy, xp.repeat(shard.inputs, group, 0), count, temperature, draws, end)
             inputs, labels = as_samples(tokens, shard.inputs.shape[1], end)
-            rewards = rewarded(reward, tokens, xp.repeat(shard.labels, group, 0))
+            try:
+                rewards = rewarded(reward, tokens, xp.repeat(shard.labels, group, 0))
+            except Exception as error:      # the other ranks may need this one to draw theirs
+                rewards, failure = xp.zeros(len(tokens)), failure or error
             advantages = group_advantages(rewards, group, scale_rewards)
             answers = Answers(shard.index, inputs, labels, rows, None, rewards, advantages, None, temperature)
             shards.append(with_log_probs(answers, policy, "old"))
@@ -163,9 +168,11 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
             shards = [with_log_probs(answers, before, "reference") for answers in shards]
     for answers in shards:
         kl = 0.0 if reference is None else float(kl_k3(answers.old, answers.reference).sum(dtype=xp.float64))
-        total.add(xp.array([answers.counted.sum(), answers.rewards.sum(), kl]))
+        total.add(xp.array([answers.counted.sum(), answers.rewards.sum(), kl, float(failure is not None)]))
     sums = total.total()
     comm.all_reduce(sums, exact=getattr(model, "exact", False))
+    if sums[3]:
+        raise_together(failure, comm)
     answers = Batch(*(xp.concatenate([getattr(a, name) for a in shards]) for name in ("inputs", "labels")),
                     group * batch.count, tuple(group * row for row in batch.rows), shards)
     return Rollouts(answers, int(sums[0]), float(sums[1]) / answers.count,
@@ -196,6 +203,16 @@ def rewarded(reward, tokens, labels):
         raise ValueError(f"roll_out: reward gave an array {rewards.shape} for {len(tokens)} answers, or one that isn't "
                          "finite: a number for each")
     return rewards
+
+
+def raise_together(failure, comm):
+    """Raise the exception that this rank's rewards ended with; RuntimeError where only others' did. Collective."""
+    everyone = comm.all_gather_object(failure and f"{type(failure).__name__}: {failure}")
+    if failure:
+        raise failure
+    for rank, text in enumerate(everyone):
+        if text:
+            raise RuntimeError(f"roll_out: the rewards of rank {rank} of {comm.name!r} ended with {text}")
 
 
 def with_log_probs(answers, model, name):

@@ -118,8 +118,14 @@ def errors():
     attempt("alone", group=1)
     attempt("pairs", by=lambda tokens, labels: tokens)
     attempt("not finite", by=lambda tokens, labels: labels * np.nan)
+    attempt("one rank's", by=lambda tokens, labels: failing(tokens) if world.rank == world.size - 1 else labels / 9)
     attempt("fits")
     return found
+
+
+def failing(tokens):
+    """A reward that knows nothing of these answers."""
+    raise KeyError("no such problem")
 
 
 def other_steps():

@@ -138,11 +138,13 @@ def test_all_answers_that_end_early_are_filled_up():
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_does_not_fit_is_said_on_all_ranks(n):
-    for found in crews.call(CASES + "errors", n):
+    for rank, found in enumerate(crews.call(CASES + "errors", n)):
         for name, words in (("too long", "trained on as 11, and the model sees 9"), ("nothing", "count=0"),
                             ("likeliest", "temperature=0"), ("alone", "two or more answers"),
                             ("pairs", "reward gave an array"), ("not finite", "isn't finite")):
             assert found[name][0] == "ValueError" and words in found[name][1], (name, found[name])
+        assert found["one rank's"] == (("KeyError", "'no such problem'") if rank == n - 1 else ("RuntimeError", (
+            "roll_out: the rewards of rank 1 of 'world' ended with KeyError: 'no such problem'")))
         assert found["fits"] is None
 
 
