@@ -164,6 +164,8 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     if model.context is not None:
         raise ValueError(f"generate: each rank has a part of the sequences ({model.context}), and a new token would "
                          "move them: load the state_dict into a GPT that is not divided")
+    if not temperature >= 0:
+        raise ValueError(f"generate: temperature={temperature}: 0, which takes the likeliest, or more")
     tokens = lower(tokens)
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
     stream = stream or backend.next_stream()
@@ -176,7 +178,8 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
                 new = logits.argmax(1)
             else:
                 # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
-                new = (logits / temperature + to_device_of(stream.gumbel(size=logits.shape), logits)).argmax(1)
+                noise = to_device_of(stream.gumbel(size=logits.shape), logits)
+                new = (logits.astype(xp.float64) / temperature + noise).argmax(1)   # in float16 perhaps inf
             if ended is not None:
                 new = xp.where(ended, end, new)
             tokens = xp.concatenate([tokens, new[:, None]], 1)

@@ -291,7 +291,7 @@ class GPT(Module):
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
 
-        temperature  0 takes the likeliest
+        temperature  0 takes the likeliest; ValueError below
         stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
         end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
                      does the result, shorter. Ranks that run a model together with rows of their own, as divided

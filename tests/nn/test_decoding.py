@@ -100,6 +100,21 @@ def test_a_token_costs_one_position(monkeypatch):
     assert counted(monkeypatch, lambda: model.generate(tokens_of(2, 12), 2, 0)) == [9, 9]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_colder_the_likelier(dtype):
+    """Also where logits / temperature is beyond the model's dtype."""
+    model, tokens = gpt(dtype=np.float32).to(dtype), tokens_of(5, 3)
+    likeliest = model.generate(tokens, 9, 0)
+    for temperature in (1e-5, 1e-39):
+        np.testing.assert_array_equal(model.generate(tokens, 9, temperature, backend.stream("t")), likeliest)
+
+
+@pytest.mark.parametrize("temperature", [-1, np.nan])
+def test_no_such_temperature(temperature):
+    with pytest.raises(ValueError, match=f"temperature={temperature}: 0, which takes"):
+        gpt().generate(tokens_of(2, 3), 2, temperature)
+
+
 def test_rows_end():
     model, tokens = gpt(), tokens_of(6, 2)
     whole = model.generate(tokens, 12, 1.0, backend.stream("e"))
