@@ -83,6 +83,7 @@ def grpo_loss(log_probs, old, advantages, counted, reference=None, clip_low=0.2,
         raise ValueError(f"grpo_loss: reduction {reduction!r}: use 'sum', divided by the tokens of the GLOBAL batch, "
                          "or 'none'")
     a = advantages.astype(log_probs.dtype)[:, None]
+    log_probs = ops.where(counted, log_probs, old)      # else a ratio of inf, which doesn't count, has gradients of NaN
     ratio = ops.exp(log_probs - old)
     losses = -ops.minimum(ratio * a, ops.clip(ratio, 1 - clip_low, 1 + clip_high) * a)
     if reference is not None:

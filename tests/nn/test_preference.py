@@ -56,6 +56,20 @@ def test_grpo_is_the_papers_objective(low, high, beta):
     mt.check_grads(lambda x: pref.grpo_loss(x, *rest, **options), [log_probs])
 
 
+@pytest.mark.parametrize("rubbish", [-1e4, 1e4, -np.inf, np.nan])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_not_counted_may_be_anything(rubbish):
+    log_probs, old, advantages, counted, reference = made()
+    wanted, found = (mt.tensor(log_probs, requires_grad=True) for _ in range(2))
+    losses = [pref.grpo_loss(wanted, old, advantages, counted, reference)]
+    old, reference = np.where(counted, old, rubbish), np.where(counted, reference, -rubbish)
+    losses.append(pref.grpo_loss(found, old, advantages, counted, reference))
+    for loss in losses:
+        loss.backward()
+    assert losses[0].item() == losses[1].item() and not found.grad.numpy()[~counted].any()
+    np.testing.assert_array_equal(found.grad.numpy(), wanted.grad.numpy())
+
+
 def test_grpo_of_the_policy_that_drew():
     """There ρ is 1, and the gradient that of -Σ A log p, REINFORCE with a baseline; the KL's is 0 at the reference."""
     _, old, advantages, counted, _ = made()
