@@ -170,6 +170,7 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
+    together = any(hasattr(m, "divided_over") and m.divided_over.size > 1 for m in model.modules())
     ended = None
     with evaluating(model):
         for _ in range(count):
@@ -185,7 +186,7 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
             tokens = xp.concatenate([tokens, new[:, None]], 1)
             if end is not None:
                 ended = tokens[:, -1] == end
-                if bool(ended.all()):
+                if not together and bool(ended.all()):
                     break
     return tokens
 

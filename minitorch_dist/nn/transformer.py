@@ -294,8 +294,8 @@ class GPT(Module):
         temperature  0 takes the likeliest; ValueError below
         stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
         end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
-                     does the result, shorter. Ranks that run a model together with rows of their own, as divided
-                     experts do, must leave it out
+                     does the result, shorter; but not of divided experts, whose ranks have rows of their own, and go
+                     on together
         cache        keep keys and values, so that a token costs one position's work (decoding.py). None: where
                      decoding.uncacheable(self) is None; True: ValueError elsewhere; False: work on all tokens anew for
                      each. The tokens are the same, but for rounding

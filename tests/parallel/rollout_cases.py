@@ -5,7 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.nn.preference import grpo_loss
-from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.rollouts import log_probs, roll_out
 
@@ -98,6 +98,33 @@ def tensor_bytes():
     with ledger.record() as book:
         roll_out(model, batch, reward, mesh["dp"], step=0, **OPTIONS | {"end": None})
     return book.bytes_sent["tp", "all_reduce"], 12 * GROUP
+
+
+def of_divided_experts():
+    """(tokens of this rank's rows by a model whose experts are divided, by one that is whole, which token ends them,
+    rewards of a rollout of each's rows): all answers of the first rank's rows end before another's."""
+    world = comm.world()
+
+    def made():
+        mt.manual_seed(1)
+        model = nn.GPT(VOCABULARY, LENGTH, layers=1, heads=4, dim=16, dtype=np.float64,
+                       moe={"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence"})
+        for p in model.parameters():
+            p.data *= 3
+        return model
+    model, whole = made(), made()
+    questions = np.random.default_rng(4).integers(0, VOCABULARY, (world.size, QUESTION))
+    texts = whole.generate(questions, COUNT, 0)
+    end = next(token for token in texts[0, QUESTION:-1] if token not in texts[1, QUESTION:])
+    tp.parallelize_module(model, world, moe.plan_of(model))
+    mine = questions[world.rank:world.rank + 1]
+    found = model.generate(mine, COUNT, 0, end=int(end))
+    options = OPTIONS | {"end": int(end)}
+    (batch,) = data.Loader(questions, questions[:, 0], world.size, rank=world.rank, size=world.size).epoch(0)
+    (all_of_them,) = data.Loader(questions, questions[:, 0], world.size).epoch(0)
+    told = [roll_out(m, b, reward, c, step=0, **options).reward
+            for m, b, c in ((model, batch, world), (whole, all_of_them, world.split(world.rank)))]
+    return found, texts[world.rank], int(end), told
 
 
 def errors():

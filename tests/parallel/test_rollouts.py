@@ -106,6 +106,16 @@ def test_what_a_model_that_is_cut_sends():
         assert sent == 2 * (2 - 1) / 2 * (2 * 2 + 1) * rows * 16 * 8 * positions
 
 
+def test_divided_experts_go_on_together():
+    """Where one rank's rows have ended, and the others need its experts."""
+    for rank, (found, text, end, (reward, wanted)) in enumerate(crews.call(CASES + "of_divided_experts", 2)):
+        ended = (text[cases.QUESTION:] == end).cumsum() > 0
+        assert ended[-2] == (rank == 0)
+        assert found[0, :cases.QUESTION].tolist() == text[:cases.QUESTION].tolist()
+        assert found[0, cases.QUESTION:].tolist() == np.where(ended, end, text[cases.QUESTION:]).tolist()
+        assert abs(reward - wanted) < 1e-12
+
+
 def test_draws_belong_to_the_answer():
     def drawn(rows, step=3, seed=1, group=4):
         draws = rollouts.Draws(seed, step, rows, group)
