@@ -128,7 +128,7 @@ class _Places:
 
     def positions(self, time):
         """int64 (time,), where the tokens are."""
-        return to_device_of(xp.arange(self.cache.past, self.cache.past + time), self.cache.tokens)
+        return xp.arange(self.cache.past, self.cache.past + time, like=self.cache.tokens)
 
     def __repr__(self):
         return f"a cache of keys and values after {self.cache.past} tokens"
