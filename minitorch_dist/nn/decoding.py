@@ -26,8 +26,8 @@ from .norm import LayerNorm, RMSNorm
 
 
 def by_position(forward):
-    """Mark a Module's forward that, in evaluation, works on each position of (batch, time, …) by itself, or asks its
-    `context` for the others."""
+    """Mark a Module's forward, or a hook of it, that, in evaluation, works on each position of (batch, time, …) by
+    itself, or asks its `context` for the others."""
     forward.by_position = True
     return forward
 
@@ -40,14 +40,16 @@ for _layer in (Dropout, Experts, GELU, Identity, LayerNorm, LeakyReLU, Linear, M
 def uncacheable(model):
     """Why a model's tokens can't be read one after another: a text; None where they can.
 
-    Every module must be known to work on each position by itself: its forward is marked by by_position, and nobody has
-    put another in its place. Of those that are, a mixture must have room for all that its tokens choose, and a part of
-    a model that is cut must have whole sequences.
+    Every module must be known to work on each position by itself: its forward and its hooks are marked by by_position,
+    and nobody has put another forward in its place. Of those that are, a mixture must have room for all that its tokens
+    choose, and a part of a model that is cut must have whole sequences.
     """
     for path, m in model.named_modules():
         name = f"{path or 'the model'}, of class {type(m).__name__}"
         if type(m).forward is not Module.forward and not getattr(m.forward, "by_position", False):
             return f"{name}, is not known to work on each position by itself"
+        if any(not getattr(hook, "by_position", False) for hooks in m._hooks or () for hook, _ in hooks):
+            return f"{name}, has a hook that is not known to work on each position by itself"
         if any(hasattr(getattr(m, parameter), "comms") for parameter in m._parameters):
             return f"{name}, lies on a mesh"
         if getattr(m, "sequence_parallel", False):

@@ -22,6 +22,7 @@ from ..autodiff.primitive import lower, mode, state
 from ..autodiff.tree import flatten
 from ..autodiff.writes import tick
 from ..backend import is_array
+from ..nn.decoding import by_position
 from .units import Kept
 
 ALIVE = 2       # modules whose units are gathered: one, and the next ahead. (Nested ones: all those that run.)
@@ -52,8 +53,8 @@ class Gathering:
     def watch(self, module, units):
         """Let the units' values come before each forward of the module, and go after it."""
         self.together |= dict.fromkeys(units, units)
-        module.register_forward_pre_hook(lambda m, inputs: self.enter(units))
-        module.register_forward_hook(lambda m, inputs, output: self.leave(units, output))
+        module.register_forward_pre_hook(by_position(lambda m, inputs: self.enter(units)))
+        module.register_forward_hook(by_position(lambda m, inputs, output: self.leave(units, output)))
 
     # ------------------------------------------------------------ forward
 

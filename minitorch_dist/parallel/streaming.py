@@ -30,6 +30,7 @@ from ..comm.device import pinned, up
 from ..comm.together import together
 from ..flat import round_up
 from ..nn.absent import Absent, Unmade
+from ..nn.decoding import by_position
 from .grouping import default_units, either, group
 from .spill import read_into, refused
 
@@ -273,11 +274,11 @@ class Stream:
         of_module = {}
         for m, unit in units:
             of_module.setdefault(id(m), (m, []))[1].append(unit)
-        model.register_forward_pre_hook(lambda m, inputs: self.begin())
+        model.register_forward_pre_hook(by_position(lambda m, inputs: self.begin()))
         for m, units in of_module.values():
-            m.register_forward_pre_hook(lambda m, inputs, units=units: self.enter(units))
-            m.register_forward_hook(lambda m, inputs, output, units=units: self.leave(units), always_call=True)
-        model.register_forward_hook(lambda m, inputs, output: self.leave(()), always_call=True)
+            m.register_forward_pre_hook(by_position(lambda m, inputs, units=units: self.enter(units)))
+            m.register_forward_hook(by_position(lambda m, inputs, output, units=units: self.leave(units)), True)
+        model.register_forward_hook(by_position(lambda m, inputs, output: self.leave(())), True)
 
     def begin(self):
         """The whole model begins to run, perhaps inside of itself."""

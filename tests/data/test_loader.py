@@ -1,11 +1,14 @@
 """Ranks and micro-shards cut the same global batches into disjoint, complete parts, odd counts included."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitorch_dist.data import Loader, Sampler
+from minitorch_dist.data.loader import Shard, cut
 
 N = 37   # odd and prime: with batches of 10, the last has 7
 
@@ -145,6 +148,32 @@ def test_parts_that_do_not_fit():
         list(Loader(images, labels, 5, parts=lambda rank, epoch: [np.arange(5), np.arange(0)]).epoch(0))
     with pytest.raises(ValueError, match="take one of the two"):
         Loader(images, labels, 5, micro_shards=2, parts=uneven)
+
+
+@dataclass(frozen=True)
+class Weighted(Shard):
+    """A shard with more of each row."""
+
+    weights: np.ndarray
+    older: np.ndarray | None = None
+
+
+def test_further_arrays_go_with_their_rows(monkeypatch):
+    images, labels = samples(7)
+    whole = Weighted(3, images, labels, (20, 27), weights=labels * 0.5)
+    pieces = cut(whole, 3)
+    assert [piece.rows for piece in pieces] == [(20, 22), (22, 24), (24, 27)]
+    for piece in pieces:
+        assert type(piece) is Weighted and piece.index == 3 and piece.older is None
+        mine = np.arange(piece.rows[0] - 20, piece.rows[1] - 20)
+        np.testing.assert_array_equal(piece.labels, mine)
+        np.testing.assert_array_equal(piece.inputs, images[mine])
+        np.testing.assert_array_equal(piece.weights, mine * 0.5)
+    monkeypatch.setattr("minitorch_dist.data.loader.to", lambda array, device: (device, array))
+    moved = whole.to("cuda:1")
+    for found, array in ((moved.inputs, images), (moved.labels, labels), (moved.weights, whole.weights)):
+        assert found[0] == "cuda:1" and found[1] is array
+    assert moved.older is None and moved.rows == (20, 27) and whole.to("cpu") is whole
 
 
 def test_a_loop_without_an_epoch_is_told_so():

@@ -151,6 +151,11 @@ def patched(model):
     return model
 
 
+def hooked(model):
+    model.blocks[0].register_forward_hook(lambda m, inputs, output: output - output.mean(1, keepdims=True))
+    return model
+
+
 def looking_ahead(model):
     model.blocks[0].attention.causal = False
     return model
@@ -167,6 +172,7 @@ UNCACHEABLE = {
     "somebody's module": (lambda: shifted(gpt()), "blocks.1.norm2, of class Shift, is not known"),
     "somebody's forward": (lambda: inherited(gpt()), "norm, of class Other, is not known"),
     "an exchanged forward": (lambda: patched(gpt()), "blocks.0.mlp, of class FeedForward, is not known"),
+    "a hook": (lambda: hooked(gpt()), "blocks.0, of class TransformerBlock, has a hook"),
     "looking ahead": (lambda: looking_ahead(gpt()), "blocks.0.attention.*looks at later positions"),
     "one scale for all": (lambda: convert_to_low_precision_training(gpt(dtype=np.float32), "tensorwise"),
                           "LowPrecisionLinear, is not known"),
