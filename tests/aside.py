@@ -51,6 +51,9 @@ class Here:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
+        if changing := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+            raise pytest.UsageError(f"{changing[0]}: an address is in its name, so that another process has another "
+                                    "name for it: give its parameters ids")
         aside = sorted((item for item in items if place(item) is not None), key=place)
         others = [item for item in items if place(item) is None]
         if min(len(aside), len(others)) >= AT_LEAST and can_be(self.config):

@@ -209,7 +209,8 @@ def test_targets():
     ({"targets": "*.mlp.1"}, r"'\*.mlp.1' meets no Linear; there are blocks.0.attention.qkv"),
     ({"targets": ["*.mlp.0", "head"]}, "'head' meets no Linear"), ({"targets": lambda m, path: False}, "a target"),
     ({"rank": 0}, "rank is 0"), ({"rank": 1.5}, "rank is 1.5"), ({"dropout": 1}, "dropout is 1"),
-    ({"alpha": np.inf}, "alpha is inf"), ({"quantize": "int4"}, "'int4'; there is 'nf4'")], ids=str)
+    ({"alpha": np.inf}, "alpha is inf"), ({"quantize": "int4"}, "'int4'; there is 'nf4'")],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value))
 def test_what_does_not_fit_changes_nothing(options, words):
     m = gpt()
     with pytest.raises(ValueError, match=words):

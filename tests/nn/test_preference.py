@@ -174,7 +174,8 @@ def grpo(**changed):
     (lambda: grpo(reduction="mean"), ValueError, "tokens of the GLOBAL batch"),
     (lambda: pref.dpo_loss(np.zeros(3), np.zeros(3), np.zeros(1), np.zeros(3)), ValueError, r"one shape, not .*\(1,\)"),
     (lambda: pref.dpo_loss(*np.zeros((4, 3)), reduction="max"), ValueError, "'max'"),
-], ids=str)
+], ids=["old", "old broadcasting", "reference", "few advantages", "advantages per token", "floats", "a mean", "pairs",
+        "no reduction"])
 def test_what_is_refused(act, error, words):
     with pytest.raises(error, match=words):
         act()

@@ -97,6 +97,15 @@ def test_what_runs_aside_is_told_as_if_it_had_run_here(project):
     assert not list((folder / "temporary").glob("aside-*"))
 
 
+def test_a_name_that_is_another_in_each_process_is_refused(project):
+    """Told when the tests are collected, not when the first of them is awaited."""
+    folder, start = project
+    far = folder / "far" / "test_far.py"
+    far.write_text(far.read_text() + "\n@pytest.mark.parametrize('f', [lambda: 0], ids=str)\ndef test_f(f): pass\n")
+    said = start(1).communicate(timeout=60)[0]
+    assert "test_f[<function <lambda> at 0x" in said and "give its parameters ids" in said and "passed" not in said
+
+
 def test_a_part_of_the_tests_and_the_first_failure(project):
     folder, start = project
     said = start(1, "-k", "right or warns").communicate(timeout=180)[0]
