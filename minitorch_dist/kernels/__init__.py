@@ -10,7 +10,7 @@ its first CuPy array arrives, or by name.
     autotune.py   the fastest of a kernel's configurations, measured once per device
     show.py       python -m minitorch_dist kernels
     add.py        vector add: the one to read first
-    adam.py …     a module per kernel or family
+    adam.py …     a module per kernel or family (flash attention has its programs in a second one)
     packing.py    numbers of 8 bits inside of a kernel
 
 How a kernel's module is written, by the example of add.py:
