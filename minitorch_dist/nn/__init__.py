@@ -3,6 +3,7 @@
 from ..torch_names import of_module
 from . import init
 from .absent import without_values
+from .attention import MultiHeadAttention
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .loss import cross_entropy, mse_loss
@@ -11,7 +12,7 @@ from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
 from .norm import BatchNorm, LayerNorm, RMSNorm
 from .summary import Summary, summary
-from .transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock
+from .transformer import GPT, Embedding, TransformerBlock
 
 __getattr__ = of_module(__name__)
 __all__ = [

@@ -1,13 +1,13 @@
-"""Attention, transformer blocks and GPT. Sequences are (batch, time, dim)."""
+"""Transformer blocks and GPT. Sequences are (batch, time, dim)."""
 
 import math
 
 from ..autodiff import ops
-from ..autodiff.modes import no_grad
 from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
-from ..backend import module_of, to_device_of, xp
+from ..backend import to_device_of, xp
 from . import decoding, init
+from .attention import MultiHeadAttention, places
 from .decoding import by_position
 from .layers import GELU, Dropout, Linear, SwiGLU
 from .module import Module, Parameter, Sequential
@@ -35,107 +35,6 @@ class Embedding(Module):
 
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape))
-
-
-def rotary(x, base=10_000.0, positions=None):
-    """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle position ·
-    base^(-2j/size): products of queries and keys then depend on their distance only. positions: integers (time,) or
-    (batch, time), default 0, 1, 2, … Source: Su et al. 2021, "RoFormer"."""
-    *_, time, size = x.shape
-    if size % 2:
-        raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
-    here = lower(x)
-    positions = xp.arange(time, like=here) if positions is None else to_device_of(positions, here)
-    angles = positions[..., None, :, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
-    cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
-    left, right = x[..., :size // 2], x[..., size // 2:]
-    return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
-
-
-def places(documents):
-    """Where each position stands in its document: integers (batch, time), which count from 0 anew wherever the number
-    of `documents`, integers (batch, time), changes."""
-    documents = lower(documents)
-    index = xp.arange(documents.shape[1], like=documents)
-    starts = xp.concatenate([documents[:, :1] * 0, index[1:] * (documents[:, 1:] != documents[:, :-1])], 1)
-    step = 1
-    while step < documents.shape[1]:        # a running maximum, in log2(time) steps (Hillis & Steele 1986)
-        starts = xp.concatenate([starts[:, :step], xp.maximum(starts[:, step:], starts[:, :-step])], 1)
-        step *= 2
-    return index - starts
-
-
-class MultiHeadAttention(Module):
-    """Self-attention: (batch, time, dim) -> (batch, time, dim). With documents, integers (batch, time), each position
-    looks at those of its own number, and rotary positions begin anew with each document.
-
-    heads       number of query heads, which divide dim
-    kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
-    causal      no position sees a later one
-    rotary      turn queries and keys by their positions
-    bias        whether the two Linears have one
-    context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale), with documents behind them where there are
-                some, attention; see parallel/context_parallel.py
-    scale       what scores are multiplied by; None: 1/√(dim/heads)
-    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
-    """
-
-    context = scale = None
-
-    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True):
-        super().__init__()
-        kv_heads = kv_heads or heads
-        if dim % heads or heads % kv_heads:
-            raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
-        self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
-        self.causal, self.rotary = causal, rotary
-
-        def weights(shape, dtype):
-            return init.normal(shape, std, dtype)
-        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
-        self.out = Linear(dim, dim, bias, dtype, weights)
-
-    def _queries_keys_values(self, x, documents=None):
-        if len(x.shape) != 3:
-            raise ValueError(f"MultiHeadAttention: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows the "
-                             "documents are an argument of their own, which no stage of a Pipeline has")
-        h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
-        h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
-        # Split first: then their gradients, put together, lie in memory as those of self.qkv.
-        q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
-        if not self.rotary:
-            return q, k, v
-        positions = None if self.context is None else self.context.positions(q.shape[2])
-        if documents is not None:
-            positions = places(documents) if positions is None else places(documents)[:, positions]
-        # For backward, values that are a view of h would keep queries and keys as well, as they were before.
-        return rotary(q, positions=positions), rotary(k, positions=positions), v * 1.0
-
-    def weights(self, x):
-        """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
-        if self.context is not None:
-            raise ValueError(f"weights: this rank has the keys of a part of the sequence only ({self.context}): load "
-                             "the state_dict into a model that is not divided")
-        with no_grad():
-            q, k, _ = self._queries_keys_values(x)
-            # Attention over the unit vectors as values gives the weights themselves.
-            unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale))
-
-    @by_position
-    def forward(self, x, documents=None):
-        q, k, v = self._queries_keys_values(x, documents)
-        if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents)
-        else:
-            y = self.context(q, k, v, self.causal, self.scale, *([] if documents is None else [documents]))
-        y = ops.transpose(y, (0, 2, 1, 3))
-        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.size)))
-
-    def extra_repr(self):
-        return f"{self.heads * self.size}, heads={self.heads}" + \
-            (f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else "") + (", causal" if self.causal else "")
 
 
 class FeedForward(Sequential):

@@ -47,9 +47,10 @@ from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..backend import to
 from ..nn import init
+from ..nn.attention import MultiHeadAttention
 from ..nn.moe import Experts
 from ..nn.norm import LayerNorm, RMSNorm
-from ..nn.transformer import GPT, Embedding, MultiHeadAttention
+from ..nn.transformer import GPT, Embedding
 from ..tables import aligned
 from .adagrad import Adagrad
 from .adam import Adam, AdamW

@@ -32,9 +32,10 @@ from ..backend import is_array, is_floating, to
 from ..comm.communicator import Communicator
 from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
+from ..nn.attention import MultiHeadAttention
 from ..nn.module import Parameter
 from ..nn.moe import MoE
-from ..nn.transformer import GPT, MultiHeadAttention, TransformerBlock, is_gated
+from ..nn.transformer import GPT, TransformerBlock, is_gated
 from .same_model import check_same
 from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard, inside
 from .sharding.notes import looking

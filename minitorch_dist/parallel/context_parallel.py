@@ -35,13 +35,13 @@ from ..autodiff.ops.attention import numbered
 from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
 from ..backend import to_device_of
+from ..nn.attention import MultiHeadAttention
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import Dropout, Flatten
 from ..nn.models import ImageTransformer
 from ..nn.module import Module
 from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
-from ..nn.transformer import MultiHeadAttention
 from .collectives import all_gather, all_to_all
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 from .sequence_parallel import check_dropout

@@ -27,11 +27,12 @@ from ..autodiff import ops
 from ..autodiff.modes import saved_tensors_hooks
 from ..autodiff.primitive import lower, state
 from ..autodiff.writes import log, tick
+from ..nn.attention import MultiHeadAttention
 from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Sequential
 from ..nn.moe import MoE
 from ..nn.norm import BatchNorm
-from ..nn.transformer import GPT, Embedding, FeedForward, MultiHeadAttention, TransformerBlock
+from ..nn.transformer import GPT, Embedding, FeedForward, TransformerBlock
 from .collectives import all_gather, copy_to, gather_from, reduce_scatter, scatter_to
 
 TIME = 1

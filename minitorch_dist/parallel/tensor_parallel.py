@@ -31,11 +31,12 @@ from ..autodiff.ops.indexing import check_numbers
 from ..autodiff.primitive import lower
 from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
+from ..nn.attention import MultiHeadAttention
 from ..nn.decoding import by_position
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
-from ..nn.transformer import GPT, Embedding, MultiHeadAttention, TransformerBlock, is_gated
+from ..nn.transformer import GPT, Embedding, TransformerBlock, is_gated
 from . import sequence_parallel as sequences
 from .collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
@@ -240,21 +241,8 @@ def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="m
 # ---------------------------------------------------------------- whole models
 
 def _heads(attention, comm, **options):
-    """A MultiHeadAttention's attributes, cut by heads: every rank keeps its share of the queries' and of the keys'."""
-    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
-    if heads % comm.size or kv_heads % comm.size:
-        raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
-                         "MultiHeadAttention")
-
-    def features(first, count):
-        """Of this rank's share of so many heads, which begin with head `first` of queries, keys and values."""
-        lo, hi = share(count, comm.rank, comm.size)
-        return np.arange((first + lo) * size, (first + hi) * size)
-    queries = features(0, heads)
-    rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
-    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options),
-            "out": RowParallelLinear(attention.out, comm, queries, **options),
-            "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
+    from .heads import share_of_heads
+    return share_of_heads(attention, comm, **options)
 
 
 def _gated(linear, comm, **options):

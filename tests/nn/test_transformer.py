@@ -5,7 +5,8 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, nn
-from minitorch_dist.nn.transformer import FAMILIES, rotary
+from minitorch_dist.nn.attention import rotary
+from minitorch_dist.nn.transformer import FAMILIES
 
 random = np.random.default_rng
 
