@@ -45,6 +45,14 @@ POSITIVE = "more than 0, and finite", lambda value: 0 < value < float("inf")
 SHARE = "a share, above 0 and at most 1", lambda value: 0 < value <= 1
 PROBABILITY = "a probability, at least 0 and less than 1", lambda value: 0 <= value < 1
 
+CHECKS = {      # options of checks.py
+    "check_replicas": "every so many steps, and before each checkpoint, compare the bits of all ranks' parameters: "
+                      "against processors that are wrong and say nothing",
+    "check_work": "every so many steps, and before each checkpoint, let all ranks work out one and the same gradient, "
+                  "and compare its bits: against those who compute wrongly before the sum",
+    "stragglers": "measure how long each rank computes and waits, and say which one is slow over so many steps",
+}
+
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """The description as it stands, and after each option its default, where it has one and doesn't say it itself."""
@@ -59,6 +67,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(formatter_class=Help, **options)
+        self.checks = []        # options, by add_checks
 
     def check_ranges(self, args, ranges):
         """End with a message at a number (None: not given) that isn't as it must be; ranges: {rule: its options}."""
@@ -79,10 +88,19 @@ class ArgumentParser(argparse.ArgumentParser):
                                "number of ranks. auto: where there is none, begin; so that one command does for a job "
                                "that is started again and again (the default under `minitorch-dist supervise`)")
 
+    def add_checks(self, work=True):
+        """The options of a run that is checked on its way, by Checks (checks.py), and that faults on purpose strike.
+        work: --check-work too, which needs the whole model on every rank."""
+        self.checks = [name for name in CHECKS if work or name != "check_work"]
+        for name in self.checks:
+            self.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="STEPS", help=CHECKS[name])
+
     def parse_args(self, *args, **kwargs):
         args = super().parse_args(*args, **kwargs)
+        self.check_ranges(args, {AT_LEAST_1: self.checks})
         try:
-            faults.planned()
+            if faults.planned() and not self.checks:
+                self.error(f"{faults.VARIABLE} is set, and strikes nothing in this program: unset it")
         except ValueError as error:
             self.error(str(error))
         if getattr(args, "resume", None) is False and attempt.is_supervised():

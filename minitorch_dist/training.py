@@ -44,7 +44,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
-    faults.strike("begin", world, step + 1, model)
+    strike = faults.of_step(world, step + 1)
+    strike("begin", model)
     optimizer.zero_grad()
     if noise is not None:
         noise.forget()      # what a step that broke off has left
@@ -61,13 +62,13 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
             for i, piece in enumerate(pieces):
                 with (model.no_sync() if i + 1 < len(pieces) else nullcontext(),
                       backend.random_scope(seed, step, batch.count, piece.rows, micro_shards)):
-                    losses = faults.strike("computed", world, step + 1, loss_sum(model, piece.to(device)))
+                    losses = strike("computed", loss_sum(model, piece.to(device)))
                     scaler.scale(losses * scale).backward()
                 if noise is not None:
                     noise.after_backward(len(piece.labels))
                 loss += losses.item()
             total.add(xp.array([loss, float(stop)]))
-    faults.strike("reduced", world, step + 1, model)
+    strike("reduced", model)
     if noise is not None:
         noise.update(scaler.get_scale())
     if clip is not None:
@@ -97,7 +98,7 @@ def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=
     with (autocast(amp) if amp else nullcontext(),
           backend.random_scope(seed, step, batch.count, shard.rows, micro_shards)):
         loss = loss_sum(replica, shard.to(next(replica.parameters()).device))
-        (faults.strike("computed", world, step + 1, loss) * (1 / batch.count)).backward()
+        (faults.of_step(world, step + 1)("computed", loss) * (1 / batch.count)).backward()
     named = [(f"the gradient of {name}", p.grad) for name, p in replica.named_parameters() if p.grad is not None]
     same_bits.check_same(world, [(world, named)], f"the ranks work out different gradients of the rows "
                          f"{shard.rows[0]:,} to {shard.rows[1]:,} of step {step + 1:,}")

@@ -19,11 +19,10 @@ from pathlib import Path
 import minitorch_dist as mt
 from minitorch_dist import comm, data, nn, optim, program, training
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.data.augment import RandomShift
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
-from minitorch_dist.parallel.same_bits import check_same_bits
-from minitorch_dist.parallel.stragglers import Stragglers
 
 sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
 import mine  # noqa: E402
@@ -44,8 +43,7 @@ OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default lea
     "adamw": (lambda groups, lr: optim.AdamW(groups, lr=lr), 3e-3),
 }
 RANGES = {      # what depends on data or ranks is checked where it is used
-    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every",
-                         "check_replicas", "check_work", "stragglers"),
+    program.AT_LEAST_1: ("epochs", "steps", "batch_size", "micro_shards", "accumulate", "save_every"),
     program.AT_LEAST_0: ("augment", "lr", "weight_decay", "warmup", "clip", "seed", "trace"),
     program.PROBABILITY: ("dropout",),
     program.MORE_THAN_0: ("bucket_mb",),
@@ -90,14 +88,6 @@ def parse(argv):
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
     p.add_argument("--noise-scale", action="store_true", help="measure the gradient noise scale: which batch size is "
                    "worth it")
-    p.add_argument("--check-replicas", type=int, metavar="STEPS",
-                   help="every so many steps, and before each checkpoint, compare the bits of all ranks' parameters: "
-                        "against processors that are wrong and say nothing")
-    p.add_argument("--check-work", type=int, metavar="STEPS",
-                   help="every so many steps, and before each checkpoint, let all ranks work out one and the same "
-                        "gradient, and compare its bits: against those who compute wrongly before the sum")
-    p.add_argument("--stragglers", type=int, metavar="STEPS",
-                   help="measure how long each rank computes and waits, and say which one is slow over so many steps")
     p.add_argument("--bucket-mb", type=float, default=25, help="MiB of gradients per all-reduce")
     p.add_argument("--trace", type=int, nargs="?", const=3, default=0, metavar="STEPS",
                    help="record what every rank does during so many steps (default 3), from the fifth on: trace.json "
@@ -110,6 +100,7 @@ def parse(argv):
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
+    p.add_checks()
     p.add_checkpoints()
     args = p.parse_args(argv)
     args.widths = p.widths(args.hidden)
@@ -189,6 +180,8 @@ def prepare(args, world, plugged):
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
     schedule = optim.LambdaLR(optimizer, factor)
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
+    checks = Checks(args, world, model, steps, plugged.loss_sum or loss_sum, seed=args.seed, amp=args.amp,
+                    micro_shards=args.micro_shards)
     settings = {name: getattr(args, name) for name in SETTINGS} | {
         "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
         "batch_size": batch_size, "steps": steps}
@@ -199,7 +192,7 @@ def prepare(args, world, plugged):
         noise.load_state_dict(run.facts["noise"])
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
-                              scaler=scaler, noise=noise)
+                              scaler=scaler, noise=noise, checks=checks)
 
 
 def train(args, world, plugged=LIBRARY):
@@ -208,7 +201,6 @@ def train(args, world, plugged=LIBRARY):
         ready = prepare(args, world, plugged)
     run, dataset, loader, model, stop = ready.run, ready.dataset, ready.loader, ready.model, False
     steps, epochs, optimizer, noise, percent = ready.steps, ready.epochs, ready.optimizer, ready.noise, None
-    stragglers, report = Stragglers(world, args.stragglers) if args.stragglers else None, None
     tracer = program.Tracer(world, args.out, steps=range(run.step + 4, run.step + 4 + args.trace))
     with run, tracer, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -225,17 +217,8 @@ def train(args, world, plugged=LIBRARY):
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
-                if stragglers and (new := stragglers.step()):
-                    if new.slow and (report is None or set(new.slow) != set(report.slow)):
-                        progress.say(f"step {run.step:,}: {new}")
-                    report = new
                 saves = not args.mine and (stop or run.due(args.save_every, steps))
-                if args.check_replicas and (saves or run.step % args.check_replicas == 0):
-                    check_same_bits(model, run.step)
-                if args.check_work and (saves or run.step % args.check_work == 0):
-                    training.check_work(model, batch, plugged.loss_sum or loss_sum, world, seed=args.seed,
-                                        step=run.step - 1, turn=run.step // args.check_work, amp=args.amp,
-                                        micro_shards=args.micro_shards)
+                ready.checks.after(run.step, batch, saves, progress.say)
                 if saves:
                     run.save(model, optimizer, ready.scaler, **{"noise": noise.state_dict()} if noise else {})
                 if stop or run.step == steps:
@@ -250,9 +233,7 @@ def train(args, world, plugged=LIBRARY):
                 break
         if percent is None:     # a checkpoint of the last step
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
-        if stragglers:
-            progress.say(str(report) if report else f"--stragglers {args.stragglers}: the run has ended before so many "
-                         "steps, and nothing is told")
+        ready.checks.end(progress.say)
         status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,

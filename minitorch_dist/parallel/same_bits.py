@@ -25,24 +25,26 @@ class ReplicaError(RuntimeError):
     """Ranks that should hold the same bits don't."""
 
 
-def check_same_bits(model, step=None):
+def check_same_bits(model, step=None, everyone=None):
     """ReplicaError on every rank unless all hold the same bits of what they hold alike: it names the ranks that differ
     from most, the first parameter in which they do, and by how much.
 
-    model   a DistributedDataParallel: all parameters. Or a fully_shard model with `shard_over`: each piece, with those
-            of the other copies (a piece that one rank alone holds has nothing to be compared with: ValueError where all
-            are so). Between two steps. Not the buffers, which become rank 0's in each forward
-    step    how many steps are done, to be told
+    model     a DistributedDataParallel: all parameters. Or a fully_shard model with `shard_over`: each piece, with
+              those of the other copies (a piece that one rank alone holds has nothing to be compared with: ValueError
+              where all are so). Or a list of these, a pipeline's stages on this rank. Between two steps. Not the
+              buffers, which become rank 0's in each forward
+    step      how many steps are done, to be told
+    everyone  the Communicator of all ranks (default: the model's; a pipeline's stages don't know it)
 
     Collective. Each rank sends 4 bytes to each of the others that hold the same, and what is wrong only when something
     is.
     """
     groups = replicated(model)
-    if not groups:
+    if not groups and everyone is None:
         raise ValueError("check_same_bits: every rank holds pieces of its own, of which there is no copy: give "
                          "fully_shard shard_over, for copies, or look at the losses")
     when = "" if step is None else f", found after step {step:,}"
-    check_same(model.comm, groups, f"the replicas have parted{when}")
+    check_same(everyone or model.comm, groups, f"the replicas have parted{when}")
 
 
 def check_same(everyone, groups, problem):
@@ -50,7 +52,7 @@ def check_same(everyone, groups, problem):
     groups: [(Communicator, [(name, tensor)])], those of this rank; everyone: the Communicator of all. Collective."""
     said = [(comm, named, _gathered(comm, crc32(tensor for _, tensor in named))) for comm, named in groups]
     parted = np.array([any(len(set(found)) > 1 for *_, found in said)], np.uint8)
-    if any(comm is not everyone for comm, _ in groups):
+    if [comm for comm, _ in groups] != [everyone]:
         everyone.all_reduce(parted, op="max")       # others may have parted
     if parted[0]:
         raise ReplicaError(_diagnosis(everyone, said, problem))
@@ -59,10 +61,11 @@ def check_same(everyone, groups, problem):
 def replicated(model):
     """[(Communicator, [(name, tensor)])]: what the ranks of each hold alike, on this rank's part."""
     groups = {}
-    for name, p in model.module.named_parameters():
-        comm, held = _copies(model, p)
-        if comm is not None:
-            groups.setdefault(comm, []).append((name if held is p else f"{name}, a piece", held))
+    for part in model if isinstance(model, list) else [model]:
+        for name, p in part.module.named_parameters():
+            comm, held = _copies(part, p)
+            if comm is not None:
+                groups.setdefault(comm, []).append((name if held is p else f"{name}, a piece", held))
     return list(groups.items())
 
 
@@ -109,10 +112,8 @@ def minority(found):
 
 def _diagnosis(everyone, groups, problem):
     """What to say, the same on all ranks. groups: [(comm, [(name, tensor)], [crc of each rank of comm])]"""
-    lines = []
-    for comm, named, found in groups:
-        mine = _of_group(comm, named, found) if len(set(found)) > 1 else None
-        lines += dict.fromkeys(text for text in everyone.all_gather_object(mine) if text)
+    mine = [_of_group(comm, named, found) for comm, named, found in groups if len(set(found)) > 1]
+    lines = dict.fromkeys(text for texts in everyone.all_gather_object(mine) for text in texts)
     return "\n".join([f"{problem}:", *lines, (
         "A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "
         "good: go on from it, without that machine.")])

@@ -52,12 +52,15 @@ class Stragglers:
     comm    the ranks that are in step
     every   steps
     factor  from how many times the median of the others on a rank is slow
+    peers   the Communicator of those with the same work, of comm's, in each of which ranks are compared (default: comm;
+            a pipeline's stages take their time, and those who share its samples should take the same). Collective
 
     From its making on, this process's waits are timed. One at a time.
     """
 
-    def __init__(self, comm, every, factor=FACTOR):
+    def __init__(self, comm, every, factor=FACTOR, peers=None):
         self.comm, self.every, self.factor = comm, every, factor
+        self.groups = [range(comm.size)] if peers is None else _groups(comm, peers)
         self.computing, self.waiting = [], []
         state.waited = 0.0
         self.since = time.perf_counter()
@@ -77,7 +80,15 @@ class Stragglers:
         self.comm.all_gather(everyone, mine)
         self.computing, self.waiting = [], []
         computing, waiting = everyone.T.tolist()
-        return Report(self.every, computing, waiting, slow(computing, self.factor))
+        return Report(self.every, computing, waiting, {
+            group[i]: times for group in self.groups
+            for i, times in slow([computing[rank] for rank in group], self.factor).items()})
+
+
+def _groups(comm, peers):
+    """[its ranks in comm] of each group that comm is divided into. Collective."""
+    place = {rank: i for i, rank in enumerate(comm.world_ranks)}
+    return sorted({tuple(place[rank] for rank in ranks) for ranks in comm.all_gather_object(peers.world_ranks)})
 
 
 def slow(computing, factor=FACTOR):
