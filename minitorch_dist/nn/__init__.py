@@ -5,6 +5,7 @@ from . import init
 from .absent import without_values
 from .attention import MultiHeadAttention
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
+from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
@@ -17,8 +18,8 @@ from .transformer import GPT, Embedding, TransformerBlock
 __getattr__ = of_module(__name__)
 __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
-    "ImageTransformer", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module", "ModuleList",
-    "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Sequential", "Sigmoid",
-    "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss", "summary",
-    "without_values",
+    "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module",
+    "ModuleList", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Sequential",
+    "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss",
+    "summary", "without_values",
 ]

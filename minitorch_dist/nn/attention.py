@@ -69,19 +69,27 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
         self.out = Linear(dim, dim, bias, dtype, weights)
 
-    def _queries_keys_values(self, x, documents=None):
+    def _check(self, x):
         if len(x.shape) != 3:
-            raise ValueError(f"MultiHeadAttention: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows the "
-                             "documents are an argument of their own, which no stage of a Pipeline has")
+            raise ValueError(f"{type(self).__name__}: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows "
+                             "the documents are an argument of their own, which no stage of a Pipeline has")
+
+    def _positions(self, time, documents):
+        """Where so many positions stand in their sequence, or in their document; None: 0, 1, 2, …"""
+        positions = None if self.context is None else self.context.positions(time)
+        if documents is None:
+            return positions
+        return places(documents) if positions is None else places(documents)[:, positions]
+
+    def _queries_keys_values(self, x, documents=None):
+        self._check(x)
         h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
         h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
         # Split first: then their gradients, put together, lie in memory as those of self.qkv.
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
         if not self.rotary:
             return q, k, v
-        positions = None if self.context is None else self.context.positions(q.shape[2])
-        if documents is not None:
-            positions = places(documents) if positions is None else places(documents)[:, positions]
+        positions = self._positions(q.shape[2], documents)
         # For backward, values that are a view of h would keep queries and keys as well, as they were before.
         return rotary(q, positions=positions), rotary(k, positions=positions), v * 1.0
 

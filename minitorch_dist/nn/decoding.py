@@ -9,6 +9,7 @@ one, so they stay right as long as no position changes its place: beyond the mod
 token's place changes with each new one, and the window is worked out anew for each.
 
 The cache is what MultiHeadAttention calls its context: who knows which positions x has, and where the other keys are.
+Of latent attention it keeps the latents (latent.py).
 Source: Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
 """
 
@@ -80,7 +81,8 @@ class KeyValueCache:
             is None
     past    how many tokens have been read. All calls have the same batch; ValueError where they come to more than
             model.length
-    nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on
+    nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
+            latent attention layers · batch · length · (kv_rank + rope_size), on each rank that has some of the heads
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
@@ -89,7 +91,8 @@ class KeyValueCache:
         if reason := uncacheable(model):
             raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
         self.model, self.past, self.tokens = model, 0, None
-        self.layers = {id(m): (m, _Kept(self)) for m in model.modules() if m is not model and hasattr(m, "context")}
+        self.layers = {id(m): (m, _KeptLatents(self) if getattr(m, "keeps_latents", False) else _Kept(self))
+                       for m in model.modules() if m is not model and hasattr(m, "context")}
 
     @property
     def nbytes(self):
@@ -143,22 +146,36 @@ class _Kept(_Places):
     keys = values = None
 
     def __call__(self, q, k, v, causal, scale=None, documents=None):
+        self.keys, self.values = self._with(k, self.keys, documents), self._with(v, self.values)
+        return self._attention(q, self.keys, self.values, scale)
+
+    def _with(self, new, kept, documents=None):
+        """What is kept, the new positions (batch, heads, time, size) too."""
         if documents is not None:
             raise ValueError("a cache of keys and values is of one document per row; it was given documents")
+        batch, heads, time, size = new.shape
+        if kept is None:
+            kept = module_of(lower(new)).empty((batch, heads, self.cache.model.length, size), new.dtype)
+        kept[:, :, self.cache.past:self.cache.past + time] = lower(new)
+        return kept
+
+    def _attention(self, q, keys, values, scale):
         past, time = self.cache.past, q.shape[2]
-        if self.keys is None:
-            self.keys, self.values = (self._room(x) for x in (k, v))
-        now = slice(past, past + time)
-        self.keys[:, :, now], self.values[:, :, now] = lower(k), lower(v)
-        k, v = (x[:, :, :now.stop] for x in (self.keys, self.values))
+        k, v = (x[:, :, :past + time] for x in (keys, values))
         if not past:
             return ops.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        mask = module_of(k).tri(time, now.stop, past, dtype=bool) if time > 1 else None
+        mask = module_of(k).tri(time, past + time, past, dtype=bool) if time > 1 else None
         return ops.scaled_dot_product_attention(q, k, v, mask, scale=scale)
 
-    def _room(self, x):
-        batch, heads, _, size = x.shape
-        return module_of(lower(x)).empty((batch, heads, self.cache.model.length, size), x.dtype)
+
+class _KeptLatents(_Kept):
+    """Of a LatentAttention: one array (batch, 1, length, kv_rank + rope_size), which has the values in its keys."""
+
+    def of_latents(self, q, k, rank, scale, documents=None):
+        """Attention of the new positions to what is kept and to themselves; the first `rank` features of a key are its
+        value."""
+        self.keys = self._with(k, self.keys, documents)
+        return self._attention(q, self.keys, self.keys[..., :rank], scale)
 
 
 def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None):

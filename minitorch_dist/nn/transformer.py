@@ -9,6 +9,7 @@ from ..backend import to_device_of, xp
 from . import decoding, init
 from .attention import MultiHeadAttention, places
 from .decoding import by_position
+from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
 from .module import Module, Parameter, Sequential
 from .moe import MoE
@@ -89,16 +90,22 @@ class TransformerBlock(Module):
     bias    whether the Linears have one
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
+    latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
-                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True):
+                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
         if hidden < 1:
             raise ValueError(f"TransformerBlock: hidden={hidden} features; use 1 or more, or None for 4 · dim")
+        if latent is not None and (not rotary or kv_heads not in (None, heads)):
+            raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
+                             f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
+                             "positions=\"rotary\"")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
-        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias)
+        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias) if latent is None \
+            else LatentAttention(dim, heads, causal, dtype, std, bias, **latent)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
             MoE(dim, hidden, **{"dtype": dtype, "std": std, "mlp": mlp} | moe)
@@ -118,7 +125,8 @@ class TransformerBlock(Module):
 
 
 # GPT's arguments, by what it is like.
-FAMILIES = {"gpt": {}, "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False}}
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False}
+FAMILIES = {"gpt": {}, "llama": LLAMA, "deepseek": LLAMA | {"latent": {}}}
 
 
 class GPT(Module):
@@ -130,20 +138,21 @@ class GPT(Module):
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
-    mlp, hidden, bias  the blocks'; see TransformerBlock
+    mlp, hidden, bias, latent  the blocks'; see TransformerBlock
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention
     output_multiplier  None, or what logits are multiplied by
-    FAMILIES["llama"] has the arguments that make it a LLaMA, but for its sizes; tied=False, as published.
+    FAMILIES["llama"] has the arguments that make it a LLaMA, but for its sizes; tied=False, as published. "deepseek"
+    has latent attention besides; its experts are moe's.
     Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Sources: Radford et al. 2019, "GPT-2";
-    Touvron et al. 2023, "LLaMA".
+    Touvron et al. 2023, "LLaMA"; DeepSeek-AI 2024, "DeepSeek-V2".
     """
 
     context = output_multiplier = None
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
-                 norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True):
+                 norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
@@ -154,7 +163,7 @@ class GPT(Module):
         self.dropout = Dropout(dropout)
         self.blocks = Sequential(*(
             TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype, moe=moe,
-                             mlp=mlp, hidden=hidden, bias=bias)
+                             mlp=mlp, hidden=hidden, bias=bias, latent=latent)
             for _ in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,

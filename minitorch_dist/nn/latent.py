@@ -1,0 +1,132 @@
+"""Multi-head latent attention: a token's keys and values are made of one short vector, which is all that is kept of it.
+
+    x ── down ─┬─ q_norm ─── q ──┬─ of each head: nope_size features, as they are ──────────────┬─ queries
+               │                 └─ of each head: rope_size features, turned by the position ───┘
+               ├─ kv_norm ── kv ─┬─ of each head: nope_size features ───────────────────────────┬─ keys
+               │     │           └─ of each head: value_size features ── values                 │
+               └─────┼── rope_size features, turned; one key for all heads ─────────────────────┘
+                     └── kept for later tokens: kv_rank + rope_size numbers
+
+Rotary positions need a part of their own: a position's rotation would stand between the matrix of the queries and that
+of the keys. Without it these two meet: qᵀ (W_K c) = (W_Kᵀ q)ᵀ c. So a token that comes later asks the latents c
+themselves: W_K is multiplied to its queries and W_V to what they find, and no key or value of the past is ever made
+again. That is attention of all heads to one key, whose first kv_rank features are the value (`_absorbed`).
+
+Numbers kept per token and layer, of DeepSeek-V2's 128 heads of 128 features (kv_rank 512, rope_size 64):
+
+    heads that have keys of their own     2 · 128 · 128    32,768      (MHA)
+    8 groups of heads                     2 · 8 · 128       2,048      (GQA)
+    one key for all                       2 · 128             256      (MQA)
+    latent                                512 + 64            576      (as many as 2.25 groups)
+
+Sources: DeepSeek-AI 2024, "DeepSeek-V2", 2.1 and table 1; "DeepSeek-V3 technical report", 2.1.1.
+"""
+
+import math
+
+from ..autodiff import ops
+from ..autodiff.primitive import lower
+from ..backend import module_of, xp
+from . import init
+from .attention import MultiHeadAttention, rotary
+from .decoding import by_position
+from .layers import Linear
+from .module import Module
+from .norm import RMSNorm
+
+
+class LatentAttention(MultiHeadAttention):
+    """Self-attention by latents: (batch, time, dim) -> (batch, time, dim), with MultiHeadAttention's arguments of the
+    same names, and its documents, context and scale (None: 1/√(nope_size + rope_size)).
+
+    nope_size   features of a head's queries and keys without a position (default: dim/heads)
+    rope_size   those with one, an even number (default: about half as many, as in DeepSeek-V2)
+    value_size  features of a head's values (default: nope_size)
+    kv_rank     of the latent of keys and values (default: 4 · nope_size, as in DeepSeek-V2)
+    q_rank      of the queries' own latent; None: they are made of x
+    bias        whether `down` and `out` have one; what makes heads of latents has none
+    to_heads    None, or what the key of all heads goes through where ranks have some of the heads each, and each a
+                part of its gradient; see parallel/heads.py
+    """
+
+    to_heads = None
+    keeps_latents = True        # in a KeyValueCache
+
+    def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
+                 value_size=None, kv_rank=None, q_rank=None):
+        Module.__init__(self)
+        nope_size = dim // heads if nope_size is None else nope_size
+        rope_size = max(2, nope_size // 4 * 2) if rope_size is None else rope_size
+        value_size, kv_rank = (usual if given is None else given for given, usual in (
+            (value_size, nope_size), (kv_rank, 4 * nope_size)))
+        if min(nope_size, rope_size, value_size, kv_rank, 1 if q_rank is None else q_rank) < 1 or rope_size % 2:
+            raise ValueError(f"LatentAttention: nope_size={nope_size}, rope_size={rope_size}, value_size={value_size}, "
+                             f"kv_rank={kv_rank}, q_rank={q_rank} must be 1 or more, and rope_size even: rotary "
+                             "positions turn pairs of features")
+        self.heads = self.kv_heads = heads
+        self.nope_size, self.rope_size, self.value_size = nope_size, rope_size, value_size
+        self.kv_rank, self.q_rank, self.size = kv_rank, q_rank, nope_size + rope_size
+        self.causal, self.rotary = causal, True
+
+        def weights(shape, dtype):
+            return init.normal(shape, std, dtype)
+        self.down = Linear(dim, (q_rank or 0) + kv_rank + rope_size, bias, dtype, weights)
+        if q_rank is not None:
+            self.q_norm = RMSNorm(q_rank, dtype=dtype)
+        self.q = Linear(dim if q_rank is None else q_rank, heads * self.size, False, dtype, weights)
+        self.kv_norm = RMSNorm(kv_rank, dtype=dtype)
+        self.kv = Linear(kv_rank, heads * (nope_size + value_size), False, dtype, weights)
+        self.out = Linear(heads * value_size, dim, bias, dtype, weights)
+
+    def _queries_latents_key(self, x, documents=None):
+        """(queries (batch, heads, time, size), latents (batch, time, kv_rank), the key of all heads (batch, 1, time,
+        rope_size)), queries and key turned."""
+        self._check(x)
+        *of_queries, latents, key = self.down(x).split((*([] if self.q_rank is None else [self.q_rank]), self.kv_rank,
+                                                        self.rope_size), 2)
+        q = self.q(self.q_norm(*of_queries) if of_queries else x)   # may bring in positions that x hasn't
+        key = key if self.to_heads is None else self.to_heads(key)
+        q, key = (ops.transpose(ops.reshape(part, (*part.shape[:2], -1, size)), (0, 2, 1, 3))
+                  for part, size in ((q, self.size), (key, self.rope_size)))
+        positions = self._positions(q.shape[2], documents)
+        nope, rope = q.split((self.nope_size, self.rope_size), 3)
+        q = ops.concatenate([nope, rotary(rope, positions=positions)], 3)
+        return q, self.kv_norm(latents), rotary(key, positions=positions)
+
+    def _queries_keys_values(self, x, documents=None):
+        q, latents, key = self._queries_latents_key(x, documents)
+        h = self.kv(latents)
+        h = ops.reshape(h, (*h.shape[:2], self.heads, self.nope_size + self.value_size))
+        k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.nope_size, self.value_size), 3)]
+        k = ops.concatenate([k, ops.broadcast_to(key, (*k.shape[:3], self.rope_size))], 3)
+        return q, k, v * 1.0        # a view of h would keep keys for backward that are in k as well
+
+    @by_position
+    def forward(self, x, documents=None):
+        if not hasattr(self.context, "of_latents"):
+            return super().forward(x, documents)
+        return self._absorbed(x, documents)
+
+    def _absorbed(self, x, documents):
+        """The same of a KeyValueCache's latents."""
+        q, latents, key = self._queries_latents_key(x)
+        matrix = ops.reshape(self._matrix(latents), (self.heads, self.nope_size + self.value_size, self.kv_rank))
+        nope, rope = q.split((self.nope_size, self.rope_size), 3)
+        q = ops.concatenate([ops.matmul(nope, matrix[:, :self.nope_size]), rope], 3)
+        k = ops.concatenate([ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:])), key], 3)
+        scale = 1 / math.sqrt(self.size) if self.scale is None else self.scale
+        y = self.context.of_latents(q, k, self.kv_rank, scale, documents)
+        y = ops.transpose(ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1))), (0, 2, 1, 3))
+        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
+
+    def _matrix(self, like):
+        """What `kv` multiplies by, (heads · (nope_size + value_size), kv_rank), be it a Linear or what stands in the
+        place of one: that is asked for each feature."""
+        if self.kv._hooks is None and getattr(self.kv, "product", ops.linear if type(self.kv) is Linear else None) is \
+                ops.linear:
+            return self.kv.weight
+        return ops.transpose(self.kv(module_of(lower(like)).eye(self.kv_rank, dtype=like.dtype)), (1, 0))
+
+    def extra_repr(self):
+        return f"heads={self.heads} of {self.nope_size}+{self.rope_size}, {self.value_size}, kv_rank={self.kv_rank}" + \
+            (f", q_rank={self.q_rank}" if self.q_rank else "") + (", causal" if self.causal else "")
