@@ -69,6 +69,7 @@ def checkpoint(f, save=()):
         return rebuild(values)
 
     checkpointed.__name__, checkpointed.__doc__ = getattr(f, "__name__", "checkpointed"), f.__doc__
+    checkpointed.__wrapped__ = f    # whose parameters inspect.signature tells
     return checkpointed
 
 

@@ -95,10 +95,10 @@ class OneTensor(Module):
         self.add_module("", stage)
         self.first, self.last = first, last
 
-    def forward(self, x):
+    def forward(self, x, *more):
         if not self.first:
             x = x[..., :-1], x[(0,) * (len(x.shape) - 1) + (-1,)]
-        y = self._modules[""](x)
+        y = self._modules[""](x, *more)
         if self.last:
             return y
         y, aux = y if isinstance(y, tuple) else (y, zeros_like(lower(y), ()))

@@ -43,10 +43,12 @@ from ..autodiff.tensor import Tensor
 from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
 from ..comm.together import together
 from ..data.loader import cut
+from ..data.packing import apart
 from ..ledger import spanning
 from ..nn.module import Sequential
-from ..nn.transformer import MultiHeadAttention
 from ..optim.clip import clip_stages, tree_sum
+from . import documents
+from .documents import Stage
 from .fully_sharded import FullySharded
 from .same_model import check_same
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
@@ -74,7 +76,7 @@ def balanced(costs, parts):
 
 
 def cut_sequential(model, stages, costs=None):
-    """A Sequential as a list of so many Sequentials, one after another. Their layers keep their names, so that all
+    """A Sequential as a list of so many Stages, one after another. Their layers keep their names, so that all
     parameters are called as they were, and random numbers, which are keyed by names, are the same.
 
     costs   what each layer costs (default: its number of parameters, at least 1)
@@ -87,7 +89,7 @@ def cut_sequential(model, stages, costs=None):
         raise ValueError(f"cut_sequential: {len(costs)} costs for {len(layers)} layers")
     bounds, found = balanced(costs, stages), []
     for lo, hi in zip(bounds, bounds[1:], strict=False):
-        stage = Sequential()
+        stage = Stage()
         for name, layer in layers[lo:hi]:
             stage.add_module(name, layer)
         found.append(stage)
@@ -120,7 +122,7 @@ def described(schedule):
 
 def check_chunks(chunks, comm):
     """(whether each of every rank's chunks has something to train, whether one is in exact mode, whether one has
-    attention). ValueError on all ranks if a pipeline can't have one of them. Collective."""
+    layers that take documents). ValueError on all ranks if a pipeline can't have one of them. Collective."""
     def check():
         if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
             raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
@@ -131,9 +133,9 @@ def check_chunks(chunks, comm):
                                 "parallelize_module")
     together(comm, check)
     exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
-    attends = any(isinstance(m, MultiHeadAttention) for chunk in chunks for m in chunk.modules())
-    trained, exacts, attending = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact, attends)), strict=True)
-    return trained, any(exacts), any(attending)
+    reads = any(map(documents.readers, chunks))
+    trained, exacts, reading = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact, reads)), strict=True)
+    return trained, any(exacts), any(reading)
 
 
 def is_trained(chunk):
@@ -159,7 +161,7 @@ class Pipeline:
         check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
                    "Make it from the same settings on all of them.")
         placement = placement_of(schedule)
-        trained, self.exact, self.attends = check_chunks(chunks, comm)
+        trained, self.exact, self.reads = check_chunks(chunks, comm)
         counts = [*map(len, trained)]
         if counts != [len(stages) for stages in placement]:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
@@ -197,7 +199,7 @@ class Pipeline:
                                      f"rank {rank} of this schedule B or W come in the order "
                                      f"{', '.join(map(str, order))}: sort these, or leave exact mode")
 
-    def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None, scaler=None):
+    def run(self, batch, loss_sum, *, seed, step, units=1, micro_shards=8, over=None, scaler=None, packed=False):
         """Forwards and backwards of a global batch; then all gradients are complete. Returns its mean loss, everywhere.
 
         batch      of a Loader whose rank and size are those of the other axis: a pipeline's ranks have the same rows
@@ -205,12 +207,12 @@ class Pipeline:
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
-
-        ValueError, on all ranks, of packed rows (data/packing.py), where some stage has attention.
+        packed     whether the inputs are packed rows (data/packing.py), whose documents the stages take (documents.py);
+                   unless they fit, and are the same on all ranks, all get an error
         """
         self._check_scaler(scaler)
         self._check_frozen()
-        self._check_packed(batch.inputs)
+        self._check_packed(batch.inputs, packed)
         self.shards = self._shards_of(batch)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
@@ -252,11 +254,12 @@ class Pipeline:
             raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
 
-    def _check_packed(self, inputs):
-        if self.attends and inputs.ndim == 3 and inputs.shape[2] == 2 and inputs.dtype.kind in "iu":
-            raise ValueError(f"Pipeline: inputs {inputs.shape} of {inputs.dtype} are packed rows. Stages hand on one "
-                             "array, and attention would look from one document into another: train on packed rows "
-                             "without a Pipeline, by fully_shard, say")
+    def _check_packed(self, inputs, packed):
+        if self.reads:
+            documents.agree(self.chunks, inputs, packed, self.comm)
+        elif packed:
+            raise ValueError("Pipeline.run: packed=True, and no stage of this pipeline takes documents: leave it out")
+        self.packed = packed
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""
@@ -282,16 +285,17 @@ class Pipeline:
         return clip_stages(mine, max_norm, self.comm)
 
     def _forward(self, stage, chunk, k):
-        shard = self.shards[k].to(self.device)
-        if stage == 0:
-            x = shard.inputs
-        else:
+        shard, module, numbers = self.shards[k].to(self.device), self.chunks[chunk], None
+        x = shard.inputs
+        if self.packed:
+            x, numbers = apart(x)
+            numbers = documents.of_chunk(module, numbers)
+        if stage:
             x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs)))
             x.requires_grad_(stage > self.lowest)
-        module = self.chunks[chunk]
         wrapped = isinstance(module, ReducingModule)
         with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
-            y = module(x)
+            y = documents.call(module, x, numbers)
         if stage == self.last:
             y = self.loss_sum(y, shard.labels)
             self.losses.append(y.item())

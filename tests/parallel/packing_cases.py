@@ -1,16 +1,18 @@
 """What the ranks do in the tests of packed documents. What must hold is checked by the parent process."""
 
+import dataclasses
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.data.packing import PADDING, apart, pack
-from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.nn.transformer import FAMILIES, places
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.schedules import one_forward_one_backward, placement_of, schedule_of
 
 VOCABULARY, LENGTH, BATCH, STEPS = 13, 16, 8, 3
 MICRO_SHARDS = 4
@@ -37,13 +39,14 @@ def batches(rows, rank=0, size=1, micro_shards=1):
     return zip(range(STEPS), every, strict=False)
 
 
-def optimizer_of(model):
-    return optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+def optimizer_of(*models):
+    return optim.AdamW([p for model in models for p in model.parameters()], lr=0.01, weight_decay=0.1)
 
 
 def one_by_one(family):
-    """(losses, parameters) of one process that runs each document alone, in rows as long as it is."""
-    rows, model = packed(), gpt(family)
+    """(losses, parameters) of one process that runs each document alone, in rows as long as it is. family: of OPTIONS,
+    or "layers"."""
+    rows, model = packed(), layers() if family == "layers" else gpt(family)
     optimizer, losses = optimizer_of(model), []
     for _, batch in batches(rows):
         optimizer.zero_grad()
@@ -97,27 +100,105 @@ def annotated(family):
     return loss.item(), annotate.full_state_dict(model) if cut else model.state_dict()
 
 
-def in_a_pipeline():
-    """What a rank is told of packed rows, first with and then without attention somewhere in the pipeline; and the loss
-    of plain rows after that."""
-    world, rows, found = comm.world(), packed(), []
+# ---------------------------------------------------------------- pipelines
 
-    def loss(scores, labels):
-        return nn.cross_entropy(scores, labels, reduction="sum")
+class Tokens(nn.Module):
+    """Tokens' features, and those of their places in their documents."""
 
-    def pipeline(*layers):
-        stages = cut_sequential(nn.Sequential(nn.Embedding(VOCABULARY, 8), *layers, nn.Linear(8, VOCABULARY)), 2)
-        return Pipeline([stages[world.rank]], world, one_forward_one_backward(2, 2))
+    def __init__(self, dim):
+        super().__init__()
+        self.token, self.place = (nn.Embedding(n, dim, np.float64) for n in (VOCABULARY, LENGTH))
+        self.context = None
+
+    def forward(self, tokens, documents=None):
+        if documents is None:
+            return self.token(tokens) + self.place(slice(tokens.shape[1]))
+        positions = slice(None) if self.context is None else self.context.positions(tokens.shape[1])
+        return self.token(tokens) + self.place(places(documents)[:, positions])
+
+
+def layers(dropout=0.0):
+    """A language model as layers, of which some take documents."""
+    mt.manual_seed(5)
+    blocks = [nn.TransformerBlock(8, 2, causal=True, rotary=True, dropout=dropout, dtype=np.float64) for _ in range(2)]
+    return nn.Sequential(Tokens(8), *blocks, nn.LayerNorm(8, dtype=np.float64),
+                         nn.Linear(8, VOCABULARY, dtype=np.float64))
+
+
+def scores_loss(scores, labels):
+    return nn.cross_entropy(scores, labels, reduction="sum")
+
+
+def staged(name, micro_batches, sizes=None, stage=0, exact=False, recompute=False):
+    """(losses, whole parameters, bytes sent along pp, rows of all batches) of a pipeline that takes packed rows."""
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "pp": 2} | (sizes or {}))
+    rows, model, pp, ranks = packed(), layers(0.2 if exact else 0.0), mesh["pp"], mesh["dp", "cp"]
+    if mesh["cp"].size > 1:
+        cp.context_parallel(model, mesh["cp"])
+        model[0].context = model[1].attention.context
+    for block in model[1:3] if recompute else ():
+        block.forward = mt.checkpoint(block.forward)
+    schedule = schedule_of(name, pp.size, micro_batches, 2)
+    placement = placement_of(schedule)
+    parts = cut_sequential(model, sum(map(len, placement)), [1] * 5)
+    chunks = [fully_shard(parts[i], ranks, stage) if stage else DistributedDataParallel(
+        parts[i], ranks, exact=exact, micro_shards=MICRO_SHARDS) for i in placement[pp.rank]]
+    pipeline, losses, count = Pipeline(chunks, pp, schedule), [], 0
+    optimizer = optimizer_of(*chunks)
+    with ledger.record() as book:
+        for step, batch in batches(rows, mesh.coords["dp"], mesh["dp"].size, MICRO_SHARDS if exact else 1):
+            part = cp.cut_sequence(batch, mesh["cp"]) if mesh["cp"].size > 1 else batch
+            optimizer.zero_grad()
+            losses.append(pipeline.run(part, scores_loss, seed=3, step=step, units=rows.units, over=ranks, packed=True,
+                                       micro_shards=MICRO_SHARDS))
+            optimizer.step()
+            count += batch.count
+    return losses, full_state_dict(chunks, pp), book.bytes_sent["pp", "send"], count
+
+
+def differing():
+    """What each rank is told where the two don't mean the same rows, or both mean what can't be; and the loss of plain
+    rows after that."""
+    world, rows, found = comm.world(), packed(), {}
     _, batch = next(batches(rows))
-    attending, other = pipeline(nn.TransformerBlock(8, 2, causal=True)), pipeline(nn.Linear(8, 8))
+    first = world.rank == 0
+
+    def run(what, inputs, packed, middle=None):
+        whole = layers()
+        if middle is not None:
+            whole._modules["1"] = middle
+        pair = world.split(0)       # a MismatchError ends a communicator
+        pipeline = Pipeline([cut_sequential(whole, 2, [1] * 5)[pair.rank]], pair, one_forward_one_backward(2, 2))
+        part = dataclasses.replace(batch, inputs=inputs, shards=[dataclasses.replace(batch.shards[0], inputs=inputs)])
+        try:
+            found[what] = pipeline.run(part, scores_loss, seed=0, step=0, packed=packed)
+        except (TypeError, ValueError, RuntimeError) as error:
+            found[what] = f"{type(error).__name__}: {error}"
+    inputs = batch.inputs
+    run("not said", inputs, False)
+    run("said by one", inputs, first)
+    run("other documents", inputs + [0, not first], True)
+    run("malformed on one", inputs if first else inputs[..., :1], True)
+    run("plain on one", inputs if first else inputs[..., 0], True)
+    run("floats", inputs.astype(float), True)
+    run("hidden", inputs, True, nn.Sequential(nn.Tanh(), nn.MultiHeadAttention(8, 2, dtype=np.float64)))
+    run("plain", inputs[..., 0], False)
+    return found
+
+
+def nobody_asks():
+    """What a pipeline without attention says of packed=True, and its loss of pairs of numbers of somebody's own."""
+    world, rows = comm.world(), packed()
+    stages = cut_sequential(nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)), 2)
+    pipeline = Pipeline([stages[world.rank]], world, one_forward_one_backward(2, 2))
+    _, batch = next(batches(rows))
     try:
-        attending.run(batch, loss, seed=0, step=0)
+        pipeline.run(batch, scores_loss, seed=0, step=0, packed=True)
     except ValueError as error:
-        found.append(str(error))
-    pairs = data.Loader(np.maximum(rows.rows, 0), rows.targets, BATCH)      # somebody's own, of two numbers each
-    other.run(next(iter(pairs.epoch(0))), lambda scores, labels: loss(scores[:, :, 0], labels), seed=0, step=0)
-    plain = data.Loader(rows.inputs, rows.targets, BATCH)
-    return found, attending.run(next(iter(plain.epoch(0))), loss, seed=0, step=0)
+        told = str(error)
+    pairs = data.Loader(np.maximum(rows.rows, 0), rows.targets, BATCH)
+    return told, pipeline.run(next(iter(pairs.epoch(0))), lambda y, labels: scores_loss(y[:, :, 0], labels), seed=0,
+                              step=0)
 
 
 # ---------------------------------------------------------------- rings

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist.parallel.pipeline import SPEC_BYTES
 from tests.crews import crews, threads
 
 from . import packing_cases
@@ -95,8 +96,55 @@ def test_ranks_with_other_documents_are_told_everywhere():
         assert "MismatchError" in told and "documents" in told
 
 
-def test_a_pipeline_refuses_packed_rows_on_all_ranks():
-    """Before anything is sent: plain rows are trained on afterwards."""
-    for (told,), loss in crews.call(CASES + "in_a_pipeline", 2):
-        assert "are packed rows" in told and "fully_shard" in told
-        assert np.isfinite(loss)
+STAGED = {
+    "1F1B": (2, ("1f1b", 3)), "interleaved": (2, ("interleaved", 4)), "ZB-V, recompute": (
+        2, ("zb-v", 5, None, 0, False, True)),
+    "ZB-H1, DDP": (4, ("zb-h1", 3)), "V-Min, ZeRO 3": (4, ("v-min", 3, None, 3)),
+    "1F1B, ring": (4, ("1f1b", 3, {"cp": 2})), "GPipe, ZeRO 1": (4, ("gpipe", 2, None, 1)),
+}
+
+
+@pytest.mark.parametrize("form", STAGED)
+def test_the_curve_of_a_pipeline(form):
+    """Layers with attention, rotary positions and a table of positions: that of each document alone. What goes over a
+    boundary between ranks: once what it looks like, then of each row 16 positions of 8 float64, there and back."""
+    n, arguments = STAGED[form]
+    losses, parameters = wanted("layers")
+    ranks = crews.call(CASES + "staged", n, arguments)
+    for found, state, *_ in ranks:
+        np.testing.assert_allclose(found, losses, rtol=0, atol=1e-10)
+        assert state.keys() == parameters.keys()
+        for name, value in state.items():
+            np.testing.assert_allclose(value, parameters[name], rtol=0, atol=1e-10)
+    sent, rows = sum(rank[2] for rank in ranks), ranks[0][3]
+    boundaries = {"interleaved": 3, "zb-v": 2, "v-min": 2}.get(arguments[0], 1)
+    assert sent == boundaries * (n // 2 * SPEC_BYTES + 2 * rows * 16 * 8 * 8)
+
+
+@pytest.mark.parametrize("n, arguments", [(2, ("1f1b", 4)), (4, ("zb-v", 2))], ids=str)
+def test_the_bits_of_a_pipeline(n, arguments):
+    """Exact mode, with dropout: one process's."""
+    one, = crews.call(CASES + "staged", 1, ("1f1b", 4, {"pp": 1}, 0, True), env=threads(1))
+    for losses, state, *_ in crews.call(CASES + "staged", n, (*arguments, None, 0, True)):
+        assert losses == one[0] and state.keys() == one[1].keys()
+        assert all((value == one[1][name]).all() for name, value in state.items())
+
+
+def test_ranks_of_a_pipeline_mean_the_same_rows():
+    """Or all of them get an error, before anything is sent."""
+    words = {"not said": ("ValueError", "are packed rows", "packed=True"),
+             "said by one": ("MismatchError", "packed rows, documents (8, 16)", "are packed rows, and attention"),
+             "other documents": ("MismatchError", "packed rows, documents (8, 16), crc32"),
+             "malformed on one": ("MismatchError", "documents (8, 16)", "rows of shape (8, 16, 1)"),
+             "plain on one": ("MismatchError", "documents (8, 16)", "inputs (8, 16) with packed=True"),
+             "floats": ("TypeError", "documents of dtype float64"),
+             "hidden": ("MismatchError", "1, of class Sequential, takes no documents")}
+    for found in crews.call(CASES + "differing", 2):
+        assert np.isfinite(found.pop("plain")) and found.keys() == words.keys()
+        for what, (kind, *parts) in words.items():
+            assert found[what].startswith(kind) and all(part in found[what] for part in parts), found[what]
+
+
+def test_a_pipeline_where_nobody_takes_documents():
+    for told, loss in crews.call(CASES + "nobody_asks", 2):
+        assert "no stage of this pipeline takes documents" in told and np.isfinite(loss)

@@ -1,0 +1,95 @@
+"""Packed documents (data/packing.py) in the stages of a pipeline.
+
+    stages = cut_sequential(model, mesh["pp"].size)
+    pipeline = Pipeline([stages[mesh["pp"].rank]], mesh["pp"], schedule)
+    pipeline.run(batch, loss_sum, packed=True, …)       # its inputs (n, time, 2): tokens, and numbers of documents
+
+No stage is sent which documents a row has: all ranks of a pipeline have the batch's rows, as they have its labels, take
+the numbers from there, and give them to the layers that take some. What travels is what travels without. That the ranks
+have the same numbers is agreed on before anything is sent.
+"""
+
+import zlib
+from inspect import Parameter, signature
+
+from ..autodiff.ops.attention import numbered
+from ..backend import to
+from ..data.packing import apart
+from ..nn.module import Sequential
+
+
+class Stage(Sequential):
+    """Layers one after another. Documents, integers (batch, time), are given to those that take them."""
+
+    def forward(self, x, documents=None):
+        for layer in self:
+            x = call(layer, x, documents)
+        return x
+
+
+def call(module, x, documents):
+    """module(x, documents), or module(x) where there are none, or it takes none."""
+    return module(x) if documents is None or not takes_documents(module) else module(x, documents)
+
+
+def takes_documents(module):
+    """Whether forward has a parameter of this name; or one for whatever there is, as wrappers and Sequential have, and
+    all modules inside, to which they hand it on, take documents."""
+    parameters = signature(module.forward).parameters
+    if "documents" in parameters:
+        return True
+    inside = module._modules.values()
+    return any(p.kind == Parameter.VAR_POSITIONAL for p in parameters.values()) and bool(inside) and \
+        all(map(takes_documents, inside))
+
+
+def readers(module):
+    """The modules below that do something with documents, attention among them."""
+    return [m for m in module.modules() if "documents" in signature(m.forward).parameters and not isinstance(m, Stage)]
+
+
+def blind(module, path="the stage"):
+    """The first module from the top that takes no documents and has readers inside, as a text; or None."""
+    found = readers(module)
+    if not found or module in found:
+        return None
+    if not takes_documents(module):
+        return f"{path}, of class {type(module).__name__}"
+    return next(filter(None, (blind(m, name or path) for name, m in module._modules.items())), None)
+
+
+def agree(chunks, inputs, packed, comm):
+    """What the ranks of a pipeline have to know alike before they begin. ValueError or TypeError on all of them for
+    rows or chunks that don't fit `packed`; MismatchError on all where they differ in that, or in the numbers of
+    documents. Collective."""
+    said, problem = "plain rows", None
+    try:
+        if packed:
+            said = f"packed rows, documents {_checked(chunks, inputs)}"
+        elif inputs.ndim == 3 and inputs.shape[2] == 2 and inputs.dtype.kind in "iu":
+            raise ValueError(f"Pipeline.run: inputs {inputs.shape} of {inputs.dtype} are packed rows, and attention "
+                             "would look from one document into another: say packed=True")
+    except (TypeError, ValueError) as error:
+        said, problem = str(error), error
+    comm.agree("Pipeline.run", detail=said)
+    if problem is not None:
+        raise problem
+
+
+def _checked(chunks, inputs):
+    """The documents' shape and checksum, as a text."""
+    if inputs.ndim != 3:
+        raise ValueError(f"Pipeline.run: inputs {tuple(inputs.shape)} with packed=True; packed rows are (n, time, 2)")
+    tokens, documents = apart(inputs)
+    text = f"{tuple(documents.shape)}, crc32 {zlib.crc32(to(numbered(documents, tokens.shape), 'cpu').tobytes()):08x}"
+    if found := next(filter(None, map(blind, chunks)), None):
+        raise ValueError(f"Pipeline.run: packed=True, and {found}, takes no documents, which are for layers inside of "
+                         "it: give its forward a parameter of this name, or its layers to cut_sequential one by one")
+    return text
+
+
+def of_chunk(chunk, documents):
+    """The numbers for a chunk's layers: where its attention has a part of the sequences (context_parallel), those of
+    whole ones. Collective there."""
+    contexts = [m.context for m in readers(chunk) if getattr(m, "context", None) is not None]
+    return contexts[0].whole(documents) if contexts else documents
