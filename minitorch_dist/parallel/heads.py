@@ -1,24 +1,59 @@
-"""Which part of an attention a rank has where its heads are divided (tensor_parallel.py)."""
+"""Which part of an attention a rank has where its heads are divided (tensor_parallel.py).
+
+    MultiHeadAttention    x ────────── copy_to ── qkv ──┬── attention ── out ── reduce_from
+    LatentAttention       x ── down ─┬─ q_norm ── copy_to ── q ───┬─ attention ── out ── reduce_from
+                                     ├─ kv_norm ─ copy_to ── kv ──┤
+                                     └─ the turned key ─ copy_to ─┘
+
+What makes heads is cut by columns, `out` by rows. What makes latents stays whole, with its norms: its work is the same
+on all ranks, and so are its gradients, behind the three sums over what the ranks' heads have made of latents and key:
+q_rank + kv_rank + rope_size numbers per token, where qkv's are those of x. With sequence parallelism it has a rank's
+part of the sequence, and latents are what is gathered.
+"""
+
+import functools
 
 import numpy as np
 
 from ..data.loader import share
+from ..nn.latent import LatentAttention
+from . import sequence_parallel as sequences
+from .collectives import copy_to
 from .tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
 def share_of_heads(attention, comm, **options):
-    """A MultiHeadAttention's attributes, cut by heads: every rank keeps its share of the queries' and of the keys'."""
-    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
+    """The attention's attributes, cut by heads: every rank keeps its share of the queries' and of the keys'."""
+    heads, kv_heads = attention.heads, attention.kv_heads
     if heads % comm.size or kv_heads % comm.size:
         raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
-                         "MultiHeadAttention")
+                         f"{type(attention).__name__}")
+    parts = _of_latents if isinstance(attention, LatentAttention) else _of_projections
+    return {**parts(attention, comm, **options), "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
 
-    def features(first, count):
-        """Of this rank's share of so many heads, which begin with head `first` of queries, keys and values."""
-        lo, hi = share(count, comm.rank, comm.size)
-        return np.arange((first + lo) * size, (first + hi) * size)
-    queries = features(0, heads)
-    rows = np.concatenate([queries, features(heads, kv_heads), features(heads + kv_heads, kv_heads)])
+
+def _features(comm, size, count, first=0):
+    """Those of this rank's share of `count` heads of so many features each, behind the `first` heads."""
+    lo, hi = share(count, comm.rank, comm.size)
+    return np.arange((first + lo) * size, (first + hi) * size)
+
+
+def _of_projections(attention, comm, **options):
+    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
+    queries = _features(comm, size, heads)
+    rows = np.concatenate([queries, _features(comm, size, kv_heads, heads),
+                           _features(comm, size, kv_heads, heads + kv_heads)])
     return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options),
-            "out": RowParallelLinear(attention.out, comm, queries, **options),
-            "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
+            "out": RowParallelLinear(attention.out, comm, queries, **options)}
+
+
+def _of_latents(attention, comm, sequence_parallel=False, **options):
+    options |= {"sequence_parallel": sequence_parallel}
+    queries, ups, values = (_features(comm, size, attention.heads) for size in (
+        attention.size, attention.nope_size + attention.value_size, attention.value_size))
+    parts = {"q": ColumnParallelLinear(attention.q, comm, queries, **options),
+             "kv": ColumnParallelLinear(attention.kv, comm, ups, **options),
+             "out": RowParallelLinear(attention.out, comm, values, **options),
+             "to_heads": functools.partial(sequences.gather_sequence if sequence_parallel else copy_to, comm=comm)}
+    between = ("down", "kv_norm", *["q_norm"] * (attention.q_rank is not None)) if sequence_parallel else ()
+    return parts | {name: sequences.on_part(getattr(attention, name), comm) for name in between}

@@ -259,6 +259,7 @@ def _experts(moe, comm, **_):
     return {"experts": share_of_experts(moe, comm)}
 
 
+CUT_BY_HEADS = ("qkv", "q", "kv", "out")
 ACTIVATIONS = (GELU, LeakyReLU, ReLU, Sigmoid, Tanh)      # of each feature by itself
 
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it: a Module to stand in its place,
@@ -362,7 +363,7 @@ def _chosen(modules, plan, sequence_parallel):
             raise ValueError(f"parallelize_module: {path} is cut already, over {parts[0].comm.name!r}: a module is cut "
                              "once, over all ranks that are to share it")
         if way == "heads" and (other := [f"{path}.{name}" for name, m in modules[path]._modules.items()
-                                         if name in ("qkv", "out") and not isinstance(m, Linear)]):
+                                         if name in CUT_BY_HEADS and not isinstance(m, Linear)]):
             raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
                             "Linears: cut the model first, then exchange its layers (lora.add, low_precision)")
         behind = _behind(modules, path)
