@@ -18,22 +18,24 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, nn, optim, program, training
 from minitorch_dist.autodiff import ops
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import addition
 from minitorch_dist.nn.preference import dpo_loss, grpo_loss
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.rollouts import log_probs, roll_out
+from minitorch_dist.parallel.rollouts import COLDEST, log_probs, roll_out
 from minitorch_dist.viz.figure import drawn
 
 MODEL = {"length": 8, "layers": 2, "heads": 4, "dim": 64}
 DIGITS, BATCH = 3, 128      # of an answer; of the careless text, per step
 EVAL_CHUNK = 64
-OUTSIDE = ("out", "save_every", "async_save", "resume", "eval_every")     # what the curve doesn't depend on
+# What the curve doesn't depend on.
+OUTSIDE = ("out", "save_every", "async_save", "resume", "eval_every", *program.CHECKS)
 RANGES = {
     program.AT_LEAST_1: ("warm_steps", "steps", "questions", "group", "updates", "eval_every", "save_every"),
     program.AT_LEAST_0: ("warm_lr", "lr", "beta", "clip_low", "clip_high", "clip", "seed"),
     program.PROBABILITY: ("careless",),
-    program.POSITIVE: ("temperature",),
+    (f"at least {COLDEST}, and finite", lambda value: COLDEST <= value < float("inf")): ("temperature",),
 }
 
 
@@ -59,6 +61,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, answers and problems")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/grpo-RANKS, runs/dpo-RANKS)")
+    p.add_checks(work=False)
     p.add_checkpoints()
     args = p.parse_args(argv)
     args.beta = (0.1 if args.dpo else 0.01) if args.beta is None else args.beta
@@ -140,17 +143,21 @@ def optimizer_of(model, args, lr, steps, weight_decay):
     return optimizer, optim.LambdaLR(optimizer, optim.cosine(steps, min(50, steps // 6), final=0.1))
 
 
-def warm_start(args, world, model, problems):
-    """Learn what the careless text does."""
+def warm_start(args, world, model, problems, interrupt):
+    """Learn what the careless text does; whether somebody wants to stop. Its steps are numbered up to 0: faults on
+    purpose name those that come then."""
     inputs, labels = problems.windows(careless(problems, args.careless, args.seed))
     loader = Loader(inputs, labels, BATCH, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
     optimizer, schedule = optimizer_of(model, args, args.warm_lr, args.warm_steps, 0.1)
     batches = (batch for epoch in count() for batch in loader.epoch(epoch))
-    for step, batch in enumerate(islice(batches, args.warm_steps)):
-        training.train_step(model, optimizer, batch, cross_entropy, world, seed=args.seed, step=step, units=DIGITS,
-                            clip=args.clip)
+    for step, batch in enumerate(islice(batches, args.warm_steps), -args.warm_steps):
+        _, stop = training.train_step(model, optimizer, batch, cross_entropy, world, seed=args.seed, step=step,
+                                      units=DIGITS, clip=args.clip, stop=interrupt.wanted)
         schedule.step()
+        if stop:
+            return True
+    return False
 
 
 def prepare(args, world):
@@ -167,20 +174,24 @@ def prepare(args, world):
     model = DistributedDataParallel(nn.GPT(len(problems.vocabulary), **MODEL), world, exact=args.exact)
     args.out = args.out or Path("runs") / f"{'dpo' if args.dpo else 'grpo'}-{world.size}"
     optimizer, schedule = optimizer_of(model, args, args.lr, args.steps, 0.0)
+    checks = Checks(args, world, model, args.steps * args.updates)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE}
     run = training.Run(args.out, world, settings, args.resume, args.async_save)
     run.restore(model, optimizer, schedule)
     if run.resume:
         training.load_parameters(args.out / "reference.npz", reference)
-    return problems, loader, model, reference, optimizer, schedule, run
+    return problems, loader, model, reference, optimizer, schedule, checks, run
 
 
-def begin(args, world, model, reference, problems, run, progress):
-    """The careless model as the reference, where the run doesn't come from a checkpoint; its curve so far."""
+def begin(args, world, model, reference, problems, run, progress, interrupt):
+    """The careless model as the reference, where the run doesn't come from a checkpoint; its curve so far, or None
+    where somebody wants to stop."""
     if run.resume:
         return run.facts["curve"], run.facts["looks"]
     progress.say(f"{args.warm_steps:,} steps on a text in which {args.careless:.0%} of the sums forget the carry")
-    warm_start(args, world, model, problems)
+    if warm_start(args, world, model, problems, interrupt):
+        progress.say("interrupted before it was asked anything: there is nothing to save, and to go on from")
+        return None
     reference.load_state_dict(model.module.state_dict())
     if world.rank == 0:
         training.save_parameters(args.out / "reference.npz", reference)
@@ -191,12 +202,15 @@ def begin(args, world, model, reference, problems, run, progress):
 
 
 def train(args, world):
-    """Train, and return (the summary, the curve of rewards and KL, that of accuracy)."""
+    """Train, and return the summary; of a run without a step the exit status alone."""
     with program.usage_errors("grpo.py"):
-        problems, loader, model, reference, optimizer, schedule, run = prepare(args, world)
+        problems, loader, model, reference, optimizer, schedule, checks, run = prepare(args, world)
     loss_sum, stop = (dpo if args.dpo else grpo)(args), False
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
-        curve, looks = begin(args, world, model, reference, problems, run, progress)
+        begun = begin(args, world, model, reference, problems, run, progress, interrupt)
+        if begun is None:
+            return {"exit_status": interrupt.status(world)}
+        curve, looks = begun
         batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
         for epoch, batch in batches:
             start = time.perf_counter()
@@ -217,14 +231,18 @@ def train(args, world):
                 looks.append((run.step, accuracy(model.module, problems, world)))
                 progress.say(f"step {run.step:,} of {args.steps:,}: reward {drawn.reward:.3f}, KL {drawn.kl:.3f}; "
                              f"{looks[-1][1]:.1f} % of the unseen sums are right")
-            if stop or run.due(args.save_every, args.steps):
+            saves = stop or run.due(args.save_every, args.steps)
+            checks.after(run.step, batch, saves, progress.say)
+            if saves:
                 run.save(model, optimizer, curve=curve, looks=looks)
             if last:
                 break
         if stop:
             progress.say(interrupt.said(run, args.steps))
+        checks.end(progress.say)
         status = interrupt.status(world)
-    settings = {k: v for k, v in vars(args).items() if k not in ("out", "steps", "resume", "save_every", "async_save")}
+    settings = {k: v for k, v in vars(args).items()
+                if k not in ("out", "steps", "resume", "save_every", "async_save", *program.CHECKS)}
     return run.finish(model, data="addition", before=looks[0][1], after=looks[-1][1], curve=curve, looks=looks,
                       interrupted=stop, exit_status=status, **settings)
 
@@ -253,7 +271,7 @@ def main(argv=None):
         world = comm.world()
         args = parse(argv)
     summary = train(args, world)
-    if world.rank == 0:
+    if world.rank == 0 and "curve" in summary:
         picture(summary, args.out / "curve.png")
         print(f"unseen sums right: {summary['before']:.1f} % before, {summary['after']:.1f} % after; parameters "
               f"{summary['parameters_sha256'][:12]}, curve in {args.out / 'curve.png'}")

@@ -1,16 +1,18 @@
 """examples/grpo.py: one curve on any ranks, also of a run that goes on; it learns; what doesn't fit is said."""
 
 import json
+import os
 import runpy
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from minitorch_dist import nn
+from minitorch_dist import nn, training
 from minitorch_dist.data.text import addition
-from tests import crews
+from tests import crews, here
 from tests.crews import threads
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "grpo.py"
@@ -63,6 +65,28 @@ def test_a_run_goes_on(tmp_path):
     assert again["parameters_sha256"] == whole["parameters_sha256"] and again["looks"] == whole["looks"]
 
 
+def test_a_signal_in_the_warm_start_ends_it(tmp_path, monkeypatch):
+    """In the next step; a next run begins as if there had been none."""
+    steps, train_step = [], training.train_step
+
+    def signalled(*args, step, **options):
+        steps.append(step)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_step(*args, step=step, **options)
+    monkeypatch.setattr(training, "train_step", signalled)
+    flags = [*TINY, "--out", tmp_path, "--save-every", 2]
+    found = here.run(PROGRAM, *flags)
+    assert found.status == 130 and steps == [-20, -19, -18, -17] and "interrupted before it was asked" in found.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"history.jsonl"}
+    assert here.run(PROGRAM, *flags).status == 0 and steps[4:] == [*range(-20, 0), *range(8)]
+
+
+def test_the_coldest_answers_can_be_learnt_from(tmp_path):
+    _, history, _ = run(tmp_path, 1, "--warm-steps", 2, "--steps", 2, "--questions", 4, "--temperature", 1e-30)
+    assert all(np.isfinite(line["loss"]) for line in history)
+
+
 @pytest.mark.thorough
 def test_it_learns_to_carry(tmp_path):
     summary, _, said = run(tmp_path / "run", 1, limit=300)
@@ -70,7 +94,8 @@ def test_it_learns_to_carry(tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--group", 1], "--group 1"), (["--temperature", 0], "--temperature 0"), (["--careless", 1], "--careless 1"),
+    (["--group", 1], "--group 1"), (["--temperature", 1e-40], "--temperature 1e-40: must be at least 1e-30"),
+    (["--careless", 1], "--careless 1"),
     (["--questions", 1], "batch_size=1"), (["--steps", 0], "--steps 0")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
     found = crews.launch([PROGRAM, *flags, "--out", tmp_path / "run"], 2, limit=30)

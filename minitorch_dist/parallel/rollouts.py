@@ -39,6 +39,8 @@ from ..nn.preference import group_advantages, kl_k3, token_log_probs
 from .exact import BinaryCounter
 from .wrapping import ReducingModule
 
+COLDEST = 1e-30     # of temperatures: logits of some 10⁸ over it are finite in float32, and slopes are
+
 
 @dataclass(frozen=True)
 class Answers(Shard):
@@ -143,9 +145,9 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
     settings = {"group": group, "count": count, "seed": seed, "step": step, "temperature": temperature, "end": end,
                 "reference": reference is not None, "questions": batch.count}
     comm.agree("roll_out", detail=repr(settings))
-    if count < 1 or not temperature > 0:
+    if count < 1 or not COLDEST <= temperature < float("inf"):
         raise ValueError(f"roll_out: count={count}, temperature={temperature}: at least one token, drawn at a "
-                         "temperature above 0")
+                         f"temperature of {COLDEST} or more, for logits / temperature to be finite")
     total, shards, failure = BinaryCounter(), [], None
     with whole(model) as policy:
         if (wanted := batch.inputs.shape[1] + count - 1) > policy.length:
