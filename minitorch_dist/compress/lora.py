@@ -43,13 +43,14 @@ from ..parallel.collectives import copy_to
 from ..parallel.context_parallel import Context, ContextParallelDropout
 from ..parallel.fully_sharded import FullySharded
 from ..parallel.parts import Part, check_products
+from ..parallel.sequence_parallel import SequenceParallel, dropouts_on_part
 from ..parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ..parallel.wrapping import ReducingModule, check_not_annotated
 from .low_precision import few_bits
 from .nf4 import NF4Weight
 from .quant_model import replaced
 
-TARGETS = ("*attention.qkv", "*attention.out", "*mlp.0", "*mlp.2")      # of a transformer block
+TARGETS = ("*attention.*", "*mlp.0", "*mlp.2")      # of a transformer block
 NAMES = ("lora_A", "lora_B")
 PARTS = (ColumnParallelLinear, RowParallelLinear)
 
@@ -232,6 +233,8 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
     for m in [m for m in model.modules() if context is not None and type(m) is Dropout]:
         m.__class__ = ContextParallelDropout        # as context_parallel does
         object.__setattr__(m, "context", context)
+    for m in [m for m in model.modules() if isinstance(m, SequenceParallel)]:
+        dropouts_on_part(m, m.comm)
     return model
 
 

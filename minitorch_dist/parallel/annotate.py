@@ -33,6 +33,7 @@ from ..comm.communicator import Communicator
 from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.attention import MultiHeadAttention
+from ..nn.latent import LatentAttention
 from ..nn.module import Parameter
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, TransformerBlock, is_gated
@@ -329,7 +330,10 @@ def megatron(model, axis="tp"):
     found = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        if isinstance(module, MultiHeadAttention):
+        if isinstance(module, LatentAttention):     # what makes the latents stays whole
+            found |= {f"{prefix}q.weight": [axis, -1], f"{prefix}kv.weight": [axis, -1],
+                      f"{prefix}out.weight": [-1, axis]}
+        elif isinstance(module, MultiHeadAttention):
             sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
             found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}
         elif isinstance(module, TransformerBlock) and not isinstance(module.mlp, MoE):

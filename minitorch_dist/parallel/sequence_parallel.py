@@ -205,11 +205,16 @@ def on_part(module, comm):
         return SequenceParallelPositions(module, comm)
     if isinstance(module, Dropout):
         return SequenceParallelDropout(module, comm)
+    dropouts_on_part(module, comm)
+    return SequenceParallel(module, comm)
+
+
+def dropouts_on_part(module, comm):
+    """Exchange the dropouts below a module, in place."""
     for owner in list(module.modules()):
         for name, child in list(owner._modules.items()):
-            if isinstance(child, Dropout):
+            if type(child) is Dropout:
                 owner.add_module(name, SequenceParallelDropout(child, comm))
-    return SequenceParallel(module, comm)
 
 
 class WholeSequences(Module):

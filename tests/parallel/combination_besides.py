@@ -186,6 +186,8 @@ class Meeting:
 
 
 LLAMA = {"norm": "rms", "mlp": "swiglu", "hidden": 80, "bias": False}      # rotary is the block anyway
+DEEPSEEK = LLAMA | {"kv_heads": None, "latent": {"nope_size": 6, "rope_size": 2, "value_size": 5, "kv_rank": 12,
+                                                 "q_rank": 10}}
 BESIDES = {
     "recompute": Beside(prepare=recompute, optimizer=adamw),
     "accumulate": Beside(samples=True, accumulate=2),
@@ -216,8 +218,11 @@ BESIDES = {
     "average (EMA)": Beside(begin=averaged, after=average, end=of_averages, optimizer=adamw),
     "prune": Beside(begin=pruned, after=prune_again),
     "LLaMA": Beside(model=LLAMA),
+    "latents": Beside(model=DEEPSEEK),
 }
-# What is done besides to a LLaMA: not rows of the table, for test_three_together alone.
+# What is done besides to a LLaMA, and with latents: not rows of the table, for test_three_together alone.
 EVERY = BESIDES | {f"LLaMA, {name}": replace(BESIDES[name], model=LLAMA) for name in (
     "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
+EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in (
+    "recompute", "exact", "compile", "float8", "LoRA")}
 USUAL = Beside()

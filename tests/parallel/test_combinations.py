@@ -91,6 +91,11 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "LLaMA, float8"),
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "LLaMA, LoRA"),
     (("ring", "ZeRO 3"), {"cp": 2, "dp": 2}, "LLaMA, QLoRA"),
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "latents, recompute"),
+    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "latents, exact"),
+    (("tensor", "ring"), {"cp": 2, "tp": 2}, "latents, compile"),
+    (("sequence", "ZeRO 3"), {"dp": 2, "tp": 2}, "latents, float8"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "latents, LoRA"),
 ]
 
 
