@@ -20,6 +20,7 @@ from typing import NamedTuple
 import minitorch_dist as mt
 from minitorch_dist import comm, nn, optim, program, training
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import addition
 from minitorch_dist.parallel import DistributedDataParallel, expert_bias
@@ -55,6 +56,7 @@ def parse(argv):
     p.add_argument("--lr", type=float, default=3e-3, help="AdamW's learning rate")
     p.add_argument("--seed", type=int, default=0, help="of initial values and order")
     p.add_argument("--out", type=Path, help="folder for the picture")
+    p.add_checks()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
     return args
@@ -87,14 +89,18 @@ def batches_of(args, world, problems):
 
 def train(args, world, problems, balance, speed):
     """The Result of one way. Collective."""
-    model = DistributedDataParallel(build(args, problems, balance), world)
+    with program.usage_errors("experts.py"):
+        model = DistributedDataParallel(build(args, problems, balance), world)
+        checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed)
     optimizer = optim.AdamW(training.decay_groups(model, 0.1), lr=args.lr, betas=(0.9, 0.99))
     loader = batches_of(args, world, problems)
     batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
-    history = []
+    history, say = [], print if world.rank == 0 else lambda text: None
     for step, batch in enumerate(itertools.islice(batches, args.steps)):
         training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=step, units=DIGITS, clip=1.0)
         history.append(expert_bias.update(model, speed))
+        checks.after(step + 1, batch, False, say)
+    checks.end(say)
     inputs, labels = problems.windows(problems.test)
     model.eval()
     with mt.no_grad():

@@ -20,6 +20,7 @@ from pathlib import Path
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
 from minitorch_dist.parallel.zero import BYTES, BYTES_MIXED, held, sent
 
@@ -50,6 +51,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True, help="the bits of one process")
     p.add_argument("--out", type=Path, default=Path("runs/sharded"), help="folder for the run's files")
+    p.add_checks(work=False)
     p.add_checkpoints()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
@@ -80,9 +82,9 @@ def count(args, world, batch, stage, over, policy):
     model = DistributedDataParallel(network(args), world) if stage == 0 else \
         fully_shard(network(args), world, stage, shard_over=over, mp_policy=policy)
     optimizer = optim.Adam(model.parameters())
-    for step in range(2):
+    for step in range(2):       # before the run's, whose steps faults on purpose name
         with ledger.record(memory=True) as book:
-            training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=step)
+            training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=step - 2)
         model.zero_grad()
     return {"sent": sum(n for (_, op), n in book.bytes_sent.items()),
             **{kind: book.live[kind] for kind in BYTES}, "gathered": book.peak["buffer"]}
@@ -144,6 +146,7 @@ def train(args, world):
         settings = {name: getattr(args, name) for name in SETTINGS} | {
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
             "batch_size": loader.sampler.batch_size, "steps": steps}
+        checks = Checks(args, world, model, steps)
         run = training.Run(args.out, world, settings, args.resume, args.async_save)      # in another stage as well
         run.restore(model, optimizer, plan)
     stop = False
@@ -158,7 +161,9 @@ def train(args, world):
                 plan.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
-                if stop or run.due(args.save_every, steps):
+                saves = stop or run.due(args.save_every, steps)
+                checks.after(run.step, batch, saves, progress.say)
+                if saves:
                     run.save(model, optimizer)
                 if stop or run.step == steps:
                     break
@@ -169,6 +174,7 @@ def train(args, world):
         whole = network(args)
         whole.load_state_dict(world.broadcast_object(full_state_dict(model)))
         percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+        checks.end(progress.say)
         status = interrupt.status(world)
     return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
                       dropout=args.dropout, stage=args.stage, keep=args.keep, replicas=args.replicas, lr=args.lr,

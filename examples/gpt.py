@@ -16,6 +16,7 @@ from pathlib import Path
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, nn, optim, program, training, viz
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.packing import apart, concatenate, pack
 from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
@@ -29,7 +30,7 @@ SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads"
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
 OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
-           "temperature")
+           "temperature", *program.CHECKS)
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "eval_every", "eval_windows", "sample", "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
@@ -173,6 +174,7 @@ def parse(argv):
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
+    p.add_checks()
     p.add_checkpoints()
     args = p.parse_args(argv)
     for name, value in (TEXT if args.text else ADDITION).items():
@@ -229,17 +231,18 @@ def prepare(args, world):
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
+    checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume, args.async_save)
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     run.restore(model, optimizer, schedule, scaler)
-    return task, loader, model, optimizer, schedule, scaler, run
+    return task, loader, model, optimizer, schedule, scaler, checks, run
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, optimizer, schedule, scaler, run = prepare(args, world)
+        task, loader, model, optimizer, schedule, scaler, checks, run = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -262,7 +265,9 @@ def train(args, world):
                 curve.append((run.step, validation_loss(model, task, world)))
                 progress.say(f"step {run.step:,} of {args.steps:,}: loss {loss:.3f}, validation {curve[-1][1]:.3f} "
                              f"nats per character, {run.speed * task.units:,.0f} characters/s")
-            if stop or run.due(args.save_every, args.steps):
+            saves = stop or run.due(args.save_every, args.steps)
+            checks.after(run.step, batch, saves, progress.say)
+            if saves:
                 run.save(model, optimizer, scaler, validation=curve)
             if last:
                 break
@@ -270,9 +275,10 @@ def train(args, world):
             progress.say(interrupt.said(run, args.steps))
         facts, passage = task.final(model, args, world)
         progress.say(passage)
+        checks.end(progress.say)
         status = interrupt.status(world)
     settings = {k: v for k, v in vars(args).items()
-                if k not in ("out", "steps", "resume", "save_every", "async_save")}
+                if k not in ("out", "steps", "resume", "save_every", "async_save", *program.CHECKS)}
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
                       exit_status=status, **facts, **settings)
 

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, optim, program, training
+from minitorch_dist import comm, data, faults, nn, optim, program, training
 from minitorch_dist.backend import xp
+from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, play, schedule_of
@@ -52,6 +53,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action="store_true", help="the bits of one process; 8 micro-batches over all ranks")
     p.add_argument("--out", type=Path, default=Path("runs/pipeline"), help="folder for the run's files")
+    p.add_checks(work=False)
     p.add_checkpoints()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
@@ -118,6 +120,7 @@ def train(args, world):
         settings = {name: getattr(args, name) for name in SETTINGS} | {
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
             "batch_size": loader.sampler.batch_size, "steps": steps}
+        checks = Checks(args, world, pipeline.chunks, steps, peers=mesh["dp"])
         run = training.Run(args.out, world, settings, args.resume, args.async_save)      # with another cut as well
         run.restore(pipeline.chunks, optimizer, plan)
     stop = False
@@ -132,16 +135,22 @@ def train(args, world):
         for epoch, batches in run.epochs(loader, steps):
             for batch in batches:
                 begin = time.perf_counter()
+                strike = faults.of_step(world, run.step + 1)
+                strike("begin", parameters)
                 for stage in pipeline.chunks:
                     stage.zero_grad()
-                loss = pipeline.run(batch, loss_sum, seed=args.seed, step=run.step, over=mesh["dp"])
+                loss = pipeline.run(batch, lambda *shard, strike=strike: strike("computed", loss_sum(*shard)),
+                                    seed=args.seed, step=run.step, over=mesh["dp"])
+                strike("reduced", parameters)
                 if parameters:
                     optimizer.step()
                     plan.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
                 stop = interrupt.agreed(world)
-                if stop or run.due(args.save_every, steps):
+                saves = stop or run.due(args.save_every, steps)
+                checks.after(run.step, batch, saves, progress.say)
+                if saves:
                     run.save(pipeline.chunks, optimizer)
                 if stop or run.step == steps:
                     break
@@ -152,6 +161,7 @@ def train(args, world):
         whole = network(args)
         whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
         percent = accuracy(whole, dataset.test_images, dataset.test_labels)
+        checks.end(progress.say)
         status = interrupt.status(world)
     return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
                       dropout=args.dropout, pipeline_schedule=args.schedule, zero=args.zero, lr=args.lr, epochs=epochs,

@@ -29,12 +29,16 @@ class Checks:
 
     def __init__(self, args, world, model, steps, loss_sum=None, peers=None, **work):
         faults.struck.clear()
-        faults.refuse(world, model, steps)
+        stages = model if isinstance(model, list) else [model]
+        faults.refuse(world, [p for stage in stages for p in stage.parameters()], steps)
         self.world, self.model, self.loss_sum, self.work = world, model, loss_sum, work
         self.replicas, self.again, self.every = args.check_replicas, getattr(args, "check_work", None), args.stragglers
-        if self.replicas and not any(world.all_gather_object(bool(replicated(model)))):
-            raise ValueError(f"--check-replicas {self.replicas}: every rank holds pieces of its own, of which there is "
-                             "no copy to compare them with")
+        if self.replicas:
+            copies = max(world.all_gather_object(max((comm.size for comm, _ in replicated(model)), default=0)))
+            if not copies:
+                raise ValueError(f"--check-replicas {self.replicas}: every rank holds pieces of its own, of which "
+                                 "there is no copy to compare them with")
+            self.compares = copies > 1
         self.stragglers = Stragglers(world, self.every, peers=peers) if self.every else None
         self.report, self.first = None, steps       # steps that were done before
 
@@ -57,5 +61,7 @@ class Checks:
         if self.stragglers:
             say(str(self.report) if self.report else f"--stragglers {self.every}: the run has ended before so many "
                 "steps, and nothing is told")
+        if self.replicas and not self.compares:
+            say(f"--check-replicas {self.replicas}: no two ranks hold the same parameters, and nothing was compared")
         for fault in faults.spared(self.world, self.first):
             say(f"{faults.VARIABLE}: {fault}: it hasn't struck")

@@ -1,14 +1,26 @@
 """What training programs can be asked to look at on their way, in all that have it; faults that can't strike."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from minitorch_dist import attempt, comm, faults, nn
+from minitorch_dist.__main__ import main
+from minitorch_dist.testing import ranks
 from tests import crews
 
 ROOT = Path(__file__).parents[1]
 TRAIN = [ROOT / "mnist_demo" / "train.py", "--data", "digits", "--hidden", "16", "--steps", "6"]
+EXAMPLES = {    # name -> program and its options, for 6 steps
+    "pipeline": ["--data", "digits", "--hidden", "16,16", "--stages", "2", "--steps", "6"],
+    "sharded": ["--data", "digits", "--hidden", "16", "--replicas", "2", "--steps", "6"],
+    "gpt": ["--layers", "1", "--dim", "16", "--heads", "2", "--batch-size", "12", "--steps", "6"],
+    "grpo": ["--warm-steps", "2", "--steps", "6", "--questions", "4", "--group", "2"],
+    "experts": ["--steps", "6", "--batch-size", "8"],
+}
+EXAMPLES = {name: [ROOT / "examples" / f"{'fully_' * (name == 'sharded')}{name}.py", *options]
+            for name, options in EXAMPLES.items()}
 
 
 def started(n, fault, arguments, out):
@@ -70,3 +82,43 @@ def test_what_an_earlier_start_may_have_met_is_not_told(monkeypatch, fault, rest
 def test_a_program_without_steps_to_strike():
     run = crews.launch([ROOT / "examples" / "soup.py"], 1, variables={faults.VARIABLE: "kill rank=0"})
     assert run.returncode == 2 and "MINITORCH_FAULT is set, and strikes nothing in this program" in run.stderr[0]
+
+
+# ---------------------------------------------------------------- the examples
+
+@pytest.mark.parametrize("name, n, check, fault, words", [
+    ("pipeline", 4, "--check-replicas", "flip rank=3 step=3", "ranks 1, 3 hold different bits, and there is no "
+     "majority to tell which are right; first in '2.weight', float32[16, 16]"),
+    ("sharded", 4, "--check-replicas", "flip rank=3 step=3", "ranks 1, 3 hold different bits"),
+    ("grpo", 3, "--check-replicas", "flip rank=0 step=3", "rank 0 against ranks 1, 2"),
+    ("experts", 3, "--check-replicas", "flip rank=2 step=3", "rank 2 against ranks 0, 1"),
+    ("experts", 3, "--check-work", "miscompute rank=0 step=4", "rank 0 against ranks 1, 2"),
+    ("gpt", 3, "--check-work", "miscompute rank=1 step=4", "rank 1 against ranks 0, 2; first in 'the gradient of emb"),
+    ("gpt", 3, "--check-replicas", "flip-gradient rank=1 step=3 bit=30", "rank 1 against ranks 0, 2; first in 'emb")])
+def test_wrong_ranks_are_found_in_the_examples(tmp_path, name, n, check, fault, words):
+    """Each among those that hold, or compute, the same; all ranks hear of it, and are told of the slow one before."""
+    run = ranks.launch([*EXAMPLES[name], check, "4", "--stragglers", "3", "--out", tmp_path], n, limit=60,
+                       env={faults.VARIABLE: f"{fault}; sleep rank=1 seconds=0.2"})
+    assert run.returncode and not run.timed_out
+    assert any(words in said for said in run.stderr), run.report()
+    assert "rank 1 is slow: it computes" in run.stdout[0]
+
+
+@pytest.mark.thorough
+def test_an_example_is_supervised(tmp_path, monkeypatch):
+    """A GPT, of which a rank's memory flips: it goes on from the checkpoint before, to an undisturbed one's bits."""
+    gpt = [*EXAMPLES["gpt"], "--exact"]
+    crews.launch([*gpt, "--out", tmp_path / "whole"], 1).check()
+    monkeypatch.setenv(faults.VARIABLE, "flip rank=1 step=4 restart=0")
+    checked = [*gpt, "--save-every", "2", "--check-replicas", "3", "--out", tmp_path / "on"]
+    assert main(["supervise", "-n", "2", "--backoff", "0", "--", *map(str, checked)]) == 0
+    whole, on = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "on"))
+    assert on["parameters_sha256"] == whole["parameters_sha256"] and on["resumed_at"] == 2
+
+
+def test_what_cannot_be_compared_is_said(tmp_path):
+    """Pieces without a copy: an error. Stages without another rank on them: told, for there may be more ranks again."""
+    run = crews.launch([*EXAMPLES["sharded"], "--replicas", "1", "--check-replicas", "2", "--out", tmp_path], 2)
+    assert run.returncode == 2 and "there is no copy to compare them with" in run.stderr[0] and not run.stderr[1]
+    run = crews.launch([*EXAMPLES["pipeline"], "--check-replicas", "2", "--out", tmp_path], 2).check()
+    assert "no two ranks hold the same parameters, and nothing was compared" in run.stdout[0]

@@ -39,6 +39,13 @@ def test_a_slow_rank_is_named(algorithm):
         assert all(sent["all_gather"] == (2, 2 * 3 * 16) for _, sent in everyone)
 
 
+@pytest.mark.parametrize("seconds, slow_ranks", [([0.03, 0.1, 0.03, 0.1], set()), ([0.03, 0.1, 0.03, 0.3], {3})])
+def test_a_pipelines_stages_are_compared_each_for_itself(seconds, slow_ranks):
+    """Ranks 0 and 2 are the first, 1 and 3 the second, which takes three times as long."""
+    for found, _ in crews.call(CASES + "reports", 4, (seconds, 6, 6, "auto", 2)):
+        assert set(found[-1].slow) == slow_ranks
+
+
 def test_as_a_table():
     report = Report(20, [0.0015, 0.02475], [0.03, 0.0], slow([0.0015, 0.02475]))
     assert str(report).splitlines() == [
