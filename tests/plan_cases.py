@@ -19,16 +19,19 @@ from tests.device import fake_cupy
 
 SMALL = GPT(layers=3, width=36, heads=4, vocabulary=50, context=16)
 SIZES = {"gpt": SMALL, "llama": GPT(layers=3, width=40, heads=4, vocabulary=50, context=16, family="llama", kv_heads=2,
-                                    hidden=28)}
+                                    hidden=28),
+         "deepseek": GPT(layers=3, width=40, heads=4, vocabulary=50, context=16, family="deepseek", hidden=28,
+                         nope_size=6, rope_size=4, value_size=5, kv_rank=12, q_rank=14)}
 SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7)
 
 
 def gpt(sizes):
     """The real model of a plan's sizes."""
     mt.manual_seed(4)
+    family = FAMILIES[sizes.family] | ({} if sizes.latent is None else {"latent": sizes.latent._asdict()})
     return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
-                  **FAMILIES[sizes.family],
+                  **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
                        "shared": sizes.shared_experts}
                   if sizes.experts else None)

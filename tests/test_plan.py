@@ -94,6 +94,30 @@ def test_published_sizes():
         assert GPT(*sizes, 32000, 2048, tied=False, hidden=hidden, family="llama").count == count
 
 
+def test_published_sizes_of_latents():
+    """DeepSeek-V2: 236 B parameters, 21 B of them active; V3: 671 B and 37 B. The first layers have no experts."""
+    sizes = {"nope_size": 128, "rope_size": 64, "kv_rank": 512, "q_rank": 1536, "family": "deepseek", "tied": False}
+    for shape, dense, hidden, count, active in (
+            ((59, 5120, 128, 102400, 131072, 1536, 160, 6, 2), 1, 12288, 235.7e9, 21.4e9),
+            ((58, 7168, 128, 129280, 131072, 2048, 256, 8, 1), 3, 18432, 671.0e9, 37.6e9)):
+        names = "layers width heads vocabulary context hidden experts top_k shared_experts".split()
+        model = GPT(**dict(zip(names, shape, strict=True)), **sizes)
+        first = replace(model, experts=0, shared_experts=0, hidden=hidden)
+        before = dense * sum(math.prod(part) for _, part in first.block(1))
+        assert round(model.count + before, -8) == count and round(model.active + before, -8) == active
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"kv_heads": 2}, "kv_heads=2 of a deepseek"), ({"family": "llama"}, "--kv-rank, --q-rank of a llama, whose"),
+    ({"rope_size": 3}, "rope_size=3.* even")])
+def test_latents_that_cannot_be(more, words):
+    with pytest.raises(ValueError, match=words):
+        GPT(**{"layers": 1, "width": 8, "heads": 2, "vocabulary": 9, "context": 4, "family": "deepseek", "kv_rank": 5,
+               "q_rank": 6} | more)
+    with pytest.raises(ValueError, match="plan knows no adapters"):
+        job_of({"lora_rank": 2}, "deepseek")
+
+
 def test_llama_3s_long_context():
     """Dubey et al. 2024, table 4: 131,072 tokens on cp=16 ranks, as many of them on each as without cp before: a rank
     keeps as much, however long the sequence. Of 128 heads it sends the keys of 8."""
@@ -235,9 +259,20 @@ LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided")
 
 
-@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS)])
+OF_X = {"q_rank": None}     # whose queries have no latents of their own
+RUNS_OF_LATENTS = {
+    "queries of x": {"model": OF_X}, "queries of x, tensors": {"tp": 2, "model": OF_X},
+    "queries of x, sequences": {"tp": 4, "time": 12, "sequence_parallel": True, "model": OF_X},
+    "queries of x, gathered again": {"tp": 2, "time": 12, "sequence_parallel": "regather", "model": OF_X}}
+LATENTS = (*RUNS_OF_LATENTS, "3, accumulated", "3, one layer, checkpoints", "tensors", "tensors, checkpoints",
+           "sequences", "sequences, gathered again", "sequences, checkpoints", "ring, tensors",
+           "all-to-all, checkpoints", "experts, shared")
+
+
+@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),
+                                          *(("deepseek", name) for name in LATENTS)])
 def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
-    job = job_of(RUNS[name], family)
+    job = job_of((RUNS | RUNS_OF_LATENTS)[name], family)
     plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
 
 
@@ -303,7 +338,7 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in PIPELINES), ("llama", "zb-h1, uneven"),
-                                          ("llama", "sequences")])
+                                          ("llama", "sequences"), ("deepseek", "zb-h1, uneven")])
 def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
     job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)

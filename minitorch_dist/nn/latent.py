@@ -23,6 +23,7 @@ Sources: DeepSeek-AI 2024, "DeepSeek-V2", 2.1 and table 1; "DeepSeek-V3 technica
 """
 
 import math
+from typing import NamedTuple
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
@@ -33,6 +34,34 @@ from .decoding import by_position
 from .layers import Linear
 from .module import Module
 from .norm import RMSNorm
+
+
+class Sizes(NamedTuple):
+    """LatentAttention's, which see."""
+
+    nope_size: int
+    rope_size: int
+    value_size: int
+    kv_rank: int
+    q_rank: int | None
+
+    @property
+    def down(self):
+        """Features of what x is brought down to."""
+        return (self.q_rank or 0) + self.kv_rank + self.rope_size
+
+
+def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_rank=None, q_rank=None):
+    """Sizes, those that are None by default. ValueError for what can't be."""
+    nope_size = dim // heads if nope_size is None else nope_size
+    usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
+    given = (default if size is None else size for size, default in zip(
+        (rope_size, value_size, kv_rank), usual, strict=True))
+    sizes = Sizes(nope_size, *given, q_rank)
+    if min(size for size in sizes if size is not None) < 1 or sizes.rope_size % 2:
+        raise ValueError(f"attention by latents: {', '.join(f'{k}={v}' for k, v in sizes._asdict().items())} must be 1 "
+                         "or more, and rope_size even: rotary positions turn pairs of features")
+    return sizes
 
 
 class LatentAttention(MultiHeadAttention):
@@ -55,28 +84,20 @@ class LatentAttention(MultiHeadAttention):
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
                  value_size=None, kv_rank=None, q_rank=None):
         Module.__init__(self)
-        nope_size = dim // heads if nope_size is None else nope_size
-        rope_size = max(2, nope_size // 4 * 2) if rope_size is None else rope_size
-        value_size, kv_rank = (usual if given is None else given for given, usual in (
-            (value_size, nope_size), (kv_rank, 4 * nope_size)))
-        if min(nope_size, rope_size, value_size, kv_rank, 1 if q_rank is None else q_rank) < 1 or rope_size % 2:
-            raise ValueError(f"LatentAttention: nope_size={nope_size}, rope_size={rope_size}, value_size={value_size}, "
-                             f"kv_rank={kv_rank}, q_rank={q_rank} must be 1 or more, and rope_size even: rotary "
-                             "positions turn pairs of features")
-        self.heads = self.kv_heads = heads
-        self.nope_size, self.rope_size, self.value_size = nope_size, rope_size, value_size
-        self.kv_rank, self.q_rank, self.size = kv_rank, q_rank, nope_size + rope_size
+        sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
+        self.nope_size, self.rope_size, self.value_size, self.kv_rank, self.q_rank = sizes
+        self.size, self.heads, self.kv_heads = sizes.nope_size + sizes.rope_size, heads, heads
         self.causal, self.rotary = causal, True
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
-        self.down = Linear(dim, (q_rank or 0) + kv_rank + rope_size, bias, dtype, weights)
+        self.down = Linear(dim, sizes.down, bias, dtype, weights)
         if q_rank is not None:
             self.q_norm = RMSNorm(q_rank, dtype=dtype)
         self.q = Linear(dim if q_rank is None else q_rank, heads * self.size, False, dtype, weights)
-        self.kv_norm = RMSNorm(kv_rank, dtype=dtype)
-        self.kv = Linear(kv_rank, heads * (nope_size + value_size), False, dtype, weights)
-        self.out = Linear(heads * value_size, dim, bias, dtype, weights)
+        self.kv_norm = RMSNorm(self.kv_rank, dtype=dtype)
+        self.kv = Linear(self.kv_rank, heads * (self.nope_size + self.value_size), False, dtype, weights)
+        self.out = Linear(heads * self.value_size, dim, bias, dtype, weights)
 
     def _queries_latents_key(self, x, documents=None):
         """(queries (batch, heads, time, size), latents (batch, time, kv_rank), the key of all heads (batch, 1, time,

@@ -33,8 +33,10 @@ def elements(job, samples):
                      are of tokens
     input            the same, of what column-parallel matrices take: of a share only where backward gathers again
     again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
-    query, key, inner  features of all heads, of keys (and as many of values), within the feed-forward; of its share
-    turn             positions times features of a head: what rotary positions turn by
+    query, key, value, result, inner  features of all heads, and within the feed-forward; of its share
+    turn             positions times those features of a head that rotary positions turn
+    latent, latents, of latent …  of attention by latents: what x is brought down to, latents alone, their rows; what
+                     is made of them
     head, score      (tokens, heads), (heads, time, time), of its share
     logit            of its share of the vocabulary
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
@@ -47,10 +49,19 @@ def elements(job, samples):
     found = {"call": 1, "sample": samples, "position": time, "token": tokens, "row": tokens / between,
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
-             "query": tokens * model.width / tp, "key": tokens * model.keys / tp, "inner": tokens * model.inner / tp,
+             **{name: tokens * count / tp for name, count in model.features.items()},
+             "inner": tokens * model.inner / tp,
              "head": tokens * model.heads / tp, "turn": time * model.width // model.heads,
              "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
              "logit": tokens * -(-model.vocabulary // tp)}
+    if (sizes := model.latent) is not None:
+        q_rank = sizes.q_rank or 0
+        gathered = model.width * (job.sequence_parallel is True)     # queries of x: otherwise what `down` has kept
+        found |= {"turn": time * sizes.rope_size, "latent": tokens * sizes.down / between,
+                  "latents": tokens * (q_rank + sizes.kv_rank) / between,
+                  "latent row": tokens * (1 + (q_rank > 0)) / between, "of kv latent": tokens * sizes.kv_rank / inputs,
+                  "of q latent": tokens * (q_rank / inputs or gathered),
+                  "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
         rows, chosen = model.rows(tokens), tokens * model.top_k
         found |= {"expert": model.experts, "route": tokens * model.experts, "choice": chosen,
@@ -94,15 +105,29 @@ QKV = {"mixed": [Row("first norm: its input", "whole", 2),
        "float32": [*norm("first norm"), Row("queries, keys, values: their input", "input", 4, 4, "attention.qkv"),
                    Row("cotangent of queries", "query", 0, 4, "attention.qkv"),
                    Row("of keys and values", "key", 0, 8, "attention.qkv")]}
+LATENTS = {
+    kind: [*first, Row("latents: their input", "whole", size, size, "attention.down"),
+           Row("latents and key", "latent", size, size * exact), Row("cotangent of both", "latent", 0, size,
+                                                                     "attention.down"),
+           *[Row("latents, normalised", "latents", size, size), Row("1/std", "latent row", 4, 4),
+             Row("their cotangents", "latents", 0, size)] * exact,
+           Row("queries: their input", "of q latent", size, size, "attention.q"),
+           Row("cotangent of queries", "query", 0, size, "attention.q"),
+           Row("keys and values: their input", "of kv latent", size, size, "attention.kv"),
+           Row("cotangent of keys and values", "up", 0, size, "attention.kv")]
+    for kind, size, exact, first in (("mixed", 2, False, [Row("first norm: its input", "whole", 2)]),
+                                     ("float32", 4, True, norm("first norm")))}
 ATTENTION = {
     "mixed": [Row("queries", "query", 2), Row("keys", "key", 2), Row("softmax", "score", 2),
-              Row("dropout of it: mask and result", "score", 3), Row("values", "key", 2)],
-    "mixed, ring": [Row("queries", "query", 2), Row("keys, values", "key", 4), Row("sums of exponentials", "head", 4)],
-    "float32": [Row("queries", "query", 4), Row("keys, values", "key", 8), Row("softmax", "score", 4)],
-    "float32, ring": [Row("queries and result", "query", 8), Row("keys, values", "key", 8),
-                      Row("sums of exponentials", "head", 4)],
+              Row("dropout of it: mask and result", "score", 3), Row("values", "value", 2)],
+    "mixed, ring": [Row("queries", "query", 2), Row("keys", "key", 2), Row("values", "value", 2),
+                    Row("sums of exponentials", "head", 4)],
+    "float32": [Row("queries", "query", 4), Row("keys", "key", 4), Row("values", "value", 4),
+                Row("softmax", "score", 4)],
+    "float32, ring": [Row("queries", "query", 4), Row("result", "result", 4), Row("keys", "key", 4),
+                      Row("values", "value", 4), Row("sums of exponentials", "head", 4)],
 }
-PROJECTION = {kind: [Row("projection: its input", "query", size, size, "attention.out"),
+PROJECTION = {kind: [Row("projection: its input", "result", size, size, "attention.out"),
                      Row("its cotangent", "whole", 0, size, "attention.out"), DROPPED[kind]]
               for kind, size in (("mixed", 2), ("float32", 4))}
 FEED_FORWARD = {
@@ -173,8 +198,9 @@ def block_of(job):
     experts = "an expert each" if model.top_k == 1 and precision == "float32" else "experts"
     kind = ["gated"] * (model.gates > 1) + [experts] * bool(model.experts)
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
-    turned = TURNED[precision] if model.family == "llama" else []
-    return [*QKV[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
+    turned = [] if model.family == "gpt" else TURNED[precision]
+    made = (QKV if model.latent is None else LATENTS)[precision]
+    return [*made, *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
 
 

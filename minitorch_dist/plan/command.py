@@ -14,13 +14,13 @@ from .adapters import counts
 from .devices import DEVICES, device_named
 from .job import PRECISIONS, Job
 from .meshes import every
-from .model import GPT, Parameters
+from .model import GPT, LATENT, Parameters
 from .paper import gpu_hours, plan
 from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor",
-        "shared_experts")       # of a GPT, where they aren't usual
+        "shared_experts", *LATENT)      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -51,6 +51,8 @@ def add_command(commands):
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, which groups of queries share")
     p.add_argument("--hidden", type=int, help="features within the feed-forward (default: 4 · width)")
     p.add_argument("--family", help=f"of what the model is made: {', '.join(FAMILIES)} (default: gpt)")
+    for name in LATENT:
+        p.add_argument(f"--{_spelt(name)}", type=int, help="of a deepseek's attention; see nn/latent.py")
     p.add_argument("--experts", type=int, help="of every block's mixture, in the place of its feed-forward")
     p.add_argument("--top-k", type=int, help="experts per token (default: 2)")
     p.add_argument("--capacity-factor", type=float, help="places of an expert, over what balance needs (default: 1.25)")

@@ -118,6 +118,9 @@ class Job:
         if self.lora_parameters is not None:
             raise ValueError(f"--lora-parameters {self.lora_parameters:g} of a GPT, whose adapters are counted: give "
                              "--lora-rank")
+        if self.model.latent is not None:
+            raise ValueError(f"--lora-rank {self.lora_rank} with --family {self.model.family}: of attention by latents "
+                             "plan knows no adapters: leave it out")
         if self.lora_rank < 1:
             raise ValueError(f"--lora-rank {self.lora_rank}: it must be at least 1")
         if self.base_bits == 4 and self.tp > 1:

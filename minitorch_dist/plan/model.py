@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, prod
 
+from ..nn.latent import sizes_of
 from ..nn.moe import capacity_of
 from ..nn.transformer import FAMILIES
+
+LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class GPT:
     kv_heads  key and value heads (None: as many as heads)
     hidden    features within the feed-forward (None: 4 · width, as in this library)
     family    "gpt": learned positions, layer norms, biases, GELU; or "llama": rotary positions, RMS norms, no biases,
-              SwiGLU, whose gate and up are one matrix, as queries, keys and values are
+              SwiGLU, whose gate and up are one matrix, as queries, keys and values are; or "deepseek": a llama with
+              attention by latents, whose sizes are nope_size … q_rank (nn/latent.py)
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
@@ -64,20 +68,19 @@ class GPT:
     top_k: int = 2
     capacity_factor: float = 1.25
     shared_experts: int = 0
+    nope_size: int | None = None
+    rope_size: int | None = None
+    value_size: int | None = None
+    kv_rank: int | None = None
+    q_rank: int | None = None
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.width % self.heads:
-            raise ValueError(f"{self.heads} heads must divide the width {self.width}: take another --heads or --width")
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{self.kv_heads} kv_heads must divide the {self.heads} heads: take another --kv-heads")
         if self.family not in FAMILIES:
             raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
-        if self.family == "llama" and self.width // self.heads % 2:
-            raise ValueError(f"rotary positions turn pairs of features, but of {self.heads} heads of width "
-                             f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
+        self._check_attention()
         if self.experts < 0 or self.experts and not 1 <= self.top_k <= self.experts:
             raise ValueError(f"{self.top_k} of {self.experts} experts per token: --experts is 1 or more, --top-k no "
                              "more than these")
@@ -87,10 +90,38 @@ class GPT:
         if not 0 < self.capacity_factor < inf:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
+    def _check_attention(self):
+        if self.latent is not None:
+            if self.kv_heads is not None:
+                raise ValueError(f"kv_heads={self.kv_heads} of a {self.family}: latents have keys for each head: leave "
+                                 "--kv-heads out")
+            return
+        if given := [f"--{name.replace('_', '-')}" for name in LATENT if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)} of a {self.family}, whose attention isn't by latents: take --family "
+                             "deepseek")
+        if self.width % self.heads:
+            raise ValueError(f"{self.heads} heads must divide the width {self.width}: take another --heads or --width")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"{self.kv_heads} kv_heads must divide the {self.heads} heads: take another --kv-heads")
+        if self.family == "llama" and self.width // self.heads % 2:
+            raise ValueError(f"rotary positions turn pairs of features, but of {self.heads} heads of width "
+                             f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
+
     @property
-    def keys(self):
-        """Features of all keys together, and of all values."""
-        return self.width // self.heads * (self.kv_heads or self.heads)
+    def latent(self):
+        """The Sizes of attention by latents, or None."""
+        if "latent" not in FAMILIES[self.family]:
+            return None
+        return sizes_of(self.width, self.heads, *(getattr(self, name) for name in LATENT))
+
+    @property
+    def features(self):
+        """{what attention is made of: features of all heads together}."""
+        if (sizes := self.latent) is not None:
+            keys, values = (self.heads * size for size in (sizes.nope_size + sizes.rope_size, sizes.value_size))
+            return {"query": keys, "key": keys, "value": values, "result": values}
+        keys = self.width // self.heads * (self.kv_heads or self.heads)
+        return {"query": self.width, "key": keys, "value": keys, "result": self.width}
 
     @property
     def inner(self):
@@ -117,15 +148,24 @@ class GPT:
     def block(self, tp, ep=1):
         """[(name, shape)] of a block: heads and the feed-forward's inner features are divided by tp (parallel/
         tensor_parallel.py), experts by ep (parallel/moe.py)."""
-        h, part = self.width, self.width // tp
-        return [*self._norm("norm1"), *self._linear("attention.qkv", (part + 2 * self.keys // tp, h)),
-                *self._linear("attention.out", (h, part)), *self._norm("norm2"),
+        return [*self._norm("norm1"), *self._attention(tp), *self._norm("norm2"),
                 *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
+
+    def _attention(self, tp):
+        h, count, sizes = self.width, self.features, self.latent
+        out = self._linear("attention.out", (h, count["result"] // tp))
+        if sizes is None:
+            return self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)) + out
+        of_queries = [("attention.q_norm.weight", (sizes.q_rank,))] if sizes.q_rank else []
+        ups = self.heads // tp * (sizes.nope_size + sizes.value_size)
+        return [("attention.down.weight", (sizes.down, h)), *of_queries,
+                ("attention.q.weight", (count["query"] // tp, sizes.q_rank or h)),
+                ("attention.kv_norm.weight", (sizes.kv_rank,)), ("attention.kv.weight", (ups, sizes.kv_rank)), *out]
 
     @property
     def gates(self):
         """How many times the inner features the first matrix makes: with SwiGLU a gate as well."""
-        return 2 if self.family == "llama" else 1
+        return 1 if self.family == "gpt" else 2
 
     def _feed_forward(self, inner):
         h = self.width
@@ -137,7 +177,7 @@ class GPT:
                 *self._experts("experts", self.experts // ep, self.inner), *shared]
 
     def _experts(self, name, count, inner):
-        gate = [(f"mlp.{name}.gate", (count, self.width, inner))] if self.family == "llama" else []
+        gate = [(f"mlp.{name}.gate", (count, self.width, inner))] if self.gates > 1 else []
         return [*gate, (f"mlp.{name}.up", (count, self.width, inner)), (f"mlp.{name}.down", (count, inner, self.width))]
 
     def _norm(self, name):
@@ -163,9 +203,12 @@ class GPT:
     def block_flops(self, tokens, time):
         """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
         "attention": of queries with keys and of weights with values."""
-        h = self.width
-        found = {"attention.qkv": tokens * 2 * (h + 2 * self.keys) * h, "attention": tokens * 4 * time * h,
-                 "attention.out": tokens * 2 * h * h}
+        h, count, found = self.width, self.features, {}
+        for name, shape in self._attention(1):
+            if name == "attention.out.weight":
+                found["attention"] = tokens * 2 * time * (count["query"] + count["result"])
+            if len(shape) == 2:
+                found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:
             each = 2 * (self.gates + 1) * h * self.inner
             found |= {"mlp.router": tokens * 2 * self.experts * h, "mlp.experts": self.rows(tokens) * each}
@@ -178,9 +221,10 @@ class GPT:
         return tokens * 2 * self.width * self.vocabulary
 
     def __str__(self):
-        what = "GPT" if self.family == "gpt" else "Llama"
+        what = {"gpt": "GPT", "llama": "Llama", "deepseek": "DeepSeek"}[self.family]
         keys = f" ({self.kv_heads} of keys)" if self.kv_heads else ""
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
+                 *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),

@@ -290,7 +290,8 @@ def flops_of(job, stages):
         for count, flow in job.flows(stages):
             for name, flops in products.items():        # attention's own are of two inputs each
                 back = flow[name][0] + (flow[name][0] if name == "attention" else trained)
-                found += times * count * (forward + back) * flops
+                alike = job.tp if name == "attention.down" and not job.sequence_parallel else 1      # on each rank
+                found += alike * times * count * (forward + back) * flops
     return found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
 
 

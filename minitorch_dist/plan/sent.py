@@ -69,6 +69,7 @@ def tensor_parallel(job, place, stages):
     """Two all-reduces of a block's output forward, two backward; one forward behind the embedding, one backward before
     the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
 
+    Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more. Gradients of norms and of row-parallel biases are summed, those of
     positions gathered (parallel/sequence_parallel.py).
@@ -78,13 +79,15 @@ def tensor_parallel(job, place, stages):
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
     flows = job.flows(stages)
     forward = (4 if job.checkpointing else 2) * blocks
-    entered = sum(count * flow[name][0] for count, flow in flows for name in COLUMNS)      # whose input has a gradient
+    columns = [name for name in COLUMNS if name in job.model.products]
+    taken = forward * len(columns) // 2         # inputs of columns
+    entered = sum(count * flow[name][0] for count, flow in flows for name in columns)      # whose input has a gradient
     left = sum(count * flow[name][1] for count, flow in flows for name in ROWS)             # whose output has one
     if job.sequence_parallel:
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
         vectors = (6 * blocks + 2 * last if gpt else 2 * blocks + last) * trained
-        found = [("all_gather", nbytes, m * (forward + last + left + first * trained + again)),
+        found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
                  ("all_gather", job.time * job.model.width * gsize, m * first * gpt * trained)]
@@ -92,13 +95,31 @@ def tensor_parallel(job, place, stages):
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
     if adapters is not None:
         found += [("all_reduce", prod(shape) * gsize, m) for shape in whole_in_adapters(job, stages)]
+    if job.model.latent is not None:
+        found += latents(job, blocks)
     return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
+
+
+def latents(job, blocks):
+    """What latents send beside the other columns: a message each of the queries' latents, those of keys and values and
+    the key; with sequence parallelism also the sums of gradients of what makes them."""
+    sizes, gsize, times = job.model.latent, job.sizes["gradient"], blocks * job.micro_batches
+    enter = [sizes.q_rank or job.model.width, sizes.kv_rank, sizes.rope_size]
+    nbytes = [_tokens(job) * features * job.sizes["parameter"] for features in enter]
+    if not job.sequence_parallel:
+        return [("all_reduce", each, times) for each in nbytes]
+    again = [job.sequence_parallel == "regather"] * 2 + [False]
+    whole = [sizes.down * job.model.width, sizes.kv_rank, *([sizes.q_rank] if sizes.q_rank else [])]
+    return [*(("all_gather", each, (1 + job.checkpointing + more) * times)
+              for each, more in zip(nbytes, again, strict=True)),
+            *(("reduce_scatter", each, times) for each in nbytes),
+            *(("all_reduce", count * gsize, times) for count in whole)]
 
 
 def gathered_again(job, flows, last):
     """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
     if job.adapters is None:
-        return last + sum(count for count, _ in flows) * len(COLUMNS)
+        return last + sum(count for count, _ in flows) * sum(name in job.model.products for name in COLUMNS)
     layers = job.adapters.layers
     return last * ("head" in layers) + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
                                            for count, flow in flows for name in COLUMNS)
@@ -123,14 +144,14 @@ def context_parallel(job, place, stages):
     """By a ring, keys and values to the next rank, ranks - 1 times forward, and backward too, with as many times their
     gradients behind them; or all-to-alls of queries, keys, values and the result, forward and backward. Checkpointing
     goes forward once more."""
-    tokens, size, again = _tokens(job), job.sizes["parameter"], job.checkpointing
-    wide, keys = (tokens * features / job.tp * size for features in (job.model.width, job.model.keys))
+    size, again, count = job.sizes["parameter"], job.checkpointing, job.model.features
+    query, key, value, result = (_tokens(job) * features / job.tp * size for features in count.values())
     blocks, back = there_and_back(job, stages, "attention")
     if job.cp_by == "ring":
         calls = ((1 + again) * blocks + 2 * back) * job.micro_batches
-        return [Collective("cp", job.cp, "send", 2 * keys, (job.cp - 1) * calls)]
-    calls = 2 * ((1 + again) * blocks + back) * job.micro_batches
-    return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (wide, keys)]
+        return [Collective("cp", job.cp, "send", key + value, (job.cp - 1) * calls)]
+    calls = ((1 + again) * blocks + back) * job.micro_batches
+    return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (query, key, value, result)]
 
 
 def there_and_back(job, stages, product):

@@ -209,9 +209,10 @@ def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
     assert adam.state_dict()["steps"] == [2]
 
 
-def test_generation_and_attention_weights():
+@pytest.mark.parametrize("latent", [None, {}])
+def test_generation_and_attention_weights(latent):
     mt.manual_seed(0)
-    net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary")
+    net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", latent=latent)
     tokens, x = text()[0][:2, :3], np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     expected = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)], net.blocks[0].attention.weights(x)
     net.to("cuda")

@@ -111,14 +111,15 @@ def test_a_step_of_gpt():
     assert asked["add"] == 3 * 2 + 2 * (2 * 2) + 1 + 1
 
 
-def test_a_step_of_a_llama_on_documents():
+@pytest.mark.parametrize("family, more", [("llama", {}), ("deepseek", {"latent": {"rope_size": 2, "value_size": 3}})])
+def test_a_step_of_a_llama_on_documents(family, more):
     """Numbers of documents and places in them are worked out where the tokens are; attention is by its kernels."""
     tokens, labels = np.random.default_rng(0).integers(0, 11, (2, 2, 7))
     documents = np.array([[0, 0, 0, 1, 1, 2, -1], [0, 1, 1, 1, 1, 1, 2]])
     ends = []
     for device in ("cpu", "cuda"):
         mt.manual_seed(0)
-        model = nn.GPT(11, 7, layers=1, heads=2, dim=8, hidden=8, **FAMILIES["llama"]).to(device)
+        model = nn.GPT(11, 7, layers=1, heads=2, dim=8, hidden=8, **FAMILIES[family] | more).to(device)
         transfers.clear()
         with ledger.record() as book:
             loss = nn.cross_entropy(model(*(backend.to(x, device) for x in (tokens, documents))),
