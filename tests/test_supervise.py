@@ -330,6 +330,38 @@ def test_a_job_that_does_not_end_is_killed(tmp_path, capsys):
     assert "still there 0.3 s after the signal: killed" in events(capsys)
 
 
+def kill_the_supervisor(folder, begun, *arguments):
+    """SIGKILL `minitorch_dist supervise` with these arguments as soon as there is a file in the folder, which all its
+    processes have in their command lines, and wait until they have gone."""
+    def there():
+        return [pid for pid in os.listdir("/proc") if pid.isdigit() and str(folder) in cmdline(pid)]
+    process = subprocess.Popen([sys.executable, "-m", "minitorch_dist", "supervise", *map(str, arguments)], cwd=ROOT,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not (folder / begun).exists() and process.poll() is None:
+            time.sleep(0.02)
+        assert len(there()) > 1
+    finally:
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 20
+    while there():
+        assert time.monotonic() < end, there()
+        time.sleep(0.02)
+
+
+def test_a_supervisor_that_is_killed_takes_its_job_along(tmp_path):
+    """The ranks are told to end, and save, as by SIGTERM."""
+    kill_the_supervisor(tmp_path, "checkpoints/step-00000010", "-n", "2", "--", *TRAIN, "--steps", "100000", "--epochs",
+                        "100000", "--save-every", "10", "--out", tmp_path)
+    last = len((tmp_path / "history.jsonl").read_text().splitlines())
+    assert (tmp_path / "checkpoints" / f"step-{last:08d}" / "index.json").is_file()
+
+
+def test_a_job_that_does_not_end_when_its_supervisor_is_killed(tmp_path):
+    kill_the_supervisor(tmp_path, "here", "--grace", "0.3", "--", "-c", DEAF, tmp_path / "here")
+
+
 LEAVES = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)

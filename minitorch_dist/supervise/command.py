@@ -162,7 +162,7 @@ class _Supervisor:
         number, attempt = len(self.attempts), Attempt(ranks)
         steps = self.folder / f"attempt-{number}"
         self.say(f"start {number + 1}: {ranks} rank{'s' * (ranks > 1)}")
-        job = Job(self.command(ranks), steps, number)
+        job = Job(self.command(ranks), steps, number, self.signals.grace)
         try:
             attempt.status = self.wait(job)
         finally:        # an error of the supervisor's own leaves no job behind, either

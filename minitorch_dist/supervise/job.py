@@ -13,6 +13,7 @@ from pathlib import Path
 from ..attempt import RESTARTS, SUPERVISED
 from ..launch_env import RANK_VARIABLES, without_launcher
 from ..testing.ranks import is_alive
+from . import keeper
 
 TAIL = 12           # lines of each stream that are kept
 GONE_SECONDS = 2    # for ranks to go by themselves when mpirun has gone; they are killed then
@@ -26,14 +27,18 @@ class Job:
     command   as a list; mpirun and what follows it
     steps     the file in which it notes its steps (attempt.py)
     restarts  how often it was started before
+    grace     seconds that it has to end when this process, the supervisor, has gone (keeper.py)
     """
 
-    def __init__(self, command, steps, restarts):
+    def __init__(self, command, steps, restarts, grace=30.0):
         self.steps = Path(steps)
+        self.line = f"{SUPERVISED}={steps}"     # of its processes' environment
         environment = without_launcher(os.environ) | {SUPERVISED: str(steps), RESTARTS: str(restarts)}
         # A session of its own: Ctrl-C comes to the supervisor alone, which hands it on, once.
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True)
+        self.keeper = subprocess.Popen([sys.executable, "-IS", keeper.__file__, self.line, str(grace), *RANK_VARIABLES],
+                                       stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
         self.tails = deque(maxlen=TAIL), deque(maxlen=TAIL)
         self.readers = [threading.Thread(target=_copy, args=streams, daemon=True) for streams in
                         zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self.tails,
@@ -52,11 +57,7 @@ class Job:
     def signal(self, number):
         """Hand on a signal to this machine's ranks: Open MPI's mpirun would hand it on, and kill them a moment later,
         while they save. Where none is found, to what was started."""
-        ranks = {pid: parent for pid, parent, environment in self._found()
-                 if any(line.partition(b"=")[0].decode(errors="replace") in RANK_VARIABLES for line in environment)}
-        for pid in [pid for pid, parent in ranks.items() if parent not in ranks] or [self.process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        keeper.send(keeper.ranks(self.line, RANK_VARIABLES) or [self.process.pid], number)
 
     def kill(self):
         """End it at once, if it hasn't ended."""
@@ -69,30 +70,19 @@ class Job:
         end = time.monotonic() + GONE_SECONDS
         while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.02)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        keeper.send(left, signal.SIGKILL)
         end = time.monotonic() + GONE_SECONDS
         while any(is_alive(pid) for pid in left) and time.monotonic() < end:      # they still hold a run's folder
             time.sleep(0.02)
         for reader in self.readers:
             reader.join(READ_SECONDS)
+        self.keeper.kill()
+        self.keeper.communicate()
         return left
 
     def processes(self):
-        """[pid] of this machine's living processes of the job: those that have its variable, whoever is their parent.
-        (mpirun starts ranks in sessions of their own.) None are found where there is no /proc."""
-        return [pid for pid, *_ in self._found()]
-
-    def _found(self):
-        """Each one's pid, its parent's, and its environment as lines."""
-        mine = f"{SUPERVISED}={self.steps}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                environment = (folder / "environ").read_bytes().split(b"\0")
-                if mine in environment and is_alive(int(folder.name)):
-                    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                    yield int(folder.name), int(parent), environment
+        """[pid] of this machine's living processes of the job."""
+        return [pid for pid, *_ in keeper.found(self.line)]
 
     def said(self):
         """The last lines of its stderr; of its stdout, where MPICH's launcher speaks, if there are none."""

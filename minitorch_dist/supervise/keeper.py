@@ -1,0 +1,56 @@
+"""Ends a job whose supervisor has gone without a word, as SIGKILL ends one: a small process beside each job.
+
+    python keeper.py LINE GRACE VARIABLE…       LINE: MINITORCH_SUPERVISED=…, by which the job's processes are known
+
+Its standard input is a pipe that the supervisor holds open. When that ends, it does what the supervisor does at
+SIGTERM: it hands the signal on to the ranks (those that have one of the VARIABLEs), which save, and kills what is left
+after GRACE seconds. It is run as a file, and imports nothing of the package, to be there at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def found(line):
+    """(pid, its parent's, its environment as lines) of this machine's living processes that have the line in it,
+    whoever is their parent. (mpirun starts ranks in sessions of their own.) None are found where there is no /proc."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environment = (folder / "environ").read_bytes().split(b"\0")        # empty of one that has ended
+            if line.encode() in environment:
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                yield int(folder.name), int(parent), environment
+
+
+def ranks(line, variables):
+    """[pid] of those that a launcher has started as ranks."""
+    names = {name.encode() for name in variables}
+    parents = {pid: parent for pid, parent, environment in found(line)
+               if any(entry.partition(b"=")[0] in names for entry in environment)}
+    return [pid for pid, parent in parents.items() if parent not in parents]
+
+
+def send(pids, number):
+    """A signal to each that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def main(line, grace, *variables):
+    while os.read(0, 1):
+        pass
+    send(ranks(line, variables) or [pid for pid, *_ in found(line)], signal.SIGTERM)
+    deadline = time.monotonic() + float(grace)
+    while left := [pid for pid, *_ in found(line)]:
+        if time.monotonic() > deadline:
+            send(left, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
