@@ -24,6 +24,7 @@ from ..autodiff.ops import transpose
 from ..autodiff.primitive import LinearOp, Primitive, bind
 from ..backend import in_float32, is_short, module_of, xp
 from ..data.loader import share
+from .turns import pause, taking_turns
 
 # ---------------------------------------------------------------- linear maps
 
@@ -91,7 +92,10 @@ def _reduce_scatter(x, comm):
 
 def _exchange(x, comm, send_counts, recv_counts, what):
     out = _empty(x, len(x) if recv_counts is None else sum(recv_counts))
-    comm.all_to_all(out, _contiguous(x), send_counts, recv_counts, what=what)
+    work = comm.all_to_all(out, _contiguous(x), send_counts, recv_counts, async_op=taking_turns(), what=what)
+    if work is not None:
+        pause()
+        work.wait()
     return out
 
 

@@ -34,6 +34,7 @@ depends on the schedule.
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 
@@ -51,7 +52,9 @@ from . import documents
 from .documents import Stage
 from .fully_sharded import FullySharded
 from .same_model import check_same
-from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, placement_of, play
+from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
+from .schedules import play
+from .turns import in_turns
 from .wrapping import ReducingModule, check_not_annotated
 
 SPEC_BYTES = 128
@@ -150,7 +153,8 @@ class Pipeline:
                fully_shard
     comm       the Communicator along the pipeline
     schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…),
-               v_half(…), v_min(…) or a list of one's own. Exact mode takes the micro-batches' gradients in their order
+               v_half(…), v_min(…), dual_pipe_v(…) or a list of one's own. Exact mode takes the micro-batches' gradients
+               in their order
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
@@ -226,21 +230,31 @@ class Pipeline:
             self.specs, self.told, self.kind = {}, set(), kind
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         self.left = [self.micro_batches] * len(self.chunks)
-        for kind, k, stage in self.steps:
-            _, chunk = self.places[stage]
-            if kind == FORWARD:
-                with random_scope(seed, step, batch.count, self.shards[k].rows, micro_shards):
-                    self._forward(stage, chunk, k)
-            elif kind == INPUT:
-                self._input_gradient(stage, chunk, k)
+        self.random = seed, step, batch.count, micro_shards
+        for steps in combined(self.steps):
+            works = [partial(self._do, *step) for step in steps]
+            if len(works) == 1:
+                works[0]()
             else:
-                self._weight_gradients(kind, stage, chunk, k)
+                in_turns(*works, device=self.device)
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
         loss = self._mean_loss(over)
         self.under_way = False
         return loss
+
+    def _do(self, kind, k, stage):
+        """A step."""
+        _, chunk = self.places[stage]
+        if kind == FORWARD:
+            seed, step, count, micro_shards = self.random
+            with random_scope(seed, step, count, self.shards[k].rows, micro_shards):
+                self._forward(stage, chunk, k)
+        elif kind == INPUT:
+            self._input_gradient(stage, chunk, k)
+        else:
+            self._weight_gradients(kind, stage, chunk, k)
 
     def _check_scaler(self, scaler):
         if scaler is not None and scaler.enabled and not set(self.comm.world_ranks) <= set(
@@ -286,6 +300,7 @@ class Pipeline:
 
     def _forward(self, stage, chunk, k):
         shard, module, numbers = self.shards[k].to(self.device), self.chunks[chunk], None
+        self.live = max(self.live, len(self.kept) + 1)
         x = shard.inputs
         if self.packed:
             x, numbers = apart(x)
@@ -307,7 +322,6 @@ class Pipeline:
         else:
             self._send(FORWARD, stage + 1, k, lower(y))
         self.kept[chunk, k] = x, y
-        self.live = max(self.live, len(self.kept))
         if wrapped and module.exact:        # a micro-shard's statistics go with its gradients
             self.statistics[chunk, k] = module.statistics.exchange()
 

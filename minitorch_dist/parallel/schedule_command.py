@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..tables import aligned
 from .schedule_blocks import BLOCKS, dates, interval_of
-from .schedule_steps import Step, placement_of
+from .schedule_steps import Overlapped, Step, placement_of
 from .schedules import SCHEDULES, drawn, label, play, schedule_of
 
 
@@ -16,6 +16,8 @@ def add_command(commands, draw):
     p.add_argument("--ranks", type=int, default=4, help="ranks along the pipeline (default: 4)")
     p.add_argument("--micro-batches", type=int, default=8, help="pieces of the batch (default: 8)")
     p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
+    p.add_argument("--both", type=int, help="cells that a forward and a backward at the same time take, in dualpipev: "
+                   "2, or 3 where neither hides anything of the other (default: 3)")
     p.add_argument("--out", help="draw it into this file as well, e.g. schedule.png")
     p.set_defaults(run=_show, draw=draw)
 
@@ -23,12 +25,13 @@ def add_command(commands, draw):
 def _show(args):
     try:
         schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
+        both = _both(schedule, args)
     except ValueError as error:
         print(f"minitorch-dist pipeline: {error}")
         return 2
-    played = play(schedule)
-    placement = placement_of(schedule)
-    print("\n".join([drawn(schedule), "", *_told(played, placement), *_pattern(args.schedule, placement)]))
+    played, placement = play(schedule, both=both), placement_of(schedule)
+    print("\n".join([drawn(schedule, both=both), "", *_told(played, placement, both),
+                     *_pattern(args.schedule, placement)]))
     if args.out:
         try:
             if not Path(args.out).suffix:
@@ -41,8 +44,19 @@ def _show(args):
     return 0
 
 
-def _told(played, placement):
-    """What a drawing doesn't say of itself, as lines."""
+def _both(schedule, args):
+    """The cells of a combined step; None where there is none."""
+    if not any(isinstance(step, Overlapped) for row in schedule for step in row):
+        if args.both is not None:
+            raise ValueError(f"--both {args.both}: no steps of {args.schedule} are combined; leave it out")
+        return None
+    if args.both not in (None, 2, 3):
+        raise ValueError(f"--both {args.both}: a combined step takes 2 cells, as a backward alone, or up to 3")
+    return args.both or 3
+
+
+def _told(played, placement, both):
+    """What a drawing doesn't say of itself, as lines; both: the cells of a combined step, or None."""
     cut, halves = any(played.waiting), len(placement[0]) > 1
     what = "Micro-batches of one stage" if halves else "Micro-batches"
     lines = ["F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell." if cut else
@@ -50,6 +64,11 @@ def _told(played, placement):
     if halves:
         lines.append(f"Stages by rank: {'; '.join(', '.join(map(str, row)) for row in placement)}. Large letters are "
                      "of the first ones.")
+    if both:
+        longest = max(played.end - sum(end - begin for begin, end, _ in row) for row in played.spans)
+        lines += [f"A B, uncut, takes 2 cells. F3&b1, a forward and a backward at the same time, takes {both} cells "
+                  "together, 3 if neither hid a message of the other.",
+                  f"The rank that waits longest does so for {longest:.0f} cells, (p-1)·(F&B + B - 3W)."]
     lines.append(f"The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
     if played.period < played.end:
         lines.append("If none waited for the others before it began the next batch: for "

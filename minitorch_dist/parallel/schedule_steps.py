@@ -12,6 +12,9 @@ A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's l
     B   the whole backward pass, or else
     I   the gradient of the stage's input, which the stage before waits for, and later
     W   the gradients of its weights, which nobody waits for
+
+A forward may be Overlapped: then it and the next step of its row, a backward pass of another micro-batch, are done at
+the same time, as one combined step, F&B (schedule_dual.py).
 """
 
 from typing import NamedTuple
@@ -30,6 +33,31 @@ class Step(NamedTuple):
 
     def __str__(self):
         return f"{self.kind}{self.micro_batch} of stage {self.stage}"
+
+
+class Overlapped(Step):
+    """The forward of a combined step; the next step of its row is the backward. Else it is an F like others."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        return f"{super().__str__()} together with"
+
+
+def combined(row):
+    """A rank's steps as tuples: those that are done at the same time, mostly one. ValueError for an Overlapped that
+    isn't followed by a backward of something else."""
+    found, rest = [], iter(row)
+    for step in rest:
+        if not isinstance(step, Overlapped):
+            found.append((step,))
+            continue
+        other = next(rest, None)
+        if step.kind != FORWARD or other is None or other.kind != BACKWARD or other[1:] == step[1:]:
+            raise ValueError(f"{step} {'nothing' if other is None else other}: an F can be combined with the B of "
+                             "another micro-batch or stage, which comes next in its row")
+        found.append((step, other))
+    return found
 
 
 def looping(ranks, chunks=1):

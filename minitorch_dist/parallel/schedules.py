@@ -6,9 +6,9 @@
     …                                                       backward two; a point: the rank waits (the bubble)
 
 What the steps are, and which rank has which stages: schedule_steps.py. Those that repeat one pattern, zb_v, v_half and
-v_min, are made in schedule_blocks.py. Of the others a rank's list is written as phases, (how many times, what):
-[(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each letter takes the next step of its kind, and none where there is
-none left.
+v_min, are made in schedule_blocks.py; DualPipeV, whose ranks do two steps at a time, in schedule_dual.py. Of the others
+a rank's list is written as phases, (how many times, what): [(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each
+letter takes the next step of its kind, and none where there is none left.
 """
 
 from itertools import islice
@@ -16,14 +16,17 @@ from typing import NamedTuple
 
 from ..autodiff import input_first
 from .schedule_blocks import BLOCKS, of_block
+from .schedule_dual import dual_pipe_v
 from .schedule_steps import (
     BACKWARD,
     FORWARD,
     INPUT,
     KINDS,
     WEIGHT,
+    Overlapped,
     Step,
     check_sizes,
+    combined,
     looping,
     makes,
     most_held,
@@ -37,7 +40,7 @@ NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT: input_first.INPUT, WEI
 class Played(NamedTuple):
     """A schedule in time.
 
-    spans     spans[rank]: (begin, end, Step), in order
+    spans     spans[rank]: (begin, end, Step), in order; those of a combined step share its time as they would alone
     end       when the last rank is through
     bubble    the share of all ranks' time in which they wait
     period    the longest time from a rank's first step to its last. Where ranks go on to the next batch without waiting
@@ -168,7 +171,7 @@ def v_min(ranks, micro_batches):
 
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1,
-             "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min}
+             "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipev": dual_pipe_v}
 
 
 def schedule_of(name, ranks, micro_batches, chunks=1):
@@ -190,12 +193,14 @@ def _phases(phases, steps):
 
 # ---------------------------------------------------------------- in time
 
-def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
+def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None):
     """A Played: every rank does its steps in order, each as soon as what it needs is there.
 
     forward, backward   time of a step, of one stage
     send                time from the end of a step until the next stage has its result; the sender goes on meanwhile
     weight              W's part of the time of backward (default: half); I's is the rest
+    both                time of a combined step, which begins when everything for its two halves is there, and after
+                        which the results of both are (default: forward + backward, so that nothing is hidden)
     ValueError where the ranks would wait for each other for ever, or a step is missing, doubled or of no stage.
     """
     ranks, placement = len(schedule), placement_of(schedule)
@@ -204,24 +209,30 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None):
     if not 0 <= weight <= backward:
         raise ValueError(f"play: W's time {weight} must lie between 0 and that of backward, {backward}")
     took = {FORWARD: forward, BACKWARD: backward, INPUT: backward - weight, WEIGHT: weight}
+    share = 1.0 if both is None else both / (forward + backward)
     _check_complete(schedule, placement)
+    rows = [*map(combined, schedule)]
     done, free, at, spans = {}, [0.0] * ranks, [0] * ranks, [[] for _ in schedule]
-    while any(at[rank] < len(row) for rank, row in enumerate(schedule)):
+    while any(at[rank] < len(row) for rank, row in enumerate(rows)):
         moved = False
-        for rank, row in enumerate(schedule):
+        for rank, row in enumerate(rows):
             while at[rank] < len(row):
-                step = row[at[rank]]
-                wanted = needs(step, last=len(rank_of) - 1)
+                steps = row[at[rank]]
+                wanted = [need for step in steps for need in needs(step, last=len(rank_of) - 1)]
                 if any(need not in done for need in wanted):
                     break
                 ready = [done[need] + (0.0 if rank_of[need[1]] == rank else send) for need in wanted]
-                begin = max([free[rank], *ready])
-                free[rank] = done[makes(step.kind), step.stage, step.micro_batch] = begin + took[step.kind]
-                spans[rank].append((begin, free[rank], step))
+                free[rank] = max([free[rank], *ready])
+                for step in steps:
+                    begin = free[rank]
+                    free[rank] += took[step.kind] * (share if len(steps) > 1 else 1.0)
+                    spans[rank].append((begin, free[rank], step))
+                done |= {(makes(step.kind), step.stage, step.micro_batch): free[rank] for step in steps}
                 at[rank] += 1
                 moved = True
         if not moved:
-            stuck = [f"rank {rank} before {row[at[rank]]}" for rank, row in enumerate(schedule) if at[rank] < len(row)]
+            stuck = [f"rank {rank} before {' '.join(map(str, row[at[rank]]))}" for rank, row in enumerate(rows)
+                     if at[rank] < len(row)]
             raise ValueError(f"the ranks of this schedule wait for each other: {', '.join(stuck)}")
     end = max(free)
     period = max(row[-1][1] - row[0][0] for row in spans)
@@ -255,17 +266,21 @@ def label(step, stages):
     return f"{kind}{step.micro_batch}" + "'" * (chunk - 1)
 
 
-def drawn(schedule, forward=1, backward=2, weight=1):
+def drawn(schedule, forward=1, backward=2, weight=1, both=None):
     """The schedule as text, a cell per unit of time: the micro-batch's number, or points where a rank waits. Where
-    backward is cut in two, or ranks have several stages, each number has its step's letter (label)."""
-    played, placement = play(schedule, forward, backward, weight=weight), placement_of(schedule)
+    backward is cut in two, or ranks have several stages, each number has its step's letter (label). A combined step's
+    cells are joined by "&"."""
+    played, placement = play(schedule, forward, backward, weight=weight, both=both), placement_of(schedule)
     lettered = len(sum(placement, [])) > len(schedule) or any(step.kind == WEIGHT for row in schedule for step in row)
-    rows = [[(begin, end, label(step, stages)[not lettered:]) for begin, end, step in spans]
-            for spans, stages in zip(played.spans, placement, strict=True)]
-    size, lines = max(len(text) for row in rows for *_, text in row), []
-    for rank, row in enumerate(rows):
-        cells = ["." * size] * int(played.end)
-        for begin, end, text in row:
-            cells[int(begin):int(end)] = [text.rjust(size)] * int(end - begin)
-        lines.append(f"rank {rank}  {' '.join(cells)}")
+    size, lines = max(len(label(step, own)) for row, own in zip(schedule, placement, strict=True) for step in row), []
+    size -= not lettered
+    for rank, (spans, own) in enumerate(zip(played.spans, placement, strict=True)):
+        cells, gaps, joined = ["." * size] * round(played.end), [" "] * round(played.end), False
+        for begin, end, step in spans:
+            first, last, joins = round(begin), round(end), isinstance(step, Overlapped)
+            cells[first:last] = [label(step, own)[not lettered:].rjust(size)] * (last - first)
+            if joins or joined:     # with the next of this step's cells, and of its F's last with its B's first
+                gaps[first:last - 1 + joins] = ["&"] * (last - 1 + joins - first)
+            joined = joins
+        lines.append(f"rank {rank}  {''.join(map(''.join, zip(cells, gaps, strict=True))).rstrip()}")
     return "\n".join(lines)

@@ -12,7 +12,8 @@ from minitorch_dist.parallel import moe as ep
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.check import check_grads_across
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.pipeline import full_state_dict as full_of_stages
+from minitorch_dist.parallel.schedules import placement_of, schedule_of
 
 VOCABULARY, LENGTH, BATCH, STEPS, EXPERTS = 13, 6, 8, 8, 4
 SETTINGS = {        # MoE's arguments
@@ -242,8 +243,9 @@ class End(nn.Module):
         return self.head(pair[0]), pair[1]
 
 
-def pipelined(pp, size):
-    """The whole parameters after STEPS steps of a pipeline of pp stages, the experts divided over `size` ranks."""
+def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH):
+    """(the whole parameters after STEPS steps of a pipeline on pp ranks, the experts divided over `size` ranks; how
+    many all-to-alls of a step were under way while another was)."""
     mesh = comm.DeviceMesh(pp=pp, ep=size)
     mt.manual_seed(6)
     arguments = {"experts": EXPERTS, "std": 0.3, "group": "sequence", "balance": 0.1}
@@ -251,19 +253,24 @@ def pipelined(pp, size):
                                      for _ in range(2)), End())
     if size > 1:
         tp.parallelize_module(model, mesh["ep"], ep.plan_of(model))
-    here, last = mesh.coords["pp"], pp - 1
-    stage = DistributedDataParallel(ep.OneTensor(cut_sequential(model, pp, [1] * 4)[here], here == 0, here == last),
-                                    mesh["ep"])
-    pipeline = Pipeline([stage], mesh["pp"], one_forward_one_backward(pp, 4))
-    optimizer = optim.AdamW(stage.parameters(), lr=0.01)
-    loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["ep"], size=size)
-    for step, batch in enumerate(loader.epoch(0)):
+    schedule = schedule_of(name, pp, micro_batches)
+    placement = placement_of(schedule)
+    last = max(map(max, placement))
+    parts = cut_sequential(model, last + 1, [1] * 4)
+    stages = [DistributedDataParallel(ep.OneTensor(parts[i], i == 0, i == last), mesh["ep"])
+              for i in placement[mesh.coords["pp"]]]
+    pipeline = Pipeline(stages, mesh["pp"], schedule)
+    optimizer = optim.AdamW([p for stage in stages for p in stage.parameters()], lr=0.01)
+    loader = data.Loader(*sequences(), batch, seed=2, rank=mesh.coords["ep"], size=size)
+    for step, part in enumerate(loader.epoch(0)):
         optimizer.zero_grad()
-        pipeline.run(batch, lambda y, labels: nn.cross_entropy(y[0], labels, reduction="sum") + labels.size * y[1],
-                     seed=0, step=step, units=LENGTH, over=mesh["ep"])
+        with ledger.record(timeline=True) as book:
+            pipeline.run(part, lambda y, labels: nn.cross_entropy(y[0], labels, reduction="sum") + labels.size * y[1],
+                         seed=0, step=step, units=LENGTH, over=mesh["ep"])
         optimizer.step()
-    return {name: value for part in mesh["pp"].all_gather_object(tp.full_state_dict(stage))
-            for name, value in part.items()}
+    messages = [s for s in book.spans if s.track == "communication" and s.name == "all_to_all"]
+    together = sum(any(a is not b and a.begin <= b.begin <= a.end for a in messages) for b in messages)
+    return full_of_stages(stages, mesh["pp"]), together
 
 
 def saved(folder):

@@ -74,11 +74,15 @@ def test_checkpoints_hold_whole_experts(tmp_path):
     assert all(crews.call(CASES + "saved", 2, args=(str(tmp_path),)))
 
 
-@pytest.mark.parametrize(("pp", "size"), [(2, 1), (2, 2)])
-def test_a_pipeline_carries_the_auxiliary_loss_along(pp, size):
-    wanted, = crews.call(CASES + "pipelined", 1, args=(1, 1))
-    for got in crews.call(CASES + "pipelined", pp * size, args=(pp, size)):
+@pytest.mark.parametrize(("pp", "size", "schedule"), [(2, 1, ("1f1b", 4)), (2, 2, ("1f1b", 4)),
+                                                      (1, 2, ("dualpipev", 3)), (2, 2, ("dualpipev", 5, 10))], ids=str)
+def test_a_pipeline_carries_the_auxiliary_loss_along(pp, size, schedule):
+    """And in DualPipeV messages to experts are under way in two passes at once."""
+    (wanted, _), = crews.call(CASES + "pipelined", 1, args=(1, 1, "1f1b", 4, *schedule[2:]))
+    found = crews.call(CASES + "pipelined", pp * size, args=(pp, size, *schedule))
+    for got, _ in found:
         assert furthest(got, wanted) < 1e-10
+    assert any(together for _, together in found) == (schedule[0] == "dualpipev")
 
 
 def test_whole_experts_have_the_bits_of_exact_mode():

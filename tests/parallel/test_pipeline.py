@@ -26,7 +26,8 @@ def one_process():
     ("gpipe", 2, 2, 3, 1, False), ("1f1b", 2, 2, 4, 1, True), ("1f1b", 3, 3, 5, 1, False), ("1f1b", 4, 2, 4, 1, True),
     ("interleaved", 2, 2, 4, 2, True), ("interleaved", 1, 1, 2, 3, False), ("zb-h1", 3, 3, 5, 1, False),
     ("zb-h1", 4, 2, 4, 1, True), ("zb-h1", 2, 2, 1, 1, False), ("zb-v", 2, 2, 5, 2, False),
-    ("v-half", 4, 4, 6, 2, False), ("v-min", 3, 3, 7, 2, True)])
+    ("v-half", 4, 4, 6, 2, False), ("v-min", 3, 3, 7, 2, True), ("dualpipev", 2, 2, 5, 2, True),
+    ("dualpipev", 4, 4, 9, 2, False), ("dualpipev", 1, 1, 3, 2, False)])
 def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped):
     """Adam, dropout, float64, batches of 13 that no m divides: the parameters of one process within 1e-10."""
     losses, wanted, _ = one_process["f8"]
@@ -46,7 +47,8 @@ def test_one_curve_on_any_pipeline(one_process, name, n, pp, m, chunks, wrapped)
                                                  ("interleaved", 2, 2, 2), ("zb-h1", 2, 2, 1), ("zb-h1", 4, 4, 1),
                                                  ("zb-h1", 4, 2, 1), ("zb-h2", 4, 4, 1),
                                                  ("zb-v", 2, 2, 2), ("zb-v", 4, 4, 2), ("v-half", 4, 4, 2),
-                                                 ("v-min", 4, 4, 2), ("v-min", 4, 2, 2)])
+                                                 ("v-min", 4, 4, 2), ("v-min", 4, 2, 2), ("dualpipev", 4, 4, 2),
+                                                 ("dualpipev", 4, 2, 2)])
 def test_exact_mode_has_one_set_of_bits(one_process, name, n, pp, chunks):
     """Float32, whose micro-batches are exact mode's micro-shards."""
     losses, wanted, _ = one_process["f4"]
