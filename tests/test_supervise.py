@@ -41,6 +41,29 @@ def test_ranks_are_taken_in_order():
     assert next_start(attempts[:2], rule._replace(ranks=(4,))).ranks == 4
 
 
+def test_more_ranks_are_tried_again():
+    """After a failure on fewer that got further. The tries in the third start and the fifth are in vain."""
+    rule = Rule((4, 2, 1), max_restarts=1, shrink_after=1, grow=True)
+    story = [(4, 10), (2, 20), (4, None), (2, 30), (4, 30), (2, 40), (4, 50), (2, 50)]
+    attempts = []
+    for ranks_, last in story:
+        assert next_start(attempts, rule).ranks == ranks_, attempts
+        attempts.append(failed(last, ranks=ranks_))
+    assert isinstance(next_start(attempts, rule), End)      # on 2 as on 4 no step further: the one is a failure
+    assert next_start(attempts, rule._replace(max_restarts=2)).ranks == 1
+    assert next_start(attempts[:2], rule._replace(grow=False)).ranks == 1
+    assert [without_progress(attempts[:i + 1]) for i in range(8)] == [1, 1, 1, 1, 1, 1, 1, 2]
+
+
+def test_one_number_of_ranks_at_a_time_is_tried():
+    """Of 1 they go to 2; when these fail, back to 1 and not on to 4."""
+    rule = Rule((4, 2, 1), shrink_after=1, grow=True)
+    attempts = [failed(1), failed(1, ranks=2), failed(5, ranks=1)]
+    assert next_start(attempts, rule).ranks == 2
+    assert next_start([*attempts, failed(4, ranks=2)], rule).ranks == 1
+    assert next_start([*attempts, failed(6, ranks=2)], rule).ranks == 4
+
+
 def test_the_count_begins_anew_when_the_job_gets_further():
     rule = Rule((4,), max_restarts=2, backoff=0.5)
     lasts = [30, 30, 25, 31, 31, 40]

@@ -1,6 +1,7 @@
 """What to do after a failure, and what it has cost: functions of the attempts so far, which start nothing."""
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 LONGEST_PAUSE = 60      # seconds
@@ -15,12 +16,15 @@ class Rule(NamedTuple):
     max_restarts  of a job that gets no further; a step further than ever before, and the count begins anew
     shrink_after  failures on one number of ranks, after which the next of `ranks` is taken
     backoff       seconds before the first restart; twice as long before each more, until the job gets further
+    grow          a job that has failed on fewer ranks, but got further there, is started on the next more again; if it
+                  gets no further with these, it goes back, and the try isn't counted
     """
 
     ranks: tuple
     max_restarts: int = 3
     shrink_after: int = 2
     backoff: float = 1.0
+    grow: bool = False
 
 
 @dataclass
@@ -92,19 +96,36 @@ def next_start(attempts, rule):
 
 
 def without_progress(attempts):
-    """How many attempts have failed since the job was last a step further than ever before, that one counted."""
-    furthest, count = -1, 0
-    for attempt in attempts:
-        reached = -1 if attempt.last is None else attempt.last
-        count = 1 if reached > furthest else count + 1
-        furthest = max(furthest, reached)
+    """How many attempts have failed since the job was last a step further than ever before, that one counted; but those
+    that have only tried more ranks again."""
+    count = 0
+    for i in range(len(attempts)):
+        if gets_further(attempts[:i + 1]):
+            count = 1
+        elif not _is_try(attempts[:i + 1]):
+            count += 1
     return count
+
+
+def gets_further(attempts):
+    """Whether the last has come a step further than all before."""
+    *before, last = (-1 if attempt.last is None else attempt.last for attempt in attempts)
+    return last > max(before, default=-1)
+
+
+def _is_try(attempts):
+    """Whether the last had more ranks than the one before, and got no further."""
+    return len(attempts) > 1 and attempts[-1].ranks > attempts[-2].ranks and not gets_further(attempts)
 
 
 def _ranks(attempts, rule):
     """How many ranks the next attempt has."""
-    at = rule.ranks.index(attempts[-1].ranks)
-    here = sum(attempt.ranks == attempts[-1].ranks for attempt in attempts)
+    last, at = attempts[-1].ranks, rule.ranks.index(attempts[-1].ranks)
+    if _is_try(attempts):
+        return attempts[-2].ranks
+    if rule.grow and at and gets_further(attempts):
+        return rule.ranks[at - 1]
+    here = len(list(takewhile(lambda attempt: attempt.ranks == last, reversed(attempts))))
     return rule.ranks[min(at + (here >= rule.shrink_after), len(rule.ranks) - 1)]
 
 

@@ -38,6 +38,9 @@ def add_command(commands):
                    help="of a job that gets no further; the count begins anew when it does (default: %(default)s)")
     p.add_argument("--shrink-after", type=_at_least_1, default=Rule._field_defaults["shrink_after"], metavar="K",
                    help="failures on one number of ranks, after which the next is taken (default: %(default)s)")
+    p.add_argument("--grow", action="store_true",
+                   help="a job that fails on fewer ranks, but got further, is started on the next more again, for they "
+                        "may be back; if it gets no further so, it goes back, and the try isn't counted")
     p.add_argument("--backoff", type=_seconds, default=Rule._field_defaults["backoff"], metavar="SECONDS",
                    help="before the first restart, twice as long before each more that gets no further, a minute at "
                         "most (default: %(default)s)")
@@ -75,7 +78,7 @@ def _run(args):
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         args.parser.error("no program: give it after --, as in -- mnist_demo/train.py --out runs/on")
-    rule = Rule(args.ranks, args.max_restarts, args.shrink_after, args.backoff)
+    rule = Rule(args.ranks, args.max_restarts, args.shrink_after, args.backoff, args.grow)
 
     def command(ranks):
         launcher = args.mpirun or (mpirun_command() if ranks > 1 else None)
