@@ -11,6 +11,7 @@ from .loss import cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
+from .multi_token import MultiTokenPrediction, multi_token_loss
 from .norm import BatchNorm, LayerNorm, RMSNorm
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, TransformerBlock
@@ -19,7 +20,7 @@ __getattr__ = of_module(__name__)
 __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
     "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module",
-    "ModuleList", "MultiHeadAttention", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Sequential",
-    "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init", "lenet", "mlp", "mse_loss",
-    "summary", "without_values",
+    "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape",
+    "ResidualBlock", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init",
+    "lenet", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
 ]

@@ -1,5 +1,6 @@
 """Transformer blocks and GPT. Sequences are (batch, time, dim)."""
 
+import functools
 import math
 
 from ..autodiff import ops
@@ -124,6 +125,15 @@ class TransformerBlock(Module):
         return x if aux is None else (x, aux)
 
 
+def _block(layers, *args, **options):
+    """A TransformerBlock of a GPT of so many."""
+    block = TransformerBlock(*args, **options)
+    ends = block.mlp.ends if isinstance(block.mlp, MoE) else [block.mlp[2].weight]
+    for last in (block.attention.out.weight, *ends):
+        last.data *= xp.asarray(1 / math.sqrt(2 * layers), last.dtype)
+    return block
+
+
 # GPT's arguments, by what it is like.
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False}
 FAMILIES = {"gpt": {}, "llama": LLAMA, "deepseek": LLAMA | {"latent": {}}}
@@ -161,19 +171,21 @@ class GPT(Module):
         if positions == "learned":
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
-        self.blocks = Sequential(*(
-            TransformerBlock(dim, heads, kv_heads, True, positions == "rotary", dropout, norm, dtype, moe=moe,
-                             mlp=mlp, hidden=hidden, bias=bias, latent=latent)
-            for _ in range(layers)))
+        self.new_block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
+                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent)
+        self.blocks = Sequential(*(self.new_block() for _ in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
-        for block in self.blocks:
-            for last in (block.attention.out.weight, *([block.mlp[2].weight] if moe is None else block.mlp.ends)):
-                last.data *= xp.asarray(1 / math.sqrt(2 * layers), dtype)
 
     @by_position
     def forward(self, tokens, documents=None):
+        x, aux = self.features(tokens, documents)
+        logits = self.scores(self.norm(x))
+        return logits if aux is None else (logits, aux)
+
+    def features(self, tokens, documents=None):
+        """What the last block gives, (batch, time, dim), and the sum of the auxiliary losses, or None."""
         if len(tokens.shape) != 2:
             raise ValueError(f"GPT: tokens {tuple(tokens.shape)} must be (batch, time); of packed rows, (batch, time, "
                              "2), the documents are an argument of their own: model(*packing.apart(rows))")
@@ -191,10 +203,12 @@ class GPT(Module):
         if self.positions == "learned":
             x = x + self.position(positions)
         x = self.blocks(self.dropout(x), *more)
-        x, aux = x if isinstance(x, tuple) else (x, None)
-        x = self.norm(x) if self.output_multiplier is None else self.output_multiplier * self.norm(x)
-        logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return logits if aux is None else (logits, aux)
+        return x if isinstance(x, tuple) else (x, None)
+
+    def scores(self, x):
+        """The output layer: logits (batch, time, vocabulary) of features (batch, time, dim) behind a norm."""
+        x = x if self.output_multiplier is None else self.output_multiplier * x
+        return self.embed.attend(x) if self.head is None else self.head(x)
 
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.

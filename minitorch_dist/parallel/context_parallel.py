@@ -41,6 +41,7 @@ from ..nn.layers import Dropout, Flatten
 from ..nn.models import ImageTransformer
 from ..nn.module import Module
 from ..nn.moe import MoE
+from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from .collectives import all_gather, all_to_all
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
@@ -48,7 +49,7 @@ from .sequence_parallel import check_dropout
 from .wrapping import check_not_annotated, check_summed
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
-MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MoE)
+MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MoE, MultiTokenPrediction)
 
 
 # ---------------------------------------------------------------- parts of sequences

@@ -31,6 +31,7 @@ from ..nn.attention import MultiHeadAttention
 from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Sequential
 from ..nn.moe import MoE
+from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from ..nn.transformer import GPT, Embedding, FeedForward, TransformerBlock
 from .collectives import all_gather, copy_to, gather_from, reduce_scatter, scatter_to
@@ -273,6 +274,9 @@ def check_plan(modules, chosen):
     if context := [path for path, m in modules.items() if getattr(m, "context", None) is not None]:
         raise ValueError("parallelize_module: sequence_parallel divides the sequences, and so does what "
                          f"context_parallel has made of {context[0] or 'the model'}: take one of the two")
+    if ahead := [path or "the model" for path, m in modules.items() if isinstance(m, MultiTokenPrediction)]:
+        raise ValueError(f"parallelize_module: sequence_parallel divides the sequences, and {ahead[0]} puts positions "
+                         "together with later tokens, which other ranks have: leave it out")
     for path, way in chosen.items():
         if way == "experts":
             raise ValueError(f"parallelize_module: {path}: 'experts' are cut over an axis of their own, along which "

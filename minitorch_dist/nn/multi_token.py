@@ -1,0 +1,116 @@
+"""Multi-token prediction: from each position a model learns to tell several tokens ahead, one after the other.
+
+    tokens        t₀    t₁    t₂    t₃    t₄
+    GPT           h₀    h₁    h₂    h₃    h₄        next tokens  t₁ t₂ t₃ t₄ t₅
+    further[0]    h′₀   h′₁   h′₂   h′₃             of h₀ and t₁, …: t₂ t₃ t₄ t₅
+    further[1]    h″₀   h″₁   h″₂                   of h′₀ and t₂, …: t₃ t₄ t₅
+
+Each depth is a block more, which takes what the depth before it has made of a position, and the embedding of the token
+that it has predicted there. Embedding and output layer are the model's. In training that is more to learn from each
+position; afterwards the further depths are left out, and the model is a plain GPT.
+
+    model = MultiTokenPrediction(nn.GPT(…), depth=1)
+    loss = multi_token_loss(model(tokens), targets) / TARGETS       # a sum; TARGETS of the GLOBAL batch
+    model.eval()                                                    # now model(tokens) is model.model(tokens)
+
+The loss is that of the next tokens, and weight/depth times the sum of the others'. All are sums that are divided by the
+number of next tokens, as in the paper, though k positions per sequence have none at depth k. In packed rows, where
+`documents` are given, a position counts at depth k where k positions behind it are of its document.
+
+Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report", 2.2 (weight 0.3, at the end of training 0.1; depth 1).
+"""
+
+from ..autodiff import ops
+from ..autodiff.ops.attention import numbered
+from ..autodiff.primitive import lower
+from ..backend import to_device_of, xp
+from . import init
+from .attention import places
+from .layers import Linear
+from .loss import cross_entropy
+from .module import Module, ModuleList
+
+IGNORED = -100      # cross_entropy's ignore_index
+
+
+class Further(Module):
+    """A depth: (batch, time, dim) of the one before and embeddings of the tokens to come, of the same shape -> what the
+    next depth takes, what the output layer takes, and the sum of auxiliary losses, or None."""
+
+    def __init__(self, model):
+        super().__init__()
+        dim, dtype, norm = model.embed.weight.shape[1], model.embed.weight.dtype, type(model.norm)
+        self.norm_hidden, self.norm_token, self.norm = (norm(dim, dtype=dtype) for _ in range(3))
+        self.join = Linear(2 * dim, dim, bias=False, dtype=dtype,
+                           weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
+        self.block = model.new_block()
+
+    def forward(self, x, coming, aux=None, documents=None):
+        x = self.join(ops.concatenate([self.norm_hidden(x), self.norm_token(coming)], 2))
+        x = self.block(x if aux is None else (x, aux), *([] if documents is None else [documents]))
+        x, aux = x if isinstance(x, tuple) else (x, None)
+        return x, self.norm(x), aux
+
+
+class MultiTokenPrediction(Module):
+    """A GPT that is trained to predict 1 + depth tokens from each position.
+
+    In training, of tokens (batch, time) and perhaps documents, as GPT's: logits in a tuple, of depth k (batch,
+    time - k, vocabulary), k = 0 … depth; with experts a pair of this tuple and the sum of the auxiliary losses. In
+    evaluation the GPT's own result. ValueError unless there are more tokens than depths.
+    """
+
+    def __init__(self, model, depth=1):
+        super().__init__()
+        if depth < 1:
+            raise ValueError(f"MultiTokenPrediction: depth={depth}; 1 or more tokens beside the next one")
+        self.model, self.depth = model, depth
+        self.further = ModuleList(Further(model) for _ in range(depth))
+
+    def forward(self, tokens, documents=None):
+        if not self.training:
+            return self.model(tokens, documents)
+        time = tokens.shape[1]
+        if time <= self.depth:
+            raise ValueError(f"MultiTokenPrediction: {time} tokens for depth={self.depth}: give {self.depth + 1} or "
+                             "more")
+        model, here = self.model, lower(self.model.embed.weight)
+        if documents is not None:
+            documents = to_device_of(numbered(documents, tokens.shape), here)
+        x, aux = model.features(tokens, documents)
+        logits = [model.scores(model.norm(x))]
+        for k, further in enumerate(self.further, 1):
+            x, y, aux = further(x[:, :-1], model.embed(tokens[:, k:]), aux,
+                                None if documents is None else documents[:, :time - k])
+            logits.append(model.scores(y))
+        return tuple(logits) if aux is None else (tuple(logits), aux)
+
+    def generate(self, *args, **options):
+        """GPT's."""
+        return self.model.generate(*args, **options)
+
+    def extra_repr(self):
+        return f"depth={self.depth}"
+
+
+def targets_at(depth, targets, documents=None):
+    """What positions predict at some depth: integers (batch, time - depth) of those that they predict next, (batch,
+    time); IGNORED where there is none, or it is of another document."""
+    targets = lower(targets)
+    found = targets[:, depth:]
+    if documents is None:
+        return found
+    there = places(to_device_of(numbered(documents, targets.shape), targets))[:, depth:] >= depth
+    return xp.where(there, found, IGNORED)
+
+
+def multi_token_loss(logits, targets, documents=None, weight=0.3):
+    """The sum of the losses: of the next tokens, and weight/depth times those of the tokens behind them.
+
+    logits     a MultiTokenPrediction's, of its training
+    targets    integers (batch, time), the next tokens; IGNORED for none
+    documents  what the model was given
+    """
+    main, *further = (cross_entropy(scores, targets_at(depth, targets, documents), "sum")
+                      for depth, scores in enumerate(logits))
+    return main + weight / len(further) * sum(further[1:], further[0])

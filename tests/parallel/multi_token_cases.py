@@ -1,0 +1,47 @@
+"""What the ranks do in the tests of multi-token prediction. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.context_parallel import context_parallel
+
+VOCABULARY, TIME, BATCH = 13, 8, 8
+
+
+def model_of():
+    mt.manual_seed(5)
+    return nn.MultiTokenPrediction(nn.GPT(VOCABULARY, TIME, 2, 4, 16, dtype=np.float64, dropout=0.1, tied=False,
+                                          **FAMILIES["deepseek"]), 2)
+
+
+def train(tp_size, stage):
+    """The whole parameters after three steps. stage: of ZeRO, 0: DistributedDataParallel."""
+    mesh, model = comm.DeviceMesh(dp=-1, tp=tp_size), model_of()
+    if tp_size > 1:
+        tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
+    whole = fully_shard(model, mesh["dp"], stage) if stage else DistributedDataParallel(model, mesh["dp"])
+    optimizer = optim.SGD(whole.parameters(), lr=0.5, momentum=0.9)
+    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (3 * BATCH, TIME + 1))
+    loader = data.Loader(tokens[:, :-1], tokens[:, 1:], BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
+
+    def loss_sum(model, shard):
+        return nn.multi_token_loss(model(shard.inputs), shard.labels)
+    for step, batch in enumerate(loader.epoch(0)):
+        training.train_step(whole, optimizer, batch, loss_sum, mesh["dp"], seed=3, step=step, units=TIME)
+    return tp.full_state_dict(whole if stage else model)
+
+
+def refused():
+    """The errors of what would give a rank a part of the sequences."""
+    found = []
+    for cut in (lambda model: tp.parallelize_module(model, comm.world(), tp.plan_of(model), True),
+                lambda model: context_parallel(model, comm.world())):
+        try:
+            cut(model_of())
+        except ValueError as error:
+            found.append(str(error))
+    return found
