@@ -57,7 +57,7 @@ def test_more_ranks_are_tried_again():
 
 def test_one_number_of_ranks_at_a_time_is_tried():
     """Of 1 they go to 2; when these fail, back to 1 and not on to 4."""
-    rule = Rule((4, 2, 1), shrink_after=1, grow=True)
+    rule = Rule((4, 2, 1), grow=True)
     attempts = [failed(1), failed(1, ranks=2), failed(5, ranks=1)]
     assert next_start(attempts, rule).ranks == 2
     assert next_start([*attempts, failed(4, ranks=2)], rule).ranks == 1
