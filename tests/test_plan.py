@@ -329,6 +329,7 @@ PIPELINES = {
     "zb-h1, sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "zb-v": ({"pp": 2, "micro_batches": 4, "schedule": "zb-v"}, [0, 1, 2, 3, 5]),
     "v-min": ({"pp": 3, "micro_batches": 6, "schedule": "v-min", "model": {"layers": 6}}, [0, 1, 2, 3, 4, 5, 6]),
+    "dualpipev": ({"pp": 2, "micro_batches": 5, "schedule": "dualpipev"}, [0, 1, 2, 3, 5]),
     "sequences": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 3}, [0, 2, 5]),
     "1": ({"pp": 2, "dp": 2, "micro_batches": 3, "stage": 1}, [0, 2, 5]),
     "2, interleaved": ({"pp": 2, "dp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "stage": 2},

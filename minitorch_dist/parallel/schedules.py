@@ -172,6 +172,7 @@ def v_min(ranks, micro_batches):
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1,
              "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipev": dual_pipe_v}
+V_SHAPED = (*BLOCKS, "dualpipev")       # with two stages per rank
 
 
 def schedule_of(name, ranks, micro_batches, chunks=1):

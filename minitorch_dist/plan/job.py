@@ -7,8 +7,7 @@ from math import inf
 from ..data.loader import share
 from ..optim.packed import BLOCK
 from ..parallel.context_parallel import HOW
-from ..parallel.schedule_blocks import BLOCKS
-from ..parallel.schedules import SCHEDULES, WEIGHT, placement_of, schedule_of
+from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
 from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, parameters_of
@@ -148,7 +147,7 @@ class Job:
         if model.vocabulary < self.tp:
             raise ValueError(f"tp={self.tp} ranks can't share a vocabulary of {model.vocabulary}: lower --tp")
         if model.layers < self.pp * self.stages_per_rank:
-            how = ("pp·2", f"--pp ({self.schedule} has two stages per rank)") if self.schedule in BLOCKS else \
+            how = ("pp·2", f"--pp ({self.schedule} has two stages per rank)") if self.schedule in V_SHAPED else \
                 ("pp·chunks", "--pp or --chunks")
             raise ValueError(f"{model.layers} layers can't be cut into {how[0]} = {self.pp * self.stages_per_rank} "
                              f"stages: lower {how[1]}")
@@ -234,7 +233,7 @@ class Job:
     @property
     def stages_per_rank(self):
         """Of the pipeline."""
-        return 2 if self.schedule in BLOCKS else self.chunks
+        return 2 if self.schedule in V_SHAPED else self.chunks
 
     @property
     def sizes(self):
