@@ -43,7 +43,7 @@ class Checkpoints:
 
     folder    where they lie, for all ranks to see
     comm      the Communicator of all ranks that have a part of the model (default: one process)
-    keep      so many are kept, the newest ones
+    keep      so many are kept, the newest ones; with async_op one more until the next save, or wait
     async_op  save returns when the values are copied, and a thread of each rank writes its share while training goes
               on: the state of model and optimizer is in the hosts' memory once more, divided by the ranks. The next
               save or load waits for it, and wait does; what couldn't be written is raised there
@@ -94,7 +94,7 @@ class Checkpoints:
         self._delete()
 
     def _tidy(self, step):
-        """Take away what saves of this group's have left that were broken off."""
+        """Take away what saves of this group's have left that were broken off, and what is one too many."""
         if later := [there for there in self.steps() if there > step]:
             raise ValueError(f"{self.folder} has checkpoints of later steps than {step}: {', '.join(map(str, later))}. "
                              "Are they another run's? Delete them, or take another folder")
@@ -102,15 +102,17 @@ class Checkpoints:
             for path in self.folder.glob(left):
                 if not is_being_written(path):      # by another Checkpoints of this folder, say
                     shutil.rmtree(path, ignore_errors=True)
+        self._keep_newest()     # of what was written beside the training, and another Checkpoints didn't wait for
 
     def _delete(self):
         """Keep the newest alone. Collective."""
-        def work():
-            for old in self.steps()[:-self.keep]:
-                gone = self.folder / f".{self.path(old).name}.deleted"
-                os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
-                shutil.rmtree(gone, ignore_errors=True)
-        together(self.comm, lambda: work() if self._first else None)
+        together(self.comm, lambda: self._keep_newest() if self._first else None)
+
+    def _keep_newest(self):
+        for old in self.steps()[:-self.keep]:
+            gone = self.folder / f".{self.path(old).name}.deleted"
+            os.rename(self.path(old), gone)     # as a whole, before anything of it is missing
+            shutil.rmtree(gone, ignore_errors=True)
 
     def load(self, model, optimizer=None, step=None):
         """(step, facts) of the newest checkpoint, or that of `step`, written into the model and its optimizer. Without

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -162,3 +163,16 @@ def test_what_is_being_written_is_not_taken_for_what_was_broken_off(tmp_path, mo
     assert there[0].steps() == [1, 2, 3]
     checkpoints.load(tmp_path / "step-00000001", model, optimizer)
     assert np.any(model.weight.numpy())
+
+
+def test_one_made_anew_for_each_save_keeps_as_few(tmp_path):
+    """Nobody waits for what it writes: the next save finds it, and takes away the one too many."""
+    model, optimizer = model_and_optimizer()
+    for step in range(1, 6):
+        there = Checkpoints(tmp_path, keep=2, async_op=True)
+        there.save(step, model, optimizer)
+        while there.steps()[-1:] != [step]:
+            time.sleep(0.001)
+        assert there.steps() == list(range(max(1, step - 2), step + 1))
+    there.wait()
+    assert there.steps() == [4, 5]
