@@ -103,6 +103,7 @@ class CupyDriver:
 
 
 _driver = None      # made when first needed
+on_numpy = None     # what runs a kernel on NumPy arrays, if not Triton's interpreter: see emulator
 
 
 def driver():
@@ -114,8 +115,10 @@ def driver():
 
 
 def capability(x):
-    """The compute capability, 90 for 9.0, of the GPU that an array is on; of NumPy's, which are interpreted, 90 too."""
-    return 90 if isinstance(x, np.ndarray) else driver().capability(x.data.device_id)
+    """The compute capability, 90 for 9.0, of the GPU that an array is on; of NumPy's the emulated one, or 90."""
+    if isinstance(x, np.ndarray):
+        return getattr(on_numpy, "capability", 90)
+    return driver().capability(x.data.device_id)
 
 
 def launch(kernel, grid, args, options):
@@ -127,8 +130,11 @@ def launch(kernel, grid, args, options):
     if 0 in grid:
         return
     if device is None:
-        from .interpret import interpret
-        interpret(kernel, grid, args, options)
+        if on_numpy is None:
+            from .interpret import interpret as run
+        else:
+            run = on_numpy
+        run(kernel, grid, args, options)
     else:
         cuda = driver()
         if device == cuda.current():

@@ -1,0 +1,98 @@
+"""A GPU in NumPy: runs a kernel's PTX, instruction by instruction, checks every access, and counts what it costs.
+
+    ptx.py          PTX's text as a Program
+    arithmetic.py   what instructions compute, a table
+    memory.py       arrays at their addresses, shared memory; who may touch what when
+    warps.py        shuffles and matrix instructions: which lane has which element
+    machine.py      lanes, branches, barriers
+    counts.py       sectors, wavefronts, instructions, operations
+
+It is the compiled code that runs here, with the launch's own arguments, so it needs Triton to compile (not
+TRITON_INTERPRET) and no GPU. A million times slower than one, about: for kernels on some thousand elements.
+
+    with emulated() as launches:        # Emulator(90)
+        add(x, y)                       # NumPy arrays
+    print("\\n".join(launches[0].table()))
+"""
+
+from contextlib import contextmanager
+
+import numpy as np
+
+from .. import launch
+from ..build import checked, compile_triton
+from .counts import Counts
+from .lanes import EmulationError, Unknown
+from .machine import Code, run
+from .memory import SECTOR, GlobalMemory, aligned
+from .ptx import parse
+
+__all__ = ["Counts", "EmulationError", "Emulator", "Unknown", "aligned", "emulated", "execute", "parse"]
+
+
+def execute(code, grid, threads, arguments, shared=0, lent=()):
+    """Run a kernel's PTX on a grid; returns its Counts.
+
+    code       Code(parse(ptx))
+    arguments  {name: NumPy array, or NumPy number of the parameter's width}, in the order of the parameters; parameters
+               that are left get 0
+    threads    per program, a multiple of 32
+    shared     bytes of shared memory per program
+    lent       arrays that the kernel finds by addresses in its arguments
+    """
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    memory, program = GlobalMemory(arrays | {f"lent array {i}": a for i, a in enumerate(lent)}), code.program
+    given = [np.uint64(value.ctypes.data) if name in arrays else value for name, value in arguments.items()]
+    given += [launch.NULL] * (len(program.parameters) - len(given))
+    counts = Counts(program.name, tuple(grid), threads)
+    run(code, grid, threads, dict(zip(program.parameters, given, strict=True)), memory, shared, counts)
+    for region in memory.regions:
+        for touched, sums in ((region.read, counts.read), (region.written, counts.written)):
+            if touched.any():
+                sums[region.name] = sums.get(region.name, 0) + SECTOR * int(touched.sum())
+    return counts
+
+
+class Emulator:
+    """Compiles kernels for one compute capability and runs them on NumPy arrays. `launches` has the Counts of each.
+
+    lent    arrays that kernels may touch besides their arguments: those whose addresses are in a table
+    """
+
+    def __init__(self, capability=90, lent=()):
+        self.capability, self.lent, self.launches, self.codes = capability, lent, [], {}
+
+    def __call__(self, kernel, grid, args, options):
+        """What launch.launch calls for NumPy arrays."""
+        arguments = dict(zip(kernel.signature, args, strict=True))
+        types, divisible = {}, []
+        for name, kind in kernel.signature.items():
+            value, pointer = arguments[name], kind[0] == "*"
+            types[name] = launch.pointer_type(kernel, name, value) if pointer else kind
+            if value is not None and (pointer or name in kernel.divisible):
+                divisible += [name] * ((value.ctypes.data if pointer else value) % 16 == 0)
+        code, binary = self.code(kernel, types, divisible, options)
+        given = {name: arguments[name] if kind[0] == "*" else launch.NUMBERS[kind](arguments[name])
+                 for name, kind in kernel.signature.items() if arguments[name] is not None}
+        counts = execute(code, grid, 32 * binary.warps, given, binary.shared, self.lent)
+        counts.kernel = kernel.name
+        self.launches.append(counts)
+
+    def code(self, kernel, types, divisible, options):
+        """(Code, Binary) for arguments of these types."""
+        key = kernel, tuple(types.items()), tuple(divisible), tuple(options.items())
+        if key not in self.codes:
+            compiled = compile_triton(kernel, types, divisible, options, self.capability)
+            self.codes[key] = Code(parse(compiled.asm["ptx"])), checked(kernel, types, compiled)
+        return self.codes[key]
+
+
+@contextmanager
+def emulated(emulator=None):
+    """Launches on NumPy arrays go to an Emulator: the list of their Counts."""
+    emulator = emulator or Emulator()
+    before, launch.on_numpy = launch.on_numpy, emulator
+    try:
+        yield emulator.launches
+    finally:
+        launch.on_numpy = before

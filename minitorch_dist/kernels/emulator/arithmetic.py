@@ -1,0 +1,339 @@
+"""What PTX's instructions compute, lane by lane: name -> types and a NumPy function, all as a table.
+
+Rounded as IEEE and PTX ask (.rn, one rounding in fma). What PTX only bounds, 2ˣ, log₂, 1/√x and the approximate
+division, is NumPy's: within 2 units of the last place of what a GPU gives, and not the same bits.
+"""
+
+from functools import partial
+
+import numpy as np
+
+UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+TYPES = {f"{kind}{8 * size}": np.dtype(f"{'u' if kind == 'b' else 'i' if kind == 's' else kind}{size}")
+         for kind, sizes in (("b", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("s", (1, 2, 4, 8)), ("f", (2, 4, 8)))
+         for size in sizes} | {"pred": np.dtype(bool), "bf16": np.dtype("u2")}
+# type of two numbers in one register -> (type of each, type of the register)
+PAIRS = {"f16x2": ("f16", "b32"), "bf16x2": ("bf16", "b32"), "f32x2": ("f32", "b64")}
+U32, F32, F64 = TYPES["u32"], TYPES["f32"], TYPES["f64"]
+
+
+def widened(x):
+    """float32 of bfloat16's bits."""
+    return (x.astype(U32) << 16).view(F32)
+
+
+def narrowed(x):
+    """bfloat16's bits of float32, rounded to nearest even."""
+    bits = np.asarray(x, F32).view(U32)
+    rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), 0x7fff, rounded).astype(TYPES["u16"])
+
+
+def flushed(x):
+    """Subnormal float32 as zeros of their sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(F32).tiny, np.copysign(F32.type(0), x), x)
+
+
+def fused(a, b, c):
+    """a·b + c of float32, rounded once. The product is exact in float64; of the sum's error it is enough to know the
+    direction: it breaks ties, and where the result is subnormal, more bits than float64's last (Boldo & Melquiond 2008,
+    rounding to odd)."""
+    product, addend = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
+    total = product + addend
+    bits = total.view(np.int64)
+    delicate = ((bits & 0x1fffffff) == 0x10000000) | (np.abs(total) < 2.0 ** -126)
+    if delicate.any():
+        part = total - product
+        error = (product - (total - part)) + (addend - part)
+        away = np.where((error > 0) == (total > 0), 1, -1)
+        odd = np.where(delicate & (error != 0) & (bits & 1 == 0) & np.isfinite(total), bits + away, bits)
+        total = odd.view(F64)
+    return total.astype(F32)
+
+
+def fma(a, b, c):
+    """a·b + c of float16 or float64 (there numpy's longdouble rounds twice where it is longer: 1 time in 2,000)."""
+    wide = F64 if a.dtype == TYPES["f16"] else np.longdouble
+    return (np.multiply(a, b, dtype=wide) + c).astype(a.dtype)
+
+
+def shifted(a, n, left):
+    """PTX's shifts: by the register's width or more gives 0, or the sign."""
+    width = 8 * a.dtype.itemsize
+    most = np.minimum(n, width - 1).astype(a.dtype)
+    moved = a << most if left else a >> most
+    return moved if not left and a.dtype.kind == "i" else np.where(n < width, moved, a.dtype.type(0))
+
+
+def quotient(a, b):
+    """Integer division towards zero."""
+    q = a // b
+    return q + ((q * b != a) & ((a < 0) != (b < 0))) if a.dtype.kind == "i" else q
+
+
+def remainder(a, b):
+    return a - quotient(a, b) * b
+
+
+def high(a, b):
+    """The upper half of a product of integers."""
+    if a.dtype.itemsize < 8:
+        wide = np.dtype(f"{a.dtype.kind}{2 * a.dtype.itemsize}")
+        return (np.multiply(a, b, dtype=wide) >> (8 * a.dtype.itemsize)).astype(a.dtype)
+    x, y = np.asarray(a).view("u8"), np.asarray(b).view("u8")
+    low = np.uint64(0xffffffff)
+    x0, x1, y0, y1 = x & low, x >> 32, y & low, y >> 32
+    middle = x1 * y0 + (x0 * y0 >> 32)
+    top = x1 * y1 + (middle >> 32) + ((x0 * y1 + (middle & low)) >> 32)
+    if a.dtype.kind == "i":
+        top = top - np.where(a < 0, y, 0).astype("u8") - np.where(b < 0, x, 0).astype("u8")
+    return top.view(a.dtype)
+
+
+def wide(a, b):
+    return np.multiply(a, b, dtype=np.dtype(f"{a.dtype.kind}{2 * a.dtype.itemsize}"))
+
+
+def field(a, first, length):
+    """bfe: bits first … first + length - 1; signed numbers keep their sign."""
+    width = 8 * a.dtype.itemsize
+    first, length = first & 0xff, np.minimum(length & 0xff, width)
+    if a.dtype.kind == "u":
+        ones = np.where(length < width, (np.uint64(1) << length.astype("u8")) - np.uint64(1), ~np.uint64(0))
+        return shifted(a, first, False) & ones.astype(a.dtype)
+    left = np.maximum(width - first.astype("i8") - length, 0).astype(U32)
+    moved = (a << left.astype(a.dtype)) >> np.minimum(width - length, width - 1).astype(a.dtype)
+    return np.where(length == 0, a.dtype.type(0), moved).astype(a.dtype)
+
+
+def inserted(a, b, first, length):
+    """bfi: b with the lowest bits of a at first … first + length - 1."""
+    width = 8 * a.dtype.itemsize
+    first, length = first & 0xff, np.minimum(length & 0xff, width)
+    ones = np.where(length < width, (np.uint64(1) << length.astype("u8")) - np.uint64(1), ~np.uint64(0))
+    mask = shifted(ones.astype(a.dtype), first, True)
+    return (b & ~mask) | (shifted(a, first, True) & mask)
+
+
+def permuted(a, b, selector):
+    """prmt: four bytes out of the eight of b and a."""
+    both = a.astype("u8") | (b.astype("u8") << np.uint64(32))
+    out = np.zeros(np.shape(both + selector), U32)
+    for i in range(4):
+        choice = (selector >> (4 * i)) & 0xf
+        byte = (both >> (8 * (choice & 7)).astype("u8")) & np.uint64(0xff)
+        byte = np.where(choice & 8, np.where(byte & np.uint64(0x80), 0xff, 0), byte)
+        out = out | (byte.astype(U32) << (8 * i))
+    return out
+
+
+def looked_up(a, b, c, table):
+    """lop3: per bit, entry 4a + 2b + c of an 8-bit table."""
+    out = np.zeros_like(a | b | c)
+    for entry in range(8):
+        term = (a if entry & 4 else ~a) & (b if entry & 2 else ~b) & (c if entry & 1 else ~c)
+        out = out | np.where((table >> entry) & 1, term, 0).astype(out.dtype)
+    return out
+
+
+def funnelled(a, b, n, left, wrap):
+    """shf: 32 of the 64 bits of b and a, moved by n."""
+    n = (n & 31 if wrap else np.minimum(n, 32)).astype("u8")
+    both = a.astype("u8") | (b.astype("u8") << np.uint64(32))
+    return ((both << n) >> np.uint64(32) if left else both >> n).astype(U32)
+
+
+def smallest(a, b):
+    return np.fmin(a, b) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
+def largest(a, b):
+    return np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b)
+
+
+def ones_before(x):
+    """clz: zeros above the highest one."""
+    value = np.asarray(x).astype("u8")
+    count = np.zeros(value.shape, U32)
+    for step in (32, 16, 8, 4, 2, 1):
+        big = value >> np.uint64(step) > 0
+        count = count + np.where(big, U32.type(step), U32.type(0))
+        value = np.where(big, value >> np.uint64(step), value)
+    return U32.type(8 * x.dtype.itemsize - 1) - count + (value == 0)
+
+
+def ones(x):
+    return np.bitwise_count(x).astype(U32)
+
+
+def reversed_bits(x):
+    out = np.zeros_like(x)
+    for i in range(8 * x.dtype.itemsize):
+        out = out | (((x >> i) & 1) << (8 * x.dtype.itemsize - 1 - i)).astype(x.dtype)
+    return out
+
+
+def binary_power(x):
+    return np.exp2(x)
+
+
+def inverse_root(x):
+    return (1 / np.sqrt(x)).astype(x.dtype)
+
+
+# name -> (function of values of one type, how many). Of integers, floats and two numbers at once alike.
+SAME = {"add": (np.add, 2), "sub": (np.subtract, 2), "mul": (np.multiply, 2), "min": (smallest, 2), "max": (largest, 2),
+        "and": (np.bitwise_and, 2), "or": (np.bitwise_or, 2), "xor": (np.bitwise_xor, 2), "not": (np.invert, 1),
+        "neg": (np.negative, 1), "abs": (np.abs, 1), "mov": (lambda x: x, 1), "cvta": (lambda x: x, 1),
+        "copysign": (lambda a, b: np.copysign(b, a), 2), "rem": (remainder, 2), "sqrt": (np.sqrt, 1),
+        "rsqrt": (inverse_root, 1), "rcp": (np.reciprocal, 1), "ex2": (binary_power, 1), "lg2": (np.log2, 1),
+        "sin": (np.sin, 1), "cos": (np.cos, 1), "tanh": (np.tanh, 1), "brev": (reversed_bits, 1),
+        "prmt": (permuted, 3), "lop3": (looked_up, 4)}
+ORDERED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+           "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+JOINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+FLOPS = dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "tanh", "sin",
+                       "cos"), 1) | {"fma": 2, "mad": 2}
+
+
+def compared(name, floating):
+    """setp's comparison: ordered ones are false where there is a NaN, the others true."""
+    if name == "num":
+        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
+    if name == "nan":
+        return lambda a, b: np.isnan(a) | np.isnan(b)
+    if floating and name[-1] == "u" and name[:-1] in ORDERED:
+        return lambda a, b: ORDERED[name[:-1]](a, b) | np.isnan(a) | np.isnan(b)
+    if floating and name == "ne":
+        return lambda a, b: (a < b) | (a > b)
+    return ORDERED[name]
+
+
+def converted(x, to, rounding):
+    """cvt between numbers of one lane: floats to integers saturate and make 0 of NaN."""
+    if x.dtype.kind == "f" and to.kind == "f":
+        if rounding in ROUND and x.dtype == to:
+            return ROUND[rounding](x)
+        return x.astype(to)
+    if x.dtype.kind == "f":
+        whole, limits = ROUND[rounding](x.astype(F64)), np.iinfo(to)
+        inside = (whole >= float(limits.min)) & (whole < float(limits.max) + 1)
+        return np.where(inside, np.where(inside, whole, 0).astype(to),
+                        np.where(np.isnan(whole), 0, np.where(whole < 0, limits.min, limits.max)).astype(to))
+    return x.astype(to)
+
+
+ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def per_number(function, kind):
+    """function on bfloat16's bits, or on two numbers in a register; of bfloat16 computed in float32."""
+    if kind == "bf16":
+        return lambda *xs: narrowed(function(*map(widened, xs)))
+    of, whole = PAIRS[kind]
+    inner = per_number(function, "bf16") if of == "bf16" else function
+
+    def on_both(*xs):
+        xs = np.broadcast_arrays(*xs)
+        return inner(*(np.ascontiguousarray(x).view(TYPES[of]) for x in xs)).view(TYPES[whole])
+    return on_both
+
+
+def with_flushing(function):
+    """function with subnormal inputs and results as zeros."""
+    return lambda *xs: flushed(function(*map(flushed, xs)))
+
+
+def spread(kind, function, arity, flush):
+    """(types of the operands, function) where all have one type."""
+    if kind in PAIRS or kind == "bf16":
+        dtype = TYPES[PAIRS[kind][1] if kind in PAIRS else kind]
+        return (dtype,) * arity, per_number(function, kind)
+    dtype = TYPES[kind]
+    return (dtype,) * arity, with_flushing(function) if flush and dtype == F32 else function
+
+
+def operation(parts):
+    """(dtypes of the operands, function) of an instruction that works on each lane alone; None where PTX's name isn't
+    known here."""
+    name, *more = parts
+    kinds = [part for part in more if part in TYPES or part in PAIRS]
+    if not kinds or {"rz", "rm", "rp"} & set(more):
+        return None
+    kind, flush = kinds[-1], "ftz" in more
+    dtype = TYPES.get(kind)
+    if name in ("min", "max") and "NaN" in more:
+        return spread(kind, np.minimum if name == "min" else np.maximum, 2, flush)
+    if name == "cvt":
+        return conversion(more, kinds)
+    if name == "setp":
+        at = TYPES["f32"] if kind == "bf16" else dtype
+        test = compared(more[0], at.kind == "f")
+        if kind == "bf16":
+            return (dtype, dtype), lambda a, b: test(widened(a), widened(b))
+        join = JOINED.get(more[1])
+        return (dtype, dtype, *[TYPES["pred"]] * bool(join)), (
+            test if join is None else lambda a, b, c: join(test(a, b), c))
+    if name == "selp":
+        dtype = dtype or TYPES[PAIRS[kind][1]]
+        return (dtype, dtype, TYPES["pred"]), lambda a, b, p: np.where(p, a, b)
+    if name in ("shl", "shr"):
+        return (dtype, U32), partial(shifted, left=name == "shl")
+    if name == "shf":
+        return (U32, U32, U32), partial(funnelled, left="l" in more, wrap="wrap" in more)
+    if name in ("bfe", "bfi"):
+        return (dtype,) * (1 if name == "bfe" else 2) + (U32, U32), field if name == "bfe" else inserted
+    if name in ("popc", "clz"):
+        return (dtype,), ones if name == "popc" else ones_before
+    if name == "div":
+        return spread(kind, np.divide if kind[0] == "f" else quotient, 2, flush)
+    if name in ("mul", "mad") and dtype is not None and dtype.kind != "f" and kind != "bf16":
+        return product(name, more, dtype)
+    if name in ("fma", "mad"):
+        of = PAIRS.get(kind, (kind,))[0]
+        return spread(kind, fused if of in ("f32", "bf16") else fma, 3, flush)
+    if name in SAME:
+        function, arity = SAME[name]
+        if name == "not" and dtype == TYPES["pred"]:
+            function = np.logical_not
+        if "sat" in more:
+            inner = function
+            return spread(kind, lambda *xs: np.clip(inner(*xs), 0, 1).astype(xs[0].dtype), arity, flush)
+        return spread(kind, function, arity, flush)
+    return None
+
+
+def product(name, more, dtype):
+    """mul and mad of integers: the lower half, the upper half, or all of it."""
+    times = high if "hi" in more else wide if "wide" in more else np.multiply
+    result = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}") if "wide" in more else dtype
+    if name == "mul":
+        return (dtype, dtype), times
+    return (dtype, dtype, result), lambda a, b, c: times(a, b) + c
+
+
+def conversion(more, kinds):
+    """cvt: to the first type, from the last."""
+    to, given = kinds[0], kinds[-1]
+    rounding = next((part for part in more if part in ROUND), None)
+    flush = "ftz" in more
+    if given in PAIRS or "sat" in more and TYPES.get(to, F32).kind != "f":
+        return None
+    if to in PAIRS:             # two floats into one register, the first above
+        inner = narrowed if to == "bf16x2" else lambda x: x.astype(TYPES["f16"]).view("u2")
+        def pair(a, b):
+            if "relu" in more:
+                a, b = np.maximum(a, 0), np.maximum(b, 0)
+            return inner(a).astype(U32) << 16 | inner(b).astype(U32)
+        return (F32, F32), pair
+    if to == "tf32":
+        return (F32,), lambda x: (x.view(U32) + 0x1000) & 0xffffe000     # ties away from zero
+    source = TYPES[given]
+    def one(x):
+        x = widened(x) if given == "bf16" else x
+        x = flushed(x) if flush and x.dtype == F32 else x
+        if to == "bf16":
+            return narrowed(x.astype(F32))
+        x = converted(x, TYPES[to], rounding)
+        return np.clip(x, 0, 1).astype(x.dtype) if "sat" in more and x.dtype.kind == "f" else x
+    return (source,), one

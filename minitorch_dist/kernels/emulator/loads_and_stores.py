@@ -1,0 +1,156 @@
+"""Instructions that touch memory, each lane for itself: ld, st, atom, cp.async."""
+
+import numpy as np
+
+from .arithmetic import PAIRS, TYPES, U32, UNSIGNED
+from .lanes import address, bits, reader, writer
+
+
+def access(one):
+    """ld and st: (verb, space, bytes of an element, elements, the address, the registers)."""
+    space = next((part.split("::")[0] for part in one.parts if part.split("::")[0] in ("global", "shared", "param")),
+                 None)
+    load = one.parts[0] in ("ld", "ldu")
+    where, registers = one.operands if not load else one.operands[::-1]
+    registers = registers if isinstance(registers, tuple) else (registers,)
+    kind = one.parts[-1]
+    width = TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize
+    return space, kind, width, where, registers
+
+
+def parameter(one):
+    """ld.param."""
+    _, kind, width, where, (register,) = access(one)
+    put, extend = writer(register), extension(one, kind)
+
+    def run(state, mask):
+        put(state, extend(bits(state.parameters[where.base], UNSIGNED[width])), mask)
+    return run
+
+
+def extension(one, kind):
+    """What makes a loaded value, unsigned, as wide as the register it goes to."""
+    given, size = TYPES[kind if kind in TYPES else PAIRS[kind][1]], one.bytes
+    if size is None or size <= given.itemsize:
+        return lambda value: value
+    wide = np.dtype(f"{'i' if given.kind == 'i' else 'u'}{size}")
+    narrow = given if given.kind == "i" else UNSIGNED[given.itemsize]
+    return lambda value: value.view(narrow).astype(wide).view(UNSIGNED[size])
+
+
+def load(one):
+    """ld.global and ld.shared."""
+    space, kind, width, where, registers = access(one)
+    at = address(where, TYPES["u64"] if space == "global" else U32)
+    puts = [writer(register) for register in registers]
+    extend = extension(one, kind)
+
+    def run(state, mask):
+        lanes = state.lanes(mask)
+        addresses = state.spread(at(state))[lanes]
+        getattr(state.counts, f"{space}_access")(one.place, "load", addresses, width * len(puts), lanes)
+        memory = state.memory if space == "global" else state.shared
+        for put, value in zip(puts, memory.load(addresses, width, len(puts), lanes), strict=True):
+            value = extend(value)
+            if mask is not None:
+                every = np.zeros(state.size, value.dtype)
+                every[lanes] = value
+                value = every
+            put(state, value, mask)
+    return run
+
+
+def store(one):
+    """st.global and st.shared."""
+    space, _, width, where, registers = access(one)
+    at = address(where, TYPES["u64"] if space == "global" else U32)
+    read = [reader(register, UNSIGNED[width]) for register in registers]
+
+    def run(state, mask):
+        lanes = state.lanes(mask)
+        addresses = state.spread(at(state))[lanes]
+        getattr(state.counts, f"{space}_access")(one.place, "store", addresses, width * len(read), lanes)
+        memory = state.memory if space == "global" else state.shared
+        memory.store(addresses, width, [state.spread(get(state))[lanes] for get in read], lanes)
+    return run
+
+
+ATOMIC = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+          "exch": None, "cas": None}
+
+
+def atomic(one):
+    """atom.global and red.global: one lane after the other, in the order of their numbers."""
+    if not any(part.startswith("global") for part in one.parts):
+        return None
+    operation, kind = next(part for part in one.parts[1:] if part in ATOMIC), one.parts[-1]
+    if kind not in TYPES:
+        return None
+    dtype, returns = TYPES[kind], one.parts[0] == "atom"
+    put = writer(one.operands[0]) if returns else None
+    where, *values = one.operands[1:] if returns else one.operands
+    at, read = address(where, TYPES["u64"]), [reader(value, dtype) for value in values]
+
+    def run(state, mask):
+        lanes = state.lanes(mask)
+        addresses = state.spread(at(state))[lanes]
+        values = [state.spread(get(state))[lanes] for get in read]
+        out = np.zeros(state.size, UNSIGNED[dtype.itemsize])
+        for i, lane in enumerate(lanes):
+            this = slice(i, i + 1)
+            old, = state.memory.load(addresses[this], dtype.itemsize, 1, lanes[this])
+            out[lane] = old[0]
+            new = values[0][this]
+            if operation == "cas":
+                new = values[1][this] if old.view(dtype)[0] == values[0][i] else old.view(dtype)
+            elif ATOMIC[operation] is not None:
+                new = ATOMIC[operation](old.view(dtype), new)
+            state.memory.store(addresses[this], dtype.itemsize, [new.view(old.dtype)], lanes[this])
+        state.counts.global_access(one.place, "store", addresses, dtype.itemsize, lanes)
+        if put is not None:
+            put(state, out, mask)
+    return run
+
+
+def copy(one):
+    """cp.async: from global memory; the bytes land when they are waited for, behind them zeros."""
+    if one.parts[2] == "commit_group":
+        def commit(state, mask):
+            state.committed[state.lanes(mask)] += 1
+        return commit
+    if one.parts[2] in ("wait_group", "wait_all"):
+        left = one.operands[0] if one.parts[2] == "wait_group" else 0
+        everything = one.parts[2] == "wait_all"
+
+        def wait(state, mask):
+            active = np.ones(state.size, bool) if mask is None else mask
+            pending = []
+            for lanes, group, places, values in state.copies:
+                done = active[lanes] & (everything | (group < state.committed[lanes] - left))
+                state.shared.arrive(places[done], values[done], lanes[done])
+                if not done.all():
+                    pending.append((lanes[~done], group[~done], places[~done], values[~done]))
+            state.copies = pending
+        return wait
+    if one.parts[2] not in ("ca", "cg"):
+        return None
+    target, source, size, *valid = one.operands
+    to, at = address(target, U32), address(source, TYPES["u64"])
+    given = reader(valid[0] if valid else size, U32)
+
+    def run(state, mask):
+        lanes = state.lanes(mask)
+        addresses, count = state.spread(at(state))[lanes], state.spread(given(state))[lanes]
+        places = state.spread(to(state))[lanes]
+        values = np.zeros((len(lanes), size), np.uint8)
+        for part in np.unique(count):
+            if part == 0:
+                continue
+            who = np.flatnonzero(count == part)
+            unit = min(int(part & -part), 8)
+            read = state.memory.load(addresses[who], unit, int(part) // unit, lanes[who])
+            values[who, :part] = np.stack(read, 1).view(np.uint8)
+            state.counts.global_access(one.place, "load", addresses[who], int(part), lanes[who])
+        state.counts.shared_access(one.place, "store", places, size, lanes)
+        state.copies.append((lanes, state.committed[lanes], state.shared.expect(places, size, lanes), values))
+    return run

@@ -1,0 +1,211 @@
+"""Runs a Program: all lanes of many programs at once, one instruction after the other, in NumPy.
+
+A register is an array with an element per lane, or one number where all lanes have the same. Lanes that part at a
+branch go on separately: those at the earliest instruction first, until they meet again. Lanes at a barrier wait for
+their program's others.
+"""
+
+import numpy as np
+
+from . import arithmetic
+from .arithmetic import PAIRS, TYPES, UNSIGNED
+from .lanes import EmulationError, Lanes, Unknown, reader, writer
+from .loads_and_stores import atomic, copy, load, parameter, store
+from .memory import Fault, SharedMemory
+from .ptx import ENDS
+from .together import group_multiply, matrices, multiply, reduce, shuffle, vote
+
+AT_ONCE = 4096          # lanes of a batch, about
+NO_WORK = {"fence", "membar", "griddepcontrol"}     # order of memory: here every access has its place in one order
+
+
+def lane_by_lane(one):
+    """An instruction of arithmetic.operation, or None."""
+    if one.parts[0] == "mov" and any(isinstance(o, tuple) for o in one.operands):
+        return packing(one)
+    found = arithmetic.operation(one.parts)
+    if found is None or "|" in one.operands[0]:
+        return None
+    types, function = found
+    put = writer(one.operands[0])
+    read = [reader(operand, dtype) for operand, dtype in zip(one.operands[1:], types, strict=True)]
+
+    def run(state, mask):
+        put(state, np.asarray(function(*(get(state) for get in read)))[()], mask)
+    return run
+
+
+def packing(one):
+    """mov between a register and several narrower ones."""
+    whole = TYPES[one.parts[1]]
+    target, source = one.operands
+    if isinstance(source, tuple):
+        put, part = writer(target), UNSIGNED[whole.itemsize // len(source)]
+        read = [reader(operand, part) for operand in source]
+
+        def pack(state, mask):
+            value = UNSIGNED[whole.itemsize].type(0)
+            for i, get in enumerate(read):
+                value = value | get(state).astype(value.dtype) << value.dtype.type(8 * part.itemsize * i)
+            put(state, value, mask)
+        return pack
+    get, part = reader(source, UNSIGNED[whole.itemsize]), UNSIGNED[whole.itemsize // len(target)]
+    puts = [writer(operand) for operand in target]
+
+    def unpack(state, mask):
+        value = get(state)
+        for i, put in enumerate(puts):
+            put(state, (value >> value.dtype.type(8 * part.itemsize * i)).astype(part), mask)
+    return unpack
+
+
+MAKERS = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic, "cp": copy, "ldmatrix": matrices,
+          "stmatrix": matrices, "mma": multiply, "wgmma": group_multiply, "shfl": shuffle, "redux": reduce,
+          "vote": vote}
+
+
+def made(one):
+    """(state, mask) -> None: what an Instruction does; Unknown where that isn't known."""
+    name = one.parts[0]
+    if name in NO_WORK or one.parts[:3] == ("bar", "warp", "sync"):
+        return lambda state, mask: None
+    if name in ("ld", "st") and "param" in one.parts:
+        run = parameter(one)
+    elif name in MAKERS:
+        run = MAKERS[name](one)
+    else:
+        run = lane_by_lane(one)
+    if run is None:
+        raise Unknown(f"the emulator doesn't know the PTX instruction {one.text}")
+    if one.guard is None:
+        return run
+    read, negated = reader(one.guard[0], TYPES["pred"]), one.guard[1]
+
+    def guarded(state, mask):
+        wanted = read(state) != negated
+        mask = state.spread(wanted) if mask is None else mask & wanted
+        if mask.any():
+            run(state, None if mask.all() else mask)
+    return guarded
+
+
+class Code:
+    """A Program made runnable: per block its instructions, what they cost, and how it ends."""
+
+    def __init__(self, program):
+        self.program = program
+        self.blocks = [self.block(first, end) for first, end in program.blocks]
+
+    def block(self, first, end):
+        """(instructions that run, places, floating-point operations per lane, the last one if it ends a block)."""
+        code = self.program.instructions[first:end]
+        last = code[-1] if code[-1].parts[0] in ENDS else None
+        if last is not None and last.parts[:2] == ("bar", "warp"):
+            last = None
+        body = code[:-1] if last else code
+        flops = sum(arithmetic.FLOPS.get(one.parts[0], 0) * (2 if one.parts[-1] in PAIRS else 1) for one in body
+                    if one.parts[-1][0] == "f" or one.parts[-1] in PAIRS or one.parts[-1] == "bf16")
+        return [(made(one), one) for one in body], [one.place for one in code], flops, last
+
+
+def run(code, grid, threads, parameters, memory, shared_size, counts):
+    """Run all programs of a grid. parameters: {name: NumPy number}. counts: where costs are added.
+
+    EmulationError, naming the instruction's line, program and thread, where the kernel does what it must not.
+    """
+    programs = int(np.prod(grid))
+    per_batch = max(1, AT_ONCE // threads)
+    for first in range(0, programs, per_batch):
+        count = min(per_batch, programs - first)
+        shared = SharedMemory(count, shared_size, threads // 32)
+        state = Lanes(code.program, first, count, threads, grid, parameters, memory, shared, counts)
+        with np.errstate(all="ignore"):     # a GPU is silent too
+            batch(code, state)
+
+
+def batch(code, state):
+    """Run one batch of programs to its end. All lanes are together (place: the block, `at` unused) or apart."""
+    at = np.zeros(state.size, np.intp)          # the block that each lane is to run next
+    waiting = np.zeros(state.size, bool)
+    over = len(code.blocks)
+    while True:
+        ready = ~waiting & (at < over)
+        if not ready.any():
+            if waiting.any():
+                lane = int(np.flatnonzero(waiting)[0])
+                raise EmulationError(f"kernel {code.program.name}, {state.where(lane)}: waits at a barrier that other "
+                                     "threads of its program don't come to")
+            return
+        block = int(at[ready].min())
+        together = ready & (at == block)
+        mask = None if together.all() else together
+        last = execute(code, state, block, mask)
+        at[together] = block + 1
+        if last is None:
+            continue
+        try:
+            finish(code, state, last, block, mask, together, at, waiting, over)
+        except Fault as fault:
+            raise error(code, state, last, fault) from None
+
+
+def execute(code, state, block, mask):
+    """Run a block's instructions on the lanes of a mask; returns the one that ends it."""
+    body, places, flops, last = code.blocks[block]
+    lanes = state.size if mask is None else int(np.count_nonzero(mask))
+    warps_active = state.size // 32 if mask is None else int(mask.reshape(-1, 32).any(1).sum())
+    counts = state.counts
+    counts.flops["cuda"] += flops * lanes
+    for place in places:
+        counts.instructions[place] += warps_active
+    if mask is not None and lanes != 32 * warps_active:
+        counts.diverged += 1
+    for one, instruction in body:
+        try:
+            one(state, mask)
+        except Fault as fault:
+            raise error(code, state, instruction, fault) from None
+    return last
+
+
+def error(code, state, instruction, fault):
+    lane, words = fault.args
+    file, line = instruction.place
+    return EmulationError(f"kernel {code.program.name}, {file.rpartition('/')[2]}:{line}, {state.where(lane)}: {words} "
+                          f"({instruction.text})")
+
+
+def finish(code, state, last, block, mask, together, at, waiting, over):
+    """What the instruction at a block's end does with the lanes that ran it."""
+    taking = together
+    if last.guard is not None:
+        wanted = state.spread(reader(last.guard[0], TYPES["pred"])(state) != last.guard[1])
+        taking = together & wanted
+    name = last.parts[0]
+    if name == "bra":
+        at[taking] = code.program.labels[last.operands[0]]
+    elif name in ("ret", "exit"):
+        if state.copies:
+            mine = [lanes[taking[lanes]] for lanes, *_ in state.copies]
+            for lanes in mine:
+                if len(lanes):
+                    raise Fault(lanes[0], "ends while its copies are under way")
+        at[taking] = over
+    elif name == "trap":
+        if taking.any():
+            raise Fault(int(np.flatnonzero(taking)[0]), "reaches a trap")
+    else:
+        if len(last.operands) > 1 or last.operands[0] != 0:
+            raise Unknown(f"the emulator doesn't know barriers of a part of a program: {last.text}")
+        waiting |= taking
+        released(state, at, waiting, over)
+
+
+def released(state, at, waiting, over):
+    """Let those programs go on whose lanes are all at the barrier, or at their end."""
+    here = (waiting | (at >= over)).reshape(-1, state.threads).all(1) & waiting.reshape(-1, state.threads).any(1)
+    if here.any():
+        state.counts.barriers += int(here.sum())
+        state.shared.barrier(None if here.all() else here)
+        waiting.reshape(-1, state.threads)[here] = False
+
