@@ -9,7 +9,7 @@ import pytest
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
-CASES = "tests.parallel.sequence_cases:"
+CASES, USE = "tests.parallel.sequence_cases:", "tests.parallel.sequence_use_cases:"
 BATCH, TIME, DIM, HEADS = 2, 12, 16, 4
 WHOLE = BATCH * TIME * DIM * 8      # bytes of one activation of whole sequences
 
@@ -113,24 +113,24 @@ def test_activations_kept_are_divided(n):
 
 def test_it_goes_with_the_rest_of_the_library():
     """Checkpointing, hooks of the user's on what is kept, evaluation, names and states."""
-    for found in crews.call(CASES + "composed", 2):
+    for found in crews.call(USE + "composed", 2):
         assert len(found) == 11 and all(found.values()), found
 
 
 def test_the_weights_of_attention_are_those_of_whole_sequences():
-    whole = crews.call(CASES + "whole_weights", 1)[0]
-    parts = crews.call(CASES + "weights", 2)
+    whole = crews.call(USE + "whole_weights", 1)[0]
+    parts = crews.call(USE + "weights", 2)
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=0, atol=1e-13)
 
 
 def test_memory_that_is_used_again_raises_no_alarm():
     w = np.random.default_rng([15]).standard_normal((5, 4))
-    for grad in crews.call(CASES + "memory_used_again", 2):
+    for grad in crews.call(USE + "memory_used_again", 2):
         np.testing.assert_allclose(grad, np.broadcast_to(2 * w.sum(0), grad.shape), rtol=1e-13)
 
 
 def test_on_a_gpu_it_is_what_it_is_on_the_host():
-    for results in ranks.call(CASES + "on_a_gpu", 2):
+    for results in ranks.call(USE + "on_a_gpu", 2):
         for host, gpu in (results[:2], results[2:]):
             assert len(host) == len(gpu) > 20
             for a, b in zip(host, gpu, strict=True):
@@ -138,11 +138,11 @@ def test_on_a_gpu_it_is_what_it_is_on_the_host():
 
 
 def test_accumulated_gradients_are_those_of_one_pass():
-    assert max(crews.call(CASES + "accumulated", 2)) < 1e-12
+    assert max(crews.call(USE + "accumulated", 2)) < 1e-12
 
 
 def test_it_goes_with_fully_shard():
-    for plain, *others in crews.call(CASES + "sharded", 4):
+    for plain, *others in crews.call(USE + "sharded", 4):
         for found in others:
             for got, wanted in zip(found, plain, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-11)
@@ -172,7 +172,7 @@ def test_errors_say_what_to_do():
         "row": ("ValueError", "input_is_parallel=False can't be had"),
         "overwritten": ("RuntimeError", "in-place assignment has overwritten this rank's part of shape (2, 3, 4)"),
     }
-    for found in crews.call(CASES + "errors", 2):
+    for found in crews.call(USE + "errors", 2):
         assert set(found) == set(expected)
         for name, (kind, words) in expected.items():
             assert found[name] is not None, f"{name}: accepted"
