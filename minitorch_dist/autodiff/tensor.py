@@ -52,7 +52,8 @@ class Leaf:
 class Tensor(Traced):
     """An array that can be differentiated.
 
-    data   the array (numpy or cupy); of a leaf it may be written under no_grad, never rebound
+    data   the array (numpy or cupy); of a leaf it may be written under no_grad, never rebound. What is written through
+           it between forward and backward (`p.data *= 3`) no check sees, for the arrays tell nobody; `p *= 3` is seen
     node   None where nothing is recorded, a Leaf, or the Node of the op that made it
 
     Made by `tensor` (copies), `from_numpy` (aliases) or by ops. `y.backward()`
