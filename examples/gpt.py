@@ -32,7 +32,7 @@ SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads"
 OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
            "temperature", *program.CHECKS)
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "eval_every", "eval_windows", "sample", "save_every"),
+    program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
     program.PROBABILITY: ("dropout",),
 }
@@ -57,7 +57,7 @@ def muon(model, args):
     """Muon for the blocks' matrices, AdamW for the embeddings, which are the head as well, biases and norms."""
     hidden, others = [], []
     for name, p in model.named_parameters():
-        (hidden if p.ndim == 2 and "blocks." in name else others).append(p)
+        (hidden if p.ndim == 2 and "block" in name else others).append(p)
     return optim.Combined(
         optim.Muon(hidden, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
         optim.AdamW(training.decay_groups(others, args.weight_decay), lr=args.lr, betas=(0.9, 0.99)))
@@ -150,9 +150,13 @@ def parse(argv):
                    "given): several to a row, none of which looks into another")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
-                   help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own")
+                   help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
+                   "attention by latents besides")
     p.add_argument("--hidden", type=int, help="features within the feed-forward (default: 4 · dim; a llama's, which "
                    "has a gate as well, 8/3 · dim, up to a multiple of 16)")
+    p.add_argument("--predict", type=int, default=1, help="tokens that training predicts from each position: with 2 "
+                   "and more the loss has 0.3 times the mean of the others' than the next one's, which are left out "
+                   "afterwards")
     p.add_argument("--positions", choices=["learned", "rotary"], help="how positions are told (default: the family's)")
     p.add_argument("--norm", choices=["layer", "rms"], help="which norm (default: the family's)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
@@ -184,14 +188,19 @@ def parse(argv):
     if args.hidden is None:
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
     p.check_ranges(args, RANGES)
+    if args.predict > args.length:
+        p.error(f"--predict {args.predict}: a sample has --length {args.length} characters")
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
     return args
 
 
 def loss_sum(model, shard):
-    """The sum of the shard's losses."""
-    return nn.cross_entropy(logits(model, shard.inputs), shard.labels, reduction="sum")
+    """The sum of the shard's losses, with --predict also of the tokens further ahead."""
+    predicted = logits(model, shard.inputs)
+    if not isinstance(predicted, tuple):
+        return nn.cross_entropy(predicted, shard.labels, reduction="sum")
+    return nn.multi_token_loss(predicted, shard.labels, apart(shard.inputs)[1] if shard.inputs.ndim == 3 else None)
 
 
 def logits(model, inputs):
@@ -227,6 +236,7 @@ def prepare(args, world):
     options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
                    hidden=args.hidden, **options).to(device)
+    model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     warmup = min(args.warmup, args.steps // 2)

@@ -106,6 +106,28 @@ def test_documents_packed(tmp_path):
         assert refused.status == 2 and "--pack wants a --text" in refused.stderr
 
 
+def test_several_tokens_are_predicted(tmp_path):
+    """At first each with log(classes) nats: of packed lines, whose last characters predict fewer. What is written, and
+    the validation, are of the next one alone."""
+    text = "".join("abcdefghijklmnop"[:3 + i * 7 % 11] + "\n" for i in range(100))
+    (tmp_path / "lines.txt").write_text(text)
+    flags = ["--text", tmp_path / "lines.txt", "--pack", "\n", *TINY, "--length", "20", "--family", "deepseek",
+             "--sample", "5", "--predict"]
+    run = here.run(GPT, *flags, "3", "--out", tmp_path / "run")
+    assert run.status == 0, run.stderr
+    summary, history = read(tmp_path / "run")
+    lines = [line for line in text[:int(0.9 * len(text))].split("\n") if line]
+    further = sum(max(0, len(line) - k) for line in lines for k in (1, 2)) / sum(map(len, lines))
+    assert history[0]["loss"] == pytest.approx((1 + 0.3 / 2 * further) * np.log(len(set(text))), rel=0.05)
+    assert summary["validation_loss"] < np.log(len(set(text))) + 0.2
+    with np.load(tmp_path / "run" / "parameters.npz") as state:
+        plain = {name.removeprefix("model."): values for name, values in state.items() if name.startswith("model.")}
+        assert {name.split(".")[1] for name in state if not name.startswith("model.")} == {"0", "1"}
+    nn.GPT(len(set(text)), 20, 1, 2, 16, tied=False, hidden=48, **FAMILIES["deepseek"]).load_state_dict(plain)
+    refused = here.run(GPT, *flags, "21", "--out", tmp_path / "refused")
+    assert refused.status == 2 and "--predict 21: a sample has --length 20" in refused.stderr
+
+
 def test_some_of_the_packed_rows_stand_for_all(tmp_path):
     """Rows stand with the longest documents first: a validation of few rows takes some of each kind."""
     (tmp_path / "lines.txt").write_text(("abcdefgh" * 5 + "\n" + "ab\n" * 20) * 50)
