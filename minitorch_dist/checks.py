@@ -63,5 +63,7 @@ class Checks:
                 "steps, and nothing is told")
         if self.replicas and not self.compares:
             say(f"--check-replicas {self.replicas}: no two ranks hold the same parameters, and nothing was compared")
+        if self.again and self.world.size == 1:
+            say(f"--check-work {self.again}: one rank has nobody to compare its work with")
         for fault in faults.spared(self.world, self.first):
             say(f"{faults.VARIABLE}: {fault}: it hasn't struck")

@@ -122,3 +122,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert run.returncode == 2 and "there is no copy to compare them with" in run.stderr[0] and not run.stderr[1]
     run = crews.launch([*EXAMPLES["pipeline"], "--check-replicas", "2", "--out", tmp_path], 2).check()
     assert "no two ranks hold the same parameters, and nothing was compared" in run.stdout[0]
+    run = crews.launch([*TRAIN, "--check-work", "2", "--check-replicas", "3", "--out", tmp_path], 1).check()
+    assert "one rank has nobody to compare its work with" in run.stdout[0] and "no two ranks hold" in run.stdout[0]
+    run = crews.launch([*TRAIN, "--check-work", "2", "--check-replicas", "3", "--out", tmp_path], 2).check()
+    assert "nobody" not in run.stdout[0] and "no two ranks" not in run.stdout[0]

@@ -34,11 +34,15 @@ class Job:
         self.steps = Path(steps)
         self.line = f"{SUPERVISED}={steps}"     # of its processes' environment
         environment = without_launcher(os.environ) | {SUPERVISED: str(steps), RESTARTS: str(restarts)}
-        # A session of its own: Ctrl-C comes to the supervisor alone, which hands it on, once.
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, start_new_session=True)
+        # Sessions of their own: Ctrl-C comes to the supervisor alone, which hands it on, once.
         self.keeper = subprocess.Popen([sys.executable, "-IS", keeper.__file__, self.line, str(grace), *RANK_VARIABLES],
                                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                            stderr=subprocess.PIPE, start_new_session=True)
+        except OSError:
+            self._dismiss_keeper()
+            raise
         self.tails = deque(maxlen=TAIL), deque(maxlen=TAIL)
         self.readers = [threading.Thread(target=_copy, args=streams, daemon=True) for streams in
                         zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self.tails,
@@ -76,9 +80,12 @@ class Job:
             time.sleep(0.02)
         for reader in self.readers:
             reader.join(READ_SECONDS)
+        self._dismiss_keeper()
+        return left
+
+    def _dismiss_keeper(self):
         self.keeper.kill()
         self.keeper.communicate()
-        return left
 
     def processes(self):
         """[pid] of this machine's living processes of the job."""
