@@ -171,10 +171,12 @@ class _Kept(_Places):
 class _KeptLatents(_Kept):
     """Of a LatentAttention: one array (batch, 1, length, kv_rank + rope_size), which has the values in its keys."""
 
-    def of_latents(self, q, k, rank, scale, documents=None):
-        """Attention of the new positions to what is kept and to themselves; the first `rank` features of a key are its
-        value."""
-        self.keys = self._with(k, self.keys, documents)
+    def keep_latents(self, new, documents=None):
+        """Keep latents and turned keys of new positions, (batch, 1, time, kv_rank + rope_size)."""
+        self.keys = self._with(new, self.keys, documents)
+
+    def attention(self, q, rank, scale):
+        """Attention of the new positions to all that is kept; the first `rank` features of a key are its value."""
         return self._attention(q, self.keys, self.keys[..., :rank], scale)
 
 

@@ -116,29 +116,37 @@ class LatentAttention(MultiHeadAttention):
 
     def _queries_keys_values(self, x, documents=None):
         q, latents, key = self._queries_latents_key(x, documents)
+        return q, *self._keys_values(latents, key)
+
+    def _keys_values(self, latents, key):
+        """Those of each head: (batch, heads, time, size), (batch, heads, time, value_size)."""
         h = self.kv(latents)
         h = ops.reshape(h, (*h.shape[:2], self.heads, self.nope_size + self.value_size))
         k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.nope_size, self.value_size), 3)]
         k = ops.concatenate([k, ops.broadcast_to(key, (*k.shape[:3], self.rope_size))], 3)
-        return q, k, v * 1.0        # a view of h would keep keys for backward that are in k as well
+        return k, v * 1.0       # a view of h would keep keys for backward that are in k as well
 
     @by_position
     def forward(self, x, documents=None):
-        if not hasattr(self.context, "of_latents"):
+        if not hasattr(self.context, "keep_latents"):
             return super().forward(x, documents)
-        return self._absorbed(x, documents)
-
-    def _absorbed(self, x, documents):
-        """The same of a KeyValueCache's latents."""
         q, latents, key = self._queries_latents_key(x)
-        matrix = ops.reshape(self._matrix(latents), (self.heads, self.nope_size + self.value_size, self.kv_rank))
+        own = ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:]))
+        self.context.keep_latents(ops.concatenate([own, key], 3), documents)
+        if self.context.cache.past:
+            y = self._absorbed(q)
+        else:       # nothing is there yet: each score is then of size features instead of kv_rank + rope_size
+            y = ops.scaled_dot_product_attention(q, *self._keys_values(latents, key), is_causal=True, scale=self.scale)
+        y = ops.transpose(y, (0, 2, 1, 3))
+        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
+
+    def _absorbed(self, q):
+        """What queries find in a cache: (batch, heads, time, size) -> (batch, heads, time, value_size)."""
+        matrix = ops.reshape(self._matrix(q), (self.heads, self.nope_size + self.value_size, self.kv_rank))
         nope, rope = q.split((self.nope_size, self.rope_size), 3)
         q = ops.concatenate([ops.matmul(nope, matrix[:, :self.nope_size]), rope], 3)
-        k = ops.concatenate([ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:])), key], 3)
-        scale = 1 / math.sqrt(self.size) if self.scale is None else self.scale
-        y = self.context.of_latents(q, k, self.kv_rank, scale, documents)
-        y = ops.transpose(ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1))), (0, 2, 1, 3))
-        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
+        y = self.context.attention(q, self.kv_rank, 1 / math.sqrt(self.size) if self.scale is None else self.scale)
+        return ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1)))
 
     def _matrix(self, like):
         """What `kv` multiplies by, (heads · (nope_size + value_size), kv_rank), be it a Linear or what stands in the
