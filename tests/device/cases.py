@@ -129,6 +129,40 @@ def trained(path, exact):
     return results
 
 
+class Scores(nn.Linear):
+    """Of blocks' pairs."""
+
+    def forward(self, pair):
+        return super().forward(pair[0])
+
+
+def in_turns(path):
+    """A step by DualPipeV of packed rows, on ranks that share the experts: loss and gradients on the host, and on the
+    GPU."""
+    from minitorch_dist.data.packing import pack
+    from minitorch_dist.parallel import moe
+    from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+    from minitorch_dist.parallel.schedule_dual import dual_pipe_v
+    from minitorch_dist.parallel.tensor_parallel import parallelize_module
+    world, rng, results = comm.world(), np.random.default_rng(3), []
+    rows = pack([rng.integers(0, 11, n) for n in (7, 3, 5, 9, 4, 6, 8, 2, 5, 7, 6)], 8)
+    with stand_in(path, world.rank):
+        for device in ("cpu", backend.use(gpu_of(path, world.rank))):
+            mt.manual_seed(0)
+            blocks = [nn.TransformerBlock(8, 2, causal=True, rotary=True, dropout=0.2, dtype=np.float64,
+                                          moe={"experts": 4, "group": "sequence"}) for _ in range(2)]
+            model = nn.Sequential(nn.Embedding(11, 8, np.float64), *blocks, Scores(8, 11, dtype=np.float64)).to(device)
+            parallelize_module(model, world, moe.plan_of(model))
+            stages = [moe.OneTensor(stage, i == 0, i == 1) for i, stage in enumerate(cut_sequential(model, 2, [1] * 4))]
+            stages = [DistributedDataParallel(stage, world) for stage in stages]
+            loader = Loader(rows.rows[:6], rows.targets[:6], 6, rank=world.rank, size=world.size)
+            loss = Pipeline(stages, world.split(world.rank), dual_pipe_v(1, 3)).run(
+                next(iter(loader.epoch(0))), lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=1,
+                step=0, over=world, packed=True)
+            results.append([loss, *(p.grad.cpu().numpy() for stage in stages for p in stage.parameters())])
+    return results
+
+
 def mismatch():
     """The text of the error where one rank's array lives on a GPU and the other's doesn't."""
     world = comm.world()

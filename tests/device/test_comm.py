@@ -63,6 +63,13 @@ def test_compressed_gradients_are_those_of_the_host(hook):
             np.testing.assert_array_equal(gpu[name], both[0][1][name], err_msg=name)
 
 
+def test_passes_in_turns_over_packed_rows_are_those_of_the_host():
+    """The second pass of a combined step runs in a thread, which has to know this rank's GPU."""
+    for host, gpu in ranks.call(CASES + "in_turns", 2, ("nccl",)):
+        for a, b in zip(host, gpu, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
     for text in ranks.call(CASES + "mismatch", 2):
         assert "sum on a GPU" in text and "rank" in text
