@@ -5,6 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn
 from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.parallel import annotate
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.collectives import gather_from, scatter_to
 
@@ -66,3 +67,16 @@ def written():
     kept = [nn.decoding.KeyValueCache(m) for m in (whole, model)]
     logits = [np.concatenate([cache.read(part).numpy() for part in (start, start[:, :1])], 1) for cache in kept]
     return logits, [m.generate(start, 5, 0, cache=True) for m in (whole, model)], [cache.nbytes for cache in kept]
+
+
+def annotated(sizes):
+    """counted's first result, of a block that is cut by annotations."""
+    mesh, (model, _) = comm.DeviceMesh(tp=-1), block(sizes, None, bias=False, norm="rms")
+    model = annotate.shard_parameters(model, mesh, annotate.megatron(model))
+    x = annotate.replicate(values((BATCH, TIME, DIM), 9), mesh).requires_grad_()
+    with ledger.record() as forward:
+        y = model(x).settle()
+    with ledger.record() as backward:
+        y.backward(values(y.shape, 10))
+    return {name: {op: (book.calls[key], book.bytes_sent[key]) for key in book.calls for op in key[1:]}
+            for name, book in (("forward", forward), ("backward", backward))}

@@ -58,3 +58,14 @@ def test_it_writes_what_the_whole_model_writes():
         np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-10)
         np.testing.assert_array_equal(own, text)
         assert kept == [2 * 3 * 9 * (KV_RANK + ROPE) * 8] * 2
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("sizes", ["queries of latents", "queries of x"])
+def test_annotations_send_as_much(sizes, n):
+    """But the key's cotangents, which come from all heads before they are summed."""
+    queries = Q_RANK if sizes == "queries of latents" else DIM
+    for found in crews.call(CASES + "annotated", n, args=(sizes,)):
+        assert found == {"forward": {"all_reduce": (2, ring(2 * DIM, 2, n))},
+                         "backward": {"all_reduce": (3, ring(queries + KV_RANK + DIM, 2, n)),
+                                      "all_gather": (1, ring(4 * ROPE, 1, n))}}
