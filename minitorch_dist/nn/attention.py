@@ -72,7 +72,7 @@ class MultiHeadAttention(Module):
     def _check(self, x):
         if len(x.shape) != 3:
             raise ValueError(f"{type(self).__name__}: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows "
-                             "the documents are an argument of their own, which no stage of a Pipeline has")
+                             "the documents are an argument of their own, Pipeline.run's packed=True")
 
     def _positions(self, time, documents):
         """Where so many positions stand in their sequence, or in their document; None: 0, 1, 2, …"""
