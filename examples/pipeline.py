@@ -9,7 +9,8 @@ stages the samples are divided too: mpirun -n 4 … --stages 2; and with --zero 
 2 or 3 the optimizer's state, gradients, parameters of each stage. The schedules are
 drawn by python -m minitorch_dist pipeline 1f1b; of those with two stages per
 rank, --schedule zb-v has the least bubble, v-min holds least, and dualpipev is for
-experts, whose messages it hides. Ctrl-C, or SIGTERM, ends after the step under way, and saves what there is.
+experts, whose messages it hides. Ctrl-C, or SIGTERM, ends after the step under way,
+and saves what there is.
 """
 
 import sys
