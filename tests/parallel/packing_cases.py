@@ -131,8 +131,10 @@ def scores_loss(scores, labels):
 
 def staged(name, micro_batches, sizes=None, stage=0, exact=False, recompute=False):
     """(losses, whole parameters, bytes sent along pp, rows of all batches) of a pipeline that takes packed rows."""
-    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "pp": 2} | (sizes or {}))
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "pp": 2, "tp": 1} | (sizes or {}))
     rows, model, pp, ranks = packed(), layers(0.2 if exact else 0.0), mesh["pp"], mesh["dp", "cp"]
+    if mesh["tp"].size > 1:
+        tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
     if mesh["cp"].size > 1:
         cp.context_parallel(model, mesh["cp"])
         model[0].context = model[1].attention.context

@@ -101,6 +101,7 @@ STAGED = {
         2, ("zb-v", 5, None, 0, False, True)),
     "ZB-H1, DDP": (4, ("zb-h1", 3)), "V-Min, ZeRO 3": (4, ("v-min", 3, None, 3)),
     "1F1B, ring": (4, ("1f1b", 3, {"cp": 2})), "GPipe, ZeRO 1": (4, ("gpipe", 2, None, 1)),
+    "DualPipeV, tensor": (4, ("dualpipev", 5, {"tp": 2})),
 }
 
 
@@ -117,8 +118,9 @@ def test_the_curve_of_a_pipeline(form):
         for name, value in state.items():
             np.testing.assert_allclose(value, parameters[name], rtol=0, atol=1e-10)
     sent, rows = sum(rank[2] for rank in ranks), ranks[0][3]
-    boundaries = {"interleaved": 3, "zb-v": 2, "v-min": 2}.get(arguments[0], 1)
-    assert sent == boundaries * (n // 2 * SPEC_BYTES + 2 * rows * 16 * 8 * 8)
+    boundaries = {"interleaved": 3, "zb-v": 2, "v-min": 2, "dualpipev": 2}.get(arguments[0], 1)
+    copies = 2 if "tensor" in form else 1
+    assert sent == boundaries * (n // 2 * SPEC_BYTES + 2 * copies * rows * 16 * 8 * 8)
 
 
 @pytest.mark.parametrize("n, arguments", [(2, ("1f1b", 4)), (4, ("zb-v", 2))], ids=str)
