@@ -32,7 +32,7 @@ def next_power_of_2(n):
 def empty(shape, dtype, like):
     """An uninitialised array on `like`'s device: where kernels' outputs come from. Tests fill it with NaN."""
     if isinstance(like, np.ndarray):
-        return np.empty(shape, dtype)
+        return np.empty(shape, dtype) if on_numpy is None else on_numpy.empty(shape, dtype)
     cupy, device = module_of(like), like.data.device_id
     if device == cupy.cuda.runtime.getDevice():
         return cupy.empty(shape, dtype)

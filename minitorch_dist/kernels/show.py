@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import MODULES, OPS, installed, interpreting, table
+from . import MODULES, OPS, installed, interpreting, load, table
 from .kernel import BELOW_80
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
@@ -64,6 +64,17 @@ def usage(cubin):
             for name, key in (("registers", "REG"), ("stack", "STACK"), ("local", "LOCAL"))}
 
 
+def costs(kernel, capability):
+    """What a small call of the kernel's module costs on an emulated GPU: of each launch the sums, and of this kernel's
+    the lines of Python that ask for it."""
+    from .emulator.calls import CALLS, counted
+    module = next(name for name in MODULES if kernel in load(name).KERNELS)
+    lines = [f"{module} on sm_{capability}, emulated: {CALLS[module][0]}"]
+    for counts in counted(module, capability):
+        lines += ["", *counts.sums(), *([""] + counts.by_line() if counts.kernel == kernel.name else [])]
+    return "\n".join(lines)
+
+
 def describe(example):
     """An example in a few words: "bf16, MASTER=True, no found_inf"."""
     words = [str(example["*"])] if "*" in example else []
@@ -110,7 +121,7 @@ def run(args):
         print(f"kernels: --cc {args.cc} is no compute capability that Triton's assembler knows: "
               f"{', '.join(map(str, known))}", file=sys.stderr)
         return 1
-    text = stage(kernel, kernel.examples[args.example], args.cc, args.show)
+    text = costs(kernel, args.cc) if args.count else stage(kernel, kernel.examples[args.example], args.cc, args.show)
     try:
         print(text, flush=True)
     except BrokenPipeError:     # `| head` has seen enough; what Python flushes on exit goes nowhere
@@ -123,6 +134,8 @@ def add_command(commands):
     parser = commands.add_parser("kernels", help="GPU kernels, and each stage from Python to machine code")
     parser.add_argument("kernel", nargs="?", help="one of those that are listed without it")
     parser.add_argument("--show", choices=STAGES, default="ttir", help="which stage (default: %(default)s)")
+    parser.add_argument("--count", action="store_true", help="run its PTX on an emulated GPU, each access checked, and "
+                        "count bytes, sectors, bank conflicts and instructions, line by line")
     parser.add_argument("--cc", type=int, default=90, help="compute capability, 90 for 9.0 (default: %(default)s)")
     parser.add_argument("--example", type=int, default=0, help="which of its examples (default: the first)")
     parser.set_defaults(run=run)

@@ -3,16 +3,20 @@
     ptx.py          PTX's text as a Program
     arithmetic.py   what instructions compute, a table
     memory.py       arrays at their addresses, shared memory; who may touch what when
-    warps.py        shuffles and matrix instructions: which lane has which element
-    machine.py      lanes, branches, barriers
+    lanes.py        the state of a batch of programs
+    loads_and_stores.py   instructions that touch memory
+    warps.py        shuffles and matrices: which lane has which element
+    together.py     instructions of whole warps
+    machine.py      branches, barriers: runs all of it
     counts.py       sectors, wavefronts, instructions, operations
+    calls.py        a call of each kernel, to be looked at
 
 It is the compiled code that runs here, with the launch's own arguments, so it needs Triton to compile (not
 TRITON_INTERPRET) and no GPU. A million times slower than one, about: for kernels on some thousand elements.
 
     with emulated() as launches:        # Emulator(90)
         add(x, y)                       # NumPy arrays
-    print("\\n".join(launches[0].table()))
+    print(*launches[0].sums(), *launches[0].by_line(), sep="\n")
 """
 
 from contextlib import contextmanager
@@ -61,6 +65,10 @@ class Emulator:
 
     def __init__(self, capability=90, lent=()):
         self.capability, self.lent, self.launches, self.codes = capability, lent, [], {}
+
+    def empty(self, shape, dtype):
+        """launch.empty for NumPy arrays: where one of CuPy's would begin."""
+        return aligned(np.empty(shape, dtype))
 
     def __call__(self, kernel, grid, args, options):
         """What launch.launch calls for NumPy arrays."""

@@ -101,8 +101,8 @@ def field(a, first, length):
     if a.dtype.kind == "u":
         ones = np.where(length < width, (np.uint64(1) << length.astype("u8")) - np.uint64(1), ~np.uint64(0))
         return shifted(a, first, False) & ones.astype(a.dtype)
-    left = np.maximum(width - first.astype("i8") - length, 0).astype(U32)
-    moved = (a << left.astype(a.dtype)) >> np.minimum(width - length, width - 1).astype(a.dtype)
+    left = np.maximum(width - first.astype("i8") - length, 0)       # so that the field's sign is the register's
+    moved = (a << left.astype(a.dtype)) >> np.minimum(left + first, width - 1).astype(a.dtype)
     return np.where(length == 0, a.dtype.type(0), moved).astype(a.dtype)
 
 
@@ -257,7 +257,7 @@ def operation(parts):
     """(dtypes of the operands, function) of an instruction that works on each lane alone; None where PTX's name isn't
     known here."""
     name, *more = parts
-    kinds = [part for part in more if part in TYPES or part in PAIRS]
+    kinds = [part for part in more if part in TYPES or part in PAIRS or part == "tf32"]
     if not kinds or {"rz", "rm", "rp"} & set(more):
         return None
     kind, flush = kinds[-1], "ftz" in more

@@ -8,11 +8,14 @@
 Source: NVIDIA, "CUDA C++ Programming Guide" (device memory accesses, shared memory) and Nsight Compute's metrics.
 """
 
+import linecache
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from ... import tables
 from .memory import SECTOR
 
 BANKS, WORD = 32, 4
@@ -20,7 +23,12 @@ BANKS, WORD = 32, 4
 
 @dataclass
 class Access:
-    """The accesses of one kind. bytes: asked for by lanes; units: sectors or wavefronts; least: as few as possible."""
+    """The accesses of one kind.
+
+    requests  instructions of warps
+    bytes     that a warp's lanes ask for; of global memory once where several lanes want the same
+    units     sectors or wavefronts; least: as few as are possible
+    """
 
     requests: int = 0
     bytes: int = 0
@@ -46,7 +54,8 @@ class Counts:
     instructions              {(file, line): instructions that warps have issued}
     flops                     floating-point operations of lanes that were active, by unit: "cuda", "tensor"
     read, written             bytes of arrays, {argument: sectors touched at least once · 32}
-    barriers, diverged        barriers that programs came to; blocks of instructions that a part of a warp ran alone
+    barriers                  that programs came to
+    diverged                  how often a part of a warp ran a block of instructions alone
     """
 
     kernel: str
@@ -74,11 +83,12 @@ class Counts:
 
     def global_access(self, place, verb, addresses, size, lanes):
         """A warp-wide access to global memory: the addresses of active lanes, bytes per lane."""
-        keys = (lanes // 32).astype(np.uint64) << np.uint64(44) | addresses // np.uint64(SECTOR)
-        keys = np.unique(keys)
-        warps = np.unique(lanes // 32, return_counts=True)[1]
-        self.note(place, f"global {verb}").add(len(warps), len(lanes) * size, len(keys),
-                                               int(np.sum(-(-warps * size // SECTOR))))
+        warp = (lanes // 32).astype(np.uint64) << np.uint64(48)
+        wanted = np.unique(warp | addresses)
+        sectors = np.unique(wanted // np.uint64(SECTOR))
+        _, per_warp = np.unique(wanted >> np.uint64(48), return_counts=True)
+        self.note(place, f"global {verb}").add(len(per_warp), len(wanted) * size, len(sectors),
+                                               int(np.sum(-(-per_warp * size // SECTOR))))
 
     def shared_access(self, place, verb, addresses, size, lanes, phase_lanes=None):
         """A warp-wide access to shared memory. phase_lanes: lanes whose words go together, if not 128 bytes'."""
@@ -94,22 +104,36 @@ class Counts:
         waves = int(np.maximum.reduceat(busy, starts).sum())
         self.note(place, f"shared {verb}").add(len(np.unique(lanes // 32)), len(lanes) * size, waves, len(ends))
 
-    def table(self, source=None):
-        """Lines for people: the sums, then what each line of Python asks for. source(file, line) -> its text."""
-        programs = int(np.prod(self.grid))
-        lines = [f"{self.kernel}: {programs:,} programs of {self.threads} threads",
-                 f"  {sum(self.instructions.values()):,} instructions of warps, {self.flops['cuda']:,} floating-point "
-                 f"operations, {self.flops['tensor']:,} in tensor cores; {self.barriers:,} barriers"]
+    def sums(self):
+        """Lines for people: what the launch has asked for, all in all."""
+        lines = [f"{self.kernel}: {' × '.join(f'{n:,}' for n in self.grid)} programs of {self.threads} threads, "
+                 f"{sum(self.instructions.values()):,} instructions of warps, {self.barriers:,} barriers",
+                 f"  operations    {self.flops['cuda']:,} of floats, and {self.flops['tensor']:,} in tensor cores"]
         for verb, touched in (("load", self.read), ("store", self.written)):
             one = self.access(f"global {verb}")
             if one.requests:
-                unique = sum(touched.values())
-                lines.append(f"  global {verb:5}  {one.bytes:>13,} bytes in {one.units:,} sectors of 32 "
-                             f"({100 * one.bytes / (SECTOR * one.units):.0f} % used), {unique:,} bytes at least once: "
-                             + ", ".join(f"{name} {size:,}" for name, size in touched.items()))
+                lines.append(f"  global {verb:5}  {one.bytes:,} bytes in {one.units:,} sectors of {SECTOR}, "
+                             f"{100 * one.bytes / (SECTOR * one.units):.0f} % of them used. Once at least: "
+                             + ", ".join(f"{size:,} of {name}" for name, size in touched.items()))
         for verb in ("load", "store"):
             one = self.access(f"shared {verb}")
             if one.requests:
-                lines.append(f"  shared {verb:5}  {one.bytes:>13,} bytes in {one.units:,} wavefronts, "
+                lines.append(f"  shared {verb:5}  {one.bytes:,} bytes in {one.units:,} wavefronts, "
                              f"{one.units - one.least:,} of them for bank conflicts")
         return lines
+
+    def by_line(self):
+        """Lines for people: the Python that asked for it, with what it asked for."""
+        rows = [("line", "instructions", "global: bytes", "sectors", "shared: wavefronts", "conflicts", "")]
+        for place in sorted(self.instructions):
+            kinds = self.by_place.get(place, {})
+            world, chip = ([one for kind, one in kinds.items() if kind.startswith(space)] for space in
+                           ("global", "shared"))
+            numbers = (self.instructions[place], sum(one.bytes for one in world), sum(one.units for one in world),
+                       sum(one.units for one in chip), sum(one.units - one.least for one in chip))
+            file, line = place
+            rows.append((f"{Path(file).name}:{line}", *(f"{n:,}" if n else "" for n in numbers),
+                         linecache.getline(file, line).strip()[:70]))
+        lines = tables.aligned([row[:-1] for row in rows])
+        width = max(map(len, lines))
+        return [f"{line:{width}}  {row[-1]}".rstrip() for line, row in zip(lines, rows, strict=True)]

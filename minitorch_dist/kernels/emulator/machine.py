@@ -16,6 +16,7 @@ from .ptx import ENDS
 from .together import group_multiply, matrices, multiply, reduce, shuffle, vote
 
 AT_ONCE = 4096          # lanes of a batch, about
+MOST = 1_000_000        # blocks of instructions that a batch runs
 NO_WORK = {"fence", "membar", "griddepcontrol"}     # order of memory: here every access has its place in one order
 
 
@@ -124,17 +125,13 @@ def run(code, grid, threads, parameters, memory, shared_size, counts):
 
 
 def batch(code, state):
-    """Run one batch of programs to its end. All lanes are together (place: the block, `at` unused) or apart."""
+    """Run one batch of programs to its end."""
     at = np.zeros(state.size, np.intp)          # the block that each lane is to run next
     waiting = np.zeros(state.size, bool)
     over = len(code.blocks)
-    while True:
+    for _ in range(MOST):
         ready = ~waiting & (at < over)
-        if not ready.any():
-            if waiting.any():
-                lane = int(np.flatnonzero(waiting)[0])
-                raise EmulationError(f"kernel {code.program.name}, {state.where(lane)}: waits at a barrier that other "
-                                     "threads of its program don't come to")
+        if not ready.any():     # nobody can be waiting: who has ended counts as having come to every barrier
             return
         block = int(at[ready].min())
         together = ready & (at == block)
@@ -147,6 +144,8 @@ def batch(code, state):
             finish(code, state, last, block, mask, together, at, waiting, over)
         except Fault as fault:
             raise error(code, state, last, fault) from None
+    raise EmulationError(f"kernel {code.program.name}, {state.where(np.flatnonzero(together)[0])}: still runs after "
+                         f"{MOST:,} blocks of instructions")
 
 
 def execute(code, state, block, mask):
@@ -154,12 +153,12 @@ def execute(code, state, block, mask):
     body, places, flops, last = code.blocks[block]
     lanes = state.size if mask is None else int(np.count_nonzero(mask))
     warps_active = state.size // 32 if mask is None else int(mask.reshape(-1, 32).any(1).sum())
+    whole = warps_active if mask is None else int(mask.reshape(-1, 32).all(1).sum())
     counts = state.counts
     counts.flops["cuda"] += flops * lanes
     for place in places:
         counts.instructions[place] += warps_active
-    if mask is not None and lanes != 32 * warps_active:
-        counts.diverged += 1
+    counts.diverged += warps_active - whole
     for one, instruction in body:
         try:
             one(state, mask)
@@ -191,6 +190,7 @@ def finish(code, state, last, block, mask, together, at, waiting, over):
                 if len(lanes):
                     raise Fault(lanes[0], "ends while its copies are under way")
         at[taking] = over
+        released(state, at, waiting, over)
     elif name == "trap":
         if taking.any():
             raise Fault(int(np.flatnonzero(taking)[0]), "reaches a trap")

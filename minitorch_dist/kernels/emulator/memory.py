@@ -36,25 +36,36 @@ def aligned(array):
 
 
 class Region:
-    """An array's bytes, strides or not, at its address, and which sectors of it have been read and written."""
+    """The bytes of an array, or of several that overlap, at their address, strides or not; which sectors of them have
+    been read and written."""
 
-    def __init__(self, array, name):
-        self.array, self.name = array, name                 # the array is kept alive
-        self.start, self.end = byte_bounds(array)
+    def __init__(self, arrays, name):
+        self.arrays, self.name = arrays, name               # they are kept alive
+        bounds = [byte_bounds(array) for array in arrays]
+        self.start, self.end = min(start for start, _ in bounds), max(end for _, end in bounds)
         self.base = self.start // SECTOR * SECTOR
         size = math.ceil((self.end - self.base) / SECTOR) * SECTOR
         self.views = {width: np.frombuffer((ctypes.c_uint8 * size).from_address(self.base), dtype)
                       for width, dtype in UNSIGNED.items()}
         self.read, self.written = np.zeros(size // SECTOR, bool), np.zeros(size // SECTOR, bool)
-        self.writable = array.flags.writeable
+        self.writable = all(array.flags.writeable for array in arrays)
 
 
 class GlobalMemory:
     """Arrays, found by the address that they have in this process."""
 
     def __init__(self, arrays):
-        """arrays: {name: array}. An array given twice, or views of one memory, are several regions."""
-        self.regions = [Region(array, name) for name, array in arrays.items() if array.size]
+        """arrays: {name: array}. Where they overlap, as views of one do, they are one region."""
+        groups = []
+        for name, array in sorted(arrays.items(), key=lambda item: byte_bounds(item[1])):
+            if array.size and groups and byte_bounds(array)[0] < groups[-1][2]:
+                names, together, end = groups.pop()
+                groups.append((names + [name], together + [array], max(end, byte_bounds(array)[1])))
+            elif array.size:
+                groups.append(([name], [array], byte_bounds(array)[1]))
+        regions = [Region(together, " and ".join(names)) for names, together, _ in groups]
+        order = list(arrays)        # as they were given, which is as people know them
+        self.regions = sorted(regions, key=lambda region: order.index(region.name.partition(" and ")[0]))
 
     def parts(self, addresses, size, lanes, verb):
         """[(region, which of the addresses are in it, or None for all)]. Fault where one is nowhere."""
@@ -83,8 +94,8 @@ class GlobalMemory:
             return "and there is no array"
         region = min(self.regions, key=lambda region: max(region.start - address, address - region.end))
         if address < region.start:
-            return f"{region.start - address:,} bytes before {region.name} {region.array.shape}"
-        return f"{address - region.start:,} bytes from the start of {region.name}, which has {region.end - region.start:,}"
+            return f"{region.start - address:,} bytes before {region.name}, which has {region.end - region.start:,}"
+        return f"{address - region.start:,} bytes into {region.name}, which has {region.end - region.start:,}"
 
     def load(self, addresses, width, count, lanes):
         """[values, …]: `count` unsigned numbers of `width` bytes per lane, side by side."""

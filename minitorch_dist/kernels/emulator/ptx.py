@@ -15,6 +15,7 @@ STATEMENT = re.compile(r"""\s*(?:
   | (?P<code>[^;{}]+ (?:\{[^{}]*\}[^;{}]*)*) ;
 )""", re.X)
 PLACE = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
+CALLER = re.compile(r"([^\s:]+):(\d+):\d+")    # in the comment behind it: what it was inlined into, the nearest first
 CODE = re.compile(r"(?:@(?P<no>!?)(?P<guard>[%$\w]+)\s+)?(?P<opcode>[\w.:]+)\s*(?P<operands>.*)", re.S)
 OPERAND = re.compile(r"\{[^{}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 NUMBER = re.compile(r"(-?)(0[fFdD][0-9a-fA-F]+|0[xX][0-9a-fA-F]+|\d+)U?$")
@@ -102,12 +103,13 @@ def instruction(code, place, scope, widths):
 
 def parse(text):
     """The Program of a PTX text. ValueError where it has no .entry, or something that can't be read."""
-    text = re.sub(r"//[^\n]*", "", text)
+    text = re.sub(r"^(?!\s*\.loc\s)(.*?)//[^\n]*", r"\1", text, flags=re.M)
     header = re.search(r"\.entry\s+([$\w]+)\s*\((.*?)\)", text, re.S)
     if header is None:
         raise ValueError(f"no PTX with an .entry: {text[:60]!r} …")
     parameters = {name: kind for kind, name in re.findall(r"\.param\s+\.(\w+)[^,]*?([$\w]+)\s*(?:,|$)", header[2])}
     files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text))
+    paths = {path.rpartition("/")[2]: path for path in files.values()}
     at = text.index("{", header.end()) + 1
     code, labels, scopes, place, widths = [], {}, [{}], ("", 0), {}
     while scopes:
@@ -117,7 +119,10 @@ def parse(text):
         at = found.end()
         if found["place"]:
             file, line = PLACE.match(found["place"]).groups()
-            place = files.get(file, ""), int(line)
+            callers = [(paths.get(name, ""), line) for name, line in CALLER.findall(found["place"])]
+            # What a function of Triton's own does is its caller's doing.
+            place = next(((file, int(line)) for file, line in [(files.get(file, ""), line), *callers]
+                          if "triton/language" not in file), ("", 0))
         elif found["label"]:
             labels[scopes[-1].get(found["label"], found["label"])] = len(code)
         elif found["open"]:
