@@ -173,7 +173,7 @@ def _never(fault, world, model, steps):
     if where.get("rank", here) not in ranks:
         return f"{VARIABLE}: {fault}: the ranks are {ranks[0]} to {ranks[-1]}"
     if where.get("step", steps) > steps:
-        return f"{VARIABLE}: {fault}: the run has {steps:,} steps"
+        return f"{VARIABLE}: {fault}: the run ends with step {steps:,}"
     if "parameter" in FAULTS[fault.kind][2] and where.get("rank", here) == here:
         try:
             _chosen(model, **fault.options)

@@ -35,7 +35,7 @@ def started(n, fault, arguments, out):
     ("flip-gradient rank=1 parameter=3 element=10", "element=10: of parameter=3 there are 10"),
     ("flip bit=32", "bit=32: of float32 there are 32"),
     ("kill rank=2", "kill rank=2: the ranks are 0 to 1"),
-    ("sleep rank=1 seconds=0; kill step=7", "kill step=7: the run has 6 steps"),
+    ("sleep rank=1 seconds=0; kill step=7", "kill step=7: the run ends with step 6"),
     ("kill restart=1", "kill restart=1: nobody starts this job again; under minitorch-dist supervise it is"),
     ("flip parameter=-1", "'flip parameter=-1': parameter must be finite, and at least 0"),
     ("kill step=0", "'kill step=0': step must be finite, and at least 1"),
@@ -54,7 +54,7 @@ def test_what_may_strike_after_a_restart_is_not_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     faults.refuse(world, model, 20)
     monkeypatch.setenv(attempt.RESTARTS, "0")
-    with pytest.raises(ValueError, match=r"(?s)kill rank=3: the ranks are 0 to 0.*kill rank=0 step=30: the run has 20"):
+    with pytest.raises(ValueError, match=r"(?s)kill rank=3: the ranks are 0 to 0.*step=30: the run ends with step 20"):
         faults.refuse(world, model, 20)
 
 

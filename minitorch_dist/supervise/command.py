@@ -179,7 +179,7 @@ class _Supervisor:
         if left:
             self.say(f"killed what mpirun had left: {', '.join(map(str, left))}")
         status = attempt.status
-        self.say(f"done: {attempt.last:,} steps" if status == 0 and attempt.last else "done" if status == 0 else
+        self.say(f"done: {_steps(attempt.last)}" if status == 0 and attempt.last else "done" if status == 0 else
                  f"ended {attempt.place} by status {status}{_signal_in(job)}")
         return attempt
 
@@ -202,16 +202,16 @@ class _Supervisor:
         first = read_steps(steps).first
         before = max((a.last for a in self.attempts if a.last is not None), default=None)
         if first is not None and (before is not None or first):
-            again = "" if before is None else f": {max(before - first, 0):,} steps are done again"
+            again = "" if before is None else f": {_steps(max(before - first, 0), ' is', ' are')} done again"
             self.say((f"goes on from step {first:,}" if first else "begins anew, for nothing was saved") + again)
         return first is not None
 
     def sum_up(self):
         """The last line."""
         wall, found = time.monotonic() - self.begin, goodput(self.attempts)
-        ranks = " → ".join(str(attempt.ranks) for attempt in self.attempts)
+        ranks = " → ".join(str(attempt.ranks) for attempt in self.attempts) or "none"
         self.say(f"goodput {100 * found.counted / wall:.1f} %: {found.counted:.1f} s of {wall:.1f} s in steps that "
-                 f"count; {found.lost:,} steps were lost ({found.lost_seconds:.1f} s); ranks {ranks or 'none'}")
+                 f"count; {_steps(found.lost, ' was', ' were')} lost ({found.lost_seconds:.1f} s); ranks {ranks}")
 
     def say(self, text):
         """A line, with the time of day and the seconds since the beginning; one write."""
@@ -219,6 +219,10 @@ class _Supervisor:
         first, *more = text.splitlines()
         text = "\n".join([when + first, *(f"    {line}" for line in more)]) + "\n"
         write(sys.stdout, text.encode(getattr(sys.stdout, "encoding", None) or "utf-8", "replace"))
+
+
+def _steps(count, one="", more=""):
+    return f"{count:,} step{one}" if count == 1 else f"{count:,} steps{more}"
 
 
 def _signal_in(job):
