@@ -355,11 +355,13 @@ def test_a_job_that_does_not_end_is_killed(tmp_path, capsys):
 
 def kill_the_supervisor(folder, begun, *arguments):
     """SIGKILL `minitorch_dist supervise` with these arguments as soon as there is a file in the folder, which all its
-    processes have in their command lines, and wait until they have gone."""
+    processes have in their command lines, and wait until they have gone. It leaves nothing for temporary files."""
     def there():
         return [pid for pid in os.listdir("/proc") if pid.isdigit() and str(folder) in cmdline(pid)]
+    (folder / "temporary").mkdir()
     process = subprocess.Popen([sys.executable, "-m", "minitorch_dist", "supervise", *map(str, arguments)], cwd=ROOT,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               env={**os.environ, "TMPDIR": str(folder / "temporary")})
     try:
         while not (folder / begun).exists() and process.poll() is None:
             time.sleep(0.02)
@@ -371,6 +373,7 @@ def kill_the_supervisor(folder, begun, *arguments):
     while there():
         assert time.monotonic() < end, there()
         time.sleep(0.02)
+    assert not list((folder / "temporary").glob("supervise-*"))
 
 
 def test_a_supervisor_that_is_killed_takes_its_job_along(tmp_path):

@@ -50,6 +50,11 @@ def main(line, grace, *variables):
         if time.monotonic() > deadline:
             send(left, signal.SIGKILL)
         time.sleep(0.1)
+    folder = Path(line.partition("=")[2]).parent
+    with contextlib.suppress(OSError):      # the supervisor's, which can't clear it away any more
+        for steps in folder.glob("attempt-*"):
+            steps.unlink()
+        folder.rmdir()
 
 
 if __name__ == "__main__":
