@@ -79,6 +79,7 @@ class KeyValueCache:
 
     model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
             is None
+    length  positions that there is room for (default: the model's)
     past    how many tokens have been read. All calls have the same batch; ValueError where they come to more than
             model.length
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
@@ -87,10 +88,11 @@ class KeyValueCache:
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, length=None):
         if reason := uncacheable(model):
             raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
         self.model, self.past, self.tokens = model, 0, None
+        self.length = model.length if length is None else length
         self.layers = {id(m): (m, _KeptLatents(self) if getattr(m, "keeps_latents", False) else _Kept(self))
                        for m in model.modules() if m is not model and hasattr(m, "context")}
 
@@ -102,11 +104,18 @@ class KeyValueCache:
 
     def read(self, tokens):
         """The logits (batch, time, vocabulary) of the tokens (batch, time), which come after those read before."""
+        with self.reading(tokens):
+            logits = self.model(tokens)
+        return logits[0] if isinstance(logits, tuple) else logits
+
+    @contextmanager
+    def reading(self, tokens):
+        """Inside, the model, or what it is made of, works on these tokens (batch, time), and keeps what is theirs. Who
+        takes some back makes `past` smaller."""
         self.tokens = lower(tokens)
         with self._told(), no_grad():
-            logits = self.model(tokens)
+            yield
         self.past += tokens.shape[1]
-        return logits[0] if isinstance(logits, tuple) else logits
 
     @contextmanager
     def _told(self):
@@ -155,7 +164,7 @@ class _Kept(_Places):
             raise ValueError("a cache of keys and values is of one document per row; it was given documents")
         batch, heads, time, size = new.shape
         if kept is None:
-            kept = module_of(lower(new)).empty((batch, heads, self.cache.model.length, size), new.dtype)
+            kept = module_of(lower(new)).empty((batch, heads, self.cache.length, size), new.dtype)
         kept[:, :, self.cache.past:self.cache.past + time] = lower(new)
         return kept
 

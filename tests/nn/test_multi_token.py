@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.data.packing import apart, pack
-from minitorch_dist.nn.multi_token import targets_at
+from minitorch_dist.nn.multi_token import speculate, targets_at
 from minitorch_dist.nn.transformer import FAMILIES
 
 from .test_documents import texts
@@ -143,8 +143,60 @@ def test_it_learns_what_lies_further_ahead():
     assert ahead[::2].max() < 0.3 and ahead[1::2].min() > 1.2, ahead
 
 
+def passes(monkeypatch, model, act):
+    """What an action gives, and the tokens that the model has read in each pass meanwhile."""
+    read, plain = [], type(model.model).features
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.model), "features", lambda self, tokens: (read.append(tokens), plain(self, tokens))[1])
+        return act(), read
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "deepseek"])
+def test_with_guesses_it_writes_what_is_likeliest(family, batch, monkeypatch):
+    """Of an untrained model, whose guesses are mostly wrong, the same tokens; a right guess saves a pass. The guesses
+    are those of the whole text at once."""
+    rights = 0
+    for seed in range(6):
+        model = model_of(1, FAMILIES[family]).eval()
+        tokens = random(seed).integers(0, 11, (batch, 3))
+        wanted = model.generate(tokens, 9, 0)
+        (found, guessed, right), read = passes(monkeypatch, model, lambda m=model, t=tokens: speculate(m, t, 9))
+        np.testing.assert_array_equal(found, wanted)
+        assert 9 <= 1 + guessed + right <= 10
+        ahead, passed = model.train()(wanted[:, :-1])[1].numpy().argmax(2), [tokens]
+        known, good = 4, 0
+        while known < 12:
+            guess = ahead[:, known - 2]
+            passed.append(np.stack([wanted[:, known - 1], guess], 1))
+            known, good = (known + 2, good + 1) if (guess == wanted[:, known]).all() else (known + 1, good)
+        assert len(read) == 1 + guessed and right == good
+        for a, b in zip(read, passed, strict=True):
+            np.testing.assert_array_equal(a, b)
+        rights += right
+    assert 0 < rights < 9 or batch > 1
+
+
+def test_guesses_of_a_trained_model_are_right():
+    """Of counting, everything is certain: half of the passes are saved."""
+    mt.manual_seed(0)
+    model = nn.MultiTokenPrediction(nn.GPT(7, 40, 1, 2, 16, tied=False, **FAMILIES["deepseek"]), 1)
+    optimizer, rng = optim.Adam(model.parameters(), 1e-2), random(0)
+    for _ in range(40):
+        tokens = (rng.integers(0, 7, (8, 1)) + np.arange(17)) % 7
+        optimizer.zero_grad()
+        (nn.multi_token_loss(model(tokens[:, :-1]), tokens[:, 1:]) / 128).backward()
+        optimizer.step()
+    start = np.array([[2, 3], [6, 0]])
+    found, guessed, right = speculate(model, start, 21)
+    np.testing.assert_array_equal(found, (start[:, :1] + np.arange(23)) % 7)
+    assert guessed == right == 10 and model.training
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="depth=0; 1 or more"):
         model_of(0)
     with pytest.raises(ValueError, match="3 tokens for depth=3: give 4 or more"):
         model_of(3)(np.zeros((2, 3), int))
+    with pytest.raises(ValueError, match="speculate: 3 tokens and 10 more for a GPT of length 12"):
+        speculate(model_of(1), np.zeros((2, 3), int), 10)
