@@ -25,6 +25,9 @@ Where a schedule cuts backward in two (zb_h1), the gradient of a stage's input i
 gradients of weights are made later, without doing anything twice (autodiff/input_first.py). The first stage sends none:
 all of its backward is in W.
 
+Where it combines a forward with a backward (dual_pipe_v), the two take turns at their all-to-alls (turns.py); the
+forward begins.
+
 A step of training ends for all ranks together. run() returns the mean loss everywhere, by a broadcast, for which ranks
 that are through wait for the others; only then come the norm for clipping, a GradScaler's agreement, the optimizer. So
 zb_h2 and zb_v, whose ranks are at work for the same time each but begin and end one after the other, wait here for
