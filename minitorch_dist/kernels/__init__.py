@@ -7,8 +7,9 @@ its first CuPy array arrives, or by name.
     build.py      from a Kernel to machine code for one GPU type; kept on disk
     launch.py     from machine code to a running kernel, by CuPy
     interpret.py  the same call on NumPy arrays, in Triton's interpreter (TRITON_INTERPRET=1)
+    emulator/     the same call on NumPy arrays, compiled and run as PTX, instruction by instruction: checked, counted
     autotune.py   the fastest of a kernel's configurations, measured once per device
-    show.py       python -m minitorch_dist kernels
+    show.py       python -m minitorch_dist kernels: each stage of the code, and what it costs
     add.py        vector add: the one to read first
     adam.py …     a module per kernel or family (flash attention has its programs in a second one)
     packing.py    numbers of 8 bits inside of a kernel

@@ -145,6 +145,19 @@ def test_tiles_in_shared_memory_lie_without_bank_conflicts(costs, name):
         assert costs[name][way]["requests"] > 0 and costs[name][way]["units"] == costs[name][way]["least"]
 
 
+def test_what_learners_see_of_their_own_kernels():
+    """The solutions of chapter 13: coalesced 12, 8 and 28 bytes per element; of x[::2] half of what is moved is unused,
+    and each of a thread's four loads has sectors of its own: 8 times x's bytes."""
+    shown = subprocess.run([sys.executable, "exercises/13_triton/count.py", "--ours"], cwd=ROOT, capture_output=True,
+                           text=True, timeout=120)
+    assert shown.returncode == 0 and shown.stderr == ""
+    rows = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in shown.stdout.splitlines()[3:]}
+    assert rows["add"][:6] == ["1", "12.00", "12.00", "100", "%", "12.00"]
+    assert rows["softmax"][:6] == ["1", "8.00", "8.00", "100", "%", "8.00"]
+    assert rows["add, x is a[::2]"][:6] == ["1", "12.00", f"{8 * 4 + 8:.2f}", "30", "%", "16.00"]
+    assert rows["adam"][0] == "1" and 28 <= float(rows["adam"][1]) < 28.1
+
+
 @pytest.mark.parametrize("capability", ["90", "80"])
 def test_counts_as_people_see_them(capability):
     shown = subprocess.run([sys.executable, "-m", "minitorch_dist", "kernels", "add", "--count", "--cc", capability],
