@@ -12,7 +12,8 @@ before (of a take_along_axis every element of the array is a row).
 
 A segment of up to STRETCH rows is added up one after the other, as NumPy's add.at does. A longer one is cut into LANES
 stretches of consecutive rows, each added up in order at the same time as the others; then a fixed tree adds the lanes.
-How it is cut depends on its length and on the shapes alone.
+How it is cut depends on its length and on the shapes alone. (The tree goes through shared memory, where it costs more
+than all else: so short segments, of which an embedding's gradient mostly consists, do without.)
 
 Moves 4 bytes per float32 element of g and of out, and per row of g some 200 for its key and the sort. Up to SMALL
 comparisons, which is 8,192 indices, keys are not sorted but counted, in one launch instead of nine: a key's position is
@@ -78,9 +79,16 @@ def _segment_sums(g, key, bounds, out, n, size, SPARSE: tl.constexpr, STRETCH: t
         row, here = place, True
         begin, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     count = (end - begin).to(tl.int32)
+    double: tl.constexpr = g.dtype.element_ty == tl.float64
+    if count <= STRETCH:        # of the lanes only the first would have rows
+        short = tl.zeros((COLUMNS,), tl.float64 if double else tl.float32)
+        for k in tl.range(0, count, num_stages=AHEAD):
+            j = tl.load(key + begin + k) - row * n
+            short += tl.load(g + j * size + column, mask=column < size, other=0.0).to(short.dtype)
+        tl.store(out + row * size + column, short.to(out.dtype.element_ty), mask=here & (column < size))
+        return
     length = tl.minimum(tl.maximum(tl.cdiv(count, LANES), STRETCH), count)
     first = begin + tl.arange(0, LANES) * length
-    double: tl.constexpr = g.dtype.element_ty == tl.float64
     total = tl.zeros((LANES, COLUMNS), tl.float64 if double else tl.float32)
     for k in tl.range(0, length, num_stages=AHEAD):
         j = tl.load(key + first + k, mask=first + k < end, other=0) - row * n

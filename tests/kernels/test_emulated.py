@@ -139,6 +139,15 @@ def test_matmul_multiplies_what_is_there(costs):
     assert costs["matmul"]["flops"]["tensor"] == 2 * 128 * 128 * 96 and costs["matmul"]["written"] == {"out": 32768}
 
 
+def test_short_segments_are_added_up_without_a_tree(costs):
+    """200 rows into 50: no segment has more than STRETCH rows, and no program of 4 warps sums over warps, where lanes
+    would meet in one bank of shared memory: it only copies ahead, each number in and out once."""
+    one = costs["segment_sums"]
+    assert one["read"]["g"] == 200 * 64 * 4
+    for way in ("shared load", "shared store"):
+        assert one[way]["units"] == one[way]["least"]
+
+
 @pytest.mark.parametrize("name", ["matmul", "flash_attention", "flash_attention_queries"])
 def test_tiles_in_shared_memory_lie_without_bank_conflicts(costs, name):
     for way in ("shared load", "shared store"):
