@@ -107,8 +107,8 @@ class LatentAttention(MultiHeadAttention):
                                                         self.rope_size), 2)
         q = self.q(self.q_norm(*of_queries) if of_queries else x)   # may bring in positions that x hasn't
         key = key if self.to_heads is None else self.to_heads(key)
-        q, key = (ops.transpose(ops.reshape(part, (*part.shape[:2], -1, size)), (0, 2, 1, 3))
-                  for part, size in ((q, self.size), (key, self.rope_size)))
+        q, key = (ops.transpose(ops.reshape(part, (*part.shape[:2], heads, size)), (0, 2, 1, 3))
+                  for part, heads, size in ((q, self.heads, self.size), (key, 1, self.rope_size)))
         positions = self._positions(q.shape[2], documents)
         nope, rope = q.split((self.nope_size, self.rope_size), 3)
         q = ops.concatenate([nope, rotary(rope, positions=positions)], 3)

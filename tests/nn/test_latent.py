@@ -55,6 +55,7 @@ def test_attention(sizes, causal):
                                                         ("kv_rank", 32))]
     wanted = [attend(sample, values(layer), 3, *given, causal) for sample in x]
     np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-10, atol=1e-11)
+    assert layer(mt.tensor(x[:0])).shape == (0, 7, 24)      # a rank may have no samples
 
 
 def gpt(sizes=SIZES[3], dtype=np.float64, **options):
