@@ -224,5 +224,5 @@ BESIDES = {
 EVERY = BESIDES | {f"LLaMA, {name}": replace(BESIDES[name], model=LLAMA) for name in (
     "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
 EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in (
-    "recompute", "exact", "compile", "float8", "LoRA")}
+    "exact", "compile", "LoRA")}
 USUAL = Beside()
