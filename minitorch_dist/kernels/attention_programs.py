@@ -77,17 +77,18 @@ def _reach(first, sources, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, SOURCES:
 def _attend(total, most, weight, q_tile, k, v, own, theirs, t, start, k_t, v_t, sources, scale, CAUSAL: tl.constexpr,
             EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
             OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, SOURCES: tl.constexpr):
-    """One block of sources more."""
+    """One block of sources more. scale > 0: so it needn't be multiplied in before the maximum is known, and product and
+    difference are one instruction."""
     s = start + tl.arange(0, SOURCES)
     k_tile = _rows(k, s, k_t, sources, SIZE, WIDTH, EDGE)
-    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION) * scale
+    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     if EDGE:
         scores = tl.where(_sees(t, s, sources, own, theirs, CAUSAL), scores, -float("inf"))
-    larger = tl.maximum(most, tl.max(scores, axis=1))
+    larger = tl.maximum(most, tl.max(scores, axis=1) * scale)
     base = larger
     if theirs is not None:
         base = tl.where(larger == -float("inf"), 0.0, larger)       # of rows that have seen nothing yet
-    p = tl.exp2(scores - base[:, None])
+    p = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(most - base)
     v_tile = _rows(v, s, v_t, sources, OUT, OUT_WIDTH, EDGE)
     total = tl.dot(p.to(v_tile.dtype), v_tile, total * shrink[:, None], input_precision=PRECISION)

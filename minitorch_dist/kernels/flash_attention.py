@@ -197,8 +197,10 @@ def flash_attention(q, k, v, causal, scale, documents=None, precision="ieee"):
 
     L is float32 (batch · heads, time), in powers of 2; -inf of a row that sees nothing, whose o is 0. documents: None,
     or two arrays of int64, (batch, time) and (batch, sources). precision: what float32 is multiplied in, "ieee" or
-    "tf32".
+    "tf32". ValueError where the scale isn't more than 0.
     """
+    if not scale > 0:
+        raise ValueError(f"flash_attention: scale {scale} must be more than 0 (multiply q by a negative one's sign)")
     q, k, v = map(_side_by_side, (q, k, v))
     batch, heads, times, _ = q.shape
     constants = _constants(q, v, causal, precision)
@@ -251,7 +253,7 @@ def attention_pullback(ct, wanted, q, k, v, documents, causal, scale, aux):
 
 def _fits(q, k, v, mask, documents, causal, scale):
     # Rows are counted in 32 bits, and a view of a row of features has longer rows than its own.
-    return (mask is None and q.dtype == k.dtype == v.dtype and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST
+    return (mask is None and scale > 0 and q.dtype == k.dtype == v.dtype and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST
             and q.size > 0 and k.shape[2] > 0
             and all(x.shape[2] * max(x.strides[2] // x.itemsize, x.shape[3]) < 2 ** 31 for x in (q, k, v)))
 

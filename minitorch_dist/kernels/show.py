@@ -71,7 +71,7 @@ def costs(kernel, capability):
     module = next(name for name in MODULES if kernel in load(name).KERNELS)
     lines = [f"{module} on sm_{capability}, emulated: {CALLS[module][0]}"]
     for counts in counted(module, capability):
-        lines += ["", *counts.sums(), *([""] + counts.by_line() if counts.kernel == kernel.name else [])]
+        lines += ["", *counts.sums(capability), *([""] + counts.by_line() if counts.kernel == kernel.name else [])]
     return "\n".join(lines)
 
 

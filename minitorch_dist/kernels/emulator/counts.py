@@ -12,6 +12,7 @@ import linecache
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from ... import tables
 from .memory import SECTOR
 
 BANKS, WORD = 32, 4
+
+
+class GPU(NamedTuple):
+    """What a multiprocessor does in a cycle, at most: 4 instructions of warps, 1 wavefront, and these.
+
+    bytes   of memory that are its share; flops in tensor cores, of 16-bit floats (of tf32 half as many)
+    """
+
+    name: str
+    bytes: float
+    flops: int
+
+
+# Compute capability -> a GPU of it. Source: NVIDIA's data sheets: bandwidth / (multiprocessors · clock), with the clock
+# that the sheet's teraflops are for: 0.32 TB/s / (40 · 1.59 GHz), 2.04 / (108 · 1.41), 4.8 / (132 · 1.83).
+GPUS = {75: GPU("T4", 5.0, 1024), 80: GPU("A100", 13.4, 2048), 90: GPU("H200", 19.9, 4096)}
 
 
 @dataclass
@@ -104,8 +121,20 @@ class Counts:
         waves = int(np.maximum.reduceat(busy, starts).sum())
         self.note(place, f"shared {verb}").add(len(np.unique(lanes // 32)), len(lanes) * size, waves, len(ends))
 
-    def sums(self):
-        """Lines for people: what the launch has asked for, all in all."""
+    def cycles(self, capability):
+        """{what a kernel may wait for: cycles of one multiprocessor that it takes at least} on one of GPUS.
+
+        Of memory each sector once, as if a cache held the rest; of instructions PTX's, of which ptxas makes about as
+        many; nothing of how long a load is under way, or of the launch.
+        """
+        gpu = GPUS[capability]
+        waves = sum(self.access(f"shared {verb}").units for verb in ("load", "store"))
+        return {"memory": (sum(self.read.values()) + sum(self.written.values())) / gpu.bytes,
+                "instructions": sum(self.instructions.values()) / 4, "shared memory": float(waves),
+                "tensor cores": self.flops["tensor"] / gpu.flops}
+
+    def sums(self, capability=None):
+        """Lines for people: what the launch has asked for, all in all; and what a GPU of GPUS would wait for."""
         lines = [f"{self.kernel}: {' × '.join(f'{n:,}' for n in self.grid)} programs of {self.threads} threads, "
                  f"{sum(self.instructions.values()):,} instructions of warps, {self.barriers:,} barriers",
                  f"  operations    {self.flops['cuda']:,} of floats, and {self.flops['tensor']:,} in tensor cores"]
@@ -120,6 +149,11 @@ class Counts:
             if one.requests:
                 lines.append(f"  shared {verb:5}  {one.bytes:,} bytes in {one.units:,} wavefronts, "
                              f"{one.units - one.least:,} of them for bank conflicts")
+        if capability in GPUS:
+            cycles = self.cycles(capability)
+            words = ", ".join(f"{what} {n:,.0f}" for what, n in cycles.items())
+            lines.append(f"  cycles        {words}: of one multiprocessor of a {GPUS[capability].name}, at least. "
+                         f"Most: {max(cycles, key=cycles.get)}")
         return lines
 
     def by_line(self):
