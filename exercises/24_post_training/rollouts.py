@@ -61,4 +61,5 @@ def roll_out(comm, policy, questions, reward, group, count, end, seed, step, tem
     Each answer has one stream, by the number of its question in the global batch and its own in the group. Of it, each
     token takes as many numbers as the vocabulary has.
     """
-    raise NotImplementedError("begin with this rank's questions, each `group` times, and a stream for each row")
+    raise NotImplementedError("begin with this rank's questions, each `group` times, and a stream for each row. If "
+                              "rows that have ended are filled up, their last token says that they have")

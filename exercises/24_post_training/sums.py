@@ -35,7 +35,11 @@ def cases(rng, ranks):
     nothing = answers(rng, [1, 1, 0], 3, 2, low=0.2, high=0.2, beta=0.04)
     for one in nothing:
         one["counted"][:] = False
-    found = [each[:ranks] for each in (full, idle, silent, nothing)]
+    single = answers(rng, [1, 1, 0], 2, 3, low=0.2, high=0.2, beta=0.04)
+    for rank, one in enumerate(single):
+        one["counted"][:] = False
+        one["counted"][:1, 1] = rank == 0
+    found = [each[:ranks] for each in (full, idle, silent, nothing, single)]
     # Of the second the means are exact: 4 is a power of 2.
     for shape, far, wide in (((3, 7), 0.0, 1.0), ((2, 4), 1e8, 1.0), ((1, 5), -3.0, 0.1)):
         rewards = far + wide * rng.integers(0, 4, shape)

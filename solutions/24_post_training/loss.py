@@ -28,7 +28,6 @@ def grpo(comm, token_losses, log_probs, old, reference, rewards, counted, group,
     Divided by the number of counted tokens of all ranks. If there is none at all, the loss is 0.
     """
     # begin with what happens to nan where a token isn't counted: 0 · nan is nan. Which two sums are needed?
-    log_probs, old, reference = (np.where(counted, each, 0.0) for each in (log_probs, old, reference))
     losses, slopes = token_losses(log_probs, old, reference, rewards, group, low, high, beta)
     sums = np.array([losses[counted].sum(), counted.sum()], np.float64)
     comm.all_reduce(sums)

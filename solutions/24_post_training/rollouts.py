@@ -65,14 +65,15 @@ def roll_out(comm, policy, questions, reward, group, count, end, seed, step, tem
     Each answer has one stream, by the number of its question in the global batch and its own in the group. Of it, each
     token takes as many numbers as the vocabulary has.
     """
-    # begin with this rank's questions, each `group` times, and a stream for each row
+    # begin with this rank's questions, each `group` times, and a stream for each row. If rows that have ended are filled
+    # up, their last token says that they have
     first, last = share(len(questions), comm.rank, comm.size)
     tokens = np.repeat(questions[first:last], group, 0)
     streams = [stream(seed, step, question, answer) for question in range(first, last) for answer in range(group)]
     counted = np.ones((len(tokens), count), bool)
     for at in range(count):
         if at:
-            counted[:, at] = counted[:, at - 1] & (tokens[:, -1] != end)
+            counted[:, at] = tokens[:, -1] != end
         logits = policy(tokens)
         noise = np.array([each.gumbel(size=logits.shape[1]) for each in streams]).reshape(logits.shape)
         new = np.where(counted[:, at], draw(logits, noise, temperature), end)

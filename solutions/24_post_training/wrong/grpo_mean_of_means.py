@@ -5,7 +5,6 @@ EPSILON = 1e-4
 
 
 def grpo(comm, token_losses, log_probs, old, reference, rewards, counted, group, low, high, beta):
-    log_probs, old, reference = (np.where(counted, each, 0.0) for each in (log_probs, old, reference))
     losses, slopes = token_losses(log_probs, old, reference, rewards, group, low, high, beta)
     tokens = max(counted.sum(), 1) * comm.size
     sums = np.array([losses[counted].sum() / tokens])

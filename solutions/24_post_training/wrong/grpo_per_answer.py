@@ -5,10 +5,9 @@ EPSILON = 1e-4
 
 
 def grpo(comm, token_losses, log_probs, old, reference, rewards, counted, group, low, high, beta):
-    log_probs, old, reference = (np.where(counted, each, 0.0) for each in (log_probs, old, reference))
     losses, slopes = token_losses(log_probs, old, reference, rewards, group, low, high, beta)
     weights = counted / np.maximum(counted.sum(1, keepdims=True), 1)
-    sums = np.array([(losses * weights).sum(), len(counted)], np.float64)
+    sums = np.array([(np.where(counted, losses, 0.0) * weights).sum(), len(counted)], np.float64)
     comm.all_reduce(sums)
     total, tokens = sums[0], max(sums[1], 1.0)
     return float(total / tokens), np.where(counted, slopes * weights / tokens, 0.0)

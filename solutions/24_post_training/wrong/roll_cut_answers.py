@@ -32,7 +32,7 @@ def roll_out(comm, policy, questions, reward, group, count, end, seed, step, tem
     counted = np.ones((len(tokens), count), bool)
     for at in range(count):
         if at:
-            counted[:, at] = counted[:, at - 1] & (tokens[:, -1] != end)
+            counted[:, at] = tokens[:, -1] != end
         logits = policy(tokens)
         noise = np.array([each.gumbel(size=logits.shape[1]) for each in streams]).reshape(logits.shape)
         new = np.where(counted[:, at], draw(logits, noise, temperature), end)
