@@ -5,26 +5,28 @@ A process of its own, because Triton either interprets or compiles:
     python -m tests.kernels.emulate_all samples 90 IDS.json    each against its definition, as on NumPy's arrays
     python -m tests.kernels.emulate_all launches 90            a call of each module through launch.py's own start
     python -m tests.kernels.emulate_all counts 90              what these calls cost
+    python -m tests.kernels.emulate_all steps 90               a GPT's training, on the host and on the stand-in
     python -m tests.kernels.emulate_all broken 90              a kernel's PTX without one of its barriers or guards
 """
 
 import json
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from minitorch_dist import kernels
+import minitorch_dist as mt
+from minitorch_dist import kernels, ledger, nn, optim
 from minitorch_dist.kernels import adam, build, launch
 from minitorch_dist.kernels.emulator import EmulationError, Emulator, calls, emulated, execute
 from minitorch_dist.kernels.emulator.machine import Code
 from minitorch_dist.kernels.emulator.ptx import parse
+from minitorch_dist.nn.transformer import FAMILIES
 
 from . import harness
 
@@ -102,15 +104,11 @@ def launches(capability):
     for sample in harness.samples():
         if sample.size >= 31:
             chosen.setdefault(sample.names, sample)
-    emulator = SimpleNamespace(lent=[])
-    driver = EmulatingDriver(capability, emulator.lent)
+    driver = EmulatingDriver(capability, [])
     for sample in chosen.values():
-        emulator.lent.clear()
+        driver.lent.clear()
         wanted, error = sample.definition(*map(harness.exact, harness.copied(sample.args))), None
-        start = launch.start
-        with harness.on_stand_in(), lending(emulator), mock.patch.object(launch, "start", start), \
-                mock.patch.object(launch, "_driver", driver), mock.patch.object(build, "compile_triton", driver.made), \
-                mock.patch.object(build, "read", lambda path: None):
+        with on_emulated_gpu(driver):
             args = [cupy.asarray(a) if isinstance(a, np.ndarray) else a for a in sample.args]
             try:
                 got = [a.host if isinstance(a, ndarray) else a for a in harness.as_tuple(sample.entry(*args))]
@@ -118,6 +116,47 @@ def launches(capability):
             except (AssertionError, EmulationError) as caught:
                 error = f"{type(caught).__name__}: {caught}"
         yield {"id": sample.id, "error": error}
+
+
+@contextmanager
+def on_emulated_gpu(driver, **libraries):
+    """A stand-in for CuPy whose launches go through launch.py's own start to an EmulatingDriver."""
+    start = launch.start
+    with harness.on_stand_in(**libraries), lending(driver), mock.patch.object(launch, "start", start), \
+            mock.patch.object(launch, "_driver", driver), mock.patch.dict(launch._functions, clear=True), \
+            mock.patch.object(build, "compile_triton", driver.made), \
+            mock.patch.object(build, "read", lambda path: None):
+        yield
+
+
+def steps(capability):
+    """{"family", "losses", "wanted", "launches"} of three steps of small GPTs with AdamW and clipped gradients: by
+    kernels that are emulated, and on the host."""
+    from ..device import fake_cublas
+    for family in FAMILIES:
+        wanted, _ = trained(family, "cpu")
+        with on_emulated_gpu(EmulatingDriver(capability, []), cublas=fake_cublas.NAMES):
+            losses, launched = trained(family, "cuda")
+        yield {"family": family, "losses": losses, "wanted": wanted, "launches": launched}
+
+
+def trained(family, device):
+    """(losses, launches of kernels by name) of three steps."""
+    mt.manual_seed(3)
+    model = nn.GPT(65, 24, layers=2, heads=2, dim=32, dropout=0.1, **FAMILIES[family]).to(device)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    rng, losses = np.random.default_rng(0), []
+    with ledger.record() as book:
+        for _ in range(3):
+            tokens = rng.integers(0, 65, (2, 24))
+            loss = nn.cross_entropy(model(mt.tensor(tokens[:, :-1], device=device)),
+                                    mt.tensor(tokens[:, 1:], device=device))
+            optimizer.zero_grad()
+            loss.backward()
+            optim.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, dict(book.launches)
 
 
 def counts(capability):
@@ -167,6 +206,6 @@ def broken(capability):
 
 if __name__ == "__main__":
     task, capability, *rest = sys.argv[1:]
-    for line in {"samples": samples, "launches": launches, "counts": counts, "broken": broken}[task](int(capability),
-                                                                                                     *rest):
+    tasks = {"samples": samples, "launches": launches, "counts": counts, "steps": steps, "broken": broken}
+    for line in tasks[task](int(capability), *rest):
         print(json.dumps(line), flush=True)

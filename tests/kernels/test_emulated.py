@@ -63,6 +63,18 @@ def test_started_as_launch_py_starts_it(capability):
     assert [line for line in found if line["error"]] == []
 
 
+@pytest.mark.thorough
+def test_gpts_train_by_compiled_kernels():
+    """Forward, dropout, loss, backward, clipping and one launch of Adam, on the stand-in with an emulated driver: the
+    losses of the host's training."""
+    for one in emulated("steps", 90):
+        assert len(set(one["wanted"])) == 3 and one["losses"] == pytest.approx(one["wanted"], rel=2e-5), one["family"]
+        launched = one["launches"]
+        assert launched["adam"] == 3 and launched["cross_entropy"] == launched["cross_entropy_backward"] == 3
+        assert launched["flash_attention"] == launched["flash_attention_sources"] == 6
+        assert launched["segment_sums"] >= 3 and launched["norm"] == launched["norm_backward"] >= 15
+
+
 def test_what_is_taken_out_is_missed():
     """Each barrier of rms norm, and the guards of vector addition at an array's end."""
     found = emulated("broken", 90)
