@@ -1,4 +1,4 @@
-"""24.4 Rollouts on many ranks.
+"""24.5 Rollouts on many ranks.
 
 Before a step can be made of answers, somebody must write them. Each rank writes those to its own questions, and no rank
 count may change what is written:

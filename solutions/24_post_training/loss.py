@@ -36,8 +36,7 @@ def grpo(comm, token_losses, log_probs, old, reference, rewards, counted, group,
 
 
 def spread_advantages(comm, rewards):
-    """(questions, answers), float64: 24.3's advantages, where each group is spread over the
-    ranks.
+    """(questions, answers), float64: 24.3's advantages, where each group is spread over the ranks.
 
     comm     as above. Two calls
     rewards  (questions, answers), float64: of those that this rank has, of all questions. Ranks may have different

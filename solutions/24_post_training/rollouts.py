@@ -1,4 +1,4 @@
-"""24.4 Rollouts on many ranks.
+"""24.5 Rollouts on many ranks.
 
 Before a step can be made of answers, somebody must write them. Each rank writes those to its own questions, and no rank
 count may change what is written:
@@ -65,8 +65,8 @@ def roll_out(comm, policy, questions, reward, group, count, end, seed, step, tem
     Each answer has one stream, by the number of its question in the global batch and its own in the group. Of it, each
     token takes as many numbers as the vocabulary has.
     """
-    # begin with this rank's questions, each `group` times, and a stream for each row. If rows that have ended are filled
-    # up, their last token says that they have
+    # begin with this rank's questions, each `group` times, and a stream for each row. If rows that have ended are
+    # filled up, their last token says that they have
     first, last = share(len(questions), comm.rank, comm.size)
     tokens = np.repeat(questions[first:last], group, 0)
     streams = [stream(seed, step, question, answer) for question in range(first, last) for answer in range(group)]
