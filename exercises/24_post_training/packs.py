@@ -24,10 +24,10 @@ def cases(rng):
     of_text += [{"documents": documents(rng, each), "length": length} for each, length in (
         ([4, 1, 3, 2], 1), ([], 4), ([1, 0], 4), (rng.integers(2, 30, 40).tolist(), 13))]
     found = [{"what": "pieces", **case} for case in of_text]
-    sizes = [[3, 5, 1, 4, 2, 2, 5, 3], [2, 4, 6, 4, 7, 3, 5, 3, 6, 1, 1], [4, 4, 4], [10, 1, 12, 9],
+    sizes = [[3, 5, 1, 4, 2, 2, 5, 3], [2, 4, 6, 4, 7, 3, 5, 3, 6, 1, 1], [4, 4, 4], [10, 1, 12, 9], [16, 14, 9, 1],
              rng.integers(1, 21, 150).tolist(), rng.integers(1, 9, 30).tolist(), []]
     found += [{"what": "best_fit", "sizes": each, "length": length}
-              for each, length in zip(sizes, (5, 9, 4, 20, 20, 12, 3), strict=True)]
+              for each, length in zip(sizes, (5, 9, 4, 20, 24, 20, 12, 3), strict=True)]
     found += [{"what": "pack", **case} for case in of_text]
     for row in ([[0, 0, 1, 1, 1], [0, 1, 2, -1, -1], [-1] * 5], [[0, 0, 0]], [[0], [0]]):
         found.append({"what": "visible", "documents": np.array(row)})
