@@ -253,8 +253,8 @@ def attention_pullback(ct, wanted, q, k, v, documents, causal, scale, aux):
 
 def _fits(q, k, v, mask, documents, causal, scale):
     # Rows are counted in 32 bits, and a view of a row of features has longer rows than its own.
-    return (mask is None and scale > 0 and q.dtype == k.dtype == v.dtype and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST
-            and q.size > 0 and k.shape[2] > 0
+    return (mask is None and scale > 0 and q.dtype == k.dtype == v.dtype
+            and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST and q.size > 0 and k.shape[2] > 0
             and all(x.shape[2] * max(x.strides[2] // x.itemsize, x.shape[3]) < 2 ** 31 for x in (q, k, v)))
 
 

@@ -6,6 +6,7 @@ A process of its own, because Triton either interprets or compiles:
     python -m tests.kernels.emulate_all launches 90            a call of each module through launch.py's own start
     python -m tests.kernels.emulate_all counts 90              what these calls cost
     python -m tests.kernels.emulate_all steps 90               a GPT's training, on the host and on the stand-in
+    python -m tests.kernels.emulate_all generated 90           kernels that mt.compile writes
     python -m tests.kernels.emulate_all broken 90              a kernel's PTX without one of its barriers or guards
 """
 
@@ -14,6 +15,7 @@ import re
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -140,6 +142,30 @@ def steps(capability):
         yield {"family": family, "losses": losses, "wanted": wanted, "launches": launched}
 
 
+def generated(capability):
+    """{"what", "error"}: kernels that mt.compile has written, on the emulated GPU: random programs, and models that
+    train as they do uncompiled on the host."""
+    from minitorch_dist.kernels import cublas
+
+    from ..compiler import test_on_gpu
+    from ..device import fake_cublas
+
+    def alike(name):
+        on_host = test_on_gpu.train(name, steps=2)
+        test_on_gpu.alike(test_on_gpu.train(name, "compiled", steps=2), on_host)
+    tasks = {"random programs": lambda: test_on_gpu.test_random_programs_.hold(5, "triton", 12, "cuda")} | {
+        name: partial(alike, name) for name in (*test_on_gpu.MODELS, *test_on_gpu.SMALL)}
+    with on_emulated_gpu(EmulatingDriver(capability, []), cublas=fake_cublas.NAMES), \
+            mock.patch.object(cublas, "load_library", fake_cublas.FakeCublas):
+        for what, task in tasks.items():
+            error = None
+            try:
+                task()
+            except (AssertionError, EmulationError) as caught:
+                error = f"{type(caught).__name__}: {caught}"
+            yield {"what": what, "error": error}
+
+
 def trained(family, device):
     """(losses, launches of kernels by name) of three steps."""
     mt.manual_seed(3)
@@ -206,6 +232,7 @@ def broken(capability):
 
 if __name__ == "__main__":
     task, capability, *rest = sys.argv[1:]
-    tasks = {"samples": samples, "launches": launches, "counts": counts, "steps": steps, "broken": broken}
+    tasks = {"samples": samples, "launches": launches, "counts": counts, "steps": steps, "generated": generated,
+             "broken": broken}
     for line in tasks[task](int(capability), *rest):
         print(json.dumps(line), flush=True)

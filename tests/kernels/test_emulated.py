@@ -75,6 +75,12 @@ def test_gpts_train_by_compiled_kernels():
         assert launched["segment_sums"] >= 3 and launched["norm"] == launched["norm_backward"] >= 15
 
 
+@pytest.mark.thorough
+def test_kernels_that_the_compiler_writes():
+    found = emulated("generated", 90)
+    assert len(found) >= 7 and [line for line in found if line["error"]] == []
+
+
 def test_what_is_taken_out_is_missed():
     """Each barrier of rms norm, and the guards of vector addition at an array's end."""
     found = emulated("broken", 90)

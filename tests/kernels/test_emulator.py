@@ -64,6 +64,24 @@ def test_fma_rounds_once():
     assert (twice != got)[hard].all() and np.isclose(twice, got, rtol=1e-6).all()
 
 
+@pytest.mark.parametrize("rounding", ["rm", "rp", "rz"])
+def test_directed_rounding(rounding):
+    """The result is on the right side of the exact one, and its neighbour beyond."""
+    a, b, c = RNG.standard_normal((3, 500)).astype("f4")
+    c[:250] *= np.float32(2.0) ** RNG.integers(-70, 70, 250)       # the product or the addend is far below a unit
+    operands = {"fma": (a, b, c), "mul": (a, b), "add": (a, c), "sub": (a, c)}
+    exact = {"fma": lambda x, y, z: x * y + z, "mul": lambda x, y: x * y, "add": lambda x, y: x + y,
+             "sub": lambda x, y: x - y}
+    for name, values in operands.items():
+        got = operation((name, rounding, "f32"))[1](*values)
+        assert got.dtype == np.float32
+        for result, *xs in zip(got, *values, strict=True):
+            true = exact[name](*(Fraction(float(x)) for x in xs))
+            side = 1 if rounding == "rm" or rounding == "rz" and true > 0 else -1
+            beyond = np.nextafter(result, np.float32(side * np.inf))
+            assert side * Fraction(float(result)) <= side * true < side * Fraction(float(beyond)), (name, xs)
+
+
 def test_bfloat16_is_rounded_as_its_own_type_does():
     x = np.concatenate([RNG.standard_normal(500).astype("f4") * np.float32(10.0) ** RNG.integers(-38, 38, 500),
                         np.array([0, -0.0, np.inf, -np.inf, 3.4e38, 1.00390625, 1.01171875, 1e-40], "f4")])
@@ -148,7 +166,7 @@ def test_comparisons_and_nan():
 
 
 def test_what_it_has_not_learnt_is_refused():
-    for text in ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512", "add.rz.f32 %r1, %r2, %r3",
+    for text in ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512", "add.rz.f64 %x1, %x2, %x3",
                  "setp.lt.s32 %p1|%p2, %r1, %r2", "bar.sync 1, 64"):
         with pytest.raises(Unknown, match="doesn't know"):
             run(text + ";", out=np.zeros(32, "f4"))

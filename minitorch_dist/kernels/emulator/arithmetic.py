@@ -51,6 +51,21 @@ def fused(a, b, c):
     return total.astype(F32)
 
 
+def directed(a, b, c, rounding):
+    """a·b + c of float32, rounded once: down ("rm"), up ("rp") or towards zero ("rz")."""
+    product, addend = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    near = fused(a, b, c)
+    missing = total - near                      # exact; of what total has lost, only the sign can matter
+    beyond = np.where(missing != 0, missing, error)         # above 0: the true value is above `near`
+    low, high = np.nextafter(near, F32.type(-np.inf)), np.nextafter(near, F32.type(np.inf))
+    down, up = np.where(beyond < 0, low, near), np.where(beyond > 0, high, near)
+    chosen = {"rm": down, "rp": up, "rz": np.where(total > 0, down, up)}[rounding]
+    return np.where(np.isfinite(total), chosen, near).astype(F32)
+
+
 def fma(a, b, c):
     """a·b + c of float16 or float64 (there numpy's longdouble rounds twice where it is longer: 1 time in 2,000)."""
     wide = F64 if a.dtype == TYPES["f16"] else np.longdouble
@@ -189,6 +204,9 @@ SAME = {"add": (np.add, 2), "sub": (np.subtract, 2), "mul": (np.multiply, 2), "m
         "rsqrt": (inverse_root, 1), "rcp": (np.reciprocal, 1), "ex2": (binary_power, 1), "lg2": (np.log2, 1),
         "sin": (np.sin, 1), "cos": (np.cos, 1), "tanh": (np.tanh, 1), "brev": (reversed_bits, 1),
         "prmt": (permuted, 3), "lop3": (looked_up, 4)}
+# Name -> (its operands as those of a·b + c, how many), for roundings other than to the nearest.
+AS_FMA = {"fma": (lambda a, b, c: (a, b, c), 3), "mul": (lambda a, b: (a, b, F32.type(-0.0)), 2),
+          "add": (lambda a, b: (a, F32.type(1), b), 2), "sub": (lambda a, b: (b, F32.type(-1), a), 2)}
 ORDERED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
            "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 JOINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
@@ -258,9 +276,14 @@ def operation(parts):
     known here."""
     name, *more = parts
     kinds = [part for part in more if part in TYPES or part in PAIRS or part == "tf32"]
-    if not kinds or {"rz", "rm", "rp"} & set(more):
+    if not kinds:
         return None
     kind, flush = kinds[-1], "ftz" in more
+    if rounding := next((part for part in more if part in ("rz", "rm", "rp")), None):
+        if name not in AS_FMA or kind != "f32":
+            return None
+        inputs, arity = AS_FMA[name]
+        return spread(kind, lambda *xs: directed(*inputs(*xs), rounding), arity, flush)
     dtype = TYPES.get(kind)
     if name in ("min", "max") and "NaN" in more:
         return spread(kind, np.minimum if name == "min" else np.maximum, 2, flush)
