@@ -384,6 +384,27 @@ def test_a_supervisor_that_is_killed_takes_its_job_along(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{last:08d}" / "index.json").is_file()
 
 
+SPEAKS = """
+import signal, sys, time
+from pathlib import Path
+def end(*_):
+    for stream in sys.stdout, sys.stderr:
+        print("x" * 200_000, file=stream, flush=True)       # as a pipe holds 64 KB
+    (folder / "saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+folder = Path(sys.argv[1])
+(folder / "here").touch()
+time.sleep(60)
+"""
+
+
+def test_a_job_that_speaks_before_it_saves_when_its_supervisor_is_killed(tmp_path):
+    """Nobody reads its words any more; that doesn't end it."""
+    kill_the_supervisor(tmp_path, "here", "--", "-c", SPEAKS, tmp_path)
+    assert (tmp_path / "saved").exists()
+
+
 def test_a_job_that_does_not_end_when_its_supervisor_is_killed(tmp_path):
     kill_the_supervisor(tmp_path, "here", "--grace", "0.3", "--", "-c", DEAF, tmp_path / "here")
 

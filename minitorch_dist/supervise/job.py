@@ -34,19 +34,24 @@ class Job:
         self.steps = Path(steps)
         self.line = f"{SUPERVISED}={steps}"     # of its processes' environment
         environment = without_launcher(os.environ) | {SUPERVISED: str(steps), RESTARTS: str(restarts)}
+        streams, ends = zip(os.pipe(), os.pipe(), strict=True)      # of stdout and stderr, where they are read, written
         # Sessions of their own: Ctrl-C comes to the supervisor alone, which hands it on, once.
-        self.keeper = subprocess.Popen([sys.executable, "-IS", keeper.__file__, self.line, str(grace), *RANK_VARIABLES],
-                                       stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        self.keeper = subprocess.Popen([sys.executable, "-IS", keeper.__file__, self.line, str(grace),
+                                        ",".join(map(str, streams)), *RANK_VARIABLES], stdin=subprocess.PIPE,
+                                       stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=streams)
+        sources = [open(stream, "rb") for stream in streams]
         try:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.PIPE, start_new_session=True)
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=ends[0],
+                                            stderr=ends[1], start_new_session=True)
         except OSError:
             self._dismiss_keeper()
             raise
+        finally:
+            for end in ends:
+                os.close(end)
         self.tails = deque(maxlen=TAIL), deque(maxlen=TAIL)
         self.readers = [threading.Thread(target=_copy, args=streams, daemon=True) for streams in
-                        zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self.tails,
-                            strict=True)]
+                        zip(sources, (sys.stdout, sys.stderr), self.tails, strict=True)]
         for reader in self.readers:
             reader.start()
 

@@ -1,16 +1,19 @@
 """Ends a job whose supervisor has gone without a word, as SIGKILL ends one: a small process beside each job.
 
-    python keeper.py LINE GRACE VARIABLE…       LINE: MINITORCH_SUPERVISED=…, by which the job's processes are known
+    python keeper.py LINE GRACE STREAMS VARIABLE…
+        LINE: MINITORCH_SUPERVISED=…, by which the job's processes are known; STREAMS: 3,4, where its output is read
 
 Its standard input is a pipe that the supervisor holds open. When that ends, it does what the supervisor does at
 SIGTERM: it hands the signal on to the ranks (those that have one of the VARIABLEs), which save, and kills what is left
-after GRACE seconds. It is run as a file, and imports nothing of the package, to be there at once.
+after GRACE seconds. What they write meanwhile it reads, and drops: a line that nobody could read would be an error, and
+end them before they have saved. It is run as a file, and imports nothing of the package, to be there at once.
 """
 
 import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,9 +44,16 @@ def send(pids, number):
             os.kill(pid, number)
 
 
-def main(line, grace, *variables):
-    while os.read(0, 1):
+def drain(stream):
+    """Read a pipe to its end."""
+    while os.read(stream, 1 << 16):
         pass
+
+
+def main(line, grace, streams, *variables):
+    drain(0)
+    for stream in streams.split(","):
+        threading.Thread(target=drain, args=(int(stream),), daemon=True).start()
     send(ranks(line, variables) or [pid for pid, *_ in found(line)], signal.SIGTERM)
     deadline = time.monotonic() + float(grace)
     while left := [pid for pid, *_ in found(line)]:
