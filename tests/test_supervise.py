@@ -437,6 +437,21 @@ def test_nobody_listens(tmp_path, streams):
     assert (tmp_path / "begun").read_text() == "again again "
 
 
+def test_names_that_are_no_text(tmp_path):
+    """Of the folder for temporary files; and of a process, of which Linux keeps 15 bytes, here half of a letter."""
+    folder, program = tmp_path / os.fsdecode(b"\xff"), tmp_path / ("ä" * 8)
+    folder.mkdir()
+    program.write_text("#!/bin/sh\ntouch $1\nsleep 60 & wait")
+    program.chmod(0o755)
+    script = ("import os, subprocess, sys, time; subprocess.Popen(sys.argv[1:])\n"
+              "while not os.path.exists(sys.argv[2]): time.sleep(0.01)")
+    run = subprocess.run([sys.executable, "-m", "minitorch_dist", "supervise", "--", "-c", script, str(program),
+                          str(tmp_path / "begun")], cwd=ROOT, timeout=60, capture_output=True, text=True,
+                         env={**os.environ, "TMPDIR": str(folder)})
+    assert not run.returncode and "killed what mpirun had left" in run.stdout and not run.stderr
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(program) in cmdline(pid)]
+
+
 def test_output_passes_as_it_is():
     """What is no text, and what this terminal's encoding has no letter for."""
     program = "import sys; sys.stdout.buffer.write('é → '.encode() + bytes(range(256)))"

@@ -24,8 +24,8 @@ def found(line):
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             environment = (folder / "environ").read_bytes().split(b"\0")        # empty of one that has ended
-            if line.encode() in environment:
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if os.fsencode(line) in environment:
+                parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
                 yield int(folder.name), int(parent), environment
 
 

@@ -143,8 +143,8 @@ def find_mpirun():
 def is_alive(pid):
     """Whether there is such a process that runs, or could; a zombie, of which only its entry is left, can't."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+        with open(f"/proc/{pid}/stat", "rb") as stat:       # the name in it need not be text
+            return stat.read().rsplit(b")", 1)[1].split()[0] != b"Z"
     except FileNotFoundError:
         return not os.path.exists("/proc/self/stat") and _signal(pid, 0)     # no /proc on this system
     except ProcessLookupError:      # it went while being read
