@@ -72,6 +72,8 @@ def test_the_count_begins_anew_when_the_job_gets_further():
     assert pauses[:2] == [Start(4, 0.5), Start(4, 1.0)] and pauses[3:] == [Start(4, 0.5), Start(4, 1.0), Start(4, 0.5)]
     assert isinstance(pauses[2], End)
     assert next_start([failed(1)] * 12, Rule((4,), max_restarts=99)).pause == 60
+    many = [failed(1)] * 1100       # more than a float has powers of two
+    assert [next_start(many, Rule((4,), max_restarts=10**6, backoff=each)).pause for each in (0, 1e-9)] == [0, 60]
 
 
 def test_a_crash_loop_names_its_step():

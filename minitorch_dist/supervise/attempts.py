@@ -92,7 +92,7 @@ def next_start(attempts, rule):
     failures = without_progress(attempts)
     if failures > rule.max_restarts:
         return End(_loop(attempts[-failures:], rule), tells=True)
-    return Start(_ranks(attempts, rule), min(rule.backoff * 2 ** (failures - 1), LONGEST_PAUSE))
+    return Start(_ranks(attempts, rule), min(rule.backoff * 2.0 ** min(failures - 1, 99), LONGEST_PAUSE))
 
 
 def without_progress(attempts):
