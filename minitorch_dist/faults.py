@@ -7,6 +7,7 @@ kills rank 1 in step 30 unless the job was started again before (supervise/), an
 takes. A program refuses at its start what can't strike in its run, and says at the end what hasn't (checks.py).
 """
 
+import math
 import os
 import signal
 import time
@@ -113,13 +114,15 @@ def _read(text):
     values = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         known = (*WHERE, *FAULTS[kind][2])
+        if name in values:
+            raise ValueError(f"{VARIABLE}: {text.strip()!r}: {name} is given twice; for two faults put ; between them")
         try:
             values[name] = float(value) if name in ("seconds", "share") else int(value)
         except ValueError:
             raise ValueError(f"{VARIABLE}: {text.strip()!r}: {name} needs a number, as in {name}=1") from None
         if name not in known:
             raise ValueError(f"{VARIABLE}: {text.strip()!r}: {kind} takes {', '.join(known)}, not {name!r}")
-        if not LEAST.get(name, 0) <= values[name] < float("inf"):
+        if not (math.isfinite(values[name]) and values[name] >= LEAST.get(name, 0)):
             raise ValueError(f"{VARIABLE}: {text.strip()!r}: {name} must be finite, and at least "
                              f"{LEAST.get(name, 0)}")
     return Fault(kind, {name: values[name] for name in WHERE if name in values},

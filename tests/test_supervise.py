@@ -165,6 +165,8 @@ def test_faults_are_read(monkeypatch):
     for text, words in (("boil rank=1", "'boil' is no fault; one of kill, fail, sleep"),
                         ("kill rank=one", "rank needs a number, as in rank=1"),
                         ("kill rank", "rank needs a number"),
+                        ("kill rank=1 rank=2", "rank is given twice; for two faults put ; between them"),
+                        ("miscompute share=-inf", "share must be finite"),
                         ("kill seconds=3", "kill takes rank, step, restart, not 'seconds'")):
         monkeypatch.setenv(faults.VARIABLE, text)
         with pytest.raises(ValueError, match=words):
