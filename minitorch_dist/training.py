@@ -84,15 +84,18 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
 
 def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=8, amp=None):
     """ReplicaError on every rank, with the ranks that differ from most, unless all work out the same gradient, to the
-    last bit: that of one shard of the batch, on a copy of the model. It is one rank's first, of each rank in turn.
+    last bit: that of one shard of the batch, on a copy of the model. It is one rank's first that has rows, of each rank
+    that has one in turn.
 
     For a processor that computes wrongly, whose error the sum over the ranks gives to all of them. It finds what
     happens again and again; a bit that turned over once, in another step, is gone. As exact mode it needs one type of
     CPU and one number of BLAS threads. Collective; a shard is sent to all, 4 bytes from each, and each runs forward and
     backward once. model: a DistributedDataParallel; the rest as in train_step.
     """
-    owner = turn % world.size
-    shard = world.broadcast_object(batch.shards[0] if world.rank == owner else None, src=owner)
+    mine = next((shard for shard in batch.shards if len(shard.labels)), None)      # of no rows all gradients are alike
+    owners = [rank for rank, has in enumerate(world.all_gather_object(mine is not None)) if has]
+    owner = owners[turn % len(owners)]
+    shard = world.broadcast_object(mine if world.rank == owner else None, src=owner)
     replica = copy.deepcopy(model.module)
     replica.zero_grad()
     with (autocast(amp) if amp else nullcontext(),
