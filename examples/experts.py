@@ -96,6 +96,7 @@ def train(args, world, problems, balance, speed):
     loader = batches_of(args, world, problems)
     batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
     history, say = [], print if world.rank == 0 else lambda text: None
+    checks.begin()
     for step, batch in enumerate(itertools.islice(batches, args.steps)):
         training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=step, units=DIGITS, clip=1.0)
         history.append(expert_bias.update(model, speed))

@@ -153,6 +153,7 @@ def train(args, world):
     lines = table(args, world, over, dataset)
     with run, program.Progress(world, steps) as progress, program.Interrupt() as interrupt:
         progress.say("\n".join([dataset.source, *lines]))
+        checks.begin()
         for epoch, batches in run.epochs(loader, steps):
             for batch in batches:
                 begin = time.perf_counter()

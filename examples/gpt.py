@@ -262,6 +262,7 @@ def train(args, world):
         if task.about:
             progress.say(task.about)
         batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
+        checks.begin()
         for epoch, batch in batches:
             begin = time.perf_counter()
             loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,

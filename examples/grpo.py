@@ -211,6 +211,7 @@ def train(args, world):
         if begun is None:
             return {"exit_status": interrupt.status(world)}
         curve, looks = begun
+        checks.begin()
         batches = ((epoch, batch) for epoch, part in run.epochs(loader, args.steps) for batch in part)
         for epoch, batch in batches:
             start = time.perf_counter()

@@ -133,6 +133,7 @@ def train(args, world):
                      f"the bubble: ranks wait for {100 * played.bubble:.0f} % of the time; micro-batches"
                      f"{' of one stage' * (len(pipeline.chunks) > 1)} of which a rank holds something for backward at "
                      f"once: {', '.join(map(str, played.held))}")
+        checks.begin()
         for epoch, batches in run.epochs(loader, steps):
             for batch in batches:
                 begin = time.perf_counter()

@@ -2,6 +2,7 @@
 the same, which one is slow; and faults on purpose, to see it found. The options are program.ArgumentParser's.
 
     checks = Checks(args, world, model, steps, loss_sum)        # before anything has begun
+    checks.begin()
     for batch in batches:
         …                                                       # a step
         checks.after(run.step, batch, saves, progress.say)      # and then the checkpoint, which is checked so
@@ -41,6 +42,11 @@ class Checks:
             self.compares = copies > 1
         self.stragglers = Stragglers(world, self.every, peers=peers) if self.every else None
         self.report, self.first = None, steps       # steps that were done before
+
+    def begin(self):
+        """The first step comes next: what was before, as a warm start, is no part of it."""
+        if self.stragglers:
+            self.stragglers.begin()
 
     def after(self, step, batch, saves, say):
         """So many steps are done, the last with this batch; saves: a checkpoint comes next. ReplicaError on all ranks

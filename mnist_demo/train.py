@@ -206,6 +206,7 @@ def train(args, world, plugged=LIBRARY):
         progress.say(f"{dataset.source}\n{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
                      f"rank{'s' * (world.size > 1)}, {steps:,} steps of {loader.sampler.batch_size} samples"
                      f"{', exact' * args.exact}" + f", from step {run.step:,} on" * run.resume)
+        ready.checks.begin()
         for epoch, batches in run.epochs(loader, steps):
             for batch in plugged.watch(batches):
                 tracer.at(run.step)

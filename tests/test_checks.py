@@ -1,14 +1,16 @@
 """What training programs can be asked to look at on their way, in all that have it; faults that can't strike."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
-from minitorch_dist import attempt, comm, faults, nn
+from minitorch_dist import attempt, comm, faults, nn, training
 from minitorch_dist.__main__ import main
 from minitorch_dist.testing import ranks
-from tests import crews
+from tests import crews, here
 
 ROOT = Path(__file__).parents[1]
 TRAIN = [ROOT / "mnist_demo" / "train.py", "--data", "digits", "--hidden", "16", "--steps", "6"]
@@ -127,3 +129,14 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert "one rank has nobody to compare its work with" in run.stdout[0] and "no two ranks hold" in run.stdout[0]
     run = crews.launch([*TRAIN, "--check-work", "2", "--check-replicas", "3", "--out", tmp_path], 2).check()
     assert "nobody" not in run.stdout[0] and "no two ranks" not in run.stdout[0]
+
+
+@pytest.mark.parametrize("name", ["train", "pipeline", "sharded", "gpt", "grpo"])
+def test_what_is_before_the_first_step_is_no_part_of_it(tmp_path, monkeypatch, name):
+    """As a second that a run takes to begin: of one step the table tells."""
+    enter = training.Run.__enter__
+    monkeypatch.setattr(training.Run, "__enter__", lambda run: time.sleep(1) or enter(run))
+    program = {**EXAMPLES, "train": TRAIN}[name] + ["--stages", "1"] * (name == "pipeline")
+    alone = ["--replicas", "1"] * (name == "sharded")
+    said = here.run(*program, *alone, "--steps", "1", "--stragglers", "1", "--out", tmp_path).stdout
+    assert float(re.search(r"rank 0 +(\S+) +\S+\n", said)[1]) < 900

@@ -62,8 +62,11 @@ class Stragglers:
         self.comm, self.every, self.factor = comm, every, factor
         self.groups = [range(comm.size)] if peers is None else _groups(comm, peers)
         self.computing, self.waiting = [], []
-        state.waited = 0.0
-        self.since = time.perf_counter()
+        self.begin()
+
+    def begin(self):
+        """The next step begins only now: what was before is no part of it."""
+        self.since, state.waited = time.perf_counter(), 0.0
 
     def step(self):
         """A step is done: a Report after each `every` of them, else None. Collective then: 16 bytes of each rank."""
@@ -71,7 +74,7 @@ class Stragglers:
         self.waiting.append(waited)
         self.computing.append(now - self.since - waited)
         report = self._gathered() if len(self.computing) == self.every else None
-        self.since, state.waited = time.perf_counter(), 0.0
+        self.begin()
         return report
 
     def _gathered(self):
