@@ -174,7 +174,7 @@ def prepare(args, world):
     model = DistributedDataParallel(nn.GPT(len(problems.vocabulary), **MODEL), world, exact=args.exact)
     args.out = args.out or Path("runs") / f"{'dpo' if args.dpo else 'grpo'}-{world.size}"
     optimizer, schedule = optimizer_of(model, args, args.lr, args.steps, 0.0)
-    checks = Checks(args, world, model, args.steps * args.updates)
+    checks = Checks(args, world, model, args.steps, updates=args.updates)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE}
     run = training.Run(args.out, world, settings, args.resume, args.async_save)
     run.restore(model, optimizer, schedule)

@@ -20,7 +20,7 @@ class Checks:
     args      the command line, of which --check-replicas, --check-work (where the program has it) and --stragglers say
               every how many steps
     model     a DistributedDataParallel, a fully_shard model, or the list of a pipeline's stages on this rank
-    steps     of the run
+    steps     of the run; updates: of the optimizer in each, by which faults count theirs
     loss_sum  as training.train_step's, for --check-work; work: what else training.check_work takes
     peers     the ranks with the same work (default: all), as a pipeline's that share its samples
 
@@ -28,10 +28,10 @@ class Checks:
     can't strike in this run.
     """
 
-    def __init__(self, args, world, model, steps, loss_sum=None, peers=None, **work):
+    def __init__(self, args, world, model, steps, loss_sum=None, peers=None, updates=1, **work):
         faults.struck.clear()
         stages = model if isinstance(model, list) else [model]
-        faults.refuse(world, [p for stage in stages for p in stage.parameters()], steps)
+        faults.refuse(world, [p for stage in stages for p in stage.parameters()], updates * steps)
         self.world, self.model, self.loss_sum, self.work = world, model, loss_sum, work
         self.replicas, self.again, self.every = args.check_replicas, getattr(args, "check_work", None), args.stragglers
         if self.replicas:
@@ -41,7 +41,7 @@ class Checks:
                                  "there is no copy to compare them with")
             self.compares = copies > 1
         self.stragglers = Stragglers(world, self.every, peers=peers) if self.every else None
-        self.report, self.first = None, steps       # steps that were done before
+        self.report, self.updates, self.first = None, updates, updates * steps      # updates that were done before
 
     def begin(self):
         """The first step comes next: what was before, as a warm start, is no part of it."""
@@ -51,7 +51,7 @@ class Checks:
     def after(self, step, batch, saves, say):
         """So many steps are done, the last with this batch; saves: a checkpoint comes next. ReplicaError on all ranks
         where they differ. Collective."""
-        self.first = min(self.first, step - 1)
+        self.first = min(self.first, self.updates * (step - 1))
         if self.stragglers and (new := self.stragglers.step()):
             if new.slow and (self.report is None or set(new.slow) != set(self.report.slow)):
                 say(f"step {step:,}: {new}")

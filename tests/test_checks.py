@@ -4,11 +4,14 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minitorch_dist import attempt, comm, faults, nn, training
 from minitorch_dist.__main__ import main
+from minitorch_dist.checks import Checks
+from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.testing import ranks
 from tests import crews, here
 
@@ -79,6 +82,23 @@ def test_what_an_earlier_start_may_have_met_is_not_told(monkeypatch, fault, rest
     monkeypatch.setenv(faults.VARIABLE, f"sleep rank=0; {fault}")
     monkeypatch.setenv(attempt.RESTARTS, str(restarts))
     assert [str(one) for one in faults.spared(comm.world(), first)] == [fault] * told
+
+
+@pytest.mark.parametrize("step, told", [(40, 0), (41, 1), (80, 1)])
+def test_faults_count_updates_where_a_step_has_several(monkeypatch, step, told):
+    """Of 4 each: after step 10, from which a job went on, 40 are behind it."""
+    monkeypatch.setenv(faults.VARIABLE, f"sleep step={step}")
+    monkeypatch.setenv(attempt.RESTARTS, "1")
+    model, said = DistributedDataParallel(nn.mlp([3]), comm.world()), []
+    args = SimpleNamespace(check_replicas=None, stragglers=None)
+    checks = Checks(args, comm.world(), model, 20, updates=4)
+    checks.after(11, None, False, said.append)
+    checks.end(said.append)
+    assert len(said) == told
+    monkeypatch.setenv(attempt.RESTARTS, "0")
+    monkeypatch.setenv(faults.VARIABLE, "sleep step=81")
+    with pytest.raises(ValueError, match="the run ends with step 80"):
+        Checks(args, comm.world(), model, 20, updates=4)
 
 
 def test_a_program_without_steps_to_strike():
