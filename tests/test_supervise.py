@@ -388,6 +388,13 @@ def test_a_supervisor_that_is_killed_takes_its_job_along(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{last:08d}" / "index.json").is_file()
 
 
+def test_an_impatient_launcher_whose_supervisor_is_killed_is_not_signalled(tmp_path):
+    """As Open MPI's: the ranks are told themselves, and save."""
+    kill_the_supervisor(tmp_path, "checkpoints/step-00000010", "--", "-c", IMPATIENT, sys.executable, *TRAIN, "--steps",
+                        "100000", "--epochs", "100000", "--save-every", "10", "--out", tmp_path)
+    assert (tmp_path / "summary.json").is_file()
+
+
 SPEAKS = """
 import signal, sys, time
 from pathlib import Path
