@@ -248,7 +248,8 @@ def test_what_cannot_run_is_not_started_again(tmp_path, capsys):
         told = events(capsys)
         assert told[0] == "start 1: 1 rank" and words in told[-1] and len(told) == 3
     assert supervise("--", *TRAIN[:3], "--mine", "--out", tmp_path / "on") == 2
-    for arguments in (["-n", "2,4", "--", "x.py"], ["-n", "0", "--", "x.py"], ["-n", "2"]):
+    for arguments in (["-n", "2,4", "--", "x.py"], ["-n", "0", "--", "x.py"], ["-n", "2"],
+                      ["--mpirun", "", "--", "-c", "pass"], ["--mpirun", "mpirun 'x", "--", "-c", "pass"]):
         with pytest.raises(SystemExit, match="2"):
             supervise(*arguments)
     said = capsys.readouterr()

@@ -46,7 +46,7 @@ def add_command(commands):
                         "most (default: %(default)s)")
     p.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS",
                    help="for the job to end after a signal was handed on, before it is killed (default: %(default)s)")
-    p.add_argument("--mpirun", type=shlex.split, metavar="COMMAND",
+    p.add_argument("--mpirun", type=_command, metavar="COMMAND",
                    help="what starts ranks: 'mpirun -f hosts' (default: the mpirun that is found; none for one rank)")
     p.add_argument("program", nargs=argparse.REMAINDER, metavar="-- program …", help="a Python program and its options")
     p.set_defaults(run=_run, parser=p)
@@ -69,6 +69,16 @@ def _at_least(least, kind):
             raise argparse.ArgumentTypeError(f"{text}: must be a number, at least {least}")
         return value
     return read
+
+
+def _command(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("it is empty: give a command, or leave the option out")
+    return words
 
 
 _at_least_0, _at_least_1, _seconds = _at_least(0, int), _at_least(1, int), _at_least(0, float)
