@@ -12,6 +12,7 @@ from minitorch_dist import attempt, comm, faults, nn, training
 from minitorch_dist.__main__ import main
 from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.stragglers import Report
 from minitorch_dist.testing import ranks
 from tests import crews, here
 
@@ -160,3 +161,23 @@ def test_what_is_before_the_first_step_is_no_part_of_it(tmp_path, monkeypatch, n
     alone = ["--replicas", "1"] * (name == "sharded")
     said = here.run(*program, *alone, "--steps", "1", "--stragglers", "1", "--out", tmp_path).stdout
     assert float(re.search(r"rank 0 +(\S+) +\S+\n", said)[1]) < 900
+
+
+def test_slow_ranks_are_told_when_they_are_others():
+    model, said = DistributedDataParallel(nn.mlp([3]), comm.world()), []
+    checks = Checks(SimpleNamespace(check_replicas=None, stragglers=1), comm.world(), model, 6)
+    reports = iter([Report(1, [], [], slow) for slow in ({}, {1: 2.0}, {1: 2.5}, {0: 2.0}, {}, {0: 3.0})])
+    checks.stragglers.step = lambda: next(reports)
+    told = []
+    for step in range(1, 7):
+        checks.after(step, None, False, said.append)
+        told.append(len(said))
+    assert told == [0, 1, 1, 2, 2, 3] and said[1].startswith("step 4: ") and "rank 0 is slow" in said[1]
+
+
+def test_work_is_checked_before_a_checkpoint(tmp_path):
+    """Which isn't written then."""
+    run = ranks.launch([*TRAIN, "--check-work", "100", "--save-every", "2", "--out", tmp_path], 3, limit=60,
+                       env={faults.VARIABLE: "miscompute rank=1 step=4"})
+    assert run.returncode and any("rank 1 against ranks 0, 2" in said for said in run.stderr), run.report()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
