@@ -45,8 +45,8 @@ class Turns:
         if not self.through[1 - me]:
             self.go[1 - me].release()
             self.go[me].acquire()
-            if self.error is not None:
-                raise Ended
+        if self.error is not None:      # Ctrl-C raises in the first while it waits for the second
+            raise Ended
 
     def run(self, me, work):
         """One of the two, from its first turn to its end."""

@@ -1,6 +1,9 @@
 """DualPipeV's schedule against its paper, and steps in turns: what each hides of the other's messages."""
 
+import os
+import signal
 import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -125,6 +128,28 @@ def test_what_one_raises_ends_the_other(culprit):
     with pytest.raises(MemoryError, match="here"):
         in_turns(*[(fails, goes_on), (goes_on, fails)][culprit])
     assert len(pauses) < 3 and threading.active_count() == before
+
+
+def test_ctrl_c_ends_the_one_whose_turn_it_is():
+    """It raises in the main thread, whose function waits meanwhile."""
+    pauses, before, caught = [], threading.active_count(), threading.Event()
+
+    def waits():
+        try:
+            pause()
+        finally:
+            caught.set()
+
+    def goes_on():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert caught.wait(10)
+        time.sleep(0.05)        # until it has said so
+        for _ in range(9):
+            pauses.append(1)
+            pause()
+    with pytest.raises(KeyboardInterrupt):
+        in_turns(waits, goes_on)
+    assert len(pauses) == 1 and threading.active_count() == before
 
 
 def test_both_have_the_caller_s_modes_and_random_numbers_and_neither_the_other_s():
