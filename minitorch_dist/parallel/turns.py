@@ -11,10 +11,12 @@ between experts above all: they are posted, and waited for when it is their turn
 hardware moves, nor a thread of MPI's, moves only while somebody waits.)
 
 Python can suspend a function in the middle of its calls by a thread alone: the second function has one, with this
-thread's modes, GPU and random numbers. MPI must allow calls by several threads one at a time; mpi4py asks for more.
+thread's modes, GPU, random numbers and context variables (np.errstate is one). MPI must allow calls by several threads
+one at a time; mpi4py asks for more.
 """
 
 import threading
+from contextvars import copy_context
 
 from ..autodiff.primitive import state
 from ..backend import on, random_state
@@ -74,7 +76,7 @@ def pause():
 def in_turns(first, second, device="cpu"):
     """Call both, beginning with the first. What one of them raises ends the other at its next pause, and is raised.
     device: where the ops of both run."""
-    turns, modes, random = Turns(), dict(vars(state)), dict(vars(random_state))
+    turns, modes, random, context = Turns(), dict(vars(state)), dict(vars(random_state)), copy_context()
 
     def as_here():
         vars(state).update(modes)
@@ -84,7 +86,7 @@ def in_turns(first, second, device="cpu"):
 
     def other():
         turns.go[1].acquire()
-        turns.run(1, as_here)
+        turns.run(1, lambda: context.run(as_here))
     thread = threading.Thread(target=other, name="the other one's turn", daemon=True)
     thread.start()
     turns.run(0, first)
