@@ -91,5 +91,9 @@ def in_turns(first, second, device="cpu"):
     thread.start()
     turns.run(0, first)
     thread.join()
-    if turns.error is not None:
-        raise turns.error
+    error, turns.error = turns.error, None
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error       # nothing here holds what is raised, as where a function raises itself (comm/exits.py looks)

@@ -17,6 +17,7 @@ from minitorch_dist.parallel.schedule_dual import dual_pipe_v
 from minitorch_dist.parallel.schedule_steps import Overlapped, Step, combined, placement_of, v_shaped
 from minitorch_dist.parallel.schedules import drawn, play, zb_v
 from minitorch_dist.parallel.turns import in_turns, pause, taking_turns
+from minitorch_dist.testing import ranks
 from tests.crews import crews
 
 CASES = "tests.parallel.dual_cases:"
@@ -181,3 +182,39 @@ def test_what_a_combined_step_hides(latency, hidden):
     for apart, wanted in ((True, whole), (False, whole - pairs * hidden)):
         for found, off in crews.call(CASES + "timed", 2, (m, latency, seconds, apart)):
             assert found == pytest.approx(wanted) and off < 1e-12
+
+
+# ---------------------------------------------------------------- a rank that goes wrong in its turn
+
+PROGRAM = """
+import sys, time
+from minitorch_dist import comm
+from minitorch_dist.parallel.turns import in_turns, pause
+
+world = comm.world()
+
+def errs():
+    pause()
+    if world.rank == 1:
+        {}
+
+def waits():
+    pause()
+    pause()
+
+in_turns({})
+world.barrier()
+"""
+
+
+def goes_wrong(folder, how, functions):
+    """The Run of PROGRAM on two ranks."""
+    path = folder / "program.py"
+    path.write_text(PROGRAM.format(how, functions))
+    return ranks.launch([path], 2, limit=20, env={"MINITORCH_STALL_SECONDS": "1"})
+
+
+@pytest.mark.parametrize("functions", ["errs, waits", "waits, errs"])
+def test_an_exit_status_is_the_job_s(tmp_path, functions):
+    run = goes_wrong(tmp_path, "sys.exit(3)", functions)
+    assert run.returncode == 3 and "in errs" in run.stderr[1] and not run.stderr[0].strip(), run.report()
