@@ -325,7 +325,7 @@ class Guard:
     def describe(self, call, missing=None):
         """Where this rank is, and for whom it waits."""
         if call is None:
-            frame = sys._current_frames().get(threading.main_thread().ident)
+            frame = sys._current_frames().get(state.turn or threading.main_thread().ident)
             return f"is in no call of a communicator. It is here:\n{stack(frame)}"
         whom = f" for {told(missing)}" if missing else ""
         return f"waits in {call}{whom}. It waits here:\n{stack(sys._current_frames().get(state.thread))}"

@@ -42,11 +42,12 @@ class Call(NamedTuple):
 
 class RankState:
     """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun, `thread`
-    the identifier of the thread that has begun the last one. `waited` are the seconds spent in them, of a call within
+    the identifier of the thread that has begun the last one, `turn` that of the thread whose turn it is to compute
+    where several take turns (None: the main one computes). `waited` are the seconds spent in calls, of one within
     another once; None as long as nobody has set it to 0.0, to be told."""
 
     def __init__(self):
-        self.call, self.calls, self.thread = None, 0, None
+        self.call, self.calls, self.thread, self.turn = None, 0, None, None
         self.waited = self._since = None
         self._file = None
         self.look = lambda call: None       # the guard's, for calls that don't wait, but come again and again

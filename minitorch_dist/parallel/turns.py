@@ -20,6 +20,7 @@ from contextvars import copy_context
 
 from ..autodiff.primitive import state
 from ..backend import on, random_state
+from ..comm.state import state as rank
 
 
 class _Here(threading.local):
@@ -47,12 +48,14 @@ class Turns:
         if not self.through[1 - me]:
             self.go[1 - me].release()
             self.go[me].acquire()
+            rank.turn = threading.get_ident()       # where the guard finds this rank computing
         if self.error is not None:      # Ctrl-C raises in the first while it waits for the second
             raise Ended
 
     def run(self, me, work):
         """One of the two, from its first turn to its end."""
         outer, _here.turns = _here.turns, (self, me)
+        rank.turn = threading.get_ident()
         try:
             work()
         except BaseException as error:
@@ -77,6 +80,7 @@ def in_turns(first, second, device="cpu"):
     """Call both, beginning with the first. What one of them raises ends the other at its next pause, and is raised.
     device: where the ops of both run."""
     turns, modes, random, context = Turns(), dict(vars(state)), dict(vars(random_state)), copy_context()
+    outer = rank.turn
 
     def as_here():
         vars(state).update(modes)
@@ -91,6 +95,7 @@ def in_turns(first, second, device="cpu"):
     thread.start()
     turns.run(0, first)
     thread.join()
+    rank.turn = outer
     error, turns.error = turns.error, None
     try:
         if error is not None:

@@ -218,3 +218,9 @@ def goes_wrong(folder, how, functions):
 def test_an_exit_status_is_the_job_s(tmp_path, functions):
     run = goes_wrong(tmp_path, "sys.exit(3)", functions)
     assert run.returncode == 3 and "in errs" in run.stderr[1] and not run.stderr[0].strip(), run.report()
+
+
+@pytest.mark.parametrize("functions", ["errs, waits", "waits, errs"])
+def test_the_stall_limit_tells_whose_turn_it_is(tmp_path, functions):
+    run = goes_wrong(tmp_path, "time.sleep(60)", functions)
+    assert run.returncode == 1 and "time.sleep(60)" in run.stderr[1] and "is in no call" in run.stderr[1], run.report()
