@@ -58,22 +58,18 @@ def blind(module, path="the stage"):
     return next(filter(None, (blind(m, name or path) for name, m in module._modules.items())), None)
 
 
-def agree(chunks, inputs, packed, comm):
-    """What the ranks of a pipeline have to know alike before they begin. ValueError or TypeError on all of them for
-    rows or chunks that don't fit `packed`; MismatchError on all where they differ in that, or in the numbers of
-    documents. Collective."""
-    said, problem = "plain rows", None
-    try:
-        if packed:
-            said = f"packed rows, documents {_checked(chunks, inputs)}"
-        elif inputs.ndim == 3 and inputs.shape[2] == 2 and inputs.dtype.kind in "iu":
-            raise ValueError(f"Pipeline.run: inputs {inputs.shape} of {inputs.dtype} are packed rows, and attention "
-                             "would look from one document into another: say packed=True")
-    except (TypeError, ValueError) as error:
-        said, problem = str(error), error
-    comm.agree("Pipeline.run", detail=said)
-    if problem is not None:
-        raise problem
+def told(chunks, inputs, packed, reads):
+    """What a pipeline's inputs are, as a text: packed rows by their documents' shape and checksum. ValueError or
+    TypeError for rows or chunks that don't fit `packed`; reads: whether some rank's chunk has layers that take
+    documents."""
+    if packed and not reads:
+        raise ValueError("Pipeline.run: packed=True, and no stage of this pipeline takes documents: leave it out")
+    if packed:
+        return f"packed rows, documents {_checked(chunks, inputs)}"
+    if reads and inputs.ndim == 3 and inputs.shape[2] == 2 and inputs.dtype.kind in "iu":
+        raise ValueError(f"Pipeline.run: inputs {inputs.shape} of {inputs.dtype} are packed rows, and attention "
+                         "would look from one document into another: say packed=True")
+    return "plain rows"
 
 
 def _checked(chunks, inputs):

@@ -214,13 +214,11 @@ class Pipeline:
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
-        packed     whether the inputs are packed rows (data/packing.py), whose documents the stages take (documents.py);
-                   unless they fit, and are the same on all ranks, all get an error
+        packed     whether the inputs are packed rows (data/packing.py), whose documents the stages take (documents.py)
+        Unless all of that fits, and rows and documents are the same ones on all ranks of the pipeline, all get an
+        error, before anything is sent.
         """
-        self._check_scaler(scaler)
-        self._check_frozen()
-        self._check_packed(batch.inputs, packed)
-        self.shards = self._shards_of(batch)
+        self._agree(batch, scaler, packed)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
                                "way: it would be taken for this batch's. Start again from a checkpoint")
@@ -259,6 +257,22 @@ class Pipeline:
         else:
             self._weight_gradients(kind, stage, chunk, k)
 
+    def _agree(self, batch, scaler, packed):
+        """Before anything is sent: that all ranks have the same rows, and none an error. One that all have is raised,
+        of another a MismatchError tells all of them."""
+        said, problem = None, None
+        try:
+            self._check_scaler(scaler)
+            self._check_frozen()
+            self.shards, self.packed = self._shards_of(batch), packed
+            said = (f"rows {self.shards[0].rows[0]} to {self.shards[-1].rows[1]} of {batch.count}, "
+                    f"{documents.told(self.chunks, batch.inputs, packed, self.reads)}")
+        except (RuntimeError, TypeError, ValueError) as error:
+            said, problem = str(error), error
+        self.comm.agree("Pipeline.run", detail=said)
+        if problem is not None:
+            raise problem
+
     def _check_scaler(self, scaler):
         if scaler is not None and scaler.enabled and not set(self.comm.world_ranks) <= set(
                 scaler.comm.world_ranks if scaler.comm is not None else ()):
@@ -270,13 +284,6 @@ class Pipeline:
                       if rank == self.comm.rank and stage < self.lowest and is_trained(self.chunks[chunk])]:
             raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
-
-    def _check_packed(self, inputs, packed):
-        if self.reads:
-            documents.agree(self.chunks, inputs, packed, self.comm)
-        elif packed:
-            raise ValueError("Pipeline.run: packed=True, and no stage of this pipeline takes documents: leave it out")
-        self.packed = packed
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""

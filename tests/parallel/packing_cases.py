@@ -158,6 +158,10 @@ def staged(name, micro_batches, sizes=None, stage=0, exact=False, recompute=Fals
     return losses, full_state_dict(chunks, pp), book.bytes_sent["pp", "send"], count
 
 
+def without_attention():
+    return nn.Sequential(nn.Embedding(VOCABULARY, 8), *(nn.Tanh() for _ in range(3)), nn.Linear(8, VOCABULARY))
+
+
 def differing():
     """What each rank is told where the two don't mean the same rows, or both mean what can't be; and the loss of plain
     rows after that."""
@@ -165,13 +169,13 @@ def differing():
     _, batch = next(batches(rows))
     first = world.rank == 0
 
-    def run(what, inputs, packed, middle=None):
-        whole = layers()
+    def run(what, inputs, packed, middle=None, part=batch, stages=layers):
+        whole = stages()
         if middle is not None:
             whole._modules["1"] = middle
         pair = world.split(0)       # a MismatchError ends a communicator
         pipeline = Pipeline([cut_sequential(whole, 2, [1] * 5)[pair.rank]], pair, one_forward_one_backward(2, 2))
-        part = dataclasses.replace(batch, inputs=inputs, shards=[dataclasses.replace(batch.shards[0], inputs=inputs)])
+        part = dataclasses.replace(part, inputs=inputs, shards=[dataclasses.replace(part.shards[0], inputs=inputs)])
         try:
             found[what] = pipeline.run(part, scores_loss, seed=0, step=0, packed=packed)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -184,6 +188,9 @@ def differing():
     run("plain on one", inputs if first else inputs[..., 0], True)
     run("floats", inputs.astype(float), True)
     run("hidden", inputs, True, nn.Sequential(nn.Tanh(), nn.MultiHeadAttention(8, 2, dtype=np.float64)))
+    run("said by one, and nobody takes documents", inputs[..., 0], first, stages=without_attention)
+    _, half = next(batches(rows, world.rank, world.size))      # of a loader for ranks that divide the samples
+    run("other rows", half.inputs[..., 0], False, part=half, stages=without_attention)
     run("plain", inputs[..., 0], False)
     return found
 
@@ -191,7 +198,7 @@ def differing():
 def nobody_asks():
     """What a pipeline without attention says of packed=True, and its loss of pairs of numbers of somebody's own."""
     world, rows = comm.world(), packed()
-    stages = cut_sequential(nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)), 2)
+    stages = cut_sequential(without_attention(), 2, [1] * 5)
     pipeline = Pipeline([stages[world.rank]], world, one_forward_one_backward(2, 2))
     _, batch = next(batches(rows))
     try:

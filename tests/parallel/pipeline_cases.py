@@ -298,13 +298,14 @@ def errors():
     attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
     attempt("others", lambda: Pipeline(mine, world, one_forward_one_backward(2, 4 - 2 * world.rank)))
     attempt("other steps", lambda: Pipeline(mine, world, (gpipe, one_forward_one_backward)[world.rank](2, 4)))
-    frozen = Pipeline([mine[0].requires_grad_(world.rank == 1)], world, gpipe(2, 2))
-    if world.rank == 0:
-        mine[0].requires_grad_()
-        attempt("thawed", lambda: frozen.run(batch, loss_of, seed=0, step=0))
+    frozen = Pipeline([mine[0].requires_grad_(world.rank == 1)], world.split(0), gpipe(2, 2))
+    mine[0].requires_grad_()
+    attempt("thawed", lambda: frozen.run(batch, loss_of, seed=0, step=0))
     flat = Pipeline([nn.Sequential(nn.Linear(plain.FEATURES, 3, dtype=np.float64), Flat())], world, gpipe(2, 2))
     if world.rank == 0:
         attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))
+    else:
+        flat._agree(batch, None, False)     # and goes no further
     return found
 
 

@@ -139,6 +139,8 @@ def test_ranks_of_a_pipeline_mean_the_same_rows():
              "other documents": ("MismatchError", "packed rows, documents (8, 16), crc32"),
              "malformed on one": ("MismatchError", "documents (8, 16)", "rows of shape (8, 16, 1)"),
              "plain on one": ("MismatchError", "documents (8, 16)", "inputs (8, 16) with packed=True"),
+             "said by one, and nobody takes documents": ("MismatchError", "plain rows", "no stage of this pipeline"),
+             "other rows": ("MismatchError", "rows 0 to 4 of 8, plain", "rows 4 to 8 of 8, plain"),
              "floats": ("TypeError", "documents of dtype float64"),
              "hidden": ("MismatchError", "1, of class Sequential, takes no documents")}
     for found in crews.call(CASES + "differing", 2):
