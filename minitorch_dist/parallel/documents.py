@@ -33,11 +33,11 @@ def call(module, x, documents):
 
 
 def takes_documents(module):
-    """Whether forward has a parameter of this name; or one for whatever there is, as wrappers and Sequential have, and
-    all modules inside, to which they hand it on, take documents."""
+    """Whether forward's second parameter has this name; or it has one for whatever there is, as wrappers and Sequential
+    have, and all modules inside, to which they hand it on, take documents."""
     parameters = signature(module.forward).parameters
     if "documents" in parameters:
-        return True
+        return [*parameters].index("documents") == 1 and parameters["documents"].kind != Parameter.KEYWORD_ONLY
     inside = module._modules.values()
     return any(p.kind == Parameter.VAR_POSITIONAL for p in parameters.values()) and bool(inside) and \
         all(map(takes_documents, inside))
@@ -49,12 +49,12 @@ def readers(module):
 
 
 def blind(module, path="the stage"):
-    """The first module from the top that takes no documents and has readers inside, as a text; or None."""
+    """The first module from the top that takes no documents and is a reader, or has some inside, as a text; or None."""
     found = readers(module)
+    if found and not takes_documents(module):
+        return f"{path}, of class {type(module).__name__}"
     if not found or module in found:
         return None
-    if not takes_documents(module):
-        return f"{path}, of class {type(module).__name__}"
     return next(filter(None, (blind(m, name or path) for name, m in module._modules.items())), None)
 
 
@@ -79,8 +79,9 @@ def _checked(chunks, inputs):
     tokens, documents = apart(inputs)
     text = f"{tuple(documents.shape)}, crc32 {zlib.crc32(to(numbered(documents, tokens.shape), 'cpu').tobytes()):08x}"
     if found := next(filter(None, map(blind, chunks)), None):
-        raise ValueError(f"Pipeline.run: packed=True, and {found}, takes no documents, which are for layers inside of "
-                         "it: give its forward a parameter of this name, or its layers to cut_sequential one by one")
+        raise ValueError(f"Pipeline.run: packed=True, and {found}, takes no documents as its second argument, and they "
+                         "are for it, or for layers inside of it: give its forward a second parameter of this name, or "
+                         "its layers to cut_sequential one by one")
     return text
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist import nn
+from minitorch_dist.parallel.documents import Stage, blind, takes_documents
 from minitorch_dist.parallel.pipeline import SPEC_BYTES
 from tests.crews import crews, threads
 
@@ -147,6 +149,36 @@ def test_ranks_of_a_pipeline_mean_the_same_rows():
         assert np.isfinite(found.pop("plain")) and found.keys() == words.keys()
         for what, (kind, *parts) in words.items():
             assert found[what].startswith(kind) and all(part in found[what] for part in parts), found[what]
+
+
+def test_who_takes_documents():
+    """Wrappers by what they hand them on to; a layer as the second argument, by which it gets them."""
+    class Any(nn.Module):
+        def forward(self, *inputs):
+            return inputs[0]
+
+    class Second(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Sequential(nn.Tanh(), nn.MultiHeadAttention(8, 2))     # its own affair
+
+        def forward(self, x, documents=None):
+            return x
+
+    class Third(nn.Module):
+        def forward(self, x, mask=None, documents=None):
+            return x
+
+    class Named(nn.Module):
+        def forward(self, x, *, documents=None):
+            return x
+    for module, takes, first in ((Any(), False, None), (Second(), True, None), (nn.Sequential(Second()), True, None),
+                                 (Third(), False, "the stage, of class Third"), (Named(), False, "the stage, of class"),
+                                 (Stage(nn.Sequential(Any(), Second())), True, "0, of class Sequential"),
+                                 (Stage(Second(), Any(), Third()), True, "2, of class Third")):
+        found = blind(module)
+        assert takes_documents(module) == takes and (found is None) == (first is None)
+        assert first is None or found.startswith(first)
 
 
 def test_a_pipeline_where_nobody_takes_documents():
