@@ -45,17 +45,21 @@ class Timeline:
         return "\n".join(lines)
 
     def save(self, path):
-        """Write the trace as Chrome-trace JSON: a process per rank, compute as a stack of slices, communication as
-        asynchronous ones (several may be under way). Times in microseconds.
+        """Write the trace as Chrome-trace JSON: a process per rank, compute as a stack of slices (a second one beside,
+        where two passes took turns), communication as asynchronous ones (several may be under way). Times in
+        microseconds.
 
         Source: Google's "Trace Event Format" document.
         """
         events = []
         for rank, spans in enumerate(self.spans):
             events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-            events.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": "compute"}})
+            rows = stacks(spans)
+            events += [{"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": "compute"}}
+                       for row in sorted({0, *rows.values()})]
             for number, s in enumerate(spans):
-                common = {"name": s.name, "cat": s.track, "pid": rank, "tid": 0, "args": {"detail": s.detail}}
+                common = {"name": s.name, "cat": s.track, "pid": rank, "tid": rows.get(number, 0),
+                          "args": {"detail": s.detail}}
                 if s.track == "compute":
                     events.append(common | {"ph": "X", "ts": 1e6 * s.begin, "dur": 1e6 * (s.end - s.begin)})
                 else:
@@ -84,6 +88,22 @@ def trace(comm=None):
         yield timeline
     mine = [s._replace(begin=max(0.0, s.begin - origin), end=s.end - origin) for s in book.spans]
     timeline.spans = [[ledger.Span(*s) for s in spans] for spans in comm.all_gather_object([tuple(s) for s in mine])]
+
+
+def stacks(spans):
+    """{number of a compute span: its row}: in each row any two lie apart, or one in the other."""
+    rows, open_ends = {}, []        # of each row the ends of the spans that enclose what comes next
+    compute = [(s.begin, -s.end, number) for number, s in enumerate(spans) if s.track == "compute"]
+    for begin, end, number in sorted(compute):
+        for ends in open_ends:
+            while ends and ends[-1] <= begin:
+                ends.pop()
+        row = next((i for i, ends in enumerate(open_ends) if not ends or -end <= ends[-1]), len(open_ends))
+        if row == len(open_ends):
+            open_ends.append([])
+        open_ends[row].append(-end)
+        rows[number] = row
+    return rows
 
 
 # ---------------------------------------------------------------- sets of time, as sorted disjoint (begin, end)

@@ -9,7 +9,7 @@ from minitorch_dist import viz
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.ledger import Span
 from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, zb_h1
-from minitorch_dist.timeline import Timeline, intersection, length, union
+from minitorch_dist.timeline import Timeline, intersection, length, stacks, union
 from minitorch_dist.viz.timeline import COLORS, pack, timeline
 from tests.crews import crews
 
@@ -118,6 +118,20 @@ def test_the_trace_of_real_steps(tmp_path):
 
 def test_a_block_that_raises_gathers_nothing():
     assert crews.call(CASES + "broken", 2) == [[], []]
+
+
+def test_slices_of_a_row_stand_side_by_side_or_one_in_the_other(tmp_path):
+    """As trace viewers want them; passes in turns overlap."""
+    times = [(2, 3), (0, 5), (1, 8), (6, 7), (8, 9), (5, 6), (8, 9)]
+    spans = [Span("compute", "x", *map(float, t)) for t in times] + [Span("communication", "all_reduce", 0.0, 9.0)]
+    rows = stacks(spans)
+    assert rows == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0, 5: 0, 6: 0}
+    traced = Timeline()
+    traced.spans = [spans, spans[:1]]
+    traced.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["tid"] for e in events if e["ph"] == "X"] == [*(rows[i] for i in range(7)), 0]
+    assert [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_sets_of_time():
