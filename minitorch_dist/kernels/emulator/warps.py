@@ -15,6 +15,7 @@ Source: PTX ISA, sections on mma, ldmatrix and wgmma; canonical layouts of wgmma
 import numpy as np
 
 from .arithmetic import F32, TYPES, U32, widened
+from .lanes import Unknown
 
 LANE = np.arange(32)
 G, C = LANE // 4, LANE % 4
@@ -100,7 +101,7 @@ class Descriptor:
         self.leading, self.stride = (bits >> 16 & 0x3fff) << 4, (bits >> 32 & 0x3fff) << 4
         self.swizzle = (16, 128, 64, 32)[bits >> 62]
         if bits >> 49 & 7:
-            raise NotImplementedError(f"a wgmma descriptor with base offset {bits >> 49 & 7}")
+            raise Unknown(f"the emulator knows no wgmma descriptor with base offset {bits >> 49 & 7}")
 
     def addresses(self, outer, k, itemsize, along_k):
         """Addresses of the elements (outer, k). along_k: whether neighbours in k are neighbours in memory."""
