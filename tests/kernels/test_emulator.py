@@ -1,175 +1,110 @@
-"""The emulated GPU by itself, on PTX written by hand: arithmetic, branches, barriers, memory's checks, the counts."""
+"""The emulated GPU by itself, on PTX written by hand: what it refuses, branches, barriers, memory, the counts."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from minitorch_dist.backend import as_dtype
 from minitorch_dist.kernels.emulator import EmulationError, Unknown, aligned, execute, machine
-from minitorch_dist.kernels.emulator.arithmetic import TYPES, fused, narrowed, operation
 from minitorch_dist.kernels.emulator.machine import Code
 from minitorch_dist.kernels.emulator.ptx import parse
-
-RNG = np.random.default_rng(0)
-EVERY = 0xffffffff
 
 
 def run(body, threads=32, grid=(1,), shared=0, **arrays):
     """Run PTX with an address parameter per array: %x0 … hold them, %lane the thread's number, %at 4 times that."""
     parameters = ", ".join(f".param .u64 {name}" for name in arrays)
     loads = "\n".join(f"ld.param.u64 %x{i}, [{name}];" for i, name in enumerate(arrays))
-    text = (f".visible .entry k({parameters}) {{ .reg .pred %p<9>; .reg .b32 %r<30>; .reg .b32 %lane;"
+    text = (f".extern .shared .align 16 .b8 memory[]; .visible .entry k({parameters}) {{ .reg .pred %p<9>;"
+            ".reg .b16 %h<9>; .reg .b32 %r<30>; .reg .b32 %lane;"
             f".reg .b64 %x<30>; .reg .b64 %at; .reg .b64 %d<9>; {loads}"
             f"mov.u32 %lane, %tid.x; mul.wide.u32 %at, %lane, 4; {body} ret; }}")
     return execute(Code(parse(text)), grid, threads, arrays, shared)
 
 
-def scalar(opcode, *values):
-    """An instruction of numbers."""
-    types, function = operation(tuple(opcode.split(".")))
-    with np.errstate(all="ignore"):
-        return function(*(np.array([v], t) for v, t in zip(values, types, strict=True)))[0]
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
-# --- arithmetic -------------------------------------------------------------------------------------------------------
+UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
+    add.rz.f64 %x1, %x2, %x3
+    mad.rz.f32 %r1, %r2, %r3, %r4
+    add.cc.u32 %r1, %r2, %r3
+    add.sat.s32 %r1, %r2, %r3
+    add.f32.f16 %r1, %h1, %r2
+    mad.hi.sat.s32 %r1, %r2, %r3, %r4
+    fma.rn.relu.f16x2 %r1, %r2, %r3, %r4
+    min.xorsign.abs.f32 %r1, %r2, %r3
+    min.relu.s32 %r1, %r2, %r3
+    min.f32 %r1, %r2, %r3, %r4
+    prmt.b32.f4e %r1, %r2, %r3, 1
+    rcp.approx.ftz.f64 %x1, %x2
+    setp.lt.s32 %p1|%p2, %r1, %r2
+    setp.eq.and.s32 %p2, %r1, %r2, !%p1
+    vote.sync.any.pred %p2, !%p1, 0xffffffff
+    vote.any.pred %p2, %p1
+    shfl.bfly.b32 %r1, %lane, 1, 31
+    shfl.sync.bfly.b32 %r1, %lane, 1, 31, 0xffff
+    mov.u32 %r2, 0xffff; redux.sync.add.s32 %r1, %lane, %r2
+    cvt.rn.satfinite.f16.f32 %h1, %r1
+    cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2
+    cvt.rn.tf32.f32 %r1, %r2
+    cvt.rni.bf16.bf16 %h1, %h2
+    cvt.sat.u8.s32 %r1, %r2
+    ld.u32 %r1, [%x0]
+    ld.const.u32 %r1, [%x0]
+    ld.local.u32 %r1, [%x0]
+    ld.shared::cluster.u32 %r1, [memory]
+    ld.global.L2::cache_hint.u32 %r1, [%x0], %x1
+    st.param.b32 [out], %r1
+    mov.b128 %x1, {%x2, %x3}
+    atom.global.inc.u32 %r1, [%x0], 5
+    atom.shared.add.u32 %r1, [memory], 5
+    atom.add.u32 %r1, [%x0], 5
+    red.global.add.v2.f32 [%x0], {%r1, %r2}
+    ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [memory]
+    mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f16 {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1}, {%r1, %r2}
+    wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%r1, %r2, %r3, %r4}, %x1, %x2, %r5, 0, 1, 1, 1, 0, 0
+    bar.sync 1, 64
+    barrier.sync 0
+    barrier.cluster.arrive
+    mov.u32 %r1, %smid
+    mov.u32 %r1, WARP_SZ
+    mov.u32 %r1, memory+16
+    mov.f32 %r1, 0.5
+    mov.u32 %r1, %other"""
 
 
-def nearest(x):
-    """float32 of a Fraction, rounded once: the nearest of the neighbours of a first guess, ties to even."""
-    guess = np.float32(float(x))
-    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
-    return min(around, key=lambda y: (abs(Fraction(float(y)) - x), int(y.view(np.uint32)) & 1))
+@pytest.mark.parametrize("text", [line.strip() for line in UNKNOWN.splitlines()])
+def test_what_it_has_not_learnt_is_refused(text):
+    """Not taken for an instruction, a number or a register of a similar name."""
+    with pytest.raises(Unknown, match="doesn't know"):
+        run(text + ";", shared=16, out=np.zeros(32, "f4"))
 
 
-def test_fma_rounds_once():
-    a, b, c = RNG.standard_normal((3, 2000)).astype("f4")
-    c[:500] *= np.float32(2.0) ** RNG.integers(-30, 30, 500)
-    # Just below a tie: a·b is half a unit of c's last place less a part that float64's sum has no room for, so that
-    # rounding twice goes up to even; and the same with the signs the other way round.
-    k, hard = RNG.integers(1, 200, 200), slice(500, 700)
-    a[hard], b[hard] = np.float32(2.0) ** -24 * (1 + k * 2.0 ** -23), 1 - k * 2.0 ** -23
-    c[hard] = 1 + (2 * RNG.integers(0, 2 ** 21, 200) + 1) * 2.0 ** -23
-    a[600:700], c[600:700] = -a[600:700], -c[600:700]
-    tiny = slice(1900, 2000)        # subnormal results
-    a[tiny] *= np.float32(2) ** -70
-    b[tiny] *= np.float32(2) ** -70
-    c[tiny] *= np.float32(2) ** -138
-    got = fused(a, b, c)
-    wanted = [nearest(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
-              for x, y, z in zip(a, b, c, strict=True)]
-    np.testing.assert_array_equal(got, np.array(wanted, "f4"))
-    twice = (a.astype("f8") * b + c).astype("f4")
-    assert (twice != got)[hard].all() and np.isclose(twice, got, rtol=1e-6).all()
+def test_two_arrays_in_shared_memory_are_refused():
+    """Each would be where shared memory begins."""
+    with pytest.raises(Unknown, match="doesn't know memory in"):
+        run(".shared .align 4 .b8 more[16]; mov.u32 %r1, memory;", shared=32, out=np.zeros(1, "f4"))
 
 
-@pytest.mark.parametrize("rounding", ["rm", "rp", "rz"])
-def test_directed_rounding(rounding):
-    """The result is on the right side of the exact one, and its neighbour beyond."""
-    a, b, c = RNG.standard_normal((3, 500)).astype("f4")
-    c[:250] *= np.float32(2.0) ** RNG.integers(-70, 70, 250)       # the product or the addend is far below a unit
-    operands = {"fma": (a, b, c), "mul": (a, b), "add": (a, c), "sub": (a, c)}
-    exact = {"fma": lambda x, y, z: x * y + z, "mul": lambda x, y: x * y, "add": lambda x, y: x + y,
-             "sub": lambda x, y: x - y}
-    for name, values in operands.items():
-        got = operation((name, rounding, "f32"))[1](*values)
-        assert got.dtype == np.float32
-        for result, *xs in zip(got, *values, strict=True):
-            true = exact[name](*(Fraction(float(x)) for x in xs))
-            side = 1 if rounding == "rm" or rounding == "rz" and true > 0 else -1
-            beyond = np.nextafter(result, np.float32(side * np.inf))
-            assert side * Fraction(float(result)) <= side * true < side * Fraction(float(beyond)), (name, xs)
+def test_constants_and_a_threads_own_memory_are_refused_where_they_are_reached():
+    for access in ("mov.b64 %x5, table", "ld.local.b32 %r2, [%x4]", "st.local.b32 [%x4], %r1"):
+        text = f"""{{ .local .align 4 .b8 own[28]; .global .align 4 .b8 table[4] = {{1, 2, 3, 4}}; mov.b64 %x4, own;
+            setp.lt.u32 %p1, %lane, 0; @%p1 bra $far; mov.u32 %r1, 7; bra $on; $far: {access}; $on:
+            st.global.b32 [%x0], %r1; }}"""
+        out = np.zeros(1, "u4")
+        run(text, out=out)
+        assert out == 7
+        with pytest.raises(Unknown, match="doesn't know memory but global and shared"):
+            run(text.replace("%lane, 0", "%lane, 1"), out=out)
 
 
-def test_bfloat16_is_rounded_as_its_own_type_does():
-    x = np.concatenate([RNG.standard_normal(500).astype("f4") * np.float32(10.0) ** RNG.integers(-38, 38, 500),
-                        np.array([0, -0.0, np.inf, -np.inf, 3.4e38, 1.00390625, 1.01171875, 1e-40], "f4")])
-    np.testing.assert_array_equal(narrowed(x), x.astype(as_dtype("bfloat16")).view("u2"))
-
-
-def signed(x, width=32):
-    return x - (1 << width) if x >> (width - 1) else x
-
-
-WORDS = [0, 1, 5, 31, 32, 33, 0x7fffffff, 0x80000000, 0xdeadbeef, EVERY]
-
-
-@pytest.mark.parametrize("a", WORDS)
-def test_integers(a):
-    for b in WORDS:
-        s, t = signed(a), signed(b)
-        assert scalar("mul.hi.u32", a, b) == a * b >> 32
-        assert scalar("mul.wide.s32", s, t) == s * t
-        assert int(scalar("mul.lo.s32", s, t)) & EVERY == s * t & EVERY
-        assert scalar("mul.hi.u64", a << 31 | b, b << 30 | a) == (a << 31 | b) * (b << 30 | a) >> 64
-        assert scalar("mul.hi.s64", s << 20, t << 25) == (s << 20) * (t << 25) >> 64
-        assert scalar("shl.b32", a, b) == (a << b & EVERY if b < 32 else 0)
-        assert scalar("shr.u32", a, b) == (a >> b if b < 32 else 0)
-        assert scalar("shr.s32", s, b) == s >> min(b, 31)
-        if b:
-            assert scalar("div.u32", a, b) == a // b and scalar("rem.u32", a, b) == a % b
-            if (s, t) != (-2 ** 31, -1):
-                assert scalar("div.s32", s, t) == int(Fraction(s, t))
-                assert scalar("rem.s32", s, t) == math.fmod(s, t)
-        for first, length in ((0, 8), (3, 5), (28, 9), (31, 1), (4, 0), (0, 32)):
-            bits = a >> first & (1 << length) - 1
-            assert scalar("bfe.u32", a, first, length) == bits
-            window = min(first + length, 32) - first
-            if window > 0 and length:
-                kept = bits & (1 << window) - 1
-                assert scalar("bfe.s32", s, first, length) == signed(kept, window)
-            mask = ((1 << length) - 1) << first & EVERY
-            assert scalar("bfi.b32", a, b, first, length) == (b & ~mask & EVERY) | (a << first & mask)
-        both = a | b << 32
-        for selector in (0x3210, 0x7654, 0x0246, 0x89ab, 0xf0f0):
-            out = 0
-            for i in range(4):
-                choice = selector >> 4 * i & 15
-                byte = both >> 8 * (choice & 7) & 255
-                out |= (255 * (byte >> 7) if choice & 8 else byte) << 8 * i
-            assert scalar("prmt.b32", a, b, selector) == out
-        for table in (0x80, 0xfe, 0x96, 0xca):
-            c = (a * 77 + b) & EVERY
-            wanted = sum((table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i for i in range(32))
-            assert scalar("lop3.b32", a, b, c, table) == wanted
-        for n in (0, 7, 31, 32, 40):
-            assert scalar("shf.l.wrap.b32", a, b, n) == (both << (n & 31)) >> 32 & EVERY
-            assert scalar("shf.r.clamp.b32", a, b, n) == both >> min(n, 32) & EVERY
-    assert scalar("popc.b32", a) == a.bit_count() and scalar("clz.b32", a) == 32 - a.bit_length()
-    assert scalar("brev.b32", a) == int(f"{a:032b}"[::-1], 2)
-
-
-def test_conversions():
-    cases = [(2.5, 2, 2), (-2.5, -2, -2), (3.5, 4, 3), (1e20, 2 ** 31 - 1, 2 ** 31 - 1), (-1e20, -2 ** 31, -2 ** 31),
-             (np.nan, 0, 0), (-0.5, 0, 0), (np.inf, 2 ** 31 - 1, 2 ** 31 - 1)]
-    for x, even, cut in cases:
-        assert scalar("cvt.rni.s32.f32", x) == even and scalar("cvt.rzi.s32.f32", x) == cut
-    assert scalar("cvt.rzi.u32.f32", -3.0) == 0
-    assert scalar("cvt.rn.f16x2.f32", 1.0, -2.0) == 0x3c00c000         # the first is above
-    assert scalar("cvt.rn.bf16x2.f32", 1.0, -2.0) == 0x3f80c000
-    assert scalar("cvt.rn.f32.u64", 2 ** 63) == 2.0 ** 63
-    assert scalar("cvt.f32.bf16", 0x3fc0) == 1.5
-    assert scalar("cvt.rna.tf32.f32", np.float32(1 + 2.0 ** -11)) == np.float32(1 + 2.0 ** -10).view("u4")
-
-
-def test_comparisons_and_nan():
-    for name, ordered, other in (("lt", True, False), ("ge", False, False), ("ne", True, False), ("ltu", True, True),
-                                 ("geu", False, True), ("neu", True, True), ("num", True, False),
-                                 ("nan", False, True), ("equ", False, True)):
-        assert scalar(f"setp.{name}.f32", 1.0, 2.0) == ordered, name
-        assert scalar(f"setp.{name}.f32", 1.0, np.nan) == other, name
-    assert scalar("setp.lt.and.s32", -1, 1, False) == 0 and scalar("setp.lt.or.u32", 5, 1, True) == 1
-    assert scalar("max.f32", 1.0, np.nan) == 1 and np.isnan(scalar("max.NaN.f32", 1.0, np.nan))
-    assert scalar("mul.ftz.f32", 1e-30, 1e-10) == 0 and scalar("mul.f32", 1e-30, 1e-10) > 0
-    assert scalar("fma.rn.bf16x2", 0x3f803f80, 0x40004000, 0x3f800000) == 0x40404000      # 1·2 + 1, 1·2 + 0
-
-
-def test_what_it_has_not_learnt_is_refused():
-    for text in ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512", "add.rz.f64 %x1, %x2, %x3",
-                 "setp.lt.s32 %p1|%p2, %r1, %r2", "bar.sync 1, 64"):
-        with pytest.raises(Unknown, match="doesn't know"):
-            run(text + ";", out=np.zeros(32, "f4"))
+def test_scopes_have_names_of_their_own():
+    """Of registers, many at once too, and of labels: what inline assembler declares, once for each of its places."""
+    out = np.zeros(32, "u4")
+    once = "{ .reg .b32 %r<3>; mov.u32 %r1, 5; bra.uni skip; mov.u32 %lane, 99; skip: add.u32 %r9, %r9, %r1; }"
+    run(f"mov.u32 %r1, 1; mov.u32 %r9, 0; {once} /* again; */ {once} add.u32 %r9, %r9, %r1; add.s64 %x2, %x0, %at;"
+        "st.global.u32 [%x2], %r9;", out=out)
+    assert (out == 11).all()
 
 
 # --- branches and barriers --------------------------------------------------------------------------------------------
@@ -249,6 +184,21 @@ def test_threads_that_have_ended_are_not_waited_for():
     np.testing.assert_array_equal(out, np.where((lanes >= 9) & (lanes < 70), lanes, 0))
 
 
+def test_a_warp_that_waits_at_two_barriers():
+    text = "setp.lt.u32 %p1, %lane, {}; @%p1 bra $a; bar.sync 0; bra $end; $a: bar.sync 0; $end:"
+    assert run(text.format(32), threads=64, out=np.zeros(1, "f4")).barriers == 1
+    with pytest.raises(EmulationError, match="thread 7: waits at a barrier while others of its warp wait at another"):
+        run(text.format(7), threads=64, out=np.zeros(1, "f4"))
+
+
+def test_the_closing_brace_ends_a_kernel():
+    """As ret does: nobody waits for those who have come to it."""
+    out = np.zeros(64, "u4")
+    run("""setp.ge.u32 %p1, %lane, 32; @%p1 bra $others; bar.sync 0; add.s64 %x2, %x0, %at; st.global.u32 [%x2], 7;
+        bra $end; $others: mov.u32 %r1, 0; $end: }""", threads=64, out=out)
+    np.testing.assert_array_equal(out, np.repeat([7, 0], 32))
+
+
 def test_a_loop_without_end(monkeypatch):
     monkeypatch.setattr(machine, "MOST", 100)
     with pytest.raises(EmulationError, match="thread 3: still runs after 100 blocks"):
@@ -277,8 +227,9 @@ def test_an_address_that_is_no_multiple():
 def test_an_array_that_may_not_be_written():
     x = np.zeros(32, "f4")
     x.flags.writeable = False
-    with pytest.raises(EmulationError, match="writes to x, an array that is read-only"):
-        run("add.s64 %x2, %x0, %at; st.global.b32 [%x2], %lane;", x=x)
+    with pytest.raises(EmulationError, match="thread 9: writes to x, an array that is read-only"):
+        run("setp.lt.u32 %p1, %lane, 9; selp.b64 %x2, %x1, %x0, %p1; add.s64 %x2, %x2, %at;"
+            "st.global.b32 [%x2], %lane;", x=x, out=np.zeros(32, "f4"))
 
 
 def test_shared_memory_has_an_end_and_begins_as_nan():
@@ -298,6 +249,17 @@ def test_atomics_are_one_after_the_other():
     assert out == 192 and sorted(before) == list(range(0, 192, 3))
 
 
+def test_atomics_of_each_kind():
+    """Bitwise ones, and sums of bfloat16, of which each is rounded, and of float32, where subnormals are zeros."""
+    for kind, text, before, after in (
+            ("u4", "xor.b32 [%x0], %lane", 0x55, 0x55), ("u4", "or.b32 [%x0], %lane", 32, 63),
+            ("u2", "add.noftz.bf16 [%x0], 0x3f80", 0x3f80, 0x4204), ("u4", "add.f32 [%x0], 0f3F800000", 1, 0x42000000),
+            ("u4", "add.f32 [%x0], 0f00000001", 0x80000000, 0)):
+        out = np.full(1, before, kind)
+        run(f"red.relaxed.gpu.global.{text};", out=out)
+        assert out == after, text
+
+
 COPY = """mov.u32 %r1, memory; shl.b32 %r2, %lane, 2; add.u32 %r1, %r1, %r2; add.s64 %x2, %x0, %at;
     setp.lt.u32 %p1, %lane, 20; selp.u32 %r3, 4, 0, %p1;
     cp.async.ca.shared.global [%r1], [%x2], 4, %r3; cp.async.commit_group;
@@ -311,6 +273,27 @@ def test_copies_land_when_they_are_waited_for():
     for wait in ("", "cp.async.wait_group 1;"):
         with pytest.raises(EmulationError, match="reads byte 0 of shared memory, to which cp.async still copies"):
             run(COPY.format(wait, ""), shared=128, x=x, out=out)
+
+
+def test_a_copy_of_a_part_has_zeros_behind_it():
+    x, out = aligned(np.arange(1, 33, dtype="u1").repeat(4)), np.zeros(32, "u4")
+    text = """mov.u32 %r1, memory; shl.b32 %r2, %lane, 2; add.u32 %r3, %r1, %r2; setp.lt.u32 %p1, %lane, 2;
+        shl.b32 %r4, %lane, 4; add.u32 %r4, %r1, %r4; mul.wide.u32 %x2, %lane, 16; add.s64 %x2, %x2, %x0;
+        add.s64 %x2, %x2, {}; mul.lo.u32 %r5, %lane, 12; add.u32 %r5, %r5, {};
+        @%p1 cp.async.cg.shared.global [%r4], [%x2], 16, %r5; cp.async.wait_all; ld.shared.u32 %r6, [%r3];
+        add.s64 %x2, %x1, %at; st.global.u32 [%x2], %r6;"""
+    run(text.format(0, 0), shared=128, x=x, out=out)
+    np.testing.assert_array_equal(out[:8], [0] * 4 + [n * 0x01010101 for n in (5, 6, 7)] + [0])
+    with pytest.raises(EmulationError, match="thread 0: copies 12 of 16 bytes from 0x.*: more than all, or"):
+        run(text.format(4, 12), shared=128, x=x, out=out)
+    with pytest.raises(EmulationError, match="thread 1: copies 20 of 16 bytes"):
+        run(text.format(0, 8), shared=128, x=x, out=out)
+
+
+def test_two_warps_that_copy_to_one_place_race():
+    with pytest.raises(EmulationError, match="copies to byte 0 of shared memory, which warp 1 wrote with no barrier"):
+        run("add.s64 %x2, %x0, %at; cp.async.ca.shared.global [memory], [%x2], 4; cp.async.wait_all;", threads=64,
+            shared=4, x=np.zeros(64, "f4"))
 
 
 def test_the_older_of_two_groups():
@@ -360,8 +343,6 @@ def test_operations_are_those_of_active_lanes():
         @!%p1 bra $end; add.f32 %r2, %r2, %r1; add.f32 %r2, %r2, %r1; $end:""", threads=64, grid=(3,),
                  out=np.zeros(1, "f4"))
     assert counts.flops["cuda"] == 3 * (2 * 64 + 2 * 5) and counts.diverged == 3
-
-
-def test_types_of_the_table_have_their_widths():
-    assert all(dtype.itemsize == 1 if name == "pred" else 8 * dtype.itemsize == int(name.lstrip("busfp"))
-               for name, dtype in TYPES.items())
+    counts = run("setp.lt.u32 %p1, %lane, 5; @%p1 fma.rn.f32 %r1, 0f0, 0f0, 0f0; @!%p1 add.f32 %r1, 0f0, 0f0;",
+                 out=np.zeros(1, "f4"))
+    assert counts.flops["cuda"] == 2 * 5 + 27 and counts.diverged == 0

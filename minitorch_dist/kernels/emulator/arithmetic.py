@@ -30,25 +30,41 @@ def narrowed(x):
 
 
 def flushed(x):
-    """Subnormal float32 as zeros of their sign (.ftz)."""
-    return np.where(np.abs(x) < np.finfo(F32).tiny, np.copysign(F32.type(0), x), x)
+    """Subnormal numbers as zeros of their sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def fused(a, b, c):
+def saturated(x):
+    """From 0 to 1, NaN as 0 (.sat)."""
+    return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
+
+
+def odd(x):
+    """float32 of float64 or integers, rounded to odd: rounded again, to bfloat16, it is as rounded once."""
+    if x.dtype.kind in "iu":
+        low = x & 0xfff         # of large ones: what float64 has no room for only says whether there is more
+        x = np.where(np.abs(x.astype(F64)) < 2.0 ** 53, x, x - low + np.where(low != 0, 0x800, 0).astype(x.dtype))
+    x = np.asarray(x, F64)
+    near = x.astype(F32)
+    wrong = (near.astype(F64) != x) & (near.view(U32) & 1 == 0) & ~np.isnan(x)
+    return np.where(wrong, np.nextafter(near, np.where(x > near, np.inf, -np.inf).astype(F32)), near)
+
+
+def fused(a, b, c, narrow=False):
     """a·b + c of float32, rounded once. The product is exact in float64; of the sum's error it is enough to know the
     direction: it breaks ties, and where the result is subnormal, more bits than float64's last (Boldo & Melquiond 2008,
-    rounding to odd)."""
+    rounding to odd). narrow: the result is to be rounded to bfloat16, and is rounded to odd till then."""
     product, addend = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
     total = product + addend
     bits = total.view(np.int64)
-    delicate = ((bits & 0x1fffffff) == 0x10000000) | (np.abs(total) < 2.0 ** -126)
+    delicate = ((bits & 0x1fffffff) == 0x10000000) | (np.abs(total) < 2.0 ** -126) | narrow
     if delicate.any():
         part = total - product
         error = (product - (total - part)) + (addend - part)
         away = np.where((error > 0) == (total > 0), 1, -1)
-        odd = np.where(delicate & (error != 0) & (bits & 1 == 0) & np.isfinite(total), bits + away, bits)
-        total = odd.view(F64)
-    return total.astype(F32)
+        odd_bits = np.where(delicate & (error != 0) & (bits & 1 == 0) & np.isfinite(total), bits + away, bits)
+        total = odd_bits.view(F64)
+    return odd(total) if narrow else total.astype(F32)
 
 
 def directed(a, b, c, rounding):
@@ -158,12 +174,18 @@ def funnelled(a, b, n, left, wrap):
     return ((both << n) >> np.uint64(32) if left else both >> n).astype(U32)
 
 
-def smallest(a, b):
-    return np.fmin(a, b) if a.dtype.kind == "f" else np.minimum(a, b)
+def smallest(a, b, floats=np.fmin):
+    """min; of floats -0 is below 0."""
+    if a.dtype.kind != "f":
+        return np.minimum(a, b)
+    return np.where(a == b, np.where(np.signbit(a), a, b), floats(a, b))
 
 
-def largest(a, b):
-    return np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b)
+def largest(a, b, floats=np.fmax):
+    """max; of floats 0 is above -0."""
+    if a.dtype.kind != "f":
+        return np.maximum(a, b)
+    return np.where(a == b, np.where(np.signbit(a), b, a), floats(a, b))
 
 
 def ones_before(x):
@@ -214,6 +236,12 @@ FLOPS = dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "sqrt", "rsqrt"
                        "cos"), 1) | {"fma": 2, "mad": 2}
 
 
+def flops(parts):
+    """Floating-point operations of an instruction, per lane."""
+    kind = parts[-1]
+    return FLOPS.get(parts[0], 0) * (2 if kind in PAIRS else kind[0] == "f" or kind == "bf16")
+
+
 def compared(name, floating):
     """setp's comparison: ordered ones are false where there is a NaN, the others true."""
     if name == "num":
@@ -228,16 +256,19 @@ def compared(name, floating):
 
 
 def converted(x, to, rounding):
-    """cvt between numbers of one lane: floats to integers saturate and make 0 of NaN."""
+    """cvt between numbers of one lane: floats to integers saturate; of NaN they make 0, but of a float64's or where 64
+    bits are asked for the highest bit alone."""
     if x.dtype.kind == "f" and to.kind == "f":
         if rounding in ROUND and x.dtype == to:
             return ROUND[rounding](x)
         return x.astype(to)
     if x.dtype.kind == "f":
         whole, limits = ROUND[rounding](x.astype(F64)), np.iinfo(to)
+        nan = 0 if x.dtype != F64 and to.itemsize < 8 else 1 << 8 * to.itemsize - 1
         inside = (whole >= float(limits.min)) & (whole < float(limits.max) + 1)
         return np.where(inside, np.where(inside, whole, 0).astype(to),
-                        np.where(np.isnan(whole), 0, np.where(whole < 0, limits.min, limits.max)).astype(to))
+                        np.where(np.isnan(whole), UNSIGNED[to.itemsize].type(nan).view(to),
+                                 np.where(whole < 0, to.type(limits.min), to.type(limits.max))))
     return x.astype(to)
 
 
@@ -257,18 +288,29 @@ def per_number(function, kind):
     return on_both
 
 
-def with_flushing(function):
-    """function with subnormal inputs and results as zeros."""
-    return lambda *xs: flushed(function(*map(flushed, xs)))
-
-
-def spread(kind, function, arity, flush):
-    """(types of the operands, function) where all have one type."""
+def spread(kind, function, arity, more):
+    """(types of the operands, function) where all have one type: with .ftz subnormal inputs and results are zeros."""
+    inner = function
+    if "sat" in more:
+        function = lambda *xs: saturated(inner(*xs))
+    if "ftz" in more:
+        whole = function
+        function = lambda *xs: flushed(whole(*map(flushed, xs)))
     if kind in PAIRS or kind == "bf16":
         dtype = TYPES[PAIRS[kind][1] if kind in PAIRS else kind]
         return (dtype,) * arity, per_number(function, kind)
-    dtype = TYPES[kind]
-    return (dtype,) * arity, with_flushing(function) if flush and dtype == F32 else function
+    return (TYPES[kind],) * arity, function
+
+
+# What an instruction's name may have besides its type; with another word (.cc, .relu, .xorsign) it is another one.
+WORDS = {name: frozenset(words.split()) for names, words in (
+    ("add sub fma", "rn rz rm rp ftz sat"), ("mul", "rn rz rm rp ftz sat lo hi wide"), ("mad", "rn ftz sat lo hi wide"),
+    ("min max", "ftz NaN"),
+    ("div", "rn approx full ftz"), ("sqrt rcp", "rn approx ftz"), ("rsqrt ex2 lg2 sin cos tanh", "approx ftz"),
+    ("neg abs", "ftz"), ("cvta", "to global shared"), ("shf", "l r wrap clamp"),
+    ("cvt", "rn rna rni rzi rmi rpi ftz sat relu"),
+    ("setp", " ".join(["ftz num nan", *JOINED, *ORDERED, *(f"{name}u" for name in ORDERED)])),
+    ("and or xor not mov copysign rem selp shl shr bfe bfi popc clz brev prmt lop3", "")) for name in names.split()}
 
 
 def operation(parts):
@@ -276,27 +318,22 @@ def operation(parts):
     known here."""
     name, *more = parts
     kinds = [part for part in more if part in TYPES or part in PAIRS or part == "tf32"]
-    if not kinds:
+    if not kinds or set(more) - set(kinds) - WORDS.get(name, set()):
         return None
-    kind, flush = kinds[-1], "ftz" in more
-    if rounding := next((part for part in more if part in ("rz", "rm", "rp")), None):
-        if name not in AS_FMA or kind != "f32":
-            return None
-        inputs, arity = AS_FMA[name]
-        return spread(kind, lambda *xs: directed(*inputs(*xs), rounding), arity, flush)
-    dtype = TYPES.get(kind)
-    if name in ("min", "max") and "NaN" in more:
-        return spread(kind, np.minimum if name == "min" else np.maximum, 2, flush)
     if name == "cvt":
         return conversion(more, kinds)
+    kind = kinds[-1]
+    dtype, floating = TYPES.get(kind), kind[0] == "f" or kind in PAIRS or kind == "bf16"
+    if len(kinds) > 1 or kind == "tf32" or "sat" in more and not floating or "ftz" in more and kind == "f64":
+        return None
+    if rounding := next((part for part in more if part in ("rz", "rm", "rp")), None):
+        inputs, arity = AS_FMA[name]
+        return spread(kind, lambda *xs: directed(*inputs(*xs), rounding), arity, more) if kind == "f32" else None
+    if name in ("min", "max") and "NaN" in more:
+        return spread(kind, partial(smallest, floats=np.minimum) if name == "min" else
+                      partial(largest, floats=np.maximum), 2, more)
     if name == "setp":
-        at = TYPES["f32"] if kind == "bf16" else dtype
-        test = compared(more[0], at.kind == "f")
-        if kind == "bf16":
-            return (dtype, dtype), lambda a, b: test(widened(a), widened(b))
-        join = JOINED.get(more[1])
-        return (dtype, dtype, *[TYPES["pred"]] * bool(join)), (
-            test if join is None else lambda a, b, c: join(test(a, b), c))
+        return comparison(more, kind)
     if name == "selp":
         dtype = dtype or TYPES[PAIRS[kind][1]]
         return (dtype, dtype, TYPES["pred"]), lambda a, b, p: np.where(p, a, b)
@@ -309,21 +346,30 @@ def operation(parts):
     if name in ("popc", "clz"):
         return (dtype,), ones if name == "popc" else ones_before
     if name == "div":
-        return spread(kind, np.divide if kind[0] == "f" else quotient, 2, flush)
+        return spread(kind, np.divide if kind[0] == "f" else quotient, 2, more)
     if name in ("mul", "mad") and dtype is not None and dtype.kind != "f" and kind != "bf16":
         return product(name, more, dtype)
     if name in ("fma", "mad"):
         of = PAIRS.get(kind, (kind,))[0]
-        return spread(kind, fused if of in ("f32", "bf16") else fma, 3, flush)
+        return spread(kind, {"f32": fused, "bf16": partial(fused, narrow=True)}.get(of, fma), 3, more)
     if name in SAME:
         function, arity = SAME[name]
         if name == "not" and dtype == TYPES["pred"]:
             function = np.logical_not
-        if "sat" in more:
-            inner = function
-            return spread(kind, lambda *xs: np.clip(inner(*xs), 0, 1).astype(xs[0].dtype), arity, flush)
-        return spread(kind, function, arity, flush)
+        return spread(kind, function, arity, more)
     return None
+
+
+def comparison(more, kind):
+    """setp, of one predicate; with another predicate, if its name says how they are joined."""
+    dtype, floating = TYPES.get(kind), kind[0] == "f" or kind == "bf16"
+    if dtype is None or "ftz" in more and kind != "f32":
+        return None
+    test, join = compared(more[0], floating), next((JOINED[part] for part in more if part in JOINED), None)
+    of = widened if kind == "bf16" else flushed if "ftz" in more else lambda x: x
+    if join is None:
+        return (dtype, dtype), lambda a, b: test(of(a), of(b))
+    return (dtype, dtype, TYPES["pred"]), lambda a, b, c: join(test(of(a), of(b)), c)
 
 
 def product(name, more, dtype):
@@ -339,24 +385,30 @@ def conversion(more, kinds):
     """cvt: to the first type, from the last."""
     to, given = kinds[0], kinds[-1]
     rounding = next((part for part in more if part in ROUND), None)
-    flush = "ftz" in more
-    if given in PAIRS or "sat" in more and TYPES.get(to, F32).kind != "f":
+    whole, flush = TYPES.get(to, F32).kind != "f" and to != "bf16", "ftz" in more       # whole: to an integer
+    if to == "tf32":                # ties away from zero
+        return ((F32,), lambda x: np.where(np.isnan(x), U32.type(0x7fffffff), (x.view(U32) + 0x1000) & 0xffffe000)
+                ) if more == ["rna", "tf32", "f32"] else None
+    if (len(kinds) != 2 or given not in TYPES or "rna" in more or "sat" in more and (whole or to == "bf16")
+            or "relu" in more and (given != "f32" or to not in ("f16", "bf16", *PAIRS))
+            or to in PAIRS and (given != "f32" or to == "f32x2" or flush)
+            or not whole and rounding and (to != given or to == "bf16")
+            or whole and rounding is None and (given[0] == "f" or given == "bf16")):
         return None
-    if to in PAIRS:             # two floats into one register, the first above
-        inner = narrowed if to == "bf16x2" else lambda x: x.astype(TYPES["f16"]).view("u2")
-        def pair(a, b):
-            if "relu" in more:
-                a, b = np.maximum(a, 0), np.maximum(b, 0)
-            return inner(a).astype(U32) << 16 | inner(b).astype(U32)
-        return (F32, F32), pair
-    if to == "tf32":
-        return (F32,), lambda x: (x.view(U32) + 0x1000) & 0xffffe000     # ties away from zero
-    source = TYPES[given]
-    def one(x):
+
+    def start(x):
         x = widened(x) if given == "bf16" else x
         x = flushed(x) if flush and x.dtype == F32 else x
+        return np.maximum(x, 0) if "relu" in more else x
+    if to in PAIRS:                 # two floats into one register, the first above
+        inner = narrowed if to == "bf16x2" else lambda x: x.astype(TYPES["f16"]).view("u2")
+        return (F32, F32), lambda a, b: inner(start(a)).astype(U32) << 16 | inner(start(b)).astype(U32)
+
+    def one(x):
+        x = start(x)
         if to == "bf16":
-            return narrowed(x.astype(F32))
+            return narrowed(x if x.dtype == F32 else odd(x))
         x = converted(x, TYPES[to], rounding)
-        return np.clip(x, 0, 1).astype(x.dtype) if "sat" in more and x.dtype.kind == "f" else x
-    return (source,), one
+        x = flushed(x) if flush and x.dtype == F32 else x
+        return saturated(x) if "sat" in more else x
+    return (TYPES[given],), one

@@ -4,6 +4,7 @@ import numpy as np
 
 from .arithmetic import U32, UNSIGNED
 from .memory import SHARED_BASE, Fault
+from .ptx import Address
 
 
 class EmulationError(RuntimeError):
@@ -12,6 +13,19 @@ class EmulationError(RuntimeError):
 
 class Unknown(NotImplementedError):
     """An instruction that the emulator hasn't learnt."""
+
+
+def names(operand):
+    """The registers and symbols in an operand."""
+    if isinstance(operand, tuple):
+        return [name for part in operand for name in names(part)]
+    if isinstance(operand, Address):
+        return names(operand.base)
+    return operand.split("|") if isinstance(operand, str) and operand != "_" else []
+
+
+SPECIAL = frozenset(["%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid")
+                                             for axis in "xyz")])
 
 
 class Lanes:

@@ -2,29 +2,38 @@
 
 import numpy as np
 
-from .arithmetic import PAIRS, TYPES, U32, UNSIGNED
+from .arithmetic import PAIRS, TYPES, U32, UNSIGNED, flushed, per_number
 from .lanes import address, bits, reader, writer
+from .memory import Fault
+
+SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared"}
+# What else the names of ld and st may have. Every access has its place in one order, and caches are not emulated.
+WORDS = {"weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "nc", "v2", "v4", "v8", "ca", "cg",
+         "cs", "lu", "cv", "wb", "wt"}
 
 
 def access(one):
-    """ld and st: (verb, space, bytes of an element, elements, the address, the registers)."""
-    space = next((part.split("::")[0] for part in one.parts if part.split("::")[0] in ("global", "shared", "param")),
-                 None)
-    load = one.parts[0] in ("ld", "ldu")
-    where, registers = one.operands if not load else one.operands[::-1]
+    """ld and st: (space, type, bytes of an element, the address, the registers), or None."""
+    *words, kind = [part for part in one.parts[1:] if part[:3] not in ("L1:", "L2:")]
+    spaces = [SPACES[word] for word in words if word in SPACES]
+    if (len(spaces) != 1 or set(words) - WORDS - set(SPACES) or len(one.operands) != 2
+            or kind not in TYPES and kind not in PAIRS):
+        return None         # of no space, of one thread's memory, with a policy for caches
+    where, registers = one.operands if one.parts[0] == "st" else one.operands[::-1]
     registers = registers if isinstance(registers, tuple) else (registers,)
-    kind = one.parts[-1]
-    width = TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize
-    return space, kind, width, where, registers
+    return spaces[0], kind, TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize, where, registers
 
 
 def parameter(one):
     """ld.param."""
-    _, kind, width, where, (register,) = access(one)
+    *_, kind = one.parts
+    register, where = one.operands
+    if len(one.parts) != 3 or kind not in TYPES or isinstance(register, tuple) or where.offset:
+        return None
     put, extend = writer(register), extension(one, kind)
 
     def run(state, mask):
-        put(state, extend(bits(state.parameters[where.base], UNSIGNED[width])), mask)
+        put(state, extend(bits(state.parameters[where.base], UNSIGNED[TYPES[kind].itemsize])), mask)
     return run
 
 
@@ -40,7 +49,9 @@ def extension(one, kind):
 
 def load(one):
     """ld.global and ld.shared."""
-    space, kind, width, where, registers = access(one)
+    if (found := access(one)) is None:
+        return None
+    space, kind, width, where, registers = found
     at = address(where, TYPES["u64"] if space == "global" else U32)
     puts = [writer(register) for register in registers]
     extend = extension(one, kind)
@@ -62,7 +73,9 @@ def load(one):
 
 def store(one):
     """st.global and st.shared."""
-    space, _, width, where, registers = access(one)
+    if (found := access(one)) is None:
+        return None
+    space, _, width, where, registers = found
     at = address(where, TYPES["u64"] if space == "global" else U32)
     read = [reader(register, UNSIGNED[width]) for register in registers]
 
@@ -76,19 +89,26 @@ def store(one):
 
 
 ATOMIC = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-          "exch": None, "cas": None}
+          "xor": np.bitwise_xor, "exch": None, "cas": None}
+# Sums of float32 in global memory take subnormal numbers for zeros, whatever they are made of (PTX ISA, atom).
+FLOAT_SUMS = {"f32": lambda a, b: flushed(flushed(a) + flushed(b)), "bf16": per_number(np.add, "bf16")}
+ATOMIC_WORDS = {*ATOMIC, "global", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz"}
 
 
 def atomic(one):
     """atom.global and red.global: one lane after the other, in the order of their numbers."""
-    if not any(part.startswith("global") for part in one.parts):
-        return None
-    operation, kind = next(part for part in one.parts[1:] if part in ATOMIC), one.parts[-1]
-    if kind not in TYPES:
-        return None
-    dtype, returns = TYPES[kind], one.parts[0] == "atom"
-    put = writer(one.operands[0]) if returns else None
+    (*words, kind), returns = one.parts[1:], one.parts[0] == "atom"
+    operation = next((word for word in words if word in ATOMIC), None)
     where, *values = one.operands[1:] if returns else one.operands
+    if (operation is None or "global" not in words or set(words) - ATOMIC_WORDS or kind not in TYPES
+            or kind[0] == "f" and operation != "add" or len(values) != 1 + (operation == "cas")):
+        return None
+    dtype, function = TYPES[kind], ATOMIC[operation]
+    if kind in FLOAT_SUMS:
+        if operation != "add":
+            return None
+        function = FLOAT_SUMS[kind]
+    put = writer(one.operands[0]) if returns else None
     at, read = address(where, TYPES["u64"]), [reader(value, dtype) for value in values]
 
     def run(state, mask):
@@ -103,8 +123,8 @@ def atomic(one):
             new = values[0][this]
             if operation == "cas":
                 new = values[1][this] if old.view(dtype)[0] == values[0][i] else old.view(dtype)
-            elif ATOMIC[operation] is not None:
-                new = ATOMIC[operation](old.view(dtype), new)
+            elif function is not None:
+                new = function(old.view(dtype), new)
             state.memory.store(addresses[this], dtype.itemsize, [new.view(old.dtype)], lanes[this])
         state.counts.global_access(one.place, "store", addresses, dtype.itemsize, lanes)
         if put is not None:
@@ -147,8 +167,12 @@ def copy(one):
             if part == 0:
                 continue
             who = np.flatnonzero(count == part)
+            if part > size or (addresses[who] % np.uint64(size)).any():
+                raise Fault(lanes[who[0]], f"copies {part} of {size} bytes from {int(addresses[who[0]]):#x}: more than "
+                                           f"all, or from no multiple of {size}")
             unit = min(int(part & -part), 8)
-            read = state.memory.load(addresses[who], unit, int(part) // unit, lanes[who])
+            read = [state.memory.load(addresses[who] + np.uint64(first), unit, 1, lanes[who])[0]
+                    for first in range(0, int(part), unit)]
             values[who, :part] = np.stack(read, 1).view(np.uint8)
             state.counts.global_access(one.place, "load", addresses[who], int(part), lanes[who])
         state.counts.shared_access(one.place, "store", places, size, lanes)

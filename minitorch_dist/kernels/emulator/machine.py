@@ -8,11 +8,11 @@ their program's others.
 import numpy as np
 
 from . import arithmetic
-from .arithmetic import PAIRS, TYPES, UNSIGNED
-from .lanes import EmulationError, Lanes, Unknown, reader, writer
+from .arithmetic import TYPES, UNSIGNED
+from .lanes import SPECIAL, EmulationError, Lanes, Unknown, names, reader, writer
 from .loads_and_stores import atomic, copy, load, parameter, store
 from .memory import Fault, SharedMemory
-from .ptx import ENDS
+from .ptx import ENDS, stem
 from .together import group_multiply, matrices, multiply, reduce, shuffle, vote
 
 AT_ONCE = 4096          # lanes of a batch, about
@@ -28,6 +28,8 @@ def lane_by_lane(one):
     if found is None or "|" in one.operands[0]:
         return None
     types, function = found
+    if len(types) != len(one.operands) - 1:
+        return None
     put = writer(one.operands[0])
     read = [reader(operand, dtype) for operand, dtype in zip(one.operands[1:], types, strict=True)]
 
@@ -38,7 +40,9 @@ def lane_by_lane(one):
 
 def packing(one):
     """mov between a register and several narrower ones."""
-    whole = TYPES[one.parts[1]]
+    whole = TYPES.get(one.parts[1])
+    if whole is None:
+        return None
     target, source = one.operands
     if isinstance(source, tuple):
         put, part = writer(target), UNSIGNED[whole.itemsize // len(source)]
@@ -65,12 +69,29 @@ MAKERS = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic, "
           "vote": vote}
 
 
-def made(one):
-    """(state, mask) -> None: what an Instruction does; Unknown where that isn't known."""
+def elsewhere(one, program):
+    """What concerns constants or a thread's own memory: Unknown when it is reached. The sine of large numbers has it,
+    behind a branch that others don't take, but for the address of that memory."""
+    if one.parts[0] == "mov" and program.elsewhere[one.operands[1]] == "local":
+        return lambda state, mask: None
+
+    def run(state, mask):
+        raise Unknown(f"the emulator doesn't know memory but global and shared memory: {one.text}")
+    return run
+
+
+def made(one, program):
+    """(state, mask) -> None: what an Instruction of a Program does; Unknown where that isn't known."""
     name = one.parts[0]
     if name in NO_WORK or one.parts[:3] == ("bar", "warp", "sync"):
         return lambda state, mask: None
-    if name in ("ld", "st") and "param" in one.parts:
+    for word in names(one.operands):
+        if not (word in SPECIAL or {word, stem(word)} & program.names or word in program.parameters
+                or word in program.elsewhere):
+            raise Unknown(f"the emulator doesn't know {word} in the PTX instruction {one.text}")
+    if "local" in one.parts or program.elsewhere.keys() & names(one.operands):
+        run = elsewhere(one, program)
+    elif one.parts[:2] == ("ld", "param"):
         run = parameter(one)
     elif name in MAKERS:
         run = MAKERS[name](one)
@@ -81,11 +102,13 @@ def made(one):
     if one.guard is None:
         return run
     read, negated = reader(one.guard[0], TYPES["pred"]), one.guard[1]
+    flops = arithmetic.flops(one.parts)
 
     def guarded(state, mask):
         wanted = read(state) != negated
         mask = state.spread(wanted) if mask is None else mask & wanted
         if mask.any():
+            state.counts.flops["cuda"] += flops * int(np.count_nonzero(mask))
             run(state, None if mask.all() else mask)
     return guarded
 
@@ -98,15 +121,15 @@ class Code:
         self.blocks = [self.block(first, end) for first, end in program.blocks]
 
     def block(self, first, end):
-        """(instructions that run, places, floating-point operations per lane, the last one if it ends a block)."""
+        """(instructions that run, places, floating-point operations per lane of those without a guard, the last one if
+        it ends a block)."""
         code = self.program.instructions[first:end]
         last = code[-1] if code[-1].parts[0] in ENDS else None
         if last is not None and last.parts[:2] == ("bar", "warp"):
             last = None
         body = code[:-1] if last else code
-        flops = sum(arithmetic.FLOPS.get(one.parts[0], 0) * (2 if one.parts[-1] in PAIRS else 1) for one in body
-                    if one.parts[-1][0] == "f" or one.parts[-1] in PAIRS or one.parts[-1] == "bf16")
-        return [(made(one), one) for one in body], [one.place for one in code], flops, last
+        flops = sum(arithmetic.flops(one.parts) for one in body if one.guard is None)
+        return [(made(one, self.program), one) for one in body], [one.place for one in code], flops, last
 
 
 def run(code, grid, threads, parameters, memory, shared_size, counts):
@@ -195,16 +218,20 @@ def finish(code, state, last, block, mask, together, at, waiting, over):
         if taking.any():
             raise Fault(int(np.flatnonzero(taking)[0]), "reaches a trap")
     else:
-        if len(last.operands) > 1 or last.operands[0] != 0:
-            raise Unknown(f"the emulator doesn't know barriers of a part of a program: {last.text}")
+        if last.operands != (0,) or "sync" not in last.parts or name != "bar" and "aligned" not in last.parts:
+            raise Unknown(f"the emulator doesn't know barriers but those of the whole program: {last.text}")
         waiting |= taking
         released(state, at, waiting, over)
 
 
 def released(state, at, waiting, over):
-    """Let those programs go on whose lanes are all at the barrier, or at their end."""
+    """Let those programs go on whose lanes are all at the barrier, or at their end; those of a warp at one barrier."""
     here = (waiting | (at >= over)).reshape(-1, state.threads).all(1) & waiting.reshape(-1, state.threads).any(1)
     if here.any():
+        where = at.reshape(-1, 32)
+        apart = (waiting.reshape(-1, 32) & (where != np.where(waiting, at, 0).reshape(-1, 32).max(1)[:, None])).ravel()
+        if (apart := apart & np.repeat(here, state.threads)).any():
+            raise Fault(int(np.flatnonzero(apart)[0]), "waits at a barrier while others of its warp wait at another")
         state.counts.barriers += int(here.sum())
         state.shared.barrier(None if here.all() else here)
         waiting.reshape(-1, state.threads)[here] = False

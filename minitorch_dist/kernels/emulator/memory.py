@@ -116,7 +116,8 @@ class GlobalMemory:
     def store(self, addresses, width, values, lanes):
         for region, which in self.parts(addresses, width * len(values), lanes, "writes"):
             if not region.writable:
-                raise Fault(lanes[0], f"writes to {region.name}, an array that is read-only")
+                lane = lanes[0 if which is None else which[0]]
+                raise Fault(lane, f"writes to {region.name}, an array that is read-only")
             offset = (addresses if which is None else addresses[which]) - np.uint64(region.base)
             region.written[offset // SECTOR] = True
             index = (offset // np.uint64(width)).astype(np.intp)
@@ -201,7 +202,9 @@ class SharedMemory:
         warp, touched = self.who(places, size, lanes)
         for other, did in ((self.writer, "wrote"), (self.reader, "read")):
             self.check(other[touched], warp, touched, lanes, "copies to", did)
-        self.arriving[touched], self.writer[touched] = True, warp
+        self.writer[touched] = warp
+        self.check(self.writer[touched], warp, touched, lanes, "copies to", "wrote")        # by the same instruction
+        self.arriving[touched] = True
         return places
 
     def arrive(self, places, values, lanes):

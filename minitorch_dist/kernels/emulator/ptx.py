@@ -5,7 +5,7 @@ scopes of inline assembler, .loc. Source: NVIDIA, "Parallel Thread Execution ISA
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STATEMENT = re.compile(r"""\s*(?:
     (?P<place>\.loc\s[^\n]*)
@@ -58,6 +58,8 @@ class Program:
     parameters    {name: type as in "u64"}, in order
     blocks        ((first, end), …): stretches of instructions that are entered at the first and left at the end alone
     labels        {name: the block that begins there}
+    names         of what is declared: registers, without their numbers, and the symbol where shared memory begins
+    elsewhere     {symbol of memory of another kind: "global", "const" or "local"}
     """
 
     name: str
@@ -65,6 +67,8 @@ class Program:
     instructions: tuple
     blocks: tuple
     labels: dict
+    names: frozenset
+    elsewhere: dict
 
 
 def operand(text, scope):
@@ -89,6 +93,11 @@ def number(text):
     return -value if sign else value
 
 
+def stem(name):
+    """A register's name without its number, and without the scope where it is declared."""
+    return name.partition("@")[0].rstrip("0123456789")
+
+
 def instruction(code, place, scope, widths):
     """An Instruction of its text without the semicolon. widths: {name of registers without its number: bytes}."""
     text = " ".join(code.split())
@@ -97,12 +106,13 @@ def instruction(code, place, scope, widths):
     operands = tuple(operand(part, scope) for part in OPERAND.findall(found["operands"]))
     first = operands[0] if operands else None
     first = first[0] if isinstance(first, tuple) else first
-    size = widths.get(first.partition("@")[0].rstrip("0123456789")) if isinstance(first, str) else None
+    size = widths.get(stem(first)) if isinstance(first, str) else None
     return Instruction(tuple(found["opcode"].split(".")), operands, guard, size, place, text)
 
 
 def parse(text):
     """The Program of a PTX text. ValueError where it has no .entry, or something that can't be read."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"^(?!\s*\.loc\s)(.*?)//[^\n]*", r"\1", text, flags=re.M)
     header = re.search(r"\.entry\s+([$\w]+)\s*\((.*?)\)", text, re.S)
     if header is None:
@@ -112,6 +122,7 @@ def parse(text):
     paths = {path.rpartition("/")[2]: path for path in files.values()}
     at = text.index("{", header.end()) + 1
     code, labels, scopes, place, widths = [], {}, [{}], ("", 0), {}
+    inner = [(0, {})]       # per scope its first instruction, and {label: the name that it has here}
     while scopes:
         found = STATEMENT.match(text, at)
         if found is None:
@@ -124,22 +135,33 @@ def parse(text):
             place = next(((file, int(line)) for file, line in [(files.get(file, ""), line), *callers]
                           if "triton/language" not in file), ("", 0))
         elif found["label"]:
-            labels[scopes[-1].get(found["label"], found["label"])] = len(code)
+            inner[-1][1][found["label"]] = name = found["label"] + (f"@{at}" if len(scopes) > 1 else "")
+            labels[name] = len(code)
         elif found["open"]:
             scopes.append(dict(scopes[-1]))
+            inner.append((len(code), {}))
         elif found["close"]:
             scopes.pop()
+            begin, own = inner.pop()
+            code[begin:] = [replace(one, operands=(own.get(one.operands[0], one.operands[0]),))
+                            if one.parts[0] == "bra" else one for one in code[begin:]]
         elif (one := found["code"].split(None, 2))[0] == ".reg":
             size = 1 if one[1] == ".pred" else int(re.sub(r"\D", "", one[1])) // 8
             names = [name.strip() for name in one[2].split(",")]
-            widths.update({name.partition("<")[0].rstrip("0123456789"): size for name in names})
+            widths.update({stem(name.partition("<")[0]): size for name in names})
             if len(scopes) > 1:
-                scopes[-1].update({name: f"{name}@{at}" for name in names})
+                for name, _, many in (name.rstrip(">").partition("<") for name in names):
+                    scopes[-1].update({f"{name}{i}": f"{name}{i}@{at}" for i in (range(int(many)) if many else ("",))})
         elif one[0][0] != ".":
             code.append(instruction(found["code"], place, scopes[-1], widths))
+    code.append(instruction("ret", place, {}, widths))      # what the closing brace says
+    spaces = {name: space for space, name in re.findall(
+        r"\.(shared|global|const|local)\s(?:\s*\.align\s+\d+)?\s*\.\w+\s+([$\w]+)\s*[\[;=]", text)}
+    shared = [name for name, space in spaces.items() if space == "shared"]
     leaders = sorted({0, *labels.values(), *(i + 1 for i, one in enumerate(code) if one.parts[0] in ENDS)} -
                      {len(code)})
     begins = {first: block for block, first in enumerate(leaders)}
     blocks = tuple(zip(leaders, [*leaders[1:], len(code)], strict=True))
-    return Program(header[1], parameters, tuple(code), blocks,
-                   {name: begins.get(first, len(blocks)) for name, first in labels.items()})
+    return Program(header[1], parameters, tuple(code), blocks, {name: begins[first] for name, first in labels.items()},
+                   frozenset([*widths, *(shared if len(shared) == 1 else [])]),
+                   {name: space for name, space in spaces.items() if space != "shared"})

@@ -4,10 +4,27 @@ import numpy as np
 
 from . import warps
 from .arithmetic import F32, TYPES, U32
-from .lanes import address, reader, writer
+from .lanes import Unknown, address, reader, writer
 from .memory import Fault
 
 
+def whole_warp(make):
+    """Of instructions whose last operand is the mask of the lanes that take part: here all 32 do, or it is Unknown."""
+    def made(one):
+        run = make(one) if one.parts[1] == "sync" else None
+        if run is None:
+            return None
+        members = reader(one.operands[-1], U32)
+
+        def checked(state, mask):
+            if (state.spread(members(state))[state.lanes(mask)] != 0xffffffff).any():
+                raise Unknown(f"the emulator doesn't know {one.text} of a part of a warp")
+            run(state, mask)
+        return checked
+    return made
+
+
+@whole_warp
 def shuffle(one):
     """shfl.sync."""
     target, source, b, c, _ = one.operands
@@ -24,6 +41,7 @@ def shuffle(one):
     return run
 
 
+@whole_warp
 def reduce(one):
     """redux.sync: of the whole warp."""
     dtype, function = TYPES[one.parts[-1]], warps.REDUCED.get(one.parts[2])
@@ -39,8 +57,9 @@ def reduce(one):
     return run
 
 
+@whole_warp
 def vote(one):
-    """vote.sync of the whole warp."""
+    """vote.sync."""
     put, read = writer(one.operands[0]), reader(one.operands[1], TYPES["pred"])
     mode = one.parts[2]
 
@@ -56,6 +75,8 @@ def vote(one):
 
 def matrices(one):
     """ldmatrix and stmatrix: 1, 2 or 4 matrices of 8 rows of 16 bytes; lanes 8i … 8i + 7 say where those of i are."""
+    if not {"m8n8", "b16"} <= set(one.parts) or not {"shared", "shared::cta"} & set(one.parts):
+        return None
     count = int(next(part for part in one.parts if part in ("x1", "x2", "x4"))[1:])
     transposed = "trans" in one.parts
     loads = one.parts[0] == "ldmatrix"
@@ -113,8 +134,8 @@ def put_back(state, put, found, which, mask):
 
 def multiply(one):
     """mma.sync.aligned.m16n8k….row.col.f32.T.T.f32."""
-    shape, (*_, result, kind, other, _) = one.parts[3], one.parts
-    if result != "f32" or kind not in warps.WIDTH or kind != other or not shape.startswith("m16n8k"):
+    shape, (*_, result, kind, other, addend) = one.parts[3], one.parts
+    if (result, addend) != ("f32", "f32") or kind not in warps.WIDTH or kind != other or not shape.startswith("m16n8k"):
         return None
     d, a, b, c = one.operands
     a, b, c = fragments(a, U32), fragments(b, U32), fragments(c, F32)
@@ -135,7 +156,7 @@ def group_multiply(one):
     if one.parts[1] != "mma_async":
         return lambda state, mask: None        # fence, commit_group, wait_group
     shape, (*_, result, kind, other) = one.parts[4], one.parts
-    if result != "f32" or kind not in warps.WIDTH or kind != other:
+    if result != "f32" or kind not in warps.WIDTH or kind != other or not shape.startswith("m64n"):
         return None
     n, k = (int(part) for part in shape[4:].split("k"))
     d, a, b, scale, sign_a, sign_b, *transposed = one.operands
