@@ -69,28 +69,22 @@ MAKERS = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic, "
           "vote": vote}
 
 
-def elsewhere(one, program):
-    """What concerns constants or a thread's own memory: Unknown when it is reached. The sine of large numbers has it,
-    behind a branch that others don't take, but for the address of that memory."""
-    if one.parts[0] == "mov" and program.elsewhere[one.operands[1]] == "local":
-        return lambda state, mask: None
-
+def unknown(what):
+    """In an instruction's place: Unknown when a lane comes to it. A sine has some for large numbers alone."""
     def run(state, mask):
-        raise Unknown(f"the emulator doesn't know memory but global and shared memory: {one.text}")
+        raise Unknown(f"the emulator doesn't know {what}")
     return run
 
 
 def made(one, program):
-    """(state, mask) -> None: what an Instruction of a Program does; Unknown where that isn't known."""
+    """(state, mask) -> None: what an Instruction of a Program does."""
     name = one.parts[0]
     if name in NO_WORK or one.parts[:3] == ("bar", "warp", "sync"):
         return lambda state, mask: None
-    for word in names(one.operands):
-        if not (word in SPECIAL or {word, stem(word)} & program.names or word in program.parameters
-                or word in program.elsewhere):
-            raise Unknown(f"the emulator doesn't know {word} in the PTX instruction {one.text}")
-    if "local" in one.parts or program.elsewhere.keys() & names(one.operands):
-        run = elsewhere(one, program)
+    strangers = [word for word in names(one.operands) if not (
+        word in SPECIAL or {word, stem(word)} & program.names or word in program.parameters)]
+    if strangers:
+        run = unknown(f"{strangers[0]} in the PTX instruction {one.text}")
     elif one.parts[:2] == ("ld", "param"):
         run = parameter(one)
     elif name in MAKERS:
@@ -98,7 +92,7 @@ def made(one, program):
     else:
         run = lane_by_lane(one)
     if run is None:
-        raise Unknown(f"the emulator doesn't know the PTX instruction {one.text}")
+        run = unknown(f"the PTX instruction {one.text}")
     if one.guard is None:
         return run
     read, negated = reader(one.guard[0], TYPES["pred"]), one.guard[1]

@@ -58,8 +58,8 @@ class Program:
     parameters    {name: type as in "u64"}, in order
     blocks        ((first, end), …): stretches of instructions that are entered at the first and left at the end alone
     labels        {name: the block that begins there}
-    names         of what is declared: registers, without their numbers, and the symbol where shared memory begins
-    elsewhere     {symbol of memory of another kind: "global", "const" or "local"}
+    names         of what is declared: registers, without their numbers, the symbol where shared memory begins, and
+                  those of a thread's own memory; not of constants
     """
 
     name: str
@@ -68,7 +68,6 @@ class Program:
     blocks: tuple
     labels: dict
     names: frozenset
-    elsewhere: dict
 
 
 def operand(text, scope):
@@ -155,13 +154,11 @@ def parse(text):
         elif one[0][0] != ".":
             code.append(instruction(found["code"], place, scopes[-1], widths))
     code.append(instruction("ret", place, {}, widths))      # what the closing brace says
-    spaces = {name: space for space, name in re.findall(
-        r"\.(shared|global|const|local)\s(?:\s*\.align\s+\d+)?\s*\.\w+\s+([$\w]+)\s*[\[;=]", text)}
-    shared = [name for name, space in spaces.items() if space == "shared"]
+    shared, local = (set(re.findall(rf"\.{space}\s(?:\s*\.align\s+\d+)?\s*\.\w+\s+([$\w]+)\s*[\[;]", text))
+                     for space in ("shared", "local"))
     leaders = sorted({0, *labels.values(), *(i + 1 for i, one in enumerate(code) if one.parts[0] in ENDS)} -
                      {len(code)})
     begins = {first: block for block, first in enumerate(leaders)}
     blocks = tuple(zip(leaders, [*leaders[1:], len(code)], strict=True))
     return Program(header[1], parameters, tuple(code), blocks, {name: begins[first] for name, first in labels.items()},
-                   frozenset([*widths, *(shared if len(shared) == 1 else [])]),
-                   {name: space for name, space in spaces.items() if space != "shared"})
+                   frozenset([*widths, *(shared if len(shared) == 1 else []), *local]))
