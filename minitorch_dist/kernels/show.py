@@ -121,7 +121,13 @@ def run(args):
         print(f"kernels: --cc {args.cc} is no compute capability that Triton's assembler knows: "
               f"{', '.join(map(str, known))}", file=sys.stderr)
         return 1
-    text = costs(kernel, args.cc) if args.count else stage(kernel, kernel.examples[args.example], args.cc, args.show)
+    from .emulator import EmulationError, Unknown
+    try:
+        text = (costs(kernel, args.cc) if args.count else
+                stage(kernel, kernel.examples[args.example], args.cc, args.show))
+    except (EmulationError, Unknown) as error:
+        print(f"kernels: {args.kernel} on sm_{args.cc}: {error}", file=sys.stderr)
+        return 1
     try:
         print(text, flush=True)
     except BrokenPipeError:     # `| head` has seen enough; what Python flushes on exit goes nowhere

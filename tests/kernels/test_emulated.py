@@ -185,6 +185,14 @@ def test_what_learners_see_of_their_own_kernels():
     assert rows["adam"][0] == "1" and 28 <= float(rows["adam"][1]) < 28.1
 
 
+def test_a_kernel_of_which_something_is_not_known_is_one_sentence():
+    shown = subprocess.run([sys.executable, "-m", "minitorch_dist", "kernels", "matmul", "--count", "--cc", "100"],
+                           cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert shown.returncode == 1 and shown.stdout == ""
+    assert shown.stderr.startswith("kernels: matmul on sm_100: the emulator doesn't know the PTX instruction")
+    assert shown.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("capability", ["90", "80"])
 def test_counts_as_people_see_them(capability):
     shown = subprocess.run([sys.executable, "-m", "minitorch_dist", "kernels", "add", "--count", "--cc", capability],
