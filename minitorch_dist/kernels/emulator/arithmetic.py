@@ -1,7 +1,8 @@
 """What PTX's instructions compute, lane by lane: name -> types and a NumPy function, all as a table.
 
-Rounded as IEEE and PTX ask (.rn, one rounding in fma). What PTX only bounds, 2ˣ, log₂, 1/√x and the approximate
-division, is NumPy's: within 2 units of the last place of what a GPU gives, and not the same bits.
+Rounded as IEEE and PTX ask (.rn, one rounding in fma). What PTX only bounds (.approx, .full) is NumPy's, and not the
+bits that a GPU gives: the same within 2 units of the last place of 2ˣ, 1/√x and quotients, 2⁻²² of log₂ near 1, 2⁻²⁰ of
+sin and cos, 2⁻¹¹ of the value of tanh. NaN is some NaN.
 """
 
 from functools import partial
