@@ -9,6 +9,8 @@ from minitorch_dist.kernels.emulator import EmulationError, Unknown, aligned, ex
 from minitorch_dist.kernels.emulator.machine import Code
 from minitorch_dist.kernels.emulator.ptx import parse
 
+RNG = np.random.default_rng(0)
+
 
 def run(body, threads=32, grid=(1,), shared=0, **arrays):
     """Run PTX with an address parameter per array: %x0 … hold them, %lane the thread's number, %at 4 times that."""
@@ -147,6 +149,78 @@ def test_shuffles():
             assert (values[lane], valid[lane]) == (10 * (source if inside else lane), inside), (mode, lane)
 
 
+def test_votes_and_sums_of_a_warp():
+    out = np.zeros((4, 32), "u4")
+    for limit, wanted in ((0, (0, 0, 1, 0)), (5, (1, 0, 0, 31)), (32, (1, 1, 1, 0xffffffff))):
+        run(f"setp.lt.u32 %p1, %lane, {limit};" + "".join(
+            f"vote.sync.{mode}.pred %p2, %p1, -1; selp.u32 %r1, 1, 0, %p2; add.s64 %x2, %x0, %at;"
+            f"st.global.u32 [%x2 + {128 * i}], %r1;" for i, mode in enumerate(("any", "all", "uni")))
+            + "vote.sync.ballot.b32 %r1, %p1, -1; st.global.u32 [%x2 + 384], %r1;", out=out)
+        np.testing.assert_array_equal(out, np.repeat(wanted, 32).reshape(4, 32))
+    x, least = RNG.standard_normal(32).astype("f4"), np.zeros(64, "f4")
+    x[7] = np.nan
+    run("add.s64 %x2, %x0, %at; ld.global.b32 %r1, [%x2]; redux.sync.min.f32 %r2, %r1, -1; add.s64 %x2, %x1, %at;"
+        "st.global.b32 [%x2], %r2; redux.sync.min.NaN.f32 %r2, %r1, -1; st.global.b32 [%x2 + 128], %r2;",
+        x=x, least=least)
+    np.testing.assert_array_equal(least, np.repeat([np.nanmin(x), np.nan], 32).astype("f4"))
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_matrices_of_rows_of_16_bytes(trans):
+    """Four 8 × 8 matrices of 16-bit numbers: lane l has columns 2·(l % 4) and the next of row l // 4, or of .trans rows
+    of that column. What is stored the same way lies as it was."""
+    x, got = aligned(RNG.integers(0, 1 << 16, (4, 8, 8)).astype("u2")), np.zeros((4, 32, 2), "u2")
+    back = aligned(np.zeros_like(x))
+    registers = "{%r10, %r11, %r12, %r13}"
+    row = "mul.wide.u32 %d1, %lane, 16; mul.lo.u32 %r1, %lane, 16; mov.u32 %r2, memory; add.u32 %r1, %r1, %r2;"
+    run(f"""{row} add.s64 %d2, %d1, %x0; ld.global.v4.b32 {registers}, [%d2]; st.shared.v4.b32 [%r1], {registers};
+        ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {registers}, [%r1]; add.s64 %d2, %at, %x1;
+        {" ".join(f"st.global.b32 [%d2 + {128 * i}], %r1{i};" for i in range(4))} add.u32 %r1, %r1, 512;
+        stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r1], {registers}; ld.shared.v4.b32 {registers}, [%r1];
+        add.s64 %d2, %d1, %x2; st.global.v4.b32 [%d2], {registers};""", shared=1024, x=x, got=got, back=back)
+    wanted = x.swapaxes(1, 2) if trans else x
+    for lane in range(32):
+        np.testing.assert_array_equal(got[:, lane], wanted[:, lane // 4, 2 * (lane % 4):2 * (lane % 4) + 2])
+    np.testing.assert_array_equal(back, x)
+
+
+@pytest.mark.parametrize("kind, k", [("f16", 8), ("f16", 16), ("bf16", 16), ("tf32", 4), ("tf32", 8)])
+def test_products_of_a_warp(kind, k):
+    """Fragments as PTX ISA's formulas have them, element by element: a group of 4 lanes has a row."""
+    each = 1 if kind == "tf32" else 2       # numbers in a register
+    a, b, c = (RNG.integers(-8, 8, shape).astype("f4") for shape in ((16, k), (k, 8), (16, 8)))
+
+    def registers(find, count):
+        numbers = np.array([[[find(lane // 4, lane % 4, i) for i in range(r * each, (r + 1) * each)]
+                             for lane in range(32)] for r in range(count)], "f4")
+        return {"tf32": lambda: numbers.view("u4"), "f16": lambda: numbers.astype("f2").view("u4"),
+                "bf16": lambda: (numbers.view("u4") >> 16).astype("u2").view("u4")}[kind]()[..., 0]
+    if each == 1:
+        left = registers(lambda g, t, i: a[g + 8 * (i % 2), t + 4 * (i // 2)], k // 2)
+        right = registers(lambda g, t, i: b[t + 4 * i, g], k // 4)
+    else:
+        left = registers(lambda g, t, i: a[g + 8 * (i // 2 % 2), 2 * t + i % 2 + 8 * (i // 4)], k // 4)
+        right = registers(lambda g, t, i: b[2 * t + i % 2 + 8 * (i // 2), g], k // 8)
+    if kind == "tf32":
+        left = left | 0x1fff        # bits that are not looked at
+    added = np.array([[c[lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2] for lane in range(32)]
+                      for i in range(4)], "f4")
+    given, out = np.concatenate([left, right, added.view("u4")]).astype("u4"), np.zeros((4, 32), "f4")
+    names = [f"%r{10 + i}" for i in range(len(given))]
+    parts = ["{" + ", ".join(names[first:end]) + "}" for first, end in (
+        (0, len(left)), (len(left), len(given) - 4), (len(given) - 4, len(given)))]
+    counts = run("add.s64 %x2, %x0, %at; add.s64 %x3, %x1, %at;"
+                 + "".join(f"ld.global.b32 {name}, [%x2 + {128 * i}];" for i, name in enumerate(names))
+                 + f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {{%r1, %r2, %r3, %r4}}, "
+                 + ", ".join(parts) + ";"
+                 + "".join(f"st.global.b32 [%x3 + {128 * i}], %r{1 + i};" for i in range(4)), given=given, out=out)
+    product = a @ b + c
+    for lane in range(32):
+        for i in range(4):
+            assert out[i, lane] == product[lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2]
+    assert counts.flops["tensor"] == 2 * 16 * 8 * k
+
+
 def test_part_of_a_warp_at_an_instruction_of_the_whole():
     with pytest.raises(EmulationError, match="program 0, thread 0: an instruction of the whole warp is reached by a"):
         run("setp.lt.u32 %p1, %lane, 7; @%p1 shfl.sync.bfly.b32 %r1, %lane, 1, 31, 0xffffffff;", out=np.zeros(1, "f4"))
@@ -176,6 +250,24 @@ def test_two_warps_that_write_the_same_do_no_harm_and_others_race():
     run(text.format(7), threads=64, shared=4, out=np.zeros(1, "f4"))
     with pytest.raises(EmulationError, match="with no barrier between: a race"):
         run("shr.u32 %r2, %lane, 5;" + text.format("%r2"), threads=64, shared=4, out=np.zeros(1, "f4"))
+
+
+def test_who_writes_what_another_warp_has_read_races():
+    """Read by the writer too, or not."""
+    for readers in (1, 3):
+        with pytest.raises(EmulationError, match="writes byte 0 of shared memory, which .* read with no barrier"):
+            run(f"""shr.u32 %r2, %lane, 5; and.b32 %r2, %r2, {readers}; setp.ne.u32 %p1, %r2, 0; shr.u32 %r3, %lane, 5;
+                setp.eq.u32 %p2, %r3, 2; @%p1 ld.shared.b32 %r1, [memory]; @%p2 st.shared.b32 [memory], 5;""",
+                threads=96, shared=4, out=np.zeros(1, "f4"))
+
+
+def test_a_grid_of_three_dimensions():
+    out = np.zeros((4, 3, 2), "u4")
+    run("""mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %ctaid.z; mov.u32 %r4, %nctaid.x;
+        mov.u32 %r5, %nctaid.y; mad.lo.u32 %r6, %r3, %r5, %r2; mad.lo.u32 %r6, %r6, %r4, %r1; mul.wide.u32 %x2, %r6, 4;
+        add.s64 %x2, %x2, %x0; mad.lo.u32 %r7, %r3, 10, %r2; mad.lo.u32 %r7, %r7, 10, %r1; st.global.u32 [%x2], %r7;""",
+        grid=(2, 3, 4), out=out)
+    np.testing.assert_array_equal(out, np.arange(4)[:, None, None] * 100 + np.arange(3)[:, None] * 10 + np.arange(2))
 
 
 def test_threads_that_have_ended_are_not_waited_for():
@@ -242,6 +334,14 @@ def test_shared_memory_has_an_end_and_begins_as_nan():
     with pytest.raises(EmulationError, match="thread 1: reads 4 bytes at 4 of a program's 4 bytes of shared memory"):
         run("mov.u32 %r1, memory; shl.b32 %r2, %lane, 2; add.u32 %r1, %r1, %r2; ld.shared.b32 %r2, [%r1];", shared=4,
             out=out)
+
+
+def test_narrow_loads_fill_the_register():
+    """With the sign where the type has one."""
+    x, out = np.array([-2, 250], "i2").view("u1"), np.zeros((3, 32), "u4")
+    run("".join(f"ld.global.{kind} %r1, [%x0]; add.s64 %x2, %x1, %at; st.global.u32 [%x2 + {128 * i}], %r1;"
+                for i, kind in enumerate(("s8", "u8", "s16"))), x=aligned(x), out=out)
+    np.testing.assert_array_equal(out[:, 0], [2 ** 32 - 2, 254, 2 ** 32 - 2])
 
 
 def test_atomics_are_one_after_the_other():

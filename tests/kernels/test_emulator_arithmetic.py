@@ -182,6 +182,17 @@ def test_saturation_and_signs_of_zero():
             assert signs == [True, False]
 
 
+def test_functions_of_one_number():
+    for name, function in (("ex2.approx", lambda x: 2 ** x), ("lg2.approx", math.log2), ("sin.approx", math.sin),
+                           ("cos.approx", math.cos), ("tanh.approx", math.tanh), ("sqrt.rn", math.sqrt),
+                           ("rsqrt.approx", lambda x: x ** -0.5), ("rcp.rn", lambda x: 1 / x)):
+        for x in (0.375, 1.75, 2.5):
+            assert math.isclose(scalar(f"{name}.f32", x), function(x), rel_tol=1e-6), name
+    assert [scalar(f"cvt.{way}.s32.f32", -1.5) for way in ("rmi", "rpi", "rzi", "rni")] == [-2, -1, -1, -2]
+    assert scalar("copysign.f32", -1.0, 2.0) == -2 and scalar("copysign.f32", 1.0, -2.0) == 2    # the first's sign
+    assert scalar("abs.f32", -1.5) == 1.5 and scalar("neg.s32", 5) == -5
+
+
 def test_comparisons_and_nan():
     for name, ordered, other in (("lt", True, False), ("ge", False, False), ("ne", True, False), ("ltu", True, True),
                                  ("geu", False, True), ("neu", True, True), ("num", True, False),
@@ -189,6 +200,7 @@ def test_comparisons_and_nan():
         assert scalar(f"setp.{name}.f32", 1.0, 2.0) == ordered, name
         assert scalar(f"setp.{name}.f32", 1.0, np.nan) == other, name
     assert scalar("setp.lt.and.s32", -1, 1, False) == 0 and scalar("setp.lt.or.u32", 5, 1, True) == 1
+    assert scalar("min.f32", np.nan, 1.0) == 1 and np.isnan(scalar("min.NaN.f32", np.nan, 1.0))
     assert scalar("max.f32", 1.0, np.nan) == 1 and np.isnan(scalar("max.NaN.f32", 1.0, np.nan))
     assert scalar("mul.ftz.f32", 1e-30, 1e-10) == 0 and scalar("mul.f32", 1e-30, 1e-10) > 0
     assert scalar("setp.gt.ftz.f32", 1e-40, 0.0) == 0 and scalar("setp.gt.f32", 1e-40, 0.0) == 1

@@ -224,7 +224,7 @@ def released(state, at, waiting, over):
     if here.any():
         where = at.reshape(-1, 32)
         apart = (waiting.reshape(-1, 32) & (where != np.where(waiting, at, 0).reshape(-1, 32).max(1)[:, None])).ravel()
-        if (apart := apart & np.repeat(here, state.threads)).any():
+        if apart.any():
             raise Fault(int(np.flatnonzero(apart)[0]), "waits at a barrier while others of its warp wait at another")
         state.counts.barriers += int(here.sum())
         state.shared.barrier(None if here.all() else here)

@@ -166,8 +166,8 @@ class SharedMemory:
         self.check(self.writer[touched], warp, touched, lanes, "reads", "wrote")
         before = self.reader[touched]
         self.reader[touched] = np.where((before == NOBODY) | (before == warp), warp, SEVERAL)
-        now = self.reader[touched]      # of several warps that read a byte by one instruction, the last one
-        self.reader[touched] = np.where(now == warp, now, SEVERAL)
+        # Of several warps that read a byte by one instruction the last one is written down; the others see that.
+        self.reader[touched[self.reader[touched] != warp]] = SEVERAL
 
     def write(self, places, given, lanes):
         """Lanes write bytes (lanes, size). Two warps that write the same to the same place do no harm."""
