@@ -113,7 +113,7 @@ def targets_at(depth, targets, documents=None):
     if documents is None:
         return found
     there = places(to_device_of(numbered(documents, targets.shape), targets))[:, depth:] >= depth
-    return xp.where(there, found, IGNORED)
+    return xp.where(there, found.astype(xp.int64), IGNORED)     # bytes have no IGNORED
 
 
 def multi_token_loss(logits, targets, documents=None, weight=0.3):

@@ -71,7 +71,8 @@ def test_of_packed_rows_it_is_the_sum_over_their_documents():
     assert nn.multi_token_loss(logits, packed.targets, documents).item() == pytest.approx(wanted, rel=1e-12)
     assert abs(nn.multi_token_loss(logits, packed.targets).item() - wanted) > 0.1
     again = np.array([[0, 0, 0, 1, 1, 0, 0]])        # a number's second stretch is another document
-    assert targets_at(2, np.arange(7)[None], again).tolist() == [[2, -100, -100, -100, -100]]
+    for dtype in (int, np.uint8):
+        assert targets_at(2, np.arange(7, dtype=dtype)[None], again).tolist() == [[2, -100, -100, -100, -100]]
 
 
 @pytest.mark.parametrize("depth, options", [(2, {}), (1, FAMILIES["deepseek"] | {"hidden": 5, "moe": {
