@@ -141,12 +141,15 @@ def speculate(model, tokens, count):
 
     The tokens are the same, but for rounding, where two are as likely. A right guess saves a pass of the model: 1 +
     guessed of them write 1 + guessed + right tokens, of which one may be too many. Of several rows a guess is right
-    where it is in all of them. ValueError for more tokens than the model's length, and for what can't keep keys and
-    values (decoding.uncacheable).
+    where it is in all of them. ValueError for no token to begin with, for more tokens than the model's length, and for
+    what can't keep keys and values (decoding.uncacheable).
     """
     gpt, depth = model.model, model.further[0]
     tokens = lower(tokens)
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(gpt.embed.weight))
+    if tokens.ndim != 2 or not tokens.shape[1] or count < 0:
+        raise ValueError(f"speculate: tokens {tuple(tokens.shape)}, count={count}: give (batch, 1 or more), and 0 or "
+                         "more")
     end, guessed, right = tokens.shape[1] + count, 0, 0
     if end > gpt.length:
         raise ValueError(f"speculate: {tokens.shape[1]} tokens and {count} more for a GPT of length {gpt.length}: "

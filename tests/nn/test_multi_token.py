@@ -201,3 +201,6 @@ def test_what_does_not_fit_is_refused():
         model_of(3)(np.zeros((2, 3), int))
     with pytest.raises(ValueError, match="speculate: 3 tokens and 10 more for a GPT of length 12"):
         speculate(model_of(1), np.zeros((2, 3), int), 10)
+    for shape, count in (((2, 0), 4), ((3,), 4), ((2, 3), -1)):
+        with pytest.raises(ValueError, match="give .batch, 1 or more., and 0 or more"):
+            speculate(model_of(1), np.zeros(shape, int), count)
