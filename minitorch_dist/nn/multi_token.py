@@ -55,6 +55,7 @@ class Further(Module):
         self.join = Linear(2 * dim, dim, bias=False, dtype=dtype,
                            weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
         self.block = model.new_block()
+        self.to(dtype).to(model.embed.weight.device)
 
     @by_position
     def forward(self, x, coming, aux=None, documents=None):

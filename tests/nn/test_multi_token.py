@@ -107,6 +107,12 @@ def test_gradients_along_random_directions(depth, options):
         np.testing.assert_allclose(p.grad.numpy(), grad, rtol=1e-12, atol=1e-12)
 
 
+def test_a_depth_is_of_the_models_dtype_now():
+    model = nn.MultiTokenPrediction(nn.GPT(11, 12, 1, 2, 8, **LLAMA).to(np.float16), 2)
+    assert {p.dtype for p in model.parameters()} == {np.dtype(np.float16)}
+    assert {x.dtype for x in model(np.zeros((2, 6), int))} == {np.dtype(np.float16)}
+
+
 def test_afterwards_it_is_the_plain_model():
     """In evaluation, in what it writes, and in its state."""
     model, tokens = model_of(1).eval(), random(1).integers(0, 11, (2, 6))
