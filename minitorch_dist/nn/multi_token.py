@@ -70,7 +70,8 @@ class MultiTokenPrediction(Module):
 
     In training, of tokens (batch, time) and perhaps documents, as GPT's: logits in a tuple, of depth k (batch,
     time - k, vocabulary), k = 0 … depth; with experts a pair of this tuple and the sum of the auxiliary losses. In
-    evaluation the GPT's own result. ValueError unless there are more tokens than depths.
+    evaluation the GPT's own result. ValueError unless there are more tokens than depths, and for a GPT that has a part
+    of the sequences.
     """
 
     def __init__(self, model, depth=1):
@@ -83,6 +84,9 @@ class MultiTokenPrediction(Module):
     def forward(self, tokens, documents=None):
         if not self.training:
             return self.model(tokens, documents)
+        if self.model.context is not None:
+            raise ValueError("MultiTokenPrediction: positions are put together with later tokens, of which the GPT has "
+                             f"a part ({self.model.context}): take one that is not divided")
         time = tokens.shape[1]
         if time <= self.depth:
             raise ValueError(f"MultiTokenPrediction: {time} tokens for depth={self.depth}: give {self.depth + 1} or "

@@ -39,7 +39,9 @@ def refused():
     """The errors of what would give a rank a part of the sequences."""
     found = []
     for cut in (lambda model: tp.parallelize_module(model, comm.world(), tp.plan_of(model), True),
-                lambda model: context_parallel(model, comm.world())):
+                lambda model: context_parallel(model, comm.world()),
+                lambda model: nn.MultiTokenPrediction(context_parallel(model.model, comm.world()))(
+                    np.zeros((2, TIME // 2), int))):
         try:
             cut(model_of())
         except ValueError as error:

@@ -16,6 +16,7 @@ def test_one_curve(n, tp, stage):
 
 
 def test_parts_of_sequences_are_refused():
-    for tensor, context in crews.call(CASES + "refused", 2):
+    for tensor, context, inside in crews.call(CASES + "refused", 2):
         assert "the model puts positions together with later tokens" in tensor
         assert "the model, of class MultiTokenPrediction, looks at several positions" in context
+        assert "MultiTokenPrediction: positions are put together with later tokens, of which the GPT has a" in inside
