@@ -146,8 +146,9 @@ def speculate(model, tokens, count):
 
     The tokens are the same, but for rounding, where two are as likely. A right guess saves a pass of the model: 1 +
     guessed of them write 1 + guessed + right tokens, of which one may be too many. Of several rows a guess is right
-    where it is in all of them. ValueError for no token to begin with, for more tokens than the model's length, and for
-    what can't keep keys and values (decoding.uncacheable).
+    where it is in all of them; of divided experts in all ranks' rows, too, which are as many on each. ValueError for no
+    token to begin with, for more tokens than the model's length, and for what can't keep keys and values
+    (decoding.uncacheable).
     """
     gpt, depth = model.model, model.further[0]
     tokens = lower(tokens)
@@ -160,6 +161,7 @@ def speculate(model, tokens, count):
         raise ValueError(f"speculate: {tokens.shape[1]} tokens and {count} more for a GPT of length {gpt.length}: "
                          "beyond it nothing is kept; take generate")
     cache, ahead = KeyValueCache(gpt), KeyValueCache(depth, gpt.length)
+    together = {m.divided_over.name: m.divided_over for m in model.modules() if hasattr(m, "divided_over")}
     with evaluating(model):
         x, new = _likeliest(gpt, cache, tokens)
         coming, new = xp.concatenate([tokens[:, 1:], new[:, -1:]], 1), new[:, -1:]
@@ -168,7 +170,10 @@ def speculate(model, tokens, count):
             with ahead.reading(coming):
                 guess = lower(gpt.scores(depth(x, gpt.embed(coming))[1][:, -1:])).argmax(2)
             x, new = _likeliest(gpt, cache, xp.concatenate([tokens[:, -1:], guess], 1))
-            agreed = bool((new[:, :1] == guess).all())
+            agreed = (new[:, :1] == guess).all()[None].astype(xp.int64)
+            for comm in together.values():
+                comm.all_reduce(agreed, "min")
+            agreed = bool(agreed)
             guessed, right = guessed + 1, right + agreed
             if not agreed:
                 cache.past -= 1

@@ -4,6 +4,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist.nn.multi_token import speculate
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -33,6 +34,22 @@ def train(tp_size, stage):
     for step, batch in enumerate(loader.epoch(0)):
         training.train_step(whole, optimizer, batch, loss_sum, mesh["dp"], seed=3, step=step, units=TIME)
     return tp.full_state_dict(whole if stage else model)
+
+
+def guessed_together():
+    """Of divided experts, each rank with a row of its own: (what it writes, what the whole model does, the guesses that
+    were right, and those that are of this row alone)."""
+    def model():
+        mt.manual_seed(4)
+        moe = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence"}
+        model = nn.MultiTokenPrediction(nn.GPT(5, 12, 2, 2, 8, dtype=np.float64, moe=moe, **FAMILIES["llama"]), 1)
+        for i, p in enumerate(model.parameters()):
+            p.data[...] = np.random.default_rng(60 + i).standard_normal(p.shape) * 0.6
+        return model
+    world, whole, cut = comm.world(), model(), model()
+    tp.parallelize_module(cut, world, {"*.mlp": "experts"})
+    tokens = np.random.default_rng(world.rank).integers(0, 5, (1, 3))
+    return speculate(cut, tokens, 9), whole.generate(tokens, 9, 0), speculate(whole, tokens, 9)
 
 
 def refused():

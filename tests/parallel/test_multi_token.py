@@ -1,5 +1,6 @@
 """A model that learns several tokens ahead is one process's, however it is divided."""
 
+import numpy as np
 import pytest
 
 from tests.crews import crews
@@ -13,6 +14,15 @@ def test_one_curve(n, tp, stage):
     for rank, found in enumerate(crews.call(CASES + "train", n, args=(tp, stage))):
         assert set(found) == set(wanted) or stage and rank >= tp and not found
         assert all(abs(found[name] - wanted[name]).max() < 1e-10 for name in found)
+
+
+def test_ranks_of_divided_experts_guess_together():
+    """A guess counts where it is right on all of them: their passes are of as many tokens."""
+    found = crews.call(CASES + "guessed_together", 2)
+    for cut, text, _ in found:
+        np.testing.assert_array_equal(cut.tokens, text)
+    assert found[0][0][1:] == found[1][0][1:]
+    assert found[0][2].right != found[1][2].right       # alone
 
 
 def test_parts_of_sequences_are_refused():
