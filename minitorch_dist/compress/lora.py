@@ -36,7 +36,7 @@ from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
-from ..nn.decoding import by_position
+from ..nn.decoding import by_matrix, by_position
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
@@ -117,7 +117,7 @@ class LoRALinear(Module):
         self.lora_dropout = Dropout(adapter.dropout) if adapter.dropout else None
         self.train(linear.training)
 
-    @by_position
+    @by_matrix
     def forward(self, x):
         if isinstance(self.weight, NF4Weight):
             y = self.weight.linear(x)

@@ -21,7 +21,7 @@ from ..autodiff.primitive import Traced, lower
 from ..autodiff.tensor import Tensor
 from ..backend import xp
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d, Reshape
-from ..nn.decoding import by_position
+from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Flatten, Linear, ReLU
 from ..nn.module import Module, Sequential
 from .quant_integer import QuantizedTensor, check_accumulator, exactly, greatest, requantize
@@ -135,7 +135,7 @@ class WeightOnly(Quantized):
 
     kind = "weight-only"
 
-    @by_position
+    @by_matrix
     def forward(self, x):
         return self.product(x, self.weight, self.bias)
 

@@ -33,7 +33,15 @@ def by_position(forward):
     return forward
 
 
-for _layer in (Dropout, Experts, GELU, Identity, LayerNorm, LeakyReLU, Linear, MoE, ReLU, RMSNorm, Sequential, Sigmoid,
+def by_matrix(forward):
+    """Mark a Module's forward that, in evaluation, multiplies each position by a matrix, adds its `bias` unless that is
+    None, and does nothing else."""
+    forward.by_matrix = True
+    return by_position(forward)
+
+
+by_matrix(Linear.forward)
+for _layer in (Dropout, Experts, GELU, Identity, LayerNorm, LeakyReLU, MoE, ReLU, RMSNorm, Sequential, Sigmoid,
                SwiGLU, Tanh):
     by_position(_layer.forward)
 
@@ -156,7 +164,7 @@ class _Kept(_Places):
 
     def __call__(self, q, k, v, causal, scale=None, documents=None):
         self.keys, self.values = self._with(k, self.keys, documents), self._with(v, self.values)
-        return self._attention(q, self.keys, self.values, scale)
+        return self.attend(q, self.keys, self.values, scale)
 
     def _with(self, new, kept, documents=None):
         """What is kept, the new positions (batch, heads, time, size) too."""
@@ -168,7 +176,7 @@ class _Kept(_Places):
         kept[:, :, self.cache.past:self.cache.past + time] = lower(new)
         return kept
 
-    def _attention(self, q, keys, values, scale):
+    def attend(self, q, keys, values, scale):
         past, time = self.cache.past, q.shape[2]
         k, v = (x[:, :, :past + time] for x in (keys, values))
         if not past:
@@ -180,13 +188,18 @@ class _Kept(_Places):
 class _KeptLatents(_Kept):
     """Of a LatentAttention: one array (batch, 1, length, kv_rank + rope_size), which has the values in its keys."""
 
+    @property
+    def kept(self):
+        """What is there, the new positions too: (batch, 1, past + time, kv_rank + rope_size)."""
+        return self.keys[:, :, :self.cache.past + self.cache.tokens.shape[1]]
+
     def keep_latents(self, new, documents=None):
         """Keep latents and turned keys of new positions, (batch, 1, time, kv_rank + rope_size)."""
         self.keys = self._with(new, self.keys, documents)
 
     def attention(self, q, rank, scale):
         """Attention of the new positions to all that is kept; the first `rank` features of a key are its value."""
-        return self._attention(q, self.keys, self.keys[..., :rank], scale)
+        return self.attend(q, self.keys, self.keys[..., :rank], scale)
 
 
 def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None):

@@ -10,7 +10,8 @@
 Rotary positions need a part of their own: a position's rotation would stand between the matrix of the queries and that
 of the keys. Without it these two meet: qᵀ (W_K c) = (W_Kᵀ q)ᵀ c. So a token that comes later asks the latents c
 themselves: W_K is multiplied to its queries and W_V to what they find, and no key or value of the past is ever made
-again. That is attention of all heads to one key, whose first kv_rank features are the value (`_absorbed`).
+again. That is attention of all heads to one key, whose first kv_rank features are the value (`_absorbed`). It takes a
+`kv` that is a matrix and nothing else (decoding.by_matrix); behind a bias, a hook or other layers all are made again.
 
 Numbers kept per token and layer, of DeepSeek-V2's 128 heads of 128 features (kv_rank 512, rope_size 64):
 
@@ -133,10 +134,14 @@ class LatentAttention(MultiHeadAttention):
         q, latents, key = self._queries_latents_key(x)
         own = ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:]))
         self.context.keep_latents(ops.concatenate([own, key], 3), documents)
-        if self.context.cache.past:
-            y = self._absorbed(q)
-        else:       # nothing is there yet: each score is then of size features instead of kv_rank + rope_size
+        if not self.context.cache.past:     # each score is of size features then, instead of kv_rank + rope_size
             y = ops.scaled_dot_product_attention(q, *self._keys_values(latents, key), is_causal=True, scale=self.scale)
+        elif self._is_matrix():
+            y = self._absorbed(q)
+        else:
+            kept = self.context.kept
+            k, v = self._keys_values(kept[:, 0, :, :self.kv_rank], kept[..., self.kv_rank:])
+            y = self.context.attend(q, k, v, self.scale)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
 
@@ -148,11 +153,14 @@ class LatentAttention(MultiHeadAttention):
         y = self.context.attention(q, self.kv_rank, 1 / math.sqrt(self.size) if self.scale is None else self.scale)
         return ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1)))
 
+    def _is_matrix(self):
+        """Whether what `kv` does can be done to queries instead; otherwise keys and values are made anew each time."""
+        return getattr(self.kv.forward, "by_matrix", False) and self.kv._hooks is None and self.kv.bias is None
+
     def _matrix(self, like):
         """What `kv` multiplies by, (heads · (nope_size + value_size), kv_rank), be it a Linear or what stands in the
         place of one: that is asked for each feature."""
-        if self.kv._hooks is None and getattr(self.kv, "product", ops.linear if type(self.kv) is Linear else None) is \
-                ops.linear:
+        if getattr(self.kv, "product", ops.linear if type(self.kv) is Linear else None) is ops.linear:
             return self.kv.weight
         return ops.transpose(self.kv(module_of(lower(like)).eye(self.kv_rank, dtype=like.dtype)), (1, 0))
 

@@ -32,7 +32,7 @@ from ..autodiff.primitive import lower
 from ..backend import is_short, module_of, to, to_device_of, xp
 from ..data.loader import share
 from ..nn.attention import MultiHeadAttention
-from ..nn.decoding import by_position
+from ..nn.decoding import by_matrix, by_position
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
@@ -143,7 +143,7 @@ class ColumnParallelLinear(_Part):
         self._take(linear, comm, sequence_parallel, tp_comm_overlap, weight=(0, rows), bias=(0, rows))
         self.gather_output, self.product = gather_output, ops.linear
 
-    @by_position
+    @by_matrix
     def forward(self, x):
         y = self._linear(x, self.bias, self.product)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y

@@ -8,7 +8,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.data.packing import apart, pack
-from minitorch_dist.nn.decoding import KeyValueCache
+from minitorch_dist.nn.decoding import KeyValueCache, by_position
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.optim import mup
 
@@ -112,6 +112,7 @@ def test_a_cache_keeps_latents_and_gives_the_logits_of_all_tokens_at_once(sizes,
         for name, p in model.named_parameters():
             if name.endswith("lora_B"):
                 p.data[...] = random(5).standard_normal(p.shape)
+    assert all(block.attention._is_matrix() for block in model.blocks)
     tokens = random(0).integers(0, 11, (3, 12))
     with mt.no_grad():
         wanted = model(tokens)
@@ -125,6 +126,32 @@ def test_a_cache_keeps_latents_and_gives_the_logits_of_all_tokens_at_once(sizes,
         assert cache.nbytes == 2 * 3 * 12 * numbers * 8
         arrays = [a for _, kept in cache.layers.values() for a in vars(kept).values() if isinstance(a, np.ndarray)]
         assert sum(a.nbytes for a in arrays) == cache.nbytes and all(a.base is None for a in arrays)
+
+
+def bias(attention):
+    rng, rows = random(4), attention.kv.weight.shape[0]
+    attention.kv._register(attention.kv._parameters, "bias", nn.Parameter(rng.standard_normal(rows)))
+
+
+def hook(attention):
+    attention.kv.register_forward_hook(by_position(lambda m, inputs, y: mt.tanh(y)))
+
+
+def layers(attention):
+    weight = attention.kv.weight
+    attention.kv = nn.Sequential(attention.kv, nn.Tanh(), nn.Linear(len(weight), len(weight), False, weight.dtype))
+
+
+@pytest.mark.parametrize("change", [bias, hook, layers])
+def test_a_cache_is_right_where_more_than_a_matrix_makes_keys_of_latents(change):
+    model, tokens = gpt().eval(), random(0).integers(0, 11, (3, 9))
+    plain = model(tokens).numpy()
+    for block in model.blocks:
+        change(block.attention)
+    wanted, cache = model(tokens).numpy(), KeyValueCache(model)
+    assert abs(wanted - plain).max() > 0.1
+    found = [cache.read(piece).numpy() for piece in np.split(tokens, [4, 5], axis=1)]
+    np.testing.assert_allclose(np.concatenate(found, 1), wanted, rtol=0, atol=1e-10)
 
 
 def test_it_writes_the_same_text_with_a_cache_and_without():
