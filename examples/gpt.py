@@ -188,8 +188,6 @@ def parse(argv):
     if args.hidden is None:
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
     p.check_ranges(args, RANGES)
-    if args.predict > args.length:
-        p.error(f"--predict {args.predict}: a sample has --length {args.length} characters")
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
     return args
@@ -229,6 +227,8 @@ def prepare(args, world):
     if args.exact:
         training.prepare_exact(world)
     task = AdditionTask(args) if not args.text else TextTask(args) if args.pack is None else PackedTask(args)
+    if args.predict > task.inputs.shape[1]:
+        raise ValueError(f"--predict {args.predict}: a sample has {task.inputs.shape[1]} characters")
     args.out = args.out or Path("runs") / f"gpt-{Path(task.name).stem}-{world.size}"
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)

@@ -124,8 +124,9 @@ def test_several_tokens_are_predicted(tmp_path):
         plain = {name.removeprefix("model."): values for name, values in state.items() if name.startswith("model.")}
         assert {name.split(".")[1] for name in state if not name.startswith("model.")} == {"0", "1"}
     nn.GPT(len(set(text)), 20, 1, 2, 16, tied=False, hidden=48, **FAMILIES["deepseek"]).load_state_dict(plain)
-    refused = here.run(GPT, *flags, "21", "--out", tmp_path / "refused")
-    assert refused.status == 2 and "--predict 21: a sample has --length 20" in refused.stderr
+    for task, length, predict in ((flags[:4], 20, "21"), ([], 8, "9")):       # a sum has 8, whatever the length
+        refused = here.run(GPT, *task, *TINY, "--length", "20", "--predict", predict, "--out", tmp_path / "refused")
+        assert refused.status == 2 and f"--predict {predict}: a sample has {length} char" in refused.stderr
 
 
 def test_some_of_the_packed_rows_stand_for_all(tmp_path):
