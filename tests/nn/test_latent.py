@@ -9,6 +9,7 @@ from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.data.packing import apart, pack
 from minitorch_dist.nn.decoding import KeyValueCache, by_position
+from minitorch_dist.nn.latent import sizes_of
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.optim import mup
 
@@ -166,6 +167,7 @@ def test_the_papers_table():
     with nn.without_values():
         v2 = nn.LatentAttention(5120, 128, nope_size=128, kv_rank=512, q_rank=1536)
     kept = v2.kv_rank + v2.rope_size
+    assert v2.rope_size == 64 and sizes_of(18, 3) == (6, 2, 6, 24, None) and sizes_of(3, 3).rope_size == 2
     assert kept == 576 == 9 / 2 * 128 and kept / (2 * 128) == 2.25 and 2 * 128 * 128 == 32_768
 
 

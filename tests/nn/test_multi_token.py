@@ -6,6 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.data.packing import apart, pack
+from minitorch_dist.nn.decoding import by_position
 from minitorch_dist.nn.multi_token import speculate, targets_at
 from minitorch_dist.nn.transformer import FAMILIES
 
@@ -107,6 +108,15 @@ def test_gradients_along_random_directions(depth, options):
         np.testing.assert_allclose(p.grad.numpy(), grad, rtol=1e-12, atol=1e-12)
 
 
+def test_auxiliary_losses_are_those_of_all_mixtures():
+    model, found = model_of(2, FAMILIES["deepseek"] | {"moe": {"experts": 3, "k": 1}}), []
+    for m in model.modules():
+        if isinstance(m, nn.MoE):
+            m.register_forward_hook(lambda m, inputs, output: found.append(output[1].item()))
+    aux = model(random(0).integers(0, 11, (2, 6)))[1].item()
+    assert len(found) == 4 and min(found) > 0 and aux == pytest.approx(sum(found), rel=1e-12)
+
+
 def test_a_depth_is_of_the_models_dtype_now():
     model = nn.MultiTokenPrediction(nn.GPT(11, 12, 1, 2, 8, **LLAMA).to(np.float16), 2)
     assert {p.dtype for p in model.parameters()} == {np.dtype(np.float16)}
@@ -195,9 +205,11 @@ def test_guesses_of_a_trained_model_are_right():
         (nn.multi_token_loss(model(tokens[:, :-1]), tokens[:, 1:]) / 128).backward()
         optimizer.step()
     start = np.array([[2, 3], [6, 0]])
+    modes = set()
+    model.further[0].register_forward_pre_hook(by_position(lambda m, inputs: modes.add(m.block.dropout.training)))
     found, guessed, right = speculate(model, start, 21)
     np.testing.assert_array_equal(found, (start[:, :1] + np.arange(23)) % 7)
-    assert guessed == right == 10 and model.training
+    assert guessed == right == 10 and model.training and modes == {False}
 
 
 def test_what_does_not_fit_is_refused():
