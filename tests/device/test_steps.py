@@ -11,6 +11,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
+from minitorch_dist.nn.multi_token import speculate
 from minitorch_dist.parallel import DistributedDataParallel, expert_bias
 
 from .fake_cupy import installed, launches, transfers
@@ -220,6 +221,26 @@ def test_generation_and_attention_weights(latent):
     weights = net.blocks[0].attention.weights(backend.to(x, "cuda"))
     for f, e in zip((*found, weights), (*expected[0], expected[1]), strict=True):
         np.testing.assert_array_equal(backend.to(f, "cpu"), e)
+
+
+def test_several_tokens_are_predicted_and_guessed():
+    """Also of depths that come beside a model that is there already, and targets that aren't."""
+    tokens, targets = (part[:2] for part in text())
+    documents, found = np.array([[0] * 4 + [1] * 3, [0] * 7]), []
+    for device, of_targets in (("cpu", "cpu"), ("cuda", "cuda"), ("cuda", "cpu")):
+        mt.manual_seed(0)
+        net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", latent={}).to(device)
+        net = nn.MultiTokenPrediction(net, 2)
+        assert {p.device for p in net.parameters()} == {device if device == "cpu" else "cuda:0"}
+        logits = net(backend.to(tokens, device), backend.to(documents, of_targets))
+        loss = nn.multi_token_loss(logits, backend.to(targets, of_targets), documents)
+        loss.backward()
+        written, *counts = speculate(net, tokens[:, :3], 5)
+        found.append((loss.cpu().numpy(), backend.to(written, "cpu"), counts,
+                      *(p.grad.cpu().numpy() for p in net.parameters())))
+    for values in zip(*found, strict=True):
+        for value in values[1:]:
+            np.testing.assert_array_equal(value, values[0])
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
