@@ -59,7 +59,7 @@ class Summary:
     positions        rows of the output: samples, or tokens
     flops            of a forward pass
     training_flops   3 · flops: backward makes two products for each one of forward, where all is trained (with a frozen
-                     weight one, or none)
+                     weight one, or none). Of what evaluation calls: MultiTokenPrediction's further depths aren't there
     rule_of_thumb    6 · parameters · positions (Kaplan et al. 2020), which counts each parameter once per position:
                      too little for convolutions, which use it at many places, and for attention, which uses none
     """
@@ -88,8 +88,10 @@ class Summary:
         lines += [(row.path or "(model)", row.layer, "not called" if row.shape is None else
                    " × ".join(map(str, row.shape)), f"{row.parameters:,}", f"{row.flops:,}") for row in self.rows]
         lines.append(("total", "", "", f"{self.parameters:,}", f"{self.flops:,}"))
+        left_out = any(row.shape is None and row.parameters for row in self.rows)
         return "\n".join([ruled(lines, left=3), "",
-                          f"a training step: {self.training_flops:,} FLOPs (3 × forward); by the rule of thumb 6·N·D "
+                          f"a training step: {self.training_flops:,} FLOPs (3 × forward"
+                          f"{', but for the layers not called' * left_out}); by the rule of thumb 6·N·D "
                           f"with D = {self.positions:,}: {self.rule_of_thumb:,}"])
 
 

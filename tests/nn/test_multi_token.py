@@ -135,6 +135,12 @@ def test_afterwards_it_is_the_plain_model():
     assert own == {"norm_hidden", "norm_token", "norm", "join", "block"}        # embedding and head are the model's
 
 
+def test_its_summary_says_that_depths_are_left_out():
+    model, tokens = model_of(1), random(1).integers(0, 11, (2, 6))
+    assert "FLOPs (3 × forward, but for the layers not called); by" in str(nn.summary(model, tokens))
+    assert "FLOPs (3 × forward); by" in str(nn.summary(model.model, tokens))
+
+
 def test_compiled_it_is_the_same():
     tokens = random(1).integers(0, 11, (2, 6))
     plain, compiled = model_of(2), mt.compile(model_of(2), "numpy")
