@@ -8,6 +8,7 @@ from . import caches, drawing, gains, packs, rolls, sums, training
 class Pack(Check):
     exercise = "24.1"
     signatures = packs.SIGNATURES
+    demands = packs.DEMANDS
 
     def cases(self, rng, ranks):
         return packs.cases(rng)

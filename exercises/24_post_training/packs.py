@@ -4,7 +4,7 @@ import bisect
 
 import numpy as np
 
-from exercises.frame import gives, when
+from exercises.frame import demand, gives, when
 
 NAMES = "tokens", "targets", "documents", "positions"
 FILL = {"tokens": 0, "targets": -100, "documents": -1, "positions": 0}
@@ -107,10 +107,7 @@ def run(case, cut=cut, fit=fitted, write=written, see=looks, fill=None, after=No
             at += stop - start
     if after:
         after(found)
-    return {**found, "visible": visible(found["documents"], see), "wrong": RIGHT}
-
-
-RIGHT = {"changed": False, "other integers": False}
+    return {**found, "visible": visible(found["documents"], see), "changed": False}
 
 
 # ---------------------------------------------------------------- mistakes
@@ -276,8 +273,7 @@ def padding_before(found):
 
 SIGNATURES = [
     when("the documents aren't what they were before the call",
-         lambda case, got: got.get("wrong", {}).get("changed", False)),
-    when("the four arrays must be int64", lambda case, got: got.get("wrong", {}).get("other integers", False)),
+         lambda case, got: got.get("changed", False)),
     p("a document of n tokens is n - 1 pairs: the last token has no next one, and belongs to no piece", cut=of_tokens),
     p("each piece gives up a pair: the target of its last token is the first of the next piece, which is known",
       cut=one_off),
@@ -365,3 +361,19 @@ def unseen(case):
         return found
     name = "result" if case["what"] == "visible" else "visible"
     return found | {name: found[name] & (numbers != -1)[:, :, None]}
+
+
+def kinds(got, names):
+    """The dtypes of those outputs that are there and have numbers in them."""
+    arrays = {name: np.asarray(got[name]) for name in names if name in got}
+    return {name: array.dtype for name, array in arrays.items() if array.size}
+
+
+DEMANDS = [
+    demand(lambda case, got: "right, but the four arrays must be int64: " + ", ".join(
+        f"{name} {dtype}" for name, dtype in kinds(got, NAMES).items()),
+        lambda case, got: set(kinds(got, NAMES).values()) <= {np.dtype(np.int64)}),
+    demand("visible: right, but as numbers: bool, by which NumPy selects. Numbers would be taken for indexes",
+           lambda case, got: set(kinds(got, {"pack": ["visible"], "visible": ["result"]}.get(
+               case["what"], [])).values()) <= {np.dtype(bool)}),
+]
