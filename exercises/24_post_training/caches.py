@@ -177,7 +177,7 @@ def n(what, text, **how):
         if case["what"] in what:
             return {"result": numbers(case, **how)}
         return truth(case) if case["what"] in ("operations", "to_write", "nbytes") else None
-    return gives(f"{what[0]}: {text}", found)
+    return gives(lambda case: f"{case['what']}: {text}", found)
 
 
 def b(text, formula):
@@ -199,6 +199,11 @@ def each(outputs):
 
 def nan(case, got):
     return any(np.isnan(x).any() for x in each(got))
+
+
+def first(case, got):
+    """The first read of each cache is right."""
+    return all(same(np.asarray(x[0]), y[0], 1e-9) for x, y in zip(got["logits"], read(case)["logits"], strict=True))
 
 
 def near(case, got):
@@ -246,15 +251,18 @@ SIGNATURES = [
     c("generate: the last two tokens are read each time; the one before has been read already",
       feed=lambda tokens: tokens[:, -2:]),
     when("the first read is right, later ones aren't. Two caches may share what they keep (on the class, or in a "
-         "default argument): this one is right alone", lambda case, got: len(case.get("jobs", [])) > 1),
+         "default argument): this one is right alone", lambda case, got: len(case.get("jobs", [])) > 1 and first(
+             case, got)),
+    when(lambda case, got: f"generate: pick chooses each of the new tokens; it was called {len(got['seen'])} times, "
+         f"count is {len(case['noise'])}", lambda case, got: len(got.get("seen", [])) < len(case.get("noise", []))),
     n(BOTH, "a product of matrices has an addition for each multiplication: twice as many", twice=1),
     n(BOTH, "of one layer only: there are sizes.layers of them", all_layers=False),
     n(BOTH, "the logits are left out: dim · vocabulary for each position", head=False),
     n(BOTH, "only the last position's logits are counted; they are worked out for all that are read", last_only=True),
     n(BOTH, "the matrices of the net are dim · 4 dim and 4 dim · dim, four times as large as those of attention: 12 "
       "dim² in all, not 6", matrices=6),
-    n(BOTH, "one of the two matrices of the net, or four of attention's seven, are missing: 4 dim² for attention, 8 "
-      "dim² for the net", matrices=8),
+    n(BOTH, "one of the two matrices of the net is missing, or all four of attention: 4 dim² for attention, 8 dim² for "
+      "the net", matrices=8),
     n(BOTH, "that is attention's four matrices; the net's two are 8 dim²", matrices=4),
     n(BOTH, "what attention gives goes through a matrix, too: 4 dim², not 3", matrices=11),
     n(BOTH, "scores and sums of attention are left out: they are what grows", scores=0),
@@ -326,4 +334,7 @@ DEMANDS = [
     demand(lambda case, got: f"the right numbers, but {worked(case, got)} positions of a row were worked on in a "
            f"layer, where {needed(case)} are needed: each token is read once, and the last one not at all",
            lambda case, got: "worked" not in got or worked(case, got) == needed(case)),
+    demand(lambda case, got: f"generate: right, but tokens are of {np.asarray(got['tokens']).dtype}: integers, or they "
+           "can't be read", lambda case, got: case["what"] != "generate" or np.asarray(
+               got["tokens"]).dtype.kind in "iu"),
 ]

@@ -80,6 +80,9 @@ def writes(learner, inputs, run):
     def pick(logits):
         if len(seen) == len(inputs["noise"]):
             raise RuntimeError(f"pick was called more than {len(seen)} times; count={len(seen)}")
+        if np.shape(logits) != inputs["noise"][0].shape:
+            raise ValueError(f"pick gets logits of shape {np.shape(logits)}; they must be (batch, vocabulary), here "
+                             f"{inputs['noise'][0].shape}")
         seen.append(np.array(logits))
         return (logits + inputs["noise"][len(seen) - 1]).argmax(-1)
     found = learner(model, tokens, len(inputs["noise"]), pick)
