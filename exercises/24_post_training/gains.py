@@ -204,12 +204,15 @@ def taken_for_equal(case, got):
 
 
 def cancelled(case, got):
-    return close(case) and case["rewards"].max() > 1e5 and np.isfinite(got["advantages"]).all()
+    found = got["advantages"]
+    return close(case) and case["rewards"].max() > 1e5 and isinstance(found, np.ndarray) and np.isfinite(found).all()
 
 
 def near(case, got):
-    return close(case) or all(same(np.asarray(got[name]), np.asarray(right), 1e-4)
-                              for name, right in truth(case).items() if name != "changed")
+    if close(case):     # where float32 leaves nothing of the differences
+        return getattr(got["advantages"], "dtype", None) == np.float32
+    return all(same(np.asarray(got[name]), np.asarray(right), 1e-4) for name, right in truth(case).items()
+               if name != "changed")
 
 
 SIGNATURES = [
