@@ -72,6 +72,6 @@ def gains(case, got, path):
         axes.set_title(title, loc="left", size=10)
         axes.set_xlabel("ρ" if name != "k3" else "ratio")
     save(figure, path)
-    flat = {name: np.asarray(case["ratios"])[:-1][np.diff(got[name]) == 0] for name in ("good", "bad")}
-    return (f"nothing more is gained above ρ = {flat['good'].min():.2f} of a good answer's token, below "
-            f"{flat['bad'].max():.2f} of a bad one's; k3 is never below {np.min(got['k3']):.1g}")
+    ratios, flat = case["ratios"], {name: np.abs(np.diff(got[name])) < 1e-9 for name in ("good", "bad")}
+    return (f"nothing more is gained above ρ = {ratios[:-1][flat['good']].min():.2f} of a good answer's token, below "
+            f"{ratios[1:][flat['bad']].max():.2f} of a bad one's; k3 is never below {np.min(got['k3']):.1g}")

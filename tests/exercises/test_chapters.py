@@ -6,6 +6,7 @@ import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from exercises import build
@@ -163,3 +164,11 @@ def test_no_answer_leaks(chapter):
     assert not build.leaks(solutions, texts)
     for file, source in solutions.items():
         assert build.written_by_learner(source), f"{file}: no mark `# begin with`"
+
+
+def test_the_clips_edges_are_told(tmp_path):
+    ratios = np.linspace(0.4, 1.8, 141)
+    got = {"good": -np.minimum(ratios, 1.28), "bad": np.maximum(ratios, 0.8), "k3": 1 / ratios - 1 + np.log(ratios)}
+    check = checks_of(COURSE.exercises / "24_post_training")["24.3"]
+    said = check.picture({1: [({"ratios": ratios}, got)]}, tmp_path / "picture.png")
+    assert "above ρ = 1.28 " in said and "below 0.80 " in said, said
