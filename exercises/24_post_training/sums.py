@@ -41,7 +41,7 @@ def cases(rng, ranks):
         one["counted"][:1, 1] = rank == 0
     found = [each[:ranks] for each in (full, idle, silent, nothing, single)]
     # Of the second the means are exact: 4 is a power of 2.
-    for shape, far, wide in (((3, 7), 0.0, 1.0), ((2, 4), 1e8, 1.0), ((1, 5), -3.0, 0.1)):
+    for shape, far, wide in (((3, 7), 0.0, 1.0), ((2, 4), 1e8, 1.0), ((1, 5), -3e-5, 1e-5)):
         rewards = far + wide * rng.integers(0, 4, shape)
         rewards[:, 0], rewards[:, -1] = far, far + 2 * wide
         edges = {1: [], 2: [3], 3: [2, 2]}[ranks]
@@ -225,6 +225,8 @@ SIGNATURES = [
       deviation=lambda r, part: r.std(ddof=1)),
     s("divided by the number of answers: of a sample, by one less", deviation=lambda r, part: r.std(1, keepdims=True)),
     s("the variance is taken for the standard deviation", deviation=lambda r, part: r.var(1, ddof=1, keepdims=True)),
+    s("the greater of the standard deviation and EPSILON is taken: their sum is asked for", deviation=lambda r, part:
+      np.maximum(r.std(1, ddof=1, keepdims=True), 1e-4) - 1e-4),
     s("EPSILON is left out", deviation=lambda r, part: r.std(1, ddof=1, keepdims=True) - 1e-4),
     s("not divided by the standard deviation", deviation=lambda r, part: 1 - 1e-4),
     s("the mean isn't taken away", centre=lambda r, part: 0.0),
