@@ -148,11 +148,17 @@ class Table:
                 + self.all_of_them[(tokens * (1 + np.arange(tokens.shape[1]))).sum(1) % len(self.all_of_them)])
 
 
+def piece(pair, questions):
+    """An empty piece may begin anywhere: here at the end."""
+    first, behind = pair
+    return [first, behind] if first != behind else [questions, questions]
+
+
 def roll_out(learner, inputs, run):
     """Each of the file's functions, or a training run."""
     file, what = run.module, inputs["what"]
     if what == "share":
-        return {"result": [list(file.share(questions, rank, size)) for questions, size in inputs["of"]
+        return {"result": [piece(file.share(questions, rank, size), questions) for questions, size in inputs["of"]
                            for rank in range(size)]}
     if what == "draw":
         return {"result": file.draw(inputs["logits"].copy(), inputs["noise"].copy(), inputs["temperature"])}

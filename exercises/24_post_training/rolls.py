@@ -8,9 +8,10 @@ from exercises.frame import demand, gives, when
 
 # ---------------------------------------------------------------- cases
 
-def rollout(rng, ranks, questions, time, vocabulary, **how):
-    """The same on all ranks."""
+def rollout(rng, ranks, questions, time, vocabulary, ending=0.0, **how):
+    """The same on all ranks. ending: by how much more likely `end` is, in logits."""
     tables = [rng.normal(0, 1.2, (rows, vocabulary)) for rows in (vocabulary, vocabulary, 13)]
+    tables[0][:, how["end"]] += ending
     one = {"what": "roll_out", "tables": tables, "questions": rng.integers(0, vocabulary, (questions, time)),
            "worth": rng.uniform(0, 1, vocabulary), "how": {"temperature": 1.0, **how}}
     return [one] * ranks
@@ -29,6 +30,7 @@ def cases(rng, ranks):
     found.append(rollout(rng, ranks, 3, 4, 9, group=4, count=3, end=0, seed=next(seeds), step=next(seeds),
                          temperature=1.8))
     found.append(rollout(rng, ranks, 7, 2, 6, group=2, count=1, end=1, seed=next(seeds), step=0))
+    found.append(rollout(rng, ranks, 4, 2, 6, 60.0, group=2, count=4, end=3, seed=next(seeds), step=next(seeds)))
     return found
 
 
@@ -48,6 +50,12 @@ def shared(questions, rank, size):
 
 def drawn(logits, noise, temperature):
     return np.argmax(noise * temperature + logits, axis=1)
+
+
+def piece(pair, questions):
+    """An empty piece may begin anywhere: here at the end, as drive.py says it."""
+    first, behind = pair
+    return [first, behind] if first != behind else [questions, questions]
 
 
 def keyed(how, question, answer, rank, local):
@@ -81,8 +89,8 @@ def run(case, share=shared, draw=drawn, key=keyed, policy=policy, mean=None, one
     if one["what"] == "training":
         return [{}] * ranks
     if one["what"] == "share":
-        return [{"result": [share(questions, rank, size) for questions, size in one["of"] for rank in range(size)]}
-                ] * ranks
+        return [{"result": [piece(share(questions, rank, size), questions) for questions, size in one["of"]
+                            for rank in range(size)]}] * ranks
     if one["what"] == "draw":
         return [{"result": draw(one["logits"], one["noise"], one["temperature"])}] * ranks
     how, found = one["how"] | (settings or {}), []
@@ -204,6 +212,13 @@ def whole_width(counted, time):
     return np.concatenate([np.zeros((len(counted), time), bool), counted], 1)
 
 
+def narrow(case, got):
+    """Rows are shorter than time + count on some rank."""
+    shapes = [getattr(rank["tokens"], "shape", ()) for rank in got] if case[0]["what"] == "roll_out" else []
+    width = case[0]["questions"].shape[1] + case[0]["how"]["count"] if shapes else 0
+    return any(len(shape) == 2 and shape[1] < width for shape in shapes)
+
+
 SIGNATURES = [
     when("the questions aren't what they were before the call", lambda case, got: any(rank["changed"] for rank in got)),
     g("share: the pieces are right, but the larger ones must be the first ranks'", share=last_ranks_more),
@@ -257,6 +272,8 @@ SIGNATURES = [
     g("the questions are dealt out in turn: a rank has one piece of them, in order", cut=lambda rows, rank, ranks: [
         row for row in rows if row[0] % ranks == rank]),
     g("the answers to one question must stand one after another: repeat, not tile", order=by_turns),
+    when("rows are shorter where all answers have ended early: they are filled up with `end` to time + count tokens, "
+         "or ranks have rows of different lengths", narrow),
     g("an answer goes on behind its `end`: it is filled up with `end`", fill="goes on"),
     g("behind `end` it is filled up with 0: with `end`", fill=0),
     g("`end` itself counts: the model must learn to stop", count_end=False),
@@ -288,6 +305,9 @@ def asked(case, got):
 
 
 DEMANDS = [
+    demand("right, but tokens are integers, and counted is bool: by others they can't be selected", rolled(
+        lambda case, got: all(np.asarray(rank["tokens"]).dtype.kind == "i" and np.asarray(
+            rank["counted"]).dtype == bool for rank in got))),
     demand(lambda case, got: "right, but the policy was asked about {} rows, where {} are needed: each rank's own "
            "answers, once for each token".format(*asked(case, got)),
            rolled(lambda case, got: asked(case, got)[0] <= asked(case, got)[1])),

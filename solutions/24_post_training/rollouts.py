@@ -37,8 +37,8 @@ def stream(seed, step, question, answer):
 
 def share(questions, rank, size):
     """(first, behind the last) of the questions that a rank has: one piece of them, in order. Pieces differ by one
-    question at most, and the first ranks have the larger ones, as with np.array_split; there may be fewer questions
-    than ranks."""
+    question at most, and the first ranks have the larger ones, as with np.array_split; with fewer questions than ranks
+    the last ones' are empty, wherever these begin."""
     # begin with how many each has at least, and how many are left over
     least, more = divmod(questions, size)
     first = rank * least + min(rank, more)
