@@ -12,7 +12,12 @@ def rollout(rng, ranks, questions, time, vocabulary, ending=0.0, **how):
     """The same on all ranks. ending: by how much more likely `end` is, in logits."""
     tables = [rng.normal(0, 1.2, (rows, vocabulary)) for rows in (vocabulary, vocabulary, 13)]
     tables[0][:, how["end"]] += ending
-    one = {"what": "roll_out", "tables": tables, "questions": rng.integers(0, vocabulary, (questions, time)),
+    asked = rng.integers(0, vocabulary, (questions, time))
+    if ending:
+        asked[asked == how["end"]] = (how["end"] + 1) % vocabulary
+    else:
+        asked[0, -1] = how["end"]       # which doesn't end its answer
+    one = {"what": "roll_out", "tables": tables, "questions": asked,
            "worth": rng.uniform(0, 1, vocabulary), "how": {"temperature": 1.0, **how}}
     return [one] * ranks
 
