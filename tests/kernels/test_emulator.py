@@ -38,7 +38,7 @@ UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
     min.relu.s32 %r1, %r2, %r3
     min.f32 %r1, %r2, %r3, %r4
     prmt.b32.f4e %r1, %r2, %r3, 1
-    rcp.approx.ftz.f64 %x1, %x2
+    sqrt.approx.ftz.f64 %x1, %x2
     setp.lt.s32 %p1|%p2, %r1, %r2
     setp.eq.and.s32 %p2, %r1, %r2, !%p1
     vote.sync.any.pred %p2, !%p1, 0xffffffff

@@ -212,3 +212,13 @@ def test_comparisons_and_nan():
 def test_types_of_the_table_have_their_widths():
     assert all(dtype.itemsize == 1 if name == "pred" else 8 * dtype.itemsize == int(name.lstrip("busfp"))
                for name, dtype in TYPES.items())
+
+
+def test_gross_approximations_of_float64():
+    """20 bits of mantissa, the rest zeros; subnormal numbers are 0."""
+    for x in (3.0, -0.7, 1e300, 1e-300):
+        for name, exact in (("rcp", 1 / x), ("rsqrt", abs(x) ** -0.5)):
+            got = scalar(f"{name}.approx.ftz.f64", abs(x) if name == "rsqrt" else x)
+            assert got.dtype == np.float64 and abs(got / exact - 1) < 2.0 ** -19
+            assert int(got.view(np.uint64)) & 0xffffffff == 0
+    assert scalar("rcp.approx.ftz.f64", -1e-310) == -np.inf and scalar("rcp.approx.ftz.f64", 1.5e308) == 0

@@ -211,6 +211,15 @@ def reversed_bits(x):
     return out
 
 
+def gross(function, x):
+    """function of float64 as the approximations that Newton's method begins with: the upper 32 bits of the result, and
+    subnormal numbers as zeros."""
+    tiny = np.finfo(F64).tiny
+    y = function(np.where(np.abs(x) < tiny, np.copysign(0.0, x), x))
+    y = (y.view(np.uint64) & np.uint64(0xffffffff00000000)).view(F64)
+    return np.where(np.abs(y) < tiny, np.copysign(0.0, y), y)
+
+
 def binary_power(x):
     return np.exp2(x)
 
@@ -325,6 +334,8 @@ def operation(parts):
         return conversion(more, kinds)
     kind = kinds[-1]
     dtype, floating = TYPES.get(kind), kind[0] == "f" or kind in PAIRS or kind == "bf16"
+    if name in ("rcp", "rsqrt") and kind == "f64" and {"approx", "ftz"} <= set(more):
+        return (F64,), partial(gross, SAME[name][0])
     if len(kinds) > 1 or kind == "tf32" or "sat" in more and not floating or "ftz" in more and kind == "f64":
         return None
     if rounding := next((part for part in more if part in ("rz", "rm", "rp")), None):
