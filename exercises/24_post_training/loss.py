@@ -33,7 +33,8 @@ def grpo(comm, token_losses, log_probs, old, reference, rewards, counted, group,
 
 def spread_advantages(comm, rewards):
     """(questions, answers), float64: advantages as in 24.3, where each group is spread over the ranks. But where all
-    rewards to a question are equal they need not be exactly 0: what the mean's rounding leaves, 1e-13 perhaps, is right.
+    rewards to a question are equal they need not be exactly 0: what the mean's rounding leaves, 1e-13 perhaps, is
+    right.
 
     comm     as above. Two calls
     rewards  (questions, answers), float64: of those that this rank has, of all questions. Ranks may have different
