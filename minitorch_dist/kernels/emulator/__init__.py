@@ -2,7 +2,7 @@
 
     ptx.py          PTX's text as a Program
     arithmetic.py   what instructions compute, a table
-    memory.py       arrays at their addresses, shared memory; who may touch what when
+    memory.py       arrays at their addresses, shared memory, a thread's own; who may touch what when
     lanes.py        the state of a batch of programs
     loads_and_stores.py   instructions that touch memory
     warps.py        shuffles and matrices: which lane has which element
@@ -38,17 +38,19 @@ def execute(code, grid, threads, arguments, shared=0, lent=()):
     """Run a kernel's PTX on a grid; returns its Counts.
 
     code       Code(parse(ptx))
-    arguments  {name: NumPy array, or NumPy number of the parameter's width}, in the order of the parameters; parameters
-               that are left get 0
-    threads    per program, a multiple of 32
-    shared     bytes of shared memory per program
+    arguments  {name: NumPy array, or NumPy number of the parameter's width; for a structure an array of its bytes}, in
+               the order of the parameters; parameters that are left get 0
+    threads    per program: a number, or (x, y, z)
+    shared     bytes of shared memory per program, besides those that the kernel's text asks for
     lent       arrays that the kernel finds by addresses in its arguments
     """
-    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    memory, program = GlobalMemory(arrays | {f"lent array {i}": a for i, a in enumerate(lent)}), code.program
+    program = code.program
+    arrays = {name: value for (name, value), kind in zip(arguments.items(), program.parameters.values(), strict=False)
+              if isinstance(value, np.ndarray) and "[" not in kind}
     given = [np.uint64(value.ctypes.data) if name in arrays else value for name, value in arguments.items()]
-    given += [launch.NULL] * (len(program.parameters) - len(given))
-    counts = Counts(program.name, tuple(grid), threads)
+    given += [np.zeros(program.size(name), np.uint8) for name in list(program.parameters)[len(given):]]
+    memory = GlobalMemory(arrays | {f"lent array {i}": a for i, a in enumerate(lent)})
+    counts = Counts(program.name, tuple(grid), int(np.prod(threads)))
     run(code, grid, threads, dict(zip(program.parameters, given, strict=True)), memory, shared, counts)
     for region in memory.regions:
         for touched, sums in ((region.read, counts.read), (region.written, counts.written)):

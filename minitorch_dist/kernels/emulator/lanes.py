@@ -3,8 +3,7 @@
 import numpy as np
 
 from .arithmetic import U32, UNSIGNED
-from .memory import SHARED_BASE, Fault
-from .ptx import Address
+from .memory import Fault
 
 
 class EmulationError(RuntimeError):
@@ -15,40 +14,43 @@ class Unknown(NotImplementedError):
     """An instruction that the emulator hasn't learnt."""
 
 
-def names(operand):
-    """The registers and symbols in an operand."""
-    if isinstance(operand, tuple):
-        return [name for part in operand for name in names(part)]
-    if isinstance(operand, Address):
-        return names(operand.base)
-    return operand.split("|") if isinstance(operand, str) and operand != "_" else []
-
-
 SPECIAL = frozenset(["%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid")
                                              for axis in "xyz")])
+
+
+def whole_warps(threads):
+    """Lanes of the warps that this many threads take."""
+    return -(-threads // 32) * 32
 
 
 class Lanes:
     """The state of a batch of programs.
 
+    size, threads  lanes of the batch and of a program: whole warps, whose last lanes may be nobody's
+    absent      which lanes never run
     registers   {name: array (lanes,), or a number}: unsigned as wide as it was written, or bool
     committed   groups of cp.async that each lane has closed; copies: those under way
     """
 
-    def __init__(self, program, first, count, threads, grid, parameters, memory, shared, counts):
-        self.program, self.memory, self.shared, self.counts = program, memory, shared, counts
-        self.size, self.threads, self.parameters = count * threads, threads, parameters
+    def __init__(self, program, first, count, block, grid, parameters, memory, shared, local, counts):
+        self.program, self.first, self.parameters, self.counts = program, first, parameters, counts
+        self.memory, self.shared, self.local = memory, shared, local
+        grid, block = [*grid, 1, 1][:3], [*block, 1, 1][:3]
+        threads = int(np.prod(block))
+        self.threads = whole_warps(threads)
+        self.size = count * self.threads
         self.all = np.arange(self.size)
-        self.first = first
-        index = first + np.repeat(np.arange(count), threads)
-        tid = np.tile(np.arange(threads), count)
-        grid = [*grid, 1, 1][:3]
+        index, tid = first + self.all // self.threads, self.all % self.threads
+        self.absent = tid >= threads
         self.registers = {
-            "%tid.x": tid.astype(U32), "%tid.y": U32.type(0), "%tid.z": U32.type(0), "%ntid.x": U32.type(threads),
-            "%laneid": (tid % 32).astype(U32), "%warpid": (tid // 32).astype(U32), "%ntid.y": U32.type(1),
+            "%tid.x": (tid if block[0] == threads else tid % block[0]).astype(U32),
+            "%tid.y": U32.type(0) if block[1] == 1 else (tid // block[0] % block[1]).astype(U32),
+            "%tid.z": U32.type(0) if block[2] == 1 else (tid // (block[0] * block[1])).astype(U32),
+            "%laneid": (tid % 32).astype(U32), "%warpid": (tid // 32).astype(U32),
             "%ctaid.x": (index % grid[0]).astype(U32), "%ctaid.y": (index // grid[0] % grid[1]).astype(U32),
-            "%ctaid.z": (index // (grid[0] * grid[1])).astype(U32), "%ntid.z": U32.type(1),
-            **{f"%nctaid.{axis}": U32.type(n) for axis, n in zip("xyz", grid, strict=True)}}
+            "%ctaid.z": (index // (grid[0] * grid[1])).astype(U32),
+            **{f"%n{what}.{axis}": U32.type(n) for what, counts in (("ctaid", grid), ("tid", block))
+               for axis, n in zip("xyz", counts, strict=True)}}
         self.committed = np.zeros(self.size, np.int64)
         self.copies = []
 
@@ -96,9 +98,6 @@ def reader(operand, dtype):
             wide = operand & ((1 << 8 * dtype.itemsize) - 1)
             constant = np.asarray(wide, UNSIGNED[dtype.itemsize]).view(dtype)[()]
         return lambda state: np.bool_(constant) if dtype == np.bool_ else constant
-    if operand[0] != "%" and "@" not in operand:        # a symbol: where shared memory begins
-        constant = dtype.type(SHARED_BASE)
-        return lambda state: constant
     # Compilers copy registers that have no value yet; what is computed from one is NaN.
     poison = dtype.type(True) if dtype == np.bool_ else np.asarray(-1, f"i{dtype.itemsize}").view(dtype)[()]
 

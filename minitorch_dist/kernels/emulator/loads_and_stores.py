@@ -3,10 +3,11 @@
 import numpy as np
 
 from .arithmetic import PAIRS, TYPES, U32, UNSIGNED, flushed, per_number
-from .lanes import address, bits, reader, writer
+from .lanes import address, reader, writer
 from .memory import Fault
 
-SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared"}
+SPACES = {"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "local": "local",
+          "param": "local"}         # param: of a function, a part of its caller's own memory
 # What else the names of ld and st may have. Every access has its place in one order, and caches are not emulated.
 WORDS = {"weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "nc", "v2", "v4", "v8", "ca", "cg",
          "cs", "lu", "cv", "wb", "wt"}
@@ -18,22 +19,26 @@ def access(one):
     spaces = [SPACES[word] for word in words if word in SPACES]
     if (len(spaces) != 1 or set(words) - WORDS - set(SPACES) or len(one.operands) != 2
             or kind not in TYPES and kind not in PAIRS):
-        return None         # of no space, of one thread's memory, with a policy for caches
+        return None         # of no space, with a policy for caches
     where, registers = one.operands if one.parts[0] == "st" else one.operands[::-1]
     registers = registers if isinstance(registers, tuple) else (registers,)
     return spaces[0], kind, TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize, where, registers
 
 
-def parameter(one):
-    """ld.param."""
-    *_, kind = one.parts
-    register, where = one.operands
-    if len(one.parts) != 3 or kind not in TYPES or isinstance(register, tuple) or where.offset:
+def parameter(one, size):
+    """ld.param of a kernel's parameter of so many bytes: a number, or a part of a structure."""
+    if one.parts[0] != "ld" or (found := access(one)) is None:
         return None
-    put, extend = writer(register), extension(one, kind)
+    _, kind, width, where, registers = found
+    end = where.offset + width * len(registers)
+    if where.offset < 0 or end > size:
+        return None
+    puts, extend = [writer(register) for register in registers], extension(one, kind)
 
     def run(state, mask):
-        put(state, extend(bits(state.parameters[where.base], UNSIGNED[TYPES[kind].itemsize])), mask)
+        given = np.atleast_1d(state.parameters[where.base]).view(np.uint8)[where.offset:end].tobytes()
+        for put, value in zip(puts, np.frombuffer(given, UNSIGNED[width]), strict=True):
+            put(state, extend(value), mask)
     return run
 
 
@@ -47,20 +52,31 @@ def extension(one, kind):
     return lambda value: value.view(narrow).astype(wide).view(UNSIGNED[size])
 
 
+def memory_of(state, space, one, addresses, size, lanes):
+    """The memory that an access is to, which is counted; not of a thread's own: few kernels have any."""
+    if space == "local":
+        return state.local
+    verb = "load" if one.parts[0] != "st" else "store"
+    if space == "shared":
+        state.counts.shared_access(one.place, verb, addresses, size, lanes)
+        return state.shared
+    state.counts.global_access(one.place, verb, addresses, size, lanes)
+    return state.memory
+
+
 def load(one):
-    """ld.global and ld.shared."""
+    """ld of every space."""
     if (found := access(one)) is None:
         return None
     space, kind, width, where, registers = found
-    at = address(where, TYPES["u64"] if space == "global" else U32)
+    at = address(where, U32 if space == "shared" else TYPES["u64"])
     puts = [writer(register) for register in registers]
     extend = extension(one, kind)
 
     def run(state, mask):
         lanes = state.lanes(mask)
         addresses = state.spread(at(state))[lanes]
-        getattr(state.counts, f"{space}_access")(one.place, "load", addresses, width * len(puts), lanes)
-        memory = state.memory if space == "global" else state.shared
+        memory = memory_of(state, space, one, addresses, width * len(puts), lanes)
         for put, value in zip(puts, memory.load(addresses, width, len(puts), lanes), strict=True):
             value = extend(value)
             if mask is not None:
@@ -72,18 +88,17 @@ def load(one):
 
 
 def store(one):
-    """st.global and st.shared."""
+    """st of every space."""
     if (found := access(one)) is None:
         return None
     space, _, width, where, registers = found
-    at = address(where, TYPES["u64"] if space == "global" else U32)
+    at = address(where, U32 if space == "shared" else TYPES["u64"])
     read = [reader(register, UNSIGNED[width]) for register in registers]
 
     def run(state, mask):
         lanes = state.lanes(mask)
         addresses = state.spread(at(state))[lanes]
-        getattr(state.counts, f"{space}_access")(one.place, "store", addresses, width * len(read), lanes)
-        memory = state.memory if space == "global" else state.shared
+        memory = memory_of(state, space, one, addresses, width * len(read), lanes)
         memory.store(addresses, width, [state.spread(get(state))[lanes] for get in read], lanes)
     return run
 

@@ -5,14 +5,16 @@ branch go on separately: those at the earliest instruction first, until they mee
 their program's others.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from . import arithmetic
 from .arithmetic import TYPES, UNSIGNED
-from .lanes import SPECIAL, EmulationError, Lanes, Unknown, names, reader, writer
+from .lanes import SPECIAL, EmulationError, Lanes, Unknown, reader, whole_warps, writer
 from .loads_and_stores import atomic, copy, load, parameter, store
-from .memory import Fault, SharedMemory
-from .ptx import ENDS, stem
+from .memory import LOCAL_BASE, SHARED_BASE, Fault, LocalMemory, SharedMemory, aligned
+from .ptx import ENDS, Address, names, stem
 from .together import group_multiply, matrices, multiply, reduce, shuffle, vote
 
 AT_ONCE = 4096          # lanes of a batch, about
@@ -76,17 +78,27 @@ def unknown(what):
     return run
 
 
-def made(one, program):
-    """(state, mask) -> None: what an Instruction of a Program does."""
-    name = one.parts[0]
+def placed(operand, addresses):
+    """An operand with the addresses of variables in place of their names."""
+    if isinstance(operand, tuple):
+        return tuple(placed(part, addresses) for part in operand)
+    if isinstance(operand, Address) and operand.base in addresses:
+        return Address(None, addresses[operand.base] + operand.offset)
+    return addresses.get(operand, operand)
+
+
+def made(one, program, addresses):
+    """(state, mask) -> None: what an Instruction of a Program does. addresses: {variable: where it is}."""
+    one = replace(one, operands=tuple(placed(operand, addresses) for operand in one.operands))
+    name, of = one.parts[0], names(one.operands)
     if name in NO_WORK or one.parts[:3] == ("bar", "warp", "sync"):
         return lambda state, mask: None
-    strangers = [word for word in names(one.operands) if not (
-        word in SPECIAL or {word, stem(word)} & program.names or word in program.parameters)]
+    strangers = [word for word in of if not (
+        word in SPECIAL or {word, stem(word)} & program.registers or word in program.parameters)]
     if strangers:
         run = unknown(f"{strangers[0]} in the PTX instruction {one.text}")
-    elif one.parts[:2] == ("ld", "param"):
-        run = parameter(one)
+    elif of_kernel := [word for word in of if word in program.parameters]:
+        run = parameter(one, program.size(of_kernel[0]))
     elif name in MAKERS:
         run = MAKERS[name](one)
     else:
@@ -108,10 +120,17 @@ def made(one, program):
 
 
 class Code:
-    """A Program made runnable: per block its instructions, what they cost, and how it ends."""
+    """A Program made runnable: per block its instructions, what they cost, and how it ends.
+
+    tables   {name: array} of what its text keeps in memory; it is there as long as the Code
+    """
 
     def __init__(self, program):
         self.program = program
+        self.tables = {name: table(one) for name, one in program.variables.items() if one.space in ("global", "const")}
+        bases = {"shared": SHARED_BASE, "local": LOCAL_BASE}
+        self.addresses = {name: int(array.ctypes.data) for name, array in self.tables.items()} | {
+            name: bases[program.variables[name].space] + offset for name, offset in program.offsets.items()}
         self.blocks = [self.block(first, end) for first, end in program.blocks]
 
     def block(self, first, end):
@@ -123,20 +142,36 @@ class Code:
             last = None
         body = code[:-1] if last else code
         flops = sum(arithmetic.flops(one.parts) for one in body if one.guard is None)
-        return [(made(one, self.program), one) for one in body], [one.place for one in code], flops, last
+        runnable = [(made(one, self.program, self.addresses), one) for one in body]
+        return runnable, [one.place for one in code], flops, last
+
+
+def table(one):
+    """The array of a Variable, that nobody writes to if it is constant."""
+    data = one.data or bytes(one.size)
+    array = aligned(np.frombuffer(data, np.uint8))
+    array.flags.writeable = one.space != "const"
+    return array
 
 
 def run(code, grid, threads, parameters, memory, shared_size, counts):
-    """Run all programs of a grid. parameters: {name: NumPy number}. counts: where costs are added.
+    """Run all programs of a grid. counts: where costs are added.
+
+    threads      per program: a number, or those of each dimension
+    parameters   {name: NumPy number, or the bytes of a structure as an array of uint8}
+    shared_size  bytes of shared memory per program besides those that the text asks for
 
     EmulationError, naming the instruction's line, program and thread, where the kernel does what it must not.
     """
-    programs = int(np.prod(grid))
-    per_batch = max(1, AT_ONCE // threads)
+    block = tuple(np.atleast_1d(threads).tolist())
+    programs, each = int(np.prod(grid)), whole_warps(int(np.prod(block)))
+    per_batch = max(1, AT_ONCE // each)
+    memory.include(code.tables)
     for first in range(0, programs, per_batch):
         count = min(per_batch, programs - first)
-        shared = SharedMemory(count, shared_size, threads // 32)
-        state = Lanes(code.program, first, count, threads, grid, parameters, memory, shared, counts)
+        shared = SharedMemory(count, code.program.shared + shared_size, each // 32)
+        local = LocalMemory(count * each, code.program.local)
+        state = Lanes(code.program, first, count, block, grid, parameters, memory, shared, local, counts)
         with np.errstate(all="ignore"):     # a GPU is silent too
             batch(code, state)
 
@@ -146,6 +181,7 @@ def batch(code, state):
     at = np.zeros(state.size, np.intp)          # the block that each lane is to run next
     waiting = np.zeros(state.size, bool)
     over = len(code.blocks)
+    at[state.absent] = over
     for _ in range(MOST):
         ready = ~waiting & (at < over)
         if not ready.any():     # nobody can be waiting: who has ended counts as having come to every barrier
@@ -170,7 +206,7 @@ def execute(code, state, block, mask):
     body, places, flops, last = code.blocks[block]
     lanes = state.size if mask is None else int(np.count_nonzero(mask))
     warps_active = state.size // 32 if mask is None else int(mask.reshape(-1, 32).any(1).sum())
-    whole = warps_active if mask is None else int(mask.reshape(-1, 32).all(1).sum())
+    whole = warps_active if mask is None else int((mask | state.absent).reshape(-1, 32).all(1).sum())
     counts = state.counts
     counts.flops["cuda"] += flops * lanes
     for place in places:

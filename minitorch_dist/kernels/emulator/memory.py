@@ -1,4 +1,4 @@
-"""The memory that an emulated kernel sees: arrays at their addresses, and each program's shared memory.
+"""The memory that an emulated kernel sees: arrays at their addresses, each program's shared memory, each thread's own.
 
 Every access is checked as a GPU or a sanitizer would: inside of an argument's array, at a multiple of its size. Shared
 memory begins as NaN and knows who wrote and read what since the last barrier: two warps that touch the same bytes, one
@@ -16,6 +16,7 @@ from .arithmetic import UNSIGNED
 
 SECTOR = 32         # bytes: what memory is read and written in
 SHARED_BASE = 1024  # the first address of shared memory; 0 is nobody's
+LOCAL_BASE = 1 << 60        # of a thread's own memory: no array is there
 NOBODY, SEVERAL = -1, -2
 
 
@@ -66,6 +67,15 @@ class GlobalMemory:
         regions = [Region(together, " and ".join(names)) for names, together, _ in groups]
         order = list(arrays)        # as they were given, which is as people know them
         self.regions = sorted(regions, key=lambda region: order.index(region.name.partition(" and ")[0]))
+
+    def add(self, region):
+        self.regions.append(region)
+
+    def include(self, arrays):
+        """Add those arrays, {name: array}, that aren't there: what a kernel's text keeps in memory."""
+        for name, array in arrays.items():
+            if not any(region.start <= array.ctypes.data < region.end for region in self.regions):
+                self.add(Region([array], name))
 
     def parts(self, addresses, size, lanes, verb):
         """[(region, which of the addresses are in it, or None for all)]. Fault where one is nowhere."""
@@ -123,6 +133,34 @@ class GlobalMemory:
             index = (offset // np.uint64(width)).astype(np.intp)
             for i, value in enumerate(values):
                 region.views[width][index + i] = value if which is None else value[which]
+
+
+class LocalMemory:
+    """What each lane has for itself: a row of bytes, which begin as NaN. All lanes' rows have the same addresses."""
+
+    def __init__(self, lanes, size):
+        self.size, self.row = size, math.ceil(size / 16) * 16
+        row_bytes = np.full(lanes * self.row, 0xff, np.uint8)
+        self.views = {width: row_bytes.view(dtype) for width, dtype in UNSIGNED.items()}
+
+    def places(self, addresses, size, lanes, verb):
+        """Indices into all rows."""
+        offsets = addresses - np.uint64(LOCAL_BASE)         # of lower addresses it is huge
+        wrong = (offsets > max(self.size - size, -1) % (1 << 64)) | (offsets % size != 0)
+        if wrong.any():
+            worst = int(np.flatnonzero(wrong)[0])
+            raise Fault(lanes[worst], f"{verb} {size} bytes at {int(addresses[worst]) - LOCAL_BASE} of a thread's "
+                                      f"{self.size} bytes of memory of its own")
+        return lanes * self.row + offsets.astype(np.int64)
+
+    def load(self, addresses, width, count, lanes):
+        places = self.places(addresses, width * count, lanes, "reads") // width
+        return [self.views[width][places + i] for i in range(count)]
+
+    def store(self, addresses, width, values, lanes):
+        places = self.places(addresses, width * len(values), lanes, "writes") // width
+        for i, value in enumerate(values):
+            self.views[width][places + i] = value
 
 
 class SharedMemory:
