@@ -1,0 +1,9 @@
+"""A real CuPy on a machine without a GPU: CUDA's functions, answered by Python, run its kernels in the emulator.
+
+    machine.py      GPUs: memory, streams, events, graphs, kernels
+    cuda.py         CUDA's runtime and driver interface, a table of functions on them
+    libraries.py    cuBLAS, cuSOLVER and Thrust, by NumPy
+    symbols.py      what an ELF file names
+    hooks.py        puts all that under CuPy
+    __main__.py     runs a program so
+"""

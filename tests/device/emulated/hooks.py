@@ -1,0 +1,62 @@
+"""Puts the emulated CUDA under a real CuPy: its wheel for CUDA 12 on Linux, x86-64.
+
+The CUDA runtime is linked into one of its modules: over the beginning of each of its functions, which the table of
+symbols finds, a jump to a Python function is written. The driver and other libraries are made of such jumps.
+"""
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from minitorch_dist.kernels import build
+
+from . import cuda, libraries
+from .symbols import symbols
+
+PAGE, ANYTHING = 4096, 7        # PROT_READ | PROT_WRITE | PROT_EXEC
+
+
+def redirect(path):
+    """Every function of the CUDA runtime that is linked into a module jumps to ours."""
+    ctypes.CDLL(path)
+    with open("/proc/self/maps") as maps:
+        base = next(int(line.split("-")[0], 16) for line in maps if line.rstrip().endswith(path))
+    protect = ctypes.CDLL(None).mprotect
+    for name, offset in symbols(path, 2).items():
+        if not (name.startswith("cuda") and name[4:5].isupper() and offset) or name.endswith(("_ptsz", "_ptds")):
+            continue
+        at = base + offset
+        if protect(ctypes.c_void_p(at // PAGE * PAGE), ctypes.c_size_t(2 * PAGE), ANYTHING):
+            raise OSError(f"mprotect of {name} failed")
+        target = ctypes.cast(cuda.as_c(name), ctypes.c_void_p).value
+        ctypes.memmove(at, b"\x48\xb8" + struct.pack("<Q", target) + b"\xff\xe0", 12)       # mov rax, target; jmp rax
+        # CuPy calls them to the very end, when there is no Python left: xor eax, eax; ret.
+        atexit.register(ctypes.memmove, at, b"\x31\xc0\xc3", 3)
+
+
+def install():
+    """Before CuPy is imported."""
+    if "cupy" in sys.modules:
+        raise RuntimeError("CuPy is imported already: install() must come first")
+    os.environ["CUPY_COMPILE_WITH_PTX"] = "1"       # the emulator reads PTX, not machine code
+    os.environ["CUPY_ACCELERATORS"] = ""            # CUB is machine code
+    libraries.jumps("libcuda.so.1", [name for name in cuda.API if name[:2] == "cu" and name[2].isupper()])
+    folder = Path(importlib.util.find_spec("cupy_backends").origin).parent
+    redirect(str(next(folder.glob("cuda/api/runtime.*.so"))))
+    loaded = {name: libraries.load(name, next(folder.glob(f"cuda/libs/{name}.*.so"))) for name in libraries.LIBRARIES}
+    sys.modules["cupy.cuda.thrust"] = libraries.Thrust()
+    import cuda.pathfinder as pathfinder  # what CuPy finds NVIDIA's libraries with
+    find = pathfinder.load_nvidia_dynamic_lib
+    pathfinder.load_nvidia_dynamic_lib = lambda name: (
+        SimpleNamespace(_handle_uint=loaded[name]._handle) if name in loaded else find(name))
+    # Triton's kernels, too, are loaded as PTX, which is kept apart from the machine code of others.
+    check = build.checked
+    build.FORMAT = "PTX"
+    build.checked = lambda kernel, types, compiled: replace(
+        check(kernel, types, compiled), cubin=compiled.asm["ptx"].encode() + b"\0")

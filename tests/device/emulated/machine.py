@@ -1,0 +1,315 @@
+"""GPUs that are not there: their memory, streams, events, graphs and modules; kernels run in minitorch_dist's emulator.
+
+What CUDA leaves open is decided against the program: memory begins as NaN; work on a stream runs when somebody waits
+for it, no earlier, so that what is read too early isn't there yet; a copy from pinned memory reads it at that time,
+too. A kernel may touch arrays of its own GPU alone.
+"""
+
+import bisect
+import ctypes
+import time
+from collections import deque
+
+import numpy as np
+
+from minitorch_dist.kernels.emulator import EmulationError, Unknown, parse
+from minitorch_dist.kernels.emulator.counts import Counts
+from minitorch_dist.kernels.emulator.machine import Code, run
+from minitorch_dist.kernels.emulator.memory import ALIGNED, SECTOR, GlobalMemory, Region
+
+TOTAL = 8 << 30         # bytes of a GPU
+CAPABILITY = 90
+NULL = 0                # the stream that is there from the beginning, whose order all "blocking" ones keep
+
+
+class CudaError(Exception):
+    """(CUDA's number of an error, words)."""
+
+
+INVALID, MEMORY, DEVICE, HANDLE, NOT_READY, LAUNCH = 1, 2, 101, 400, 600, 719
+UNSUPPORTED_IN_CAPTURE, CAPTURE_INVALIDATED = 900, 901
+MAX_DYNAMIC_SHARED = 8      # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Stream:
+    """Work in order. blocking: it keeps the order of the null stream."""
+
+    def __init__(self, blocking=True):
+        self.blocking, self.work, self.graph = blocking, deque(), None      # graph: what is being recorded
+
+
+class Event:
+    """What a stream had been given when it was recorded."""
+
+    def __init__(self):
+        self.stream, self.number, self.time, self.graph = None, 0, None, None
+
+
+class Memory(GlobalMemory):
+    """The arrays of one GPU, found by address among many."""
+
+    def __init__(self):
+        self.regions, self.starts = [], []
+
+    def add(self, region):
+        at = bisect.bisect(self.starts, region.start)
+        self.regions.insert(at, region)
+        self.starts.insert(at, region.start)
+
+    def include(self, arrays):
+        for name, array in arrays.items():
+            at = bisect.bisect(self.starts, array.ctypes.data) - 1
+            if at < 0 or self.regions[at].end <= array.ctypes.data:
+                self.add(Region([array], name))
+
+    def remove(self, start):
+        at = bisect.bisect_left(self.starts, start)
+        del self.regions[at], self.starts[at]
+
+    def parts(self, addresses, size, lanes, verb):
+        low = int(addresses.min())
+        at = bisect.bisect(self.starts, low) - 1
+        if at >= 0 and not (addresses % size).any() and int(addresses.max()) + size <= self.regions[at].end:
+            return [(self.regions[at], None)]
+        return super().parts(addresses, size, lanes, verb)
+
+
+class Gpus:
+    """`count` GPUs, as a process sees them."""
+
+    def __init__(self, count=1):
+        self.count, self.current = count, 0
+        self.memories = [Memory() for _ in range(count)]
+        self.rooms, self.pinned = {}, {}            # address -> what keeps it alive: (array, size, device)
+        self.handles, self.next, self.number = {NULL: Stream()}, 0x1000, 0
+        self.launches = []                          # (kernel, grid, threads) in order
+        self.error = None
+
+    # ---------------------------------------------------------------- handles
+
+    def handle(self, thing):
+        self.next += 16
+        self.handles[self.next] = thing
+        return self.next
+
+    def get(self, handle, kind):
+        thing = self.handles.get(handle)
+        if not isinstance(thing, kind):
+            raise CudaError(HANDLE, f"{handle:#x} is no {kind.__name__}")
+        return thing
+
+    def stream(self, handle):
+        return self.get(handle if handle not in (1, 2) else NULL, Stream)      # 1: legacy, 2: per thread
+
+    # ---------------------------------------------------------------- memory
+
+    def allocate(self, size, pinned=False):
+        self.refuse_in_capture("allocates memory")
+        if not pinned and size > self.free():
+            raise CudaError(MEMORY, f"{size:,} bytes are asked for, {self.free():,} are free")
+        room = np.full(-(-size // SECTOR) * SECTOR + 2 * ALIGNED, 0xff, np.uint8)
+        first = -room.ctypes.data % ALIGNED
+        at = room.ctypes.data + first
+        if pinned:
+            self.pinned[at] = room, size
+        else:
+            self.rooms[at] = room, size, self.current
+            self.memories[self.current].add(Region([room[first:first + size]], f"memory of {size:,} bytes"))
+        return at
+
+    def release(self, at):
+        if at not in self.rooms:
+            raise CudaError(INVALID, f"{at:#x} was never allocated")
+        self.synchronize()
+        *_, device = self.rooms.pop(at)
+        self.memories[device].remove(at)
+
+    def release_pinned(self, at):
+        self.synchronize()
+        del self.pinned[at]
+
+    def free(self):
+        return TOTAL - sum(size for _, size, device in self.rooms.values() if device == self.current)
+
+    def device_of(self, address):
+        """The GPU whose memory an address is in, or None."""
+        for device, memory in enumerate(self.memories):
+            at = bisect.bisect(memory.starts, address) - 1
+            if at >= 0 and address < memory.regions[at].end:
+                return device
+        return None
+
+    def check(self, address, size):
+        """CudaError unless these bytes are in one piece of this GPU's memory."""
+        memory = self.memories[self.current]
+        at = bisect.bisect(memory.starts, address) - 1
+        if at < 0 or address + size > memory.regions[at].end:
+            raise CudaError(INVALID, f"{size:,} bytes at {address:#x} are not in the GPU's memory")
+
+    def is_pinned(self, address):
+        return any(at <= address < at + size for at, (_, size) in self.pinned.items())
+
+    # ---------------------------------------------------------------- streams
+
+    def queue(self, handle, work, waits=False):
+        """Give a stream work; waits: the program waits until it is done."""
+        stream = self.stream(handle)
+        if stream.graph is not None:
+            if waits:
+                self.refuse_in_capture("waits")
+            stream.graph.append(work)
+            return
+        if stream is self.handles[NULL] and any(s.graph is not None and s.blocking for s in self.streams()):
+            self.refuse_in_capture("uses the null stream")
+        self.number += 1
+        stream.work.append((self.number, work))
+        if waits:
+            self.drain(stream, self.number)
+
+    def streams(self):
+        return [thing for thing in self.handles.values() if isinstance(thing, Stream)]
+
+    def drain(self, stream, upto):
+        """Run a stream's work up to a number, and before it what keeps its order."""
+        null = self.handles[NULL]
+        while stream.work and stream.work[0][0] <= upto:
+            number, work = stream.work.popleft()
+            if stream.blocking:
+                for other in [s for s in self.streams() if s.blocking and s is not null] if stream is null else [null]:
+                    self.drain(other, number)
+            work()
+
+    def synchronize(self, handle=None):
+        """Wait for a stream, or for all."""
+        self.refuse_in_capture("waits for the GPU", handle)
+        for stream in self.streams() if handle is None else [self.stream(handle)]:
+            self.drain(stream, self.number)
+            if stream.blocking and handle == NULL:
+                for other in self.streams():
+                    if other.blocking:
+                        self.drain(other, self.number)
+
+    def refuse_in_capture(self, what, handle=None):
+        """What a recording doesn't allow: it spoils the recording."""
+        recording = [s for s in (self.streams() if handle is None else [self.stream(handle)]) if s.graph is not None]
+        for stream in recording:
+            stream.graph.spoilt = True
+        if recording:
+            raise CudaError(UNSUPPORTED_IN_CAPTURE, f"something {what} while a stream is recorded")
+
+    def record(self, handle, stream_handle):
+        event, stream = self.get(handle, Event), self.stream(stream_handle)
+
+        def happens():
+            event.time = time.perf_counter()
+        event.time = None
+        self.queue(stream_handle, happens)
+        event.stream, event.number, event.graph = stream, self.number, stream.graph
+
+    def wait_event(self, stream_handle, handle):
+        event = self.get(handle, Event)
+        if event.graph is not None:         # what comes next on this stream is recorded, too
+            self.stream(stream_handle).graph = event.graph
+        elif event.stream is not None:
+            source, number = event.stream, event.number
+            self.queue(stream_handle, lambda: self.drain(source, number))
+
+    def begin_capture(self, handle):
+        if handle == NULL:
+            raise CudaError(UNSUPPORTED_IN_CAPTURE, "the null stream can't be recorded")
+        self.stream(handle).graph = Graph()
+
+    def end_capture(self, handle):
+        graph = self.stream(handle).graph
+        for stream in self.streams():
+            stream.graph = None if stream.graph is graph else stream.graph
+        if graph.spoilt:
+            raise CudaError(CAPTURE_INVALIDATED, "the recording was spoilt")
+        return graph
+
+    def start_graph(self, graph, handle):
+        for work in graph:
+            self.queue(handle, work)
+
+    def synchronize_event(self, handle):
+        event = self.get(handle, Event)
+        if event.stream is not None:
+            self.refuse_in_capture("waits for an event")
+            self.drain(event.stream, event.number)
+
+    # ---------------------------------------------------------------- copies
+
+    def copy(self, to, source, size, handle=NULL, waits=False):
+        """memcpy between any two places. From pageable memory the bytes are read now; to it the program waits."""
+        if not size:
+            return
+        places = [(at, self.device_of(at)) for at in (to, source)]
+        for at, device in places:
+            if device is not None:
+                region = self.memories[device].regions[bisect.bisect(self.memories[device].starts, at) - 1]
+                if at + size > region.end:
+                    raise CudaError(INVALID, f"a copy of {size:,} bytes at {at - region.start:,} of {region.name}")
+        pageable = [device is None and not self.is_pinned(at) for at, device in places]
+        if pageable[1] and not waits:
+            kept = ctypes.create_string_buffer(ctypes.string_at(source, size), size)
+            source = ctypes.addressof(kept)
+        else:
+            kept = None
+        self.queue(handle, lambda: (ctypes.memmove(to, source, size), kept), waits or pageable[0])
+
+    def fill(self, to, value, size, handle=NULL, waits=False):
+        self.queue(handle, lambda: ctypes.memset(to, value, size), waits)
+
+    # ---------------------------------------------------------------- kernels
+
+    def launch(self, function, grid, threads, shared, handle, addresses):
+        """Start a kernel; addresses: of its arguments, which are read now."""
+        program, device = function.code.program, self.current
+        parameters = {}
+        for i, (name, kind) in enumerate(program.parameters.items()):
+            raw = ctypes.string_at(addresses[i], program.size(name))
+            value = np.frombuffer(raw, np.uint8)
+            parameters[name] = value if "[" in kind else value.view(f"u{len(raw)}")[0]
+        if not 0 < np.prod(threads) <= 1024 or not np.prod(grid) or max(grid[1:]) > 65535:
+            raise CudaError(INVALID, f"{program.name}: a grid of {grid}, blocks of {threads} threads")
+        most = function.attributes.get(MAX_DYNAMIC_SHARED, 48 << 10)
+        if program.shared + shared > most:
+            raise CudaError(INVALID, f"{program.name}: {program.shared + shared:,} bytes of shared memory of {most:,}")
+
+        def work():
+            counts = Counts(program.name, grid, threads)
+            try:
+                run(function.code, grid, threads, parameters, self.memories[device], shared, counts)
+            except (EmulationError, Unknown) as error:
+                raise CudaError(LAUNCH, str(error)) from error
+        self.launches.append((program.name, grid, threads))
+        self.queue(handle, work)
+
+
+class Graph(list):
+    """Work that was recorded."""
+
+    spoilt = False
+
+
+class Module:
+    """PTX that was loaded."""
+
+    def __init__(self, text):
+        self.text, self.functions = text, {}
+
+
+class Function:
+    """A kernel of a module."""
+
+    def __init__(self, code):
+        self.code, self.attributes = code, {}
+
+
+CODES = {}      # (PTX, name) -> Code: CuPy loads the same text again for each array type's kernel
+
+
+def function_of(module, name):
+    if (module.text, name) not in CODES:
+        CODES[module.text, name] = Code(parse(module.text, name))
+    return Function(CODES[module.text, name])
