@@ -29,7 +29,10 @@ def run(body, threads=32, grid=(1,), shared=0, **arrays):
 UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
     add.rz.f64 %x1, %x2, %x3
     mad.rz.f32 %r1, %r2, %r3, %r4
-    add.cc.u32 %r1, %r2, %r3
+    add.cc.u16 %h1, %h2, %h3
+    madc.wide.u32 %x1, %r2, %r3, %x4
+    add.cc.f32 %r1, %r2, %r3
+    mul.cc.lo.u32 %r1, %r2, %r3
     add.sat.s32 %r1, %r2, %r3
     add.f32.f16 %r1, %h1, %r2
     mad.hi.sat.s32 %r1, %r2, %r3, %r4
@@ -51,7 +54,6 @@ UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
     cvt.rn.tf32.f32 %r1, %r2
     cvt.rni.bf16.bf16 %h1, %h2
     cvt.sat.u8.s32 %r1, %r2
-    ld.u32 %r1, [%x0]
     ld.shared::cluster.u32 %r1, [memory]
     ld.global.L2::cache_hint.u32 %r1, [%x0], %x1
     st.param.b32 [out], %r1
@@ -59,8 +61,6 @@ UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
     mov.u64 %x1, out
     mov.b128 %x1, {%x2, %x3}
     atom.global.inc.u32 %r1, [%x0], 5
-    atom.shared.add.u32 %r1, [memory], 5
-    atom.add.u32 %r1, [%x0], 5
     red.global.add.v2.f32 [%x0], {%r1, %r2}
     ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [memory]
     mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f16 {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1}, {%r1, %r2}

@@ -317,7 +317,7 @@ WORDS = {name: frozenset(words.split()) for names, words in (
     ("add sub fma", "rn rz rm rp ftz sat"), ("mul", "rn rz rm rp ftz sat lo hi wide"), ("mad", "rn ftz sat lo hi wide"),
     ("min max", "ftz NaN"),
     ("div", "rn approx full ftz"), ("sqrt rcp", "rn approx ftz"), ("rsqrt ex2 lg2 sin cos tanh", "approx ftz"),
-    ("neg abs", "ftz"), ("cvta", "to global shared"), ("shf", "l r wrap clamp"),
+    ("neg abs", "ftz"), ("cvta", "to global shared local const"), ("shf", "l r wrap clamp"),
     ("cvt", "rn rna rni rzi rmi rpi ftz sat relu"),
     ("setp", " ".join(["ftz num nan", *JOINED, *ORDERED, *(f"{name}u" for name in ORDERED)])),
     ("and or xor not mov copysign rem selp shl shr bfe bfi popc clz brev prmt lop3", "")) for name in names.split()}

@@ -1,13 +1,15 @@
 """Instructions that touch memory, each lane for itself: ld, st, atom, cp.async."""
 
+from functools import partial
+
 import numpy as np
 
 from .arithmetic import PAIRS, TYPES, U32, UNSIGNED, flushed, per_number
 from .lanes import address, reader, writer
-from .memory import Fault
+from .memory import LOCAL_BASE, SHARED_BASE, SHARED_MOST, Fault
 
 SPACES = {"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "local": "local",
-          "param": "local"}         # param: of a function, a part of its caller's own memory
+          "param": "local"}         # param: of a function, a part of its caller's own memory. No word: the address says
 # What else the names of ld and st may have. Every access has its place in one order, and caches are not emulated.
 WORDS = {"weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "nc", "v2", "v4", "v8", "ca", "cg",
          "cs", "lu", "cv", "wb", "wt"}
@@ -17,12 +19,12 @@ def access(one):
     """ld and st: (space, type, bytes of an element, the address, the registers), or None."""
     *words, kind = [part for part in one.parts[1:] if part[:3] not in ("L1:", "L2:")]
     spaces = [SPACES[word] for word in words if word in SPACES]
-    if (len(spaces) != 1 or set(words) - WORDS - set(SPACES) or len(one.operands) != 2
+    if (len(spaces) > 1 or set(words) - WORDS - set(SPACES) or len(one.operands) != 2
             or kind not in TYPES and kind not in PAIRS):
-        return None         # of no space, with a policy for caches
+        return None         # with a policy for caches
     where, registers = one.operands if one.parts[0] == "st" else one.operands[::-1]
     registers = registers if isinstance(registers, tuple) else (registers,)
-    return spaces[0], kind, TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize, where, registers
+    return (spaces or ["any"])[0], kind, TYPES[PAIRS[kind][1] if kind in PAIRS else kind].itemsize, where, registers
 
 
 def parameter(one, size):
@@ -52,16 +54,46 @@ def extension(one, kind):
     return lambda value: value.view(narrow).astype(wide).view(UNSIGNED[size])
 
 
-def memory_of(state, space, one, addresses, size, lanes):
-    """The memory that an access is to, which is counted; not of a thread's own: few kernels have any."""
+def spaces_of(addresses):
+    """[(space, which of the addresses are in it)]."""
+    shared = (addresses >= SHARED_BASE) & (addresses < SHARED_BASE + SHARED_MOST)
+    local = addresses >= LOCAL_BASE
+    return [(space, np.flatnonzero(inside)) for space, inside in (
+        ("shared", shared), ("local", local), ("global", ~(shared | local))) if inside.any()]
+
+
+def read_from(state, one, space, addresses, width, count, lanes):
+    """[values, …] of lanes: `count` unsigned numbers of `width` bytes at each address. What is a thread's own isn't
+    counted: few kernels have any."""
+    if space == "any":
+        out = [np.empty(len(lanes), UNSIGNED[width]) for _ in range(count)]
+        for space, which in spaces_of(addresses):
+            found = read_from(state, one, space, addresses[which], width, count, lanes[which])
+            for every, values in zip(out, found, strict=True):
+                every[which] = values
+        return out
     if space == "local":
-        return state.local
-    verb = "load" if one.parts[0] != "st" else "store"
+        return state.local.load(addresses, width, count, lanes)
     if space == "shared":
-        state.counts.shared_access(one.place, verb, addresses, size, lanes)
-        return state.shared
-    state.counts.global_access(one.place, verb, addresses, size, lanes)
-    return state.memory
+        state.counts.shared_access(one.place, "load", addresses, width * count, lanes)
+        return state.shared.load(addresses, width, count, lanes)
+    state.counts.global_access(one.place, "load", addresses, width * count, lanes)
+    return state.memory.load(addresses, width, count, lanes)
+
+
+def write_to(state, one, space, addresses, width, values, lanes):
+    """The way back."""
+    if space == "any":
+        for space, which in spaces_of(addresses):
+            write_to(state, one, space, addresses[which], width, [value[which] for value in values], lanes[which])
+    elif space == "local":
+        state.local.store(addresses, width, values, lanes)
+    elif space == "shared":
+        state.counts.shared_access(one.place, "store", addresses, width * len(values), lanes)
+        state.shared.store(addresses, width, values, lanes)
+    else:
+        state.counts.global_access(one.place, "store", addresses, width * len(values), lanes)
+        state.memory.store(addresses, width, values, lanes)
 
 
 def load(one):
@@ -76,8 +108,8 @@ def load(one):
     def run(state, mask):
         lanes = state.lanes(mask)
         addresses = state.spread(at(state))[lanes]
-        memory = memory_of(state, space, one, addresses, width * len(puts), lanes)
-        for put, value in zip(puts, memory.load(addresses, width, len(puts), lanes), strict=True):
+        found = read_from(state, one, space, addresses, width, len(puts), lanes)
+        for put, value in zip(puts, found, strict=True):
             value = extend(value)
             if mask is not None:
                 every = np.zeros(state.size, value.dtype)
@@ -98,24 +130,25 @@ def store(one):
     def run(state, mask):
         lanes = state.lanes(mask)
         addresses = state.spread(at(state))[lanes]
-        memory = memory_of(state, space, one, addresses, width * len(read), lanes)
-        memory.store(addresses, width, [state.spread(get(state))[lanes] for get in read], lanes)
+        write_to(state, one, space, addresses, width, [state.spread(get(state))[lanes] for get in read], lanes)
     return run
 
 
 ATOMIC = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
           "xor": np.bitwise_xor, "exch": None, "cas": None}
-# Sums of float32 in global memory take subnormal numbers for zeros, whatever they are made of (PTX ISA, atom).
+# Sums of float32 take subnormal numbers for zeros, whatever they are made of, in global memory alone (PTX ISA, atom).
 FLOAT_SUMS = {"f32": lambda a, b: flushed(flushed(a) + flushed(b)), "bf16": per_number(np.add, "bf16")}
-ATOMIC_WORDS = {*ATOMIC, "global", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz"}
+ATOMIC_WORDS = {*ATOMIC, *SPACES, "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "noftz"} - {
+    "local", "param", "const"}
 
 
 def atomic(one):
-    """atom.global and red.global: one lane after the other, in the order of their numbers."""
+    """atom and red: one lane after the other, in the order of their numbers."""
     (*words, kind), returns = one.parts[1:], one.parts[0] == "atom"
     operation = next((word for word in words if word in ATOMIC), None)
     where, *values = one.operands[1:] if returns else one.operands
-    if (operation is None or "global" not in words or set(words) - ATOMIC_WORDS or kind not in TYPES
+    space = next((SPACES[word] for word in words if word in SPACES), "any")
+    if (operation is None or set(words) - ATOMIC_WORDS or kind not in TYPES
             or kind[0] == "f" and operation != "add" or len(values) != 1 + (operation == "cas")):
         return None
     dtype, function = TYPES[kind], ATOMIC[operation]
@@ -124,24 +157,32 @@ def atomic(one):
             return None
         function = FLOAT_SUMS[kind]
     put = writer(one.operands[0]) if returns else None
-    at, read = address(where, TYPES["u64"]), [reader(value, dtype) for value in values]
+    at = address(where, U32 if space == "shared" else TYPES["u64"])
+    read = [reader(value, dtype) for value in values]
+
+    def change(part, old, values):
+        """What is there afterwards."""
+        if operation == "cas":
+            return values[1] if old[0] == values[0][0] else old
+        if part == "shared" and kind == "f32":
+            return old + values[0]
+        return values[0] if function is None else function(old, values[0])
 
     def run(state, mask):
         lanes = state.lanes(mask)
         addresses = state.spread(at(state))[lanes]
         values = [state.spread(get(state))[lanes] for get in read]
         out = np.zeros(state.size, UNSIGNED[dtype.itemsize])
-        for i, lane in enumerate(lanes):
-            this = slice(i, i + 1)
-            old, = state.memory.load(addresses[this], dtype.itemsize, 1, lanes[this])
-            out[lane] = old[0]
-            new = values[0][this]
-            if operation == "cas":
-                new = values[1][this] if old.view(dtype)[0] == values[0][i] else old.view(dtype)
-            elif function is not None:
-                new = function(old.view(dtype), new)
-            state.memory.store(addresses[this], dtype.itemsize, [new.view(old.dtype)], lanes[this])
-        state.counts.global_access(one.place, "store", addresses, dtype.itemsize, lanes)
+        for part, which in spaces_of(addresses) if space == "any" else [(space, range(len(lanes)))]:
+            if part == "local":
+                raise Fault(lanes[which[0]], "changes a thread's own memory by an instruction for what threads share")
+            memory = state.memory if part == "global" else state.shared
+            for i in which:
+                this = slice(i, i + 1)
+                new = partial(change, part, values=[value[this] for value in values])
+                out[lanes[i]] = memory.exchange(addresses[this], dtype, new, lanes[this])[0]
+            count = state.counts.global_access if part == "global" else state.counts.shared_access
+            count(one.place, "store", addresses[which], dtype.itemsize, lanes[which])
         if put is not None:
             put(state, out, mask)
     return run

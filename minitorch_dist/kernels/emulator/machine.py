@@ -11,6 +11,7 @@ import numpy as np
 
 from . import arithmetic
 from .arithmetic import TYPES, UNSIGNED
+from .carries import carrying
 from .lanes import SPECIAL, EmulationError, Lanes, Unknown, reader, whole_warps, writer
 from .loads_and_stores import atomic, copy, load, parameter, store
 from .memory import LOCAL_BASE, SHARED_BASE, Fault, LocalMemory, SharedMemory, aligned
@@ -26,18 +27,29 @@ def lane_by_lane(one):
     """An instruction of arithmetic.operation, or None."""
     if one.parts[0] == "mov" and any(isinstance(o, tuple) for o in one.operands):
         return packing(one)
+    if "cc" in one.parts:
+        return carrying(one) if one.parts[0] in ("add", "sub", "mad") else None
     found = arithmetic.operation(one.parts)
     if found is None or "|" in one.operands[0]:
         return None
     types, function = found
     if len(types) != len(one.operands) - 1:
         return None
-    put = writer(one.operands[0])
+    put, fit = writer(one.operands[0]), fitting(one)
     read = [reader(operand, dtype) for operand, dtype in zip(one.operands[1:], types, strict=True)]
 
     def run(state, mask):
-        put(state, np.asarray(function(*(get(state) for get in read)))[()], mask)
+        put(state, fit(np.asarray(function(*(get(state) for get in read)))[()]), mask)
     return run
+
+
+def fitting(one):
+    """What makes the result of a cvt, an integer, as wide as the register it goes to."""
+    to = TYPES.get(one.parts[-2]) if one.parts[0] == "cvt" else None
+    if to is None or to.kind not in "iu" or (one.bytes or 0) <= to.itemsize:
+        return lambda value: value
+    wide = np.dtype(f"{to.kind}{one.bytes}")
+    return lambda value: value.astype(wide)
 
 
 def packing(one):
@@ -68,7 +80,7 @@ def packing(one):
 
 MAKERS = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic, "cp": copy, "ldmatrix": matrices,
           "stmatrix": matrices, "mma": multiply, "wgmma": group_multiply, "shfl": shuffle, "redux": reduce,
-          "vote": vote}
+          "vote": vote, "addc": carrying, "subc": carrying, "madc": carrying}
 
 
 def unknown(what):

@@ -16,6 +16,7 @@ from .arithmetic import UNSIGNED
 
 SECTOR = 32         # bytes: what memory is read and written in
 SHARED_BASE = 1024  # the first address of shared memory; 0 is nobody's
+SHARED_MOST = 1 << 18       # no program has more bytes of it; no array is there
 LOCAL_BASE = 1 << 60        # of a thread's own memory: no array is there
 NOBODY, SEVERAL = -1, -2
 
@@ -135,6 +136,13 @@ class GlobalMemory:
                 region.views[width][index + i] = value if which is None else value[which]
 
 
+    def exchange(self, addresses, dtype, change, lanes):
+        """What was there, changed as by one instruction. change: numbers -> numbers."""
+        before, = self.load(addresses, dtype.itemsize, 1, lanes)
+        self.store(addresses, dtype.itemsize, [change(before.view(dtype)).view(before.dtype)], lanes)
+        return before
+
+
 class LocalMemory:
     """What each lane has for itself: a row of bytes, which begin as NaN. All lanes' rows have the same addresses."""
 
@@ -166,7 +174,8 @@ class LocalMemory:
 class SharedMemory:
     """The shared memory of all programs of a batch, one row of bytes each.
 
-    Who touched a byte since the program's last barrier is written down per byte: the warp, NOBODY, or SEVERAL.
+    Who touched a byte since the program's last barrier is written down per byte: the warp, NOBODY, or SEVERAL; and
+    whether all who wrote it did so by atomic instructions, which don't race with each other.
     """
 
     def __init__(self, programs, size, warps):
@@ -176,7 +185,7 @@ class SharedMemory:
         self.warps = warps              # of a program
         self.writer = np.full(programs * self.row, NOBODY, np.int16)
         self.reader = np.full(programs * self.row, NOBODY, np.int16)
-        self.arriving = np.zeros(programs * self.row, bool)
+        self.arriving, self.atomic = np.zeros((2, programs * self.row), bool)
 
     def places(self, addresses, size, lanes, verb):
         """Indices into `bytes`."""
@@ -213,9 +222,23 @@ class SharedMemory:
         another = np.where(self.bytes[touched] == given, NOBODY, self.writer[touched])
         self.check(another, warp, touched, lanes, "writes", "wrote")
         self.check(self.reader[touched], warp, touched, lanes, "writes", "read")
-        self.bytes[touched], self.writer[touched] = given, warp
+        self.bytes[touched], self.writer[touched], self.atomic[touched] = given, warp, False
         another = np.where(self.bytes[touched] == given, NOBODY, self.writer[touched])      # by the same instruction
         self.check(another, warp, touched, lanes, "writes", "wrote")
+
+    def exchange(self, addresses, dtype, change, lanes):
+        """What one lane finds, changed as by one instruction. change: numbers -> numbers."""
+        places = self.places(addresses, dtype.itemsize, lanes, "changes")
+        warp, touched = self.who(places, dtype.itemsize, lanes)
+        before = self.writer[touched]
+        self.check(np.where(self.atomic[touched], NOBODY, before), warp, touched, lanes, "changes", "wrote")
+        self.check(self.reader[touched], warp, touched, lanes, "changes", "read")
+        self.atomic[touched] |= before == NOBODY
+        self.writer[touched] = np.where((before == NOBODY) | (before == warp), warp, SEVERAL)
+        view, index = self.views[dtype.itemsize], places // dtype.itemsize
+        found = view[index]
+        view[index] = change(found.view(dtype)).view(found.dtype)
+        return found
 
     def who(self, places, size, lanes):
         """(warp of each lane in its program (lanes, 1), the bytes that it touches (lanes, size))."""
@@ -240,7 +263,7 @@ class SharedMemory:
         warp, touched = self.who(places, size, lanes)
         for other, did in ((self.writer, "wrote"), (self.reader, "read")):
             self.check(other[touched], warp, touched, lanes, "copies to", did)
-        self.writer[touched] = warp
+        self.writer[touched], self.atomic[touched] = warp, False
         self.check(self.writer[touched], warp, touched, lanes, "copies to", "wrote")        # by the same instruction
         self.arriving[touched] = True
         return places
