@@ -27,7 +27,8 @@ def run(body, threads=32, grid=(1,), shared=0, **arrays):
 
 
 UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
-    add.rz.f64 %x1, %x2, %x3
+    div.rz.f64 %x1, %x2, %x3
+    add.rz.f16 %h1, %h2, %h3
     mad.rz.f32 %r1, %r2, %r3, %r4
     add.cc.u16 %h1, %h2, %h3
     madc.wide.u32 %x1, %r2, %r3, %x4

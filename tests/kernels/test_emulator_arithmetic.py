@@ -66,6 +66,50 @@ def test_directed_rounding(rounding):
             assert side * Fraction(float(result)) <= side * true < side * Fraction(float(beyond)), (name, xs)
 
 
+@pytest.mark.parametrize("rounding", ["rn", "rm", "rp", "rz"])
+def test_fma_of_float64_rounds_once(rounding):
+    """Against fractions: where products cancel but for what they have lost, at ties, of every size; zeros."""
+    a, b, c = RNG.standard_normal((3, 700))
+    c[:100] = -(a * b)[:100]                                                # the result is what the product has lost
+    c[100:300] *= 2.0 ** RNG.integers(-120, 120, 200)
+    k = RNG.integers(1, 200, 100)
+    a[300:400], b[300:400] = 2.0 ** -53 * (1 + k * 2.0 ** -52), 1 - k * 2.0 ** -52      # just below half a unit
+    c[300:400] = RNG.choice([1, -1], 100) * (1 + (2 * RNG.integers(0, 2 ** 50, 100) + 1) * 2.0 ** -52)
+    a[400:500], b[400:500] = (x * 2.0 ** RNG.integers(-530, 500, 100) for x in (a[400:500], b[400:500]))
+    c[400:500] *= 2.0 ** RNG.integers(-1070, 1000, 100)
+    a[500:600] *= 2.0 ** -500
+    b[500:600] *= 2.0 ** -560
+    c[500:600] *= 2.0 ** RNG.integers(-1074, -1050, 100)                    # subnormal results
+    a[600:620], c[620:640], b[640:660], c[640:660] = 0, 0, 0, 0
+    a[660:], b[660:], c[660:] = a[660:] * 2.0 ** 512, b[660:] * 2.0 ** 511, c[660:] * 2.0 ** 1022       # some overflow
+    types, function = operation(("fma", rounding, "f64"))
+    with np.errstate(all="ignore"):
+        got = function(a, b, c)
+    assert types == (np.float64,) * 3 and np.isinf(got).any() == (rounding != "rz")
+    for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        side = {"rm": -1, "rp": 1, "rz": -1 if exact > 0 else 1}.get(rounding)
+        if rounding == "rn":
+            try:
+                assert result == float(exact)
+            except OverflowError:
+                assert result == (math.inf if exact > 0 else -math.inf)
+            continue
+        if math.isinf(result):
+            assert abs(exact) > Fraction(np.finfo("f8").max) and (result > 0) == (side > 0) == (exact > 0)
+            continue
+        beyond = math.nextafter(result, -side * math.inf)
+        assert side * (Fraction(float(result)) - exact) >= 0
+        assert math.isinf(beyond) or side * (Fraction(float(beyond)) - exact) < 0
+    assert scalar("fma.rn.f64", np.inf, 2, 1) == np.inf and np.isnan(scalar("fma.rn.f64", np.inf, 0, 1))
+    one = function(np.float64(3), np.float64(2.0 ** 600), np.float64(1.5))          # numbers that all lanes share
+    assert one == (math.nextafter(3 * 2.0 ** 600, math.inf) if rounding == "rp" else 3 * 2.0 ** 600)
+    if rounding != "rn":
+        assert scalar(f"add.{rounding}.f64", 1.0, 2.0 ** -80) == 1 + (rounding == "rp") * 2.0 ** -52
+        third = scalar(f"mul.{rounding}.f64", 1 / 3, 3.0)
+        assert third == (1 if rounding == "rp" else 1 - 2.0 ** -53)
+
+
 def test_bfloat16_is_rounded_as_its_own_type_does():
     x = np.concatenate([RNG.standard_normal(500).astype("f4") * np.float32(10.0) ** RNG.integers(-38, 38, 500),
                         np.array([0, -0.0, np.inf, -np.inf, 3.4e38, 1.00390625, 1.01171875, 1e-40], "f4")])

@@ -2,6 +2,7 @@
 
     ptx.py          PTX's text as a Program
     arithmetic.py   what instructions compute, a table
+    rounding.py     sums and products rounded once
     carries.py      sums and products of numbers that take several registers
     memory.py       arrays at their addresses, shared memory, a thread's own; who may touch what when
     lanes.py        the state of a batch of programs

@@ -9,84 +9,14 @@ from functools import partial
 
 import numpy as np
 
+from .rounding import F32, F64, U32, directed, flushed, fma, fused, fused64, narrowed, odd, saturated, widened
+
 UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
 TYPES = {f"{kind}{8 * size}": np.dtype(f"{'u' if kind == 'b' else 'i' if kind == 's' else kind}{size}")
          for kind, sizes in (("b", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("s", (1, 2, 4, 8)), ("f", (2, 4, 8)))
          for size in sizes} | {"pred": np.dtype(bool), "bf16": np.dtype("u2")}
 # type of two numbers in one register -> (type of each, type of the register)
 PAIRS = {"f16x2": ("f16", "b32"), "bf16x2": ("bf16", "b32"), "f32x2": ("f32", "b64")}
-U32, F32, F64 = TYPES["u32"], TYPES["f32"], TYPES["f64"]
-
-
-def widened(x):
-    """float32 of bfloat16's bits."""
-    return (x.astype(U32) << 16).view(F32)
-
-
-def narrowed(x):
-    """bfloat16's bits of float32, rounded to nearest even."""
-    bits = np.asarray(x, F32).view(U32)
-    rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(x), 0x7fff, rounded).astype(TYPES["u16"])
-
-
-def flushed(x):
-    """Subnormal numbers as zeros of their sign (.ftz)."""
-    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
-
-
-def saturated(x):
-    """From 0 to 1, NaN as 0 (.sat)."""
-    return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
-
-
-def odd(x):
-    """float32 of float64 or integers, rounded to odd: rounded again, to bfloat16, it is as rounded once."""
-    if x.dtype.kind in "iu":
-        low = x & 0xfff         # of large ones: what float64 has no room for only says whether there is more
-        x = np.where(np.abs(x.astype(F64)) < 2.0 ** 53, x, x - low + np.where(low != 0, 0x800, 0).astype(x.dtype))
-    x = np.asarray(x, F64)
-    near = x.astype(F32)
-    wrong = (near.astype(F64) != x) & (near.view(U32) & 1 == 0) & ~np.isnan(x)
-    return np.where(wrong, np.nextafter(near, np.where(x > near, np.inf, -np.inf).astype(F32)), near)
-
-
-def fused(a, b, c, narrow=False):
-    """a·b + c of float32, rounded once. The product is exact in float64; of the sum's error it is enough to know the
-    direction: it breaks ties, and where the result is subnormal, more bits than float64's last (Boldo & Melquiond 2008,
-    rounding to odd). narrow: the result is to be rounded to bfloat16, and is rounded to odd till then."""
-    product, addend = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
-    total = product + addend
-    bits = total.view(np.int64)
-    delicate = ((bits & 0x1fffffff) == 0x10000000) | (np.abs(total) < 2.0 ** -126) | narrow
-    if delicate.any():
-        part = total - product
-        error = (product - (total - part)) + (addend - part)
-        away = np.where((error > 0) == (total > 0), 1, -1)
-        odd_bits = np.where(delicate & (error != 0) & (bits & 1 == 0) & np.isfinite(total), bits + away, bits)
-        total = odd_bits.view(F64)
-    return odd(total) if narrow else total.astype(F32)
-
-
-def directed(a, b, c, rounding):
-    """a·b + c of float32, rounded once: down ("rm"), up ("rp") or towards zero ("rz")."""
-    product, addend = np.multiply(a, b, dtype=F64), np.asarray(c, F64)
-    total = product + addend
-    part = total - product
-    error = (product - (total - part)) + (addend - part)
-    near = fused(a, b, c)
-    missing = total - near                      # exact; of what total has lost, only the sign can matter
-    beyond = np.where(missing != 0, missing, error)         # above 0: the true value is above `near`
-    low, high = np.nextafter(near, F32.type(-np.inf)), np.nextafter(near, F32.type(np.inf))
-    down, up = np.where(beyond < 0, low, near), np.where(beyond > 0, high, near)
-    chosen = {"rm": down, "rp": up, "rz": np.where(total > 0, down, up)}[rounding]
-    return np.where(np.isfinite(total), chosen, near).astype(F32)
-
-
-def fma(a, b, c):
-    """a·b + c of float16 or float64 (there numpy's longdouble rounds twice where it is longer: 1 time in 2,000)."""
-    wide = F64 if a.dtype == TYPES["f16"] else np.longdouble
-    return (np.multiply(a, b, dtype=wide) + c).astype(a.dtype)
 
 
 def shifted(a, n, left):
@@ -237,8 +167,8 @@ SAME = {"add": (np.add, 2), "sub": (np.subtract, 2), "mul": (np.multiply, 2), "m
         "sin": (np.sin, 1), "cos": (np.cos, 1), "tanh": (np.tanh, 1), "brev": (reversed_bits, 1),
         "prmt": (permuted, 3), "lop3": (looked_up, 4)}
 # Name -> (its operands as those of a·b + c, how many), for roundings other than to the nearest.
-AS_FMA = {"fma": (lambda a, b, c: (a, b, c), 3), "mul": (lambda a, b: (a, b, F32.type(-0.0)), 2),
-          "add": (lambda a, b: (a, F32.type(1), b), 2), "sub": (lambda a, b: (b, F32.type(-1), a), 2)}
+AS_FMA = {"fma": (lambda a, b, c: (a, b, c), 3), "mul": (lambda a, b: (a, b, a.dtype.type(-0.0)), 2),
+          "add": (lambda a, b: (a, a.dtype.type(1), b), 2), "sub": (lambda a, b: (b, a.dtype.type(-1), a), 2)}
 ORDERED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
            "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 JOINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
@@ -340,7 +270,8 @@ def operation(parts):
         return None
     if rounding := next((part for part in more if part in ("rz", "rm", "rp")), None):
         inputs, arity = AS_FMA[name]
-        return spread(kind, lambda *xs: directed(*inputs(*xs), rounding), arity, more) if kind == "f32" else None
+        exactly = {"f32": directed, "f64": fused64}.get(kind)
+        return exactly and spread(kind, lambda *xs: exactly(*inputs(*xs), rounding), arity, more)
     if name in ("min", "max") and "NaN" in more:
         return spread(kind, partial(smallest, floats=np.minimum) if name == "min" else
                       partial(largest, floats=np.maximum), 2, more)
@@ -363,7 +294,7 @@ def operation(parts):
         return product(name, more, dtype)
     if name in ("fma", "mad"):
         of = PAIRS.get(kind, (kind,))[0]
-        return spread(kind, {"f32": fused, "bf16": partial(fused, narrow=True)}.get(of, fma), 3, more)
+        return spread(kind, {"f32": fused, "f64": fused64, "bf16": partial(fused, narrow=True)}.get(of, fma), 3, more)
     if name in SAME:
         function, arity = SAME[name]
         if name == "not" and dtype == TYPES["pred"]:
