@@ -102,10 +102,14 @@ def test_fma_of_float64_rounds_once(rounding):
         assert side * (Fraction(float(result)) - exact) >= 0
         assert math.isinf(beyond) or side * (Fraction(float(beyond)) - exact) < 0
     assert scalar("fma.rn.f64", np.inf, 2, 1) == np.inf and np.isnan(scalar("fma.rn.f64", np.inf, 0, 1))
+    most = np.finfo("f8").max
+    assert scalar(f"fma.{rounding}.f64", 2.0 ** 490, 2.0 ** 490, most) == (most if rounding in ("rm", "rz") else np.inf)
     one = function(np.float64(3), np.float64(2.0 ** 600), np.float64(1.5))          # numbers that all lanes share
     assert one == (math.nextafter(3 * 2.0 ** 600, math.inf) if rounding == "rp" else 3 * 2.0 ** 600)
     if rounding != "rn":
         assert scalar(f"add.{rounding}.f64", 1.0, 2.0 ** -80) == 1 + (rounding == "rp") * 2.0 ** -52
+        assert scalar(f"mul.{rounding}.f64", 2.0 ** -600, 2.0 ** -600) == (5e-324 if rounding == "rp" else 0)
+        assert scalar(f"mul.{rounding}.f32", 2.0 ** -100, 2.0 ** -100) == (2.0 ** -149 if rounding == "rp" else 0)
         third = scalar(f"mul.{rounding}.f64", 1 / 3, 3.0)
         assert third == (1 if rounding == "rp" else 1 - 2.0 ** -53)
 
