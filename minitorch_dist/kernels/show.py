@@ -124,7 +124,7 @@ def run(args):
     from .emulator import EmulationError, Unknown
     try:
         text = (costs(kernel, args.cc) if args.count else
-                stage(kernel, kernel.examples[args.example], args.cc, args.show))
+                stage(kernel, kernel.examples[args.example], args.cc, args.show or STAGES[0]))
     except (EmulationError, Unknown) as error:
         print(f"kernels: {args.kernel} on sm_{args.cc}: {error}", file=sys.stderr)
         return 1
@@ -139,9 +139,10 @@ def add_command(commands):
     """Add `kernels` to the subparsers of the command line."""
     parser = commands.add_parser("kernels", help="GPU kernels, and each stage from Python to machine code")
     parser.add_argument("kernel", nargs="?", help="one of those that are listed without it")
-    parser.add_argument("--show", choices=STAGES, default="ttir", help="which stage (default: %(default)s)")
-    parser.add_argument("--count", action="store_true", help="run its PTX on an emulated GPU, each access checked, and "
-                        "count bytes, sectors, bank conflicts and instructions, line by line")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", choices=STAGES, help=f"which stage (default: {STAGES[0]})")
+    what.add_argument("--count", action="store_true", help="run its PTX on an emulated GPU, each access checked, and "
+                      "count bytes, sectors, bank conflicts and instructions, line by line")
     parser.add_argument("--cc", type=int, default=90, help="compute capability, 90 for 9.0 (default: %(default)s)")
     parser.add_argument("--example", type=int, default=0, help="which of its examples (default: the first)")
     parser.set_defaults(run=run)
