@@ -23,7 +23,7 @@ from minitorch_dist.data import Loader
 from minitorch_dist.data.text import addition
 from minitorch_dist.nn.preference import dpo_loss, grpo_loss
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.rollouts import COLDEST, log_probs, roll_out
+from minitorch_dist.parallel.rollouts import COLDEST, HOTTEST, log_probs, roll_out
 from minitorch_dist.viz.figure import drawn
 
 MODEL = {"length": 8, "layers": 2, "heads": 4, "dim": 64}
@@ -35,7 +35,8 @@ RANGES = {
     program.AT_LEAST_1: ("warm_steps", "steps", "questions", "group", "updates", "eval_every", "save_every"),
     program.AT_LEAST_0: ("warm_lr", "lr", "beta", "clip_low", "clip_high", "clip", "seed"),
     program.PROBABILITY: ("careless",),
-    (f"at least {COLDEST}, and finite", lambda value: COLDEST <= value < float("inf")): ("temperature",),
+    (f"{COLDEST} to {HOTTEST}, which float32 can divide by", lambda value: COLDEST <= value <= HOTTEST):
+        ("temperature",),
 }
 
 

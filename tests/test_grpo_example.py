@@ -83,9 +83,10 @@ def test_a_signal_in_the_warm_start_ends_it(tmp_path, monkeypatch):
     assert here.run(PROGRAM, *flags, *short).status == 0 and steps[4:] == [-2, -1, 0, 1]
 
 
-def test_the_coldest_answers_can_be_learnt_from(tmp_path):
-    _, history, _ = run(tmp_path, 1, "--warm-steps", 2, "--steps", 2, "--questions", 4, "--temperature", 1e-30)
-    assert all(np.isfinite(line["loss"]) for line in history)
+@pytest.mark.parametrize("temperature", [1e-30, 1e30])
+def test_the_coldest_and_the_hottest_answers_can_be_learnt_from(tmp_path, temperature):
+    _, history, said = run(tmp_path, 1, "--warm-steps", 2, "--steps", 2, "--questions", 4, "--temperature", temperature)
+    assert all(np.isfinite(line["loss"]) for line in history) and "Warning" not in said
 
 
 @pytest.mark.thorough
@@ -95,7 +96,8 @@ def test_it_learns_to_carry(tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--group", 1], "--group 1"), (["--temperature", 1e-40], "--temperature 1e-40: must be at least 1e-30"),
+    (["--group", 1], "--group 1"), (["--temperature", 1e-40], "--temperature 1e-40: must be 1e-30 to 1e+30"),
+    (["--temperature", 1e39], "--temperature 1e+39: must be 1e-30 to 1e+30"),
     (["--careless", 1], "--careless 1"),
     (["--questions", 1], "batch_size=1"), (["--steps", 0], "--steps 0")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, flags, words):

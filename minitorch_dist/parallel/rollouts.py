@@ -39,7 +39,8 @@ from ..nn.preference import group_advantages, kl_k3, token_log_probs
 from .exact import BinaryCounter
 from .wrapping import ReducingModule
 
-COLDEST = 1e-30     # of temperatures: logits of some 10⁸ over it are finite in float32, and slopes are
+# Of temperatures: logits of some 10⁸ over the one are finite in float32, and slopes over the other are above 0.
+COLDEST, HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,9 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
     settings = {"group": group, "count": count, "seed": seed, "step": step, "temperature": temperature, "end": end,
                 "reference": reference is not None, "questions": batch.count}
     comm.agree("roll_out", detail=repr(settings))
-    if count < 1 or not COLDEST <= temperature < float("inf"):
+    if count < 1 or not COLDEST <= temperature <= HOTTEST:
         raise ValueError(f"roll_out: count={count}, temperature={temperature}: at least one token, drawn at a "
-                         f"temperature of {COLDEST} or more, for logits / temperature to be finite")
+                         f"temperature of {COLDEST} to {HOTTEST}, which float32 can divide by")
     total, shards, failure = BinaryCounter(), [], None
     with whole(model) as policy:
         if (wanted := batch.inputs.shape[1] + count - 1) > policy.length:
