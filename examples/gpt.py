@@ -20,6 +20,7 @@ from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.packing import apart, concatenate, pack
 from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
+from minitorch_dist.nn.decoding import COLDEST
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel
 
@@ -33,7 +34,9 @@ OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_
            "temperature", *program.CHECKS)
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "save_every"),
-    program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "temperature", "seed"),
+    program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "seed"),
+    (f"0, or at least {COLDEST}, and finite", lambda value: value == 0 or COLDEST <= value < float("inf")):
+        ("temperature",),
     program.PROBABILITY: ("dropout",),
 }
 

@@ -7,7 +7,7 @@ from ..backend import module_of, to_device_of, xp
 from . import init
 from .decoding import by_position
 from .layers import Linear
-from .module import Module
+from .module import Module, at_least_1
 
 
 def rotary(x, base=10_000.0, positions=None):
@@ -58,7 +58,8 @@ class MultiHeadAttention(Module):
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True):
         super().__init__()
-        kv_heads = kv_heads or heads
+        at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads)
+        kv_heads = heads if kv_heads is None else kv_heads
         if dim % heads or heads % kv_heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
         self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads

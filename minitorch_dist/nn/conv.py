@@ -5,7 +5,7 @@ import math
 from ..autodiff import ops
 from ..backend import xp
 from . import init
-from .module import Module, Parameter
+from .module import Module, Parameter, at_least_1
 
 
 class _Conv(Module):
@@ -17,6 +17,7 @@ class _Conv(Module):
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
                  dtype=xp.float32, weight_init=None):
         super().__init__()
+        at_least_1(type(self).__name__, in_channels=in_channels, out_channels=out_channels, groups=groups)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"{type(self).__name__}: {in_channels} channels in and {out_channels} out don't divide "
                              f"into {groups} groups")

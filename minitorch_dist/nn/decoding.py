@@ -21,9 +21,11 @@ from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import is_array, module_of, to_device_of, xp
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
-from .module import Module, Sequential
+from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
+
+COLDEST = 1e-200    # of temperatures above 0: a float32's logits over it are finite in float64
 
 
 def by_position(forward):
@@ -87,9 +89,9 @@ class KeyValueCache:
 
     model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
             is None
-    length  positions that there is room for (default: the model's)
-    past    how many tokens have been read. All calls have the same batch; ValueError where they come to more than
-            model.length
+    length  positions that there is room for (default: the model's), 1 or more
+    past    how many tokens have been read. All calls have the same batch; ValueError where it isn't, or they come to
+            more than `length` or the model's
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
             latent attention layers · batch · length · (kv_rank + rope_size), on each rank that has some of the heads
 
@@ -101,6 +103,7 @@ class KeyValueCache:
             raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
         self.model, self.past, self.tokens = model, 0, None
         self.length = model.length if length is None else length
+        at_least_1("KeyValueCache", length=self.length)
         self.layers = {id(m): (m, _KeptLatents(self) if getattr(m, "keeps_latents", False) else _Kept(self))
                        for m in model.modules() if m is not model and hasattr(m, "context")}
 
@@ -120,7 +123,14 @@ class KeyValueCache:
     def reading(self, tokens):
         """Inside, the model, or what it is made of, works on these tokens (batch, time), and keeps what is theirs. Who
         takes some back makes `past` smaller."""
-        self.tokens = lower(tokens)
+        tokens = lower(tokens)
+        if self.past + tokens.shape[1] > self.length:
+            raise ValueError(f"KeyValueCache of length {self.length} was given {self.past + tokens.shape[1]} tokens: "
+                             "make one with more room, if the model has it")
+        if self.past and len(tokens) != len(self.tokens):
+            raise ValueError(f"KeyValueCache: {len(tokens)} rows of tokens, where {len(self.tokens)} have been read "
+                             "before: all calls have the same")
+        self.tokens = tokens
         with self._told(), no_grad():
             yield
         self.past += tokens.shape[1]
@@ -207,10 +217,9 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     if model.context is not None:
         raise ValueError(f"generate: each rank has a part of the sequences ({model.context}), and a new token would "
                          "move them: load the state_dict into a GPT that is not divided")
-    if not temperature >= 0:
-        raise ValueError(f"generate: temperature={temperature}: 0, which takes the likeliest, or more")
-    tokens = lower(tokens)
-    tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
+    if not (temperature == 0 or temperature >= COLDEST):
+        raise ValueError(f"generate: temperature={temperature}: 0, which takes the likeliest, or {COLDEST} or more")
+    tokens = beginning("generate", model, tokens, count)
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
     together = any(hasattr(m, "divided_over") and m.divided_over.size > 1 for m in model.modules())
@@ -231,6 +240,16 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
                 ended = tokens[:, -1] == end
                 if not together and bool(ended.all()):
                     break
+    return tokens
+
+
+def beginning(who, model, tokens, count):
+    """The tokens (batch, time) that `count` more are written behind, on the GPT's device. ValueError without any, and
+    for a negative count."""
+    tokens = lower(tokens)
+    tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
+    if tokens.ndim != 2 or not tokens.shape[1] or count < 0:
+        raise ValueError(f"{who}: tokens {tuple(tokens.shape)}, count={count}: give (batch, 1 or more), and 0 or more")
     return tokens
 
 

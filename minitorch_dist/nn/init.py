@@ -16,8 +16,9 @@ __getattr__ = of_module(__name__)
 
 def fans(shape):
     """(fan_in, fan_out) of a weight of shape (out, in, *kernel)."""
-    if len(shape) < 2:
-        raise ValueError(f"a weight of shape {tuple(shape)} has no fan-in and fan-out: it needs two axes, (out, in, …)")
+    if len(shape) < 2 or min(shape) < 1:
+        raise ValueError(f"a weight of shape {tuple(shape)} has no fan-in and fan-out: it needs two axes, (out, in, …),"
+                         " of 1 or more")
     field = math.prod(shape[2:])
     return shape[1] * field, shape[0] * field
 

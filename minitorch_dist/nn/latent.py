@@ -33,7 +33,7 @@ from . import init
 from .attention import MultiHeadAttention, rotary
 from .decoding import by_position
 from .layers import Linear
-from .module import Module
+from .module import Module, at_least_1
 from .norm import RMSNorm
 
 
@@ -54,6 +54,7 @@ class Sizes(NamedTuple):
 
 def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_rank=None, q_rank=None):
     """Sizes, those that are None by default. ValueError for what can't be."""
+    at_least_1("attention by latents", dim=dim, heads=heads)
     nope_size = dim // heads if nope_size is None else nope_size
     usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
     given = (default if size is None else size for size, default in zip(

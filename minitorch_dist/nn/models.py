@@ -5,7 +5,7 @@ from ..backend import xp
 from . import init
 from .conv import Conv2d, MaxPool2d, Reshape
 from .layers import Dropout, Flatten, Linear, ReLU
-from .module import Module, Sequential
+from .module import Module, Sequential, at_least_1
 from .norm import BatchNorm, LayerNorm
 from .transformer import Embedding, TransformerBlock
 
@@ -64,6 +64,7 @@ class ImageTransformer(Module):
         super().__init__()
         if pieces not in self.PIECES:
             raise ValueError(f"ImageTransformer: pieces={pieces!r}; use one of {sorted(self.PIECES)}")
+        at_least_1("ImageTransformer", layers=layers, heads=heads, dim=dim)
         self.pieces = pieces
         count, size = self.PIECES[pieces]
         self.embed = Linear(size, dim, dtype=dtype, weight_init=init.xavier_normal)

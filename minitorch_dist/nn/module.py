@@ -22,6 +22,12 @@ def Parameter(values, requires_grad=True):
     return tensor(values, requires_grad=requires_grad)
 
 
+def at_least_1(name, **sizes):
+    """ValueError where one of a module's sizes isn't; None: not given."""
+    if wrong := ", ".join(f"{key}={size}" for key, size in sizes.items() if size is not None and size < 1):
+        raise ValueError(f"{name}: {wrong} must be 1 or more")
+
+
 class Module:
     """Base of all layers. Subclasses set parameters and sub-modules as attributes and write forward().
 

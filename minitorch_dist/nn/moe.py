@@ -31,7 +31,7 @@ from ..autodiff.primitive import lower
 from ..backend import assign, module_of, to_device_of, xp, zeros_like
 from . import init
 from .layers import Linear
-from .module import Module, Parameter
+from .module import Module, Parameter, at_least_1
 
 
 class Routing(NamedTuple):
@@ -281,6 +281,7 @@ class MoE(Module):
                  dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
                  expert_bias=False, sequence_balance=0.0):
         super().__init__()
+        at_least_1("MoE", size=size, hidden=hidden, experts=experts)
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")

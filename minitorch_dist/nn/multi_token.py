@@ -33,10 +33,10 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
-from ..backend import is_array, to_device_of, xp
+from ..backend import to_device_of, xp
 from . import init
 from .attention import places
-from .decoding import KeyValueCache, by_position, evaluating
+from .decoding import KeyValueCache, beginning, by_position, evaluating
 from .layers import Linear
 from .loss import cross_entropy
 from .module import Module, ModuleList
@@ -151,11 +151,7 @@ def speculate(model, tokens, count):
     (decoding.uncacheable).
     """
     gpt, depth = model.model, model.further[0]
-    tokens = lower(tokens)
-    tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(gpt.embed.weight))
-    if tokens.ndim != 2 or not tokens.shape[1] or count < 0:
-        raise ValueError(f"speculate: tokens {tuple(tokens.shape)}, count={count}: give (batch, 1 or more), and 0 or "
-                         "more")
+    tokens = beginning("speculate", gpt, tokens, count)
     end, guessed, right = tokens.shape[1] + count, 0, 0
     if end > gpt.length:
         raise ValueError(f"speculate: {tokens.shape[1]} tokens and {count} more for a GPT of length {gpt.length}: "

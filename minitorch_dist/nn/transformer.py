@@ -12,7 +12,7 @@ from .attention import MultiHeadAttention, places
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
-from .module import Module, Parameter, Sequential
+from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 
@@ -25,6 +25,7 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings, embedding_dim, dtype=xp.float32, std=1.0):
         super().__init__()
+        at_least_1("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.weight = Parameter(init.normal((num_embeddings, embedding_dim), std, dtype))
 
     @by_position
@@ -97,9 +98,10 @@ class TransformerBlock(Module):
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
                  dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
         super().__init__()
+        at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
-        if hidden < 1:
-            raise ValueError(f"TransformerBlock: hidden={hidden} features; use 1 or more, or None for 4 · dim")
+        if norm not in NORMS:
+            raise ValueError(f"TransformerBlock: norm={norm!r}; use {' or '.join(map(repr, NORMS))}")
         if latent is not None and (not rotary or kv_heads not in (None, heads)):
             raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
                              f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
@@ -166,6 +168,7 @@ class GPT(Module):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
+        at_least_1("GPT", vocabulary=vocabulary, length=length, layers=layers, heads=heads, dim=dim)
         self.length, self.positions = length, positions
         self.embed = Embedding(vocabulary, dim, dtype, std=0.02)
         if positions == "learned":
@@ -213,7 +216,7 @@ class GPT(Module):
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
 
-        temperature  0 takes the likeliest; ValueError below
+        temperature  0 takes the likeliest; else decoding.COLDEST or more
         stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
         end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
                      does the result, shorter; but not of divided experts, whose ranks have rows of their own, and go

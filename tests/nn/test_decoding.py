@@ -105,14 +105,23 @@ def test_the_colder_the_likelier(dtype):
     """Also where logits / temperature is beyond the model's dtype."""
     model, tokens = gpt(dtype=np.float32).to(dtype), tokens_of(5, 3)
     likeliest = model.generate(tokens, 9, 0)
-    for temperature in (1e-5, 1e-39):
+    for temperature in (1e-5, 1e-39, 1e-200):
         np.testing.assert_array_equal(model.generate(tokens, 9, temperature, backend.stream("t")), likeliest)
 
 
-@pytest.mark.parametrize("temperature", [-1, np.nan])
+@pytest.mark.parametrize("temperature", [-1, np.nan, 1e-201])
 def test_no_such_temperature(temperature):
-    with pytest.raises(ValueError, match=f"temperature={temperature}: 0, which takes"):
+    with pytest.raises(ValueError, match=f"temperature={temperature}: 0, which takes .* or 1e-200 or more"):
         gpt().generate(tokens_of(2, 3), 2, temperature)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("tokens, count, words", [
+    (np.zeros((2, 0), int), 3, r"tokens \(2, 0\), count=3: give \(batch, 1 or more\)"), ([[]], 0, r"tokens \(1, 0\)"),
+    (np.zeros(3, int), 3, r"tokens \(3,\)"), (np.zeros((2, 3), int), -1, "count=-1: .*0 or more")], ids=str)
+def test_nothing_to_begin_with(tokens, count, words, cache):
+    with pytest.raises(ValueError, match="generate: .*" + words):
+        gpt().generate(tokens, count, cache=cache)
 
 
 def test_rows_end():
@@ -198,3 +207,15 @@ def test_more_than_its_length():
         cache.read(tokens_of(2, 2))
     assert model.context is None        # and is what it was
     anew(model, tokens_of(2, 9))
+
+
+def test_a_cache_with_little_room_and_other_rows():
+    with pytest.raises(ValueError, match="KeyValueCache: length=0 must be 1 or more"):
+        KeyValueCache(gpt(), 0)
+    cache = KeyValueCache(gpt().eval(), 4)
+    cache.read(tokens_of(2, 3))
+    with pytest.raises(ValueError, match="KeyValueCache of length 4 was given 5 tokens"):
+        cache.read(tokens_of(2, 2))
+    with pytest.raises(ValueError, match="1 rows of tokens, where 2 have been read"):   # would be broadcast
+        cache.read(tokens_of(1, 1))
+    assert cache.read(tokens_of(2, 1)).shape[:2] == (2, 1)

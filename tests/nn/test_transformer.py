@@ -304,6 +304,17 @@ def test_generation_leaves_the_model_as_it_was():
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: nn.MultiHeadAttention(10, 4), "4 heads must divide dim 10"),
     (lambda: nn.MultiHeadAttention(12, 6, 4), "4 kv_heads the heads"),
+    (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: heads=0 must be 1 or more"),
+    (lambda: nn.MultiHeadAttention(8, 2, 0), "MultiHeadAttention: kv_heads=0 must be"),
+    (lambda: nn.MultiHeadAttention(-8, -2), "MultiHeadAttention: dim=-8, heads=-2 must be"),
+    (lambda: nn.LatentAttention(8, 0), "attention by latents: heads=0 must be"),
+    (lambda: nn.ImageTransformer(layers=0), "ImageTransformer: layers=0 must be"),
+    (lambda: nn.Embedding(0, 3), "Embedding: num_embeddings=0 must be"),
+    (lambda: nn.Linear(0, 3), r"shape \(3, 0\) has no fan-in .* of 1 or more"),
+    (lambda: nn.Linear(-1, 3), r"shape \(3, -1\) has no fan-in"),
+    (lambda: nn.Conv2d(4, 4, 3, groups=0), "Conv2d: groups=0 must be"),
+    (lambda: nn.MoE(8, 0, 4), "MoE: hidden=0 must be"),
+    (lambda: nn.GPT(5, 8, norm="batch"), "norm='batch'; use 'layer' or 'rms'"),
     (lambda: nn.GPT(5, 8, positions="none"), "learned.*rotary"),
     (lambda: nn.GPT(5, 8, dim=8, mlp="silu"), "mlp='silu'; use 'gelu' or 'swiglu'"),
     (lambda: nn.SwiGLU()(np.ones((2, 5))), "5 features are no two halves"),
@@ -313,6 +324,14 @@ def test_generation_leaves_the_model_as_it_was():
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name, size", [("vocabulary", 0), ("length", -1), ("layers", 0), ("layers", -1), ("heads", 0),
+                                        ("heads", -2), ("dim", 0), ("hidden", 0)])
+def test_sizes_are_1_or_more(family, name, size):
+    with pytest.raises(ValueError, match=f"{name}={size} must be 1 or more"):
+        nn.GPT(**{"vocabulary": 5, "length": 8, "dim": 8, **FAMILIES[family], name: size})
 
 
 def test_an_embedding_takes_a_slice_of_its_rows_as_it_takes_their_numbers():
@@ -330,5 +349,5 @@ def test_an_embedding_takes_a_slice_of_its_rows_as_it_takes_their_numbers():
 @pytest.mark.parametrize("more", [{}, {"moe": {"experts": 2}}, {"mlp": "swiglu"}])
 def test_a_feed_forward_of_no_features_is_refused(more):
     for hidden in (0, -3):
-        with pytest.raises(ValueError, match=f"hidden={hidden} features; use 1 or more"):
+        with pytest.raises(ValueError, match=f"hidden={hidden} must be 1 or more"):
             nn.GPT(5, 4, layers=1, heads=1, dim=4, hidden=hidden, **more)
