@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .arithmetic import U32, UNSIGNED
+from .arithmetic import TYPES, U32, UNSIGNED
 from .memory import Fault
 
 
@@ -121,7 +121,14 @@ def writer(operand):
 
 
 def address(operand, dtype):
-    """state -> addresses of an Address operand."""
+    """state -> addresses of an Address operand. dtype: of the register; None: unsigned, 32 bits or 64."""
+    if dtype is None:
+        narrow, wide = address(operand, TYPES["u32"]), address(operand, TYPES["u64"])
+
+        def either(state):
+            value = state.registers.get(operand.base)
+            return narrow(state).astype(np.uint64) if value is not None and value.dtype.itemsize == 4 else wide(state)
+        return either
     if operand.base is None:
         return reader(operand.offset, dtype)
     base, offset = reader(operand.base, dtype), dtype.type(operand.offset % 2 ** (8 * dtype.itemsize))

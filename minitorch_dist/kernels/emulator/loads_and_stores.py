@@ -6,7 +6,7 @@ import numpy as np
 
 from .arithmetic import PAIRS, TYPES, U32, UNSIGNED, flushed, per_number
 from .lanes import address, reader, writer
-from .memory import LOCAL_BASE, SHARED_BASE, SHARED_MOST, Fault
+from .memory import LOCAL_BASE, LOCAL_MOST, SHARED_BASE, SHARED_MOST, Fault
 
 SPACES = {"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "local": "local",
           "param": "local"}         # param: of a function, a part of its caller's own memory. No word: the address says
@@ -54,10 +54,14 @@ def extension(one, kind):
     return lambda value: value.view(narrow).astype(wide).view(UNSIGNED[size])
 
 
+# Of addresses: those of a thread's own memory come in either width.
+WIDTHS = {"shared": U32, "global": TYPES["u64"], "any": TYPES["u64"]}
+
+
 def spaces_of(addresses):
     """[(space, which of the addresses are in it)]."""
     shared = (addresses >= SHARED_BASE) & (addresses < SHARED_BASE + SHARED_MOST)
-    local = addresses >= LOCAL_BASE
+    local = (addresses >= LOCAL_BASE) & (addresses < LOCAL_BASE + LOCAL_MOST)
     return [(space, np.flatnonzero(inside)) for space, inside in (
         ("shared", shared), ("local", local), ("global", ~(shared | local))) if inside.any()]
 
@@ -101,7 +105,7 @@ def load(one):
     if (found := access(one)) is None:
         return None
     space, kind, width, where, registers = found
-    at = address(where, U32 if space == "shared" else TYPES["u64"])
+    at = address(where, WIDTHS.get(space))
     puts = [writer(register) for register in registers]
     extend = extension(one, kind)
 
@@ -124,7 +128,7 @@ def store(one):
     if (found := access(one)) is None:
         return None
     space, _, width, where, registers = found
-    at = address(where, U32 if space == "shared" else TYPES["u64"])
+    at = address(where, WIDTHS.get(space))
     read = [reader(register, UNSIGNED[width]) for register in registers]
 
     def run(state, mask):
@@ -157,7 +161,7 @@ def atomic(one):
             return None
         function = FLOAT_SUMS[kind]
     put = writer(one.operands[0]) if returns else None
-    at = address(where, U32 if space == "shared" else TYPES["u64"])
+    at = address(where, WIDTHS.get(space))
     read = [reader(value, dtype) for value in values]
 
     def change(part, old, values):

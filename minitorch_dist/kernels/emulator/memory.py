@@ -17,7 +17,7 @@ from .arithmetic import UNSIGNED
 SECTOR = 32         # bytes: what memory is read and written in
 SHARED_BASE = 1024  # the first address of shared memory; 0 is nobody's
 SHARED_MOST = 1 << 18       # no program has more bytes of it; no array is there
-LOCAL_BASE = 1 << 60        # of a thread's own memory: no array is there
+LOCAL_BASE, LOCAL_MOST = 0xf0000000, 1 << 24    # of a thread's own memory: no array is there, and it fits 32 bits
 NOBODY, SEVERAL = -1, -2
 
 

@@ -224,7 +224,7 @@ def stream_wait_event(stream, event, flags):
 
 @api("pi", "cudaStreamBeginCapture")
 def begin_capture(stream, mode):
-    gpus.begin_capture(stream)
+    gpus.begin_capture(stream, relaxed=mode == 2)
 
 
 @api("pp", "cudaStreamEndCapture")

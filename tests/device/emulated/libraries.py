@@ -204,7 +204,7 @@ def jumps(soname, names):
         (folder / "jumps.map").write_text(f"{soname} {{ global: *; }};\n")
         subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", folder / soname, folder / "jumps.c",
                         f"-Wl,--version-script={folder / 'jumps.map'}"], check=True)
-        library = ctypes.CDLL(str(folder / soname), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(folder / soname))
     library.targets_of_jumps.restype = ctypes.POINTER(POINTER)
     targets = library.targets_of_jumps()
     for i, name in enumerate(names):

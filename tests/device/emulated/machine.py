@@ -104,7 +104,7 @@ class Gpus:
     # ---------------------------------------------------------------- memory
 
     def allocate(self, size, pinned=False):
-        self.refuse_in_capture("allocates memory")
+        self.refuse_in_capture("allocates memory", relaxed=True)
         if not pinned and size > self.free():
             raise CudaError(MEMORY, f"{size:,} bytes are asked for, {self.free():,} are free")
         room = np.full(-(-size // SECTOR) * SECTOR + 2 * ALIGNED, 0xff, np.uint8)
@@ -120,12 +120,14 @@ class Gpus:
     def release(self, at):
         if at not in self.rooms:
             raise CudaError(INVALID, f"{at:#x} was never allocated")
-        self.synchronize()
+        self.refuse_in_capture("frees memory", relaxed=True)
+        self.finish()
         *_, device = self.rooms.pop(at)
         self.memories[device].remove(at)
 
     def release_pinned(self, at):
-        self.synchronize()
+        self.refuse_in_capture("frees memory", relaxed=True)
+        self.finish()
         del self.pinned[at]
 
     def free(self):
@@ -179,19 +181,24 @@ class Gpus:
                     self.drain(other, number)
             work()
 
+    def finish(self):
+        """Run all work."""
+        for stream in self.streams():
+            self.drain(stream, self.number)
+
     def synchronize(self, handle=None):
         """Wait for a stream, or for all."""
         self.refuse_in_capture("waits for the GPU", handle)
-        for stream in self.streams() if handle is None else [self.stream(handle)]:
-            self.drain(stream, self.number)
-            if stream.blocking and handle == NULL:
-                for other in self.streams():
-                    if other.blocking:
-                        self.drain(other, self.number)
+        if handle is None:
+            self.finish()
+        else:
+            self.drain(self.stream(handle), self.number)
 
-    def refuse_in_capture(self, what, handle=None):
-        """What a recording doesn't allow: it spoils the recording."""
-        recording = [s for s in (self.streams() if handle is None else [self.stream(handle)]) if s.graph is not None]
+    def refuse_in_capture(self, what, handle=None, relaxed=False):
+        """What a recording, of this stream or of any, doesn't allow: it spoils the recording. relaxed: a relaxed one
+        does."""
+        recording = [s for s in (self.streams() if handle is None else [self.stream(handle)])
+                     if s.graph is not None and not (relaxed and s.graph.relaxed)]
         for stream in recording:
             stream.graph.spoilt = True
         if recording:
@@ -214,10 +221,10 @@ class Gpus:
             source, number = event.stream, event.number
             self.queue(stream_handle, lambda: self.drain(source, number))
 
-    def begin_capture(self, handle):
+    def begin_capture(self, handle, relaxed):
         if handle == NULL:
             raise CudaError(UNSUPPORTED_IN_CAPTURE, "the null stream can't be recorded")
-        self.stream(handle).graph = Graph()
+        self.stream(handle).graph = Graph(relaxed)
 
     def end_capture(self, handle):
         graph = self.stream(handle).graph
@@ -233,8 +240,10 @@ class Gpus:
 
     def synchronize_event(self, handle):
         event = self.get(handle, Event)
-        if event.stream is not None:
-            self.refuse_in_capture("waits for an event")
+        self.refuse_in_capture("waits for an event", relaxed=True)
+        if event.graph is not None and event.graph is event.stream.graph:
+            self.refuse_in_capture("waits for an event that is being recorded")
+        elif event.stream is not None:
             self.drain(event.stream, event.number)
 
     # ---------------------------------------------------------------- copies
@@ -287,9 +296,11 @@ class Gpus:
 
 
 class Graph(list):
-    """Work that was recorded."""
+    """Work that was recorded. relaxed: meanwhile, memory may be taken and other streams be waited for."""
 
-    spoilt = False
+    def __init__(self, relaxed):
+        super().__init__()
+        self.relaxed, self.spoilt = relaxed, False
 
 
 class Module:
