@@ -276,12 +276,14 @@ def save_records(path, records):
 def main(box):
     job = json.loads((box / "job.json").read_text())
     comm, rank = None, 0
+    sys.path.insert(0, job["checkout"])       # the library beside the course, whichever is installed, if any
     for name in job["allow"]:
         importlib.import_module(name)
     if job["kind"] == "ranks":
         from minitorch_dist import comm as library
         comm = library.world()
         rank = comm.rank
+    sys.path.remove(job["checkout"])
     cases = load(box / f"in-{rank}.values")
     (box / f"in-{rank}.values").unlink()
     drives = load_module(job["drive"], "drive") if job["drive"] else None

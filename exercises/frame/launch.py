@@ -19,6 +19,7 @@ from minitorch_dist.testing import ranks as launcher
 
 from .check import Outputs
 from .child import FILE_BYTES, Unknown, forbidden, load, save
+from .course import ROOT
 
 CHILD = Path(__file__).with_name("child.py")
 PYTHON_FLAGS = ("-I", "-u", "-B", "-X", "utf8", "-X", "faulthandler")     # -I ignores PYTHON… in the environment
@@ -157,7 +158,7 @@ def _prepare(box, exercise, path, cases, n, uses, closed, drive, limit, memory):
            "allow": exercise.allow, "forbid": exercise.forbid, "ops": exercise.ops,
            "uses": {id: (copied(source, id), name) for id, (source, name) in uses.items()},
            "drive": str(drive) if drive and Path(drive).is_file() else None,
-           "closed": [str(folder) for folder in closed],
+           "closed": [str(folder) for folder in closed], "checkout": str(ROOT),
            "limit": (exercise.limit if limit is None else limit) * patience(),
            "memory": exercise.memory if memory is None or not exercise.memory else memory}
     (box / "job.json").write_text(json.dumps(job))

@@ -1,4 +1,6 @@
-"""A process that has imported what children need, and forks for every one: python starter.py ADDRESS MODULE…
+"""A process that has imported what children need, and forks for every one:
+
+    python starter.py ADDRESS CHECKOUT MODULE…
 
 It never sees a truth, nor runs an answer itself. A request is a message to the socket ADDRESS, with the descriptors
 that the child shall have; the answer is the child's status. A child ends with its connection, all end with stdin.
@@ -113,8 +115,11 @@ def become(request, descriptors):
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
+    address, checkout, *names = sys.argv[1:]
+    sys.path.insert(0, checkout)      # as child.py
+    for name in names:
         importlib.import_module(name)
+    sys.path.remove(checkout)
     code = compile(CHILD.read_text(encoding="utf-8"), str(CHILD), "exec", dont_inherit=True)
     gc.freeze()       # children's collections leave alone what they share with this process
-    exec(code, become(*serve(sys.argv[1])))
+    exec(code, become(*serve(address)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from minitorch_dist.comm.state import read_state
 from minitorch_dist.testing import ranks
 
+from .course import ROOT
 from .starter_client import connect, request
 
 STARTER, CLIENT = (Path(__file__).with_name(name) for name in ("starter.py", "starter_client.py"))
@@ -80,7 +81,7 @@ class Starters:
             address.unlink(missing_ok=True)       # of one that an answer has killed
             address.parent.mkdir(exist_ok=True)
             self.processes[address] = process = subprocess.Popen(
-                [sys.executable, *flags, STARTER, address, *USUAL, *modules], env=ranks.clean() | env,
+                [sys.executable, *flags, STARTER, address, ROOT, *USUAL, *modules], env=ranks.clean() | env,
                 stdin=subprocess.PIPE, start_new_session=True, cwd=self.folder)
             end = time.monotonic() + SECONDS
             while not address.exists():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,19 @@ def test_starters_and_their_folder_end_with_the_process_that_started_them(tmp_pa
     while any(ranks.is_alive(int(pid)) for pid in pids) and time.monotonic() < end:
         time.sleep(0.02)
     assert len(pids) == 2 and not any(ranks.is_alive(int(pid)) for pid in pids) and not Path(folder).exists()
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_the_library_is_the_one_beside_the_course(forked, tmp_path, monkeypatch):
+    """Whichever is installed: another checkout's, or none (make VENV=no)."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    [packages] = (tmp_path / "venv").glob("lib/*/site-packages")
+    (packages / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
+    (packages / "minitorch_dist.py").write_text("raise ImportError('another one')")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    source = "import sys\nimport minitorch_dist\ndef f(x):\n    return [minitorch_dist.__file__, *sys.path]\n"
+    with Starters() as starters:
+        launched = check(tmp_path, source, starters.launch if forked else ranks.launch, allow=["minitorch_dist"])
+    assert launched.failure is None
+    file, *paths = launched.outputs[0][0]["result"]
+    assert file == str(COURSE / "minitorch_dist" / "__init__.py") and str(COURSE) not in paths
