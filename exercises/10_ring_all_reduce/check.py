@@ -211,14 +211,19 @@ def sent_again(case, got):
         and walked(restart=True)(case, got)
 
 
+def one_half(case, got):
+    if len(messages(got)) < 2 * (len(case) - 1) * len(case):
+        return "only the first half: every element is complete on one rank, and the others don't get it"
+    return "x has the numbers of one half only: parts[i] = … changes a list of chunks; parts[i][:] = … writes into x"
+
+
 class RingAllReduce(Check):
     exercise = "10.3"
     same_bits = ("x",)
     signatures = [
         gives("x isn't changed: write into x, or into views of it (x = … only gives the name to another array)",
               lambda case: [{"x": rank["x"]} for rank in case]),
-        when("only the first half: every element is complete on one rank, and the others don't get it",
-             walked(second=None)),
+        when(one_half, walked(second=None)),
         gives(lambda case: f"the last {len(case[0]['x']) % len(case)} of {len(case[0]['x'])} elements are still each "
                            "rank's own: n // N drops the rest of the division", tail_left),
         gives(lambda case: f"combine is ignored: it was np.{case[0]['combine']}, and you have added",
