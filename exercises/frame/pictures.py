@@ -41,11 +41,14 @@ def two_curves(curves, path, ylabel, xlabel="step"):
         distance = np.abs(curve - reference)
         largest = max(largest, float(distance.max()))
         below.plot(range(1, len(distance) + 1), distance, color=color, lw=1.6, label=f"{n} ranks")
-    below.set_ylim(0, 1.3 * largest or 1e-16)
+    below.set_ylim(0, 1.3 * largest or 1)
+    if not largest:
+        below.set_yticks([0])        # nothing to measure: a scale would be of nobody's numbers
     below.set_ylabel("|Δ|")
     below.set_xlabel(xlabel)
     save(figure, path)
-    return f"{' and '.join(f'{n}' for n in curves)} ranks, one curve: max |Δ| = {largest:.1e}"
+    *most, last = curves
+    return f"{', '.join(map(str, most))} and {last} ranks, one curve: max |Δ| = {largest:.1e}"
 
 
 def arrows(axes, found, size, colour=None, label=None):
