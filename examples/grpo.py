@@ -189,7 +189,8 @@ def begin(args, world, model, reference, problems, run, progress, interrupt):
     where somebody wants to stop."""
     if run.resume:
         return run.facts["curve"], run.facts["looks"]
-    progress.say(f"{args.warm_steps:,} steps on a text in which {args.careless:.0%} of the sums forget the carry")
+    progress.say(f"{args.warm_steps:,} steps on a text in which {100 * args.careless:.0f} % of the sums forget the "
+                 "carry")
     if warm_start(args, world, model, problems, interrupt):
         progress.say("interrupted before it was asked anything: there is nothing to save, and to go on from")
         return None
@@ -197,8 +198,8 @@ def begin(args, world, model, reference, problems, run, progress, interrupt):
     if world.rank == 0:
         training.save_parameters(args.out / "reference.npz", reference)
     looks = [(0, accuracy(reference, problems, world))]
-    progress.say(f"then {looks[0][1]:.1f} % of the unseen sums are right; from now on it is told of its own answers, "
-                 f"{args.group} to each of {args.questions} questions per step, whether they are")
+    progress.say(f"then {looks[0][1]:.1f} % of the unseen sums are right; from now on it is told which of its own "
+                 f"answers are, {args.group} to each of {args.questions} questions per step")
     return [], looks
 
 

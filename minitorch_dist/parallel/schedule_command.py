@@ -68,7 +68,8 @@ def _told(played, placement, both):
         longest = max(played.end - sum(end - begin for begin, end, _ in row) for row in played.spans)
         lines += [f"A B, uncut, takes 2 cells. F3&b1, a forward and a backward at the same time, takes {both} cells "
                   "together, 3 if neither hid a message of the other.",
-                  f"The rank that waits longest does so for {longest:.0f} cells, (p-1)·(F&B + B - 3W)."]
+                  f"The rank that waits longest does so for {longest:.0f} cell{'s' * (longest != 1)}, "
+                  "(p-1)·(F&B + B - 3W)."]
     lines.append(f"The ranks wait for {100 * played.bubble:.1f} % of the time (the bubble).")
     if played.period < played.end:
         lines.append("If none waited for the others before it began the next batch: for "

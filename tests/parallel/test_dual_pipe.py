@@ -91,7 +91,7 @@ def test_the_command_shows_what_is_hidden(capsys):
     assert main([*arguments, "--both", "2"]) == 0
     said = capsys.readouterr().out
     assert drawn(dual_pipe_v(2, 5), both=2) in said and "takes 2 cells" in said
-    assert "for 1 cells, (p-1)" in said        # (2-1)·(2 + 2 - 3)
+    assert "for 1 cell, (p-1)" in said        # (2-1)·(2 + 2 - 3)
     assert main(["pipeline", "1f1b", "--both", "2"]) == 2
     assert "--both 2: no steps of 1f1b are combined" in capsys.readouterr().out
     assert main([*arguments, "--both", "1"]) == 2

@@ -152,7 +152,7 @@ class Counts:
         if capability in GPUS:
             cycles = self.cycles(capability)
             words = ", ".join(f"{what} {n:,.0f}" for what, n in cycles.items())
-            lines.append(f"  cycles        {words}: of one multiprocessor of a {GPUS[capability].name}, at least. "
+            lines.append(f"  cycles        {words}: of one multiprocessor ({GPUS[capability].name}), at least. "
                          f"Most: {max(cycles, key=cycles.get)}")
         return lines
 
