@@ -152,6 +152,9 @@ DEMANDS = [
     no(lambda row: f"the new checkpoint has its name before its bytes: {row['lost'][-1]}. A name may be on the disk "
                    "sooner than the bytes behind it: fsync each file before the call that makes it count", by_bytes),
     no(lambda row: f"that is wrong: {row['found']}", lambda row: True),
+    demand(lambda case, got: f"right, but when the first save has returned, {too_much(got, first=True)}. There was "
+                             "none before: have the bytes become longer, as text, or does something stay behind?",
+           lambda case, got: not too_much(got, first=True)),
     demand(lambda case, got: f"right, but when save has returned, {too_much(got)}. The one before is no longer needed",
            lambda case, got: not too_much(got)),
     demand(lambda case, got: f"right, but when save has returned, {too_much(got, True)}. A save that died has left "
@@ -160,9 +163,9 @@ DEMANDS = [
 ]
 
 
-def too_much(got, life=False):
-    """What of the rows `left` has too many bytes: words, or nothing."""
-    for row in got["left"]:
+def too_much(got, life=False, first=False):
+    """What of the rows `left` has too many bytes: words, or nothing. first: of the one after the first save alone."""
+    for row in got["left"][:1 if first else None]:
         if row["bytes"] > 1.5 * row["of it"] + 600 and row["life"] == life:
             return (f"there are {row['bytes']:,} bytes on the disk, of which the checkpoint of step {row['step']} "
                     f"needs {row['of it']:,}: {', '.join(row['names'])}")
