@@ -169,6 +169,11 @@ def explain(check, cases, outputs, truths, wrong, n):
     signature, only = recognised(check, cases, outputs, truths, wrong)
     if signature is not None:
         return finding(only + say(signature.sentence, cases[touched[0]], n, outputs[touched[0]]), details)
+    signature, part = (None, {}) if check.unsaid else one_of_several(check, cases, outputs, truths)
+    if signature is not None:
+        (i, _), *_ = part
+        details = [*facts(cases, outputs, truths, part, n, check.tolerance), "  and that isn't all that is wrong"]
+        return finding(say(signature.sentence, cases[i], n, outputs[i]), details)
     return Finding(check.unsaid or unknown_mistake(outputs, truths, wrong, n), details[1:])
 
 
@@ -214,6 +219,40 @@ def explained(check, signature, cases, outputs, truths, wrong):
         several = len(truths[0]) > 1
         return f"only on rank {', '.join(str(rank) for rank in ranks if rank is not None)}: " if several else ""
     return f"only {', '.join(names[:FEW])}{' …' * (len(names) > FEW)}: "
+
+
+def one_of_several(check, cases, outputs, truths):
+    """(the first signature whose mistake shows wherever it would, {(case, rank): labels}), or (None, {})."""
+    for signature in check.signatures:
+        places = shows(check, signature, cases, outputs, truths) if signature.outputs else {}
+        if places:
+            return signature, places
+    return None, {}
+
+
+def shows(check, signature, cases, outputs, truths):
+    """{(case, rank): labels} where the mistake would show; {} if it doesn't in one of them, or may by chance."""
+    found, telling = {}, False
+    for i, case in enumerate(cases):
+        theirs = signature.outputs(case)
+        for rank, hypothesis in enumerate([] if theirs is None else per_rank(theirs)):
+            predicted, right = all_leaves(hypothesis), all_leaves(truths[i][rank])
+            got = all_leaves(outputs[i][rank], truths[i][rank])
+            labels = [label for label in right if not same(predicted.get(label, right[label]), right[label],
+                                                           check.tolerance)]
+            if any(not same(got.get(label, MISSING), predicted[label], check.tolerance) for label in labels):
+                return {}
+            if labels:
+                found[i, rank] = labels
+                telling = telling or any(tells(predicted[label]) for label in labels)
+    return found if telling else {}
+
+
+def tells(leaf):
+    """Whether a leaf holds a number that nobody gets by chance: no whole one, as counts and zeros are."""
+    if not is_number(leaf) or np.asarray(leaf).dtype.kind != "f":
+        return False
+    return bool(np.any(np.isfinite(leaf) & (np.floor(leaf) != leaf)))
 
 
 def changed_inputs(check, cases, outputs, truths):

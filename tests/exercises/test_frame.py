@@ -230,6 +230,40 @@ def test_a_signature_must_explain_everything_that_is_wrong():
     assert "in case 1 of 2: every rank has k=7" in said(lambda x: x)
 
 
+class Several(Check):
+    """Two outputs, and mistakes that concern one of them each."""
+
+    signatures = [gives("z isn't negative", lambda case: {"y": 2.5 * case["x"], "z": case["x"]}),
+                  gives("y is squared", lambda case: {"y": case["x"] ** 2, "z": -case["x"]}),
+                  gives("z is doubled", lambda case: {"z": -2.0 * case["x"]})]
+
+    def truth(self, case):
+        return {"y": 2.5 * case["x"], "z": -case["x"]}
+
+
+@pytest.mark.parametrize("y, z, text", [
+    (lambda x: x ** 2, lambda x: -x / 3, "y is squared\n  y[2] is 5.76; expected -6\n  in case 1 of 2: x of shape [3]"
+                                         "\n  and that isn't all that is wrong"),
+    (lambda x: x ** 2, lambda x: -2 * x, "y is squared"),           # both are known: the first one is said
+    (lambda x: -x, lambda x: -2 * x, "z is doubled\n  z[2] is 4.8; expected 2.4"),
+    (lambda x: x + (x > 5), lambda x: x, "z isn't negative"),
+    (lambda x: x ** 2 + (x > 5), lambda x: -x / 3, "y[2] is 5.76; expected -6"),      # not in all that would show it
+    (lambda x: x ** 2, lambda x: -2 * np.round(x), "y is squared"),
+])
+def test_of_several_mistakes_one_that_is_known_is_said(y, z, text):
+    cases = [{"x": np.array([0.3, 1.7, first])} for first in (-2.4, 5.5)]
+    found = judged(Several(), cases, [[Outputs(y=y(case["x"]), z=z(case["x"]))] for case in cases], 1)
+    assert "\n".join([found.sentence, *found.details]).startswith(text)
+
+
+def test_one_of_several_mistakes_is_not_told_by_whole_numbers():
+    cases = [{"x": np.array([1.0, 2.0])}]
+    assert judged(Several(), cases, [[Outputs(y=cases[0]["x"] ** 2, z=np.zeros(2))]], 1).sentence == \
+        "y[0] is 1; expected 2.5"
+    with np.errstate(all="raise"):
+        assert not judge.tells(np.array([np.inf, np.nan, -2.0])) and judge.tells(np.array([np.inf, 0.5]))
+
+
 class Untouched(Doubled):
     """Its first case has one output, its others have two."""
 
