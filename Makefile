@@ -87,7 +87,7 @@ test-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run the tests that need an NVIDIA GPU; 
 	TRITON_INTERPRET=0 $(run) -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
 test-emulated: $(STAMP) $(TRITON) $(EMULATED)  ## run those tests without a GPU: a real CuPy on one that is emulated
-	$(run) -m tests.device.emulated -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
+	$(run) -m tests.device.emulated -m pytest -q -rs -m 'gpu and not large'$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
 lint: $(STAMP)  ## check the code with ruff
 	$(run) -m ruff check .

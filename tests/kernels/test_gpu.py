@@ -43,6 +43,7 @@ def test_as_defined(sample, cupy, monkeypatch):
                 np.testing.assert_array_equal(before, after.get())
 
 
+@pytest.mark.large
 def test_a_kernel_runs_on_the_current_stream(cupy):
     """Work queued on one stream before it, and read on the same stream after it, without any synchronisation."""
     with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -87,6 +88,7 @@ def test_the_optimizer_makes_one_launch_and_the_numbers_of_the_cpu(cupy):
     assert optimizers[1].state_dict()["steps"] == [11, 11, 11]
 
 
+@pytest.mark.large
 @test_packing.each_sign
 def test_numbers_pack_to_the_bytes_of_the_cpu(cupy, signed):
     """In all 2²⁰ cells, and in blocks of zeros, of subnormal numbers, of inf and of NaN."""
@@ -94,6 +96,7 @@ def test_numbers_pack_to_the_bytes_of_the_cpu(cupy, signed):
     test_packing.check_odd_blocks(cupy, signed)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("rows, size", [(65, 129), (50_000, 64), (3, 1)])
 def test_an_embedding_s_gradient_has_the_same_bits_on_every_run(cupy, rows, size):
     """Vocabularies of letters and of words; atomic additions differ here. Short segments give the host's bits."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minitorch_dist.backend import to_device_of
 from minitorch_dist.kernels import flash_attention as module
 
 from ..harness import Sample, random
@@ -34,12 +35,15 @@ def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, cau
         q, k, v, ct = map(layout, (q, k, v, ct))
     label = f"{times}x{sources} {size},{out} {heads}/{kv} {dtype}{' causal' * causal} {label}"
 
+    def beside(q):
+        return documents and tuple(to_device_of(each, q) for each in documents)
+
     def forward(q, k, v):
-        return module.flash_attention(q, k, v, causal, scale, documents)[0]
+        return module.flash_attention(q, k, v, causal, scale, beside(q))[0]
 
     def backward(ct, q, k, v):
-        kept = module.flash_attention(q, k, v, causal, scale, documents)[1]
-        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents), q, k)
+        kept = module.flash_attention(q, k, v, causal, scale, beside(q))[1]
+        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept, beside(q)), q, k)
 
     def gradient(ct, q, k, v):
         return plus(module.gradient(ct, q, k, v, causal, scale, documents), q, k)
