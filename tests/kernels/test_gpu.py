@@ -133,6 +133,7 @@ def test_the_gradient_of_picked_elements_has_the_same_bits_on_every_run(cupy):
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.large
 def test_a_step_of_gpt_has_the_same_bits_on_every_run(cupy):
     tokens, labels = np.random.default_rng(0).integers(0, 65, (2, 16, 64))
     runs = []
