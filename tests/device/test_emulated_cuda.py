@@ -1,0 +1,252 @@
+"""The emulated GPUs under a real CuPy (tests/device/emulated): what needs no CuPy, and a program where there is one."""
+
+import ctypes
+import importlib.util
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from .emulated import libraries
+from .emulated.cuda import API, gpus
+from .emulated.machine import NULL, TOTAL, CudaError, Event, Gpus, Module, Stream, function_of
+from .emulated.symbols import symbols
+
+PTX = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry twice(.param .u64 at, .param .u32 count)
+{
+    .reg .pred %p<2>; .reg .b32 %r<5>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.s32 %r4, %r2, 10, %r3;
+    setp.ge.u32 %p1, %r4, %r1;
+    @%p1 bra DONE;
+    mul.wide.u32 %rd2, %r4, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    ld.global.f32 %f1, [%rd3];
+    add.f32 %f2, %f1, %f1;
+    st.global.f32 [%rd3], %f2;
+DONE:
+    ret;
+}
+"""
+
+
+def up(machine, array, stream=NULL):
+    """An array's address on the GPU."""
+    array = np.ascontiguousarray(array)
+    at = machine.allocate(array.nbytes)
+    machine.copy(at, array.ctypes.data, array.nbytes, stream)
+    return at
+
+
+def down(machine, at, like, stream=NULL):
+    out = np.empty(like.shape, like.dtype)
+    machine.copy(out.ctypes.data, at, out.nbytes, stream)
+    return out
+
+
+def started(machine, at, count, grid=(2, 1, 1), stream=NULL):
+    """twice() on so many numbers, in blocks of 10."""
+    arguments = [ctypes.c_uint64(at), ctypes.c_uint32(count)]
+    machine.launch(function_of(Module(PTX), "twice"), grid, (10, 1, 1), 0, stream, [*map(ctypes.addressof, arguments)])
+
+
+def pinned(machine, array):
+    """A view of pinned memory that holds these numbers."""
+    at = machine.allocate(array.nbytes, pinned=True)
+    view = np.frombuffer((ctypes.c_char * array.nbytes).from_address(at), array.dtype)
+    view[...] = array
+    return view
+
+
+X = np.random.default_rng(0).standard_normal(17).astype(np.float32)
+
+
+def test_a_kernel_runs_when_it_is_waited_for():
+    machine = Gpus()
+    stream = machine.handle(Stream(blocking=False))
+    at = up(machine, X)
+    started(machine, at, X.size, stream=stream)
+    np.testing.assert_array_equal(down(machine, at, X), X)          # the null stream doesn't wait for this one
+    np.testing.assert_array_equal(down(machine, at, X, stream), 2 * X)
+    assert machine.launches == [("twice", (2, 1, 1), (10, 1, 1))]
+
+
+def test_memory_begins_as_nan_and_arguments_are_read_at_the_start():
+    machine = Gpus()
+    assert np.isnan(down(machine, machine.allocate(68), X)).all()
+
+
+def test_pinned_memory_is_read_late_and_pageable_at_once():
+    machine = Gpus()
+    stream = machine.handle(Stream())
+    for source, seen in ((pinned(machine, X), -1), (X.copy(), X)):
+        at = machine.allocate(X.nbytes)
+        machine.copy(at, source.ctypes.data, X.nbytes, stream)
+        source[...] = -1
+        np.testing.assert_array_equal(down(machine, at, X, stream), np.broadcast_to(seen, X.shape))
+
+
+def test_blocking_streams_and_the_null_stream_keep_their_order():
+    for blocking, factor in ((True, 4), (False, 2)):
+        machine = Gpus()
+        at, stream = up(machine, X), machine.handle(Stream(blocking))
+        machine.synchronize()
+        started(machine, at, X.size, stream=stream)
+        started(machine, at, X.size)
+        np.testing.assert_array_equal(down(machine, at, X), factor * X)
+
+
+def test_a_stream_waits_for_an_event_of_another():
+    for waits, factor in ((True, 2), (False, 1)):
+        machine = Gpus()
+        one, other = (machine.handle(Stream(blocking=False)) for _ in range(2))
+        event, at = machine.handle(Event()), up(machine, X, one)
+        started(machine, at, X.size, stream=one)
+        machine.record(event, one)
+        started(machine, at, X.size, stream=one)        # behind the event: it isn't waited for
+        machine.synchronize_event(event)
+        at = up(machine, X, one)
+        started(machine, at, X.size, stream=one)
+        machine.record(event, one)
+        if waits:
+            machine.wait_event(other, event)
+        else:
+            machine.copy(at, X.ctypes.data, X.nbytes, other)
+        np.testing.assert_array_equal(down(machine, at, X, other), factor * X)
+
+
+def test_a_recording_does_nothing_until_it_is_launched_and_then_all_of_it():
+    machine = Gpus()
+    stream, at = machine.handle(Stream(blocking=False)), up(machine, X)
+    machine.synchronize()
+    machine.begin_capture(stream, relaxed=True)
+    started(machine, at, X.size, stream=stream)
+    machine.release(machine.allocate(100))
+    started(machine, at, X.size, stream=stream)
+    graph = machine.end_capture(stream)
+    np.testing.assert_array_equal(down(machine, at, X, stream), X)
+    for times in (4, 16):
+        machine.start_graph(graph, stream)
+        np.testing.assert_array_equal(down(machine, at, X, stream), times * X)
+
+
+@pytest.mark.parametrize("what, relaxed", [
+    (lambda m, stream: m.allocate(10), False), (lambda m, stream: m.synchronize(stream), True),
+    (lambda m, stream: m.synchronize(), True), (lambda m, stream: API["cudaStreamQuery"][2](stream), True)],
+    ids=["memory", "its stream", "all", "a query"])
+def test_what_spoils_a_recording(what, relaxed):
+    stream = gpus.handle(Stream(blocking=False))
+    gpus.begin_capture(stream, relaxed)
+    with pytest.raises(CudaError, match="while a stream is recorded"):
+        what(gpus, stream)
+    with pytest.raises(CudaError, match="spoilt"):
+        gpus.end_capture(stream)
+    assert gpus.allocate(10)
+
+
+def test_what_is_refused():
+    machine = Gpus(2)
+    at = up(machine, X)
+    with pytest.raises(CudaError, match="a copy of 69 bytes at 0 of memory of 68 bytes"):
+        machine.copy(at, X.ctypes.data, 69)
+    with pytest.raises(CudaError, match="was never allocated"):
+        machine.release(at + 512)
+    with pytest.raises(CudaError, match="are free"):
+        machine.allocate(TOTAL)
+    with pytest.raises(CudaError, match=r"a grid of \(0, 1, 1\)"):
+        started(machine, at, 1, grid=(0, 1, 1))
+    started(machine, at, 18)                    # one more than there is
+    with pytest.raises(CudaError, match=r"twice.*thread 7.*reads 4 bytes"):
+        machine.synchronize()
+    machine.current = 1
+    started(machine, at, 17)                    # another GPU's memory
+    with pytest.raises(CudaError, match="and there is no array"):
+        machine.synchronize()
+
+
+# ---------------------------------------------------------------- libraries
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("flips", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_products_in_columns(count, flips, dtype):
+    """C = αAB + βC by NumPy on arrays in Fortran's order, with columns farther apart than they are long."""
+    rng, dtype = np.random.default_rng(count), np.dtype(dtype)
+    m, n, k, more = 5, 4, 3, 2
+    shapes = [((k, m) if flips[0] else (m, k)), ((n, k) if flips[1] else (k, n)), (m, n)]
+    kept = [rng.standard_normal((count, columns, rows + more)).astype(dtype) for rows, columns in shapes]
+    a, b, c = (np.swapaxes(x, 1, 2)[:, :rows] for x, (rows, _) in zip(kept, shapes, strict=True))
+    left, right = (np.swapaxes(x, 1, 2) if flip else x for x, flip in zip((a, b), flips, strict=True))
+    wanted = 2 * np.einsum("bij,bjk->bik", left, right) - 0.5 * c
+    at = [up(gpus, x) for x in kept]
+    one, half = np.array(2, dtype), np.array(-0.5, dtype)
+    handle, steps = gpus.handle(libraries.Blas()), [math.prod(x.shape[1:]) for x in kept]
+    widths = [rows + more for rows, _ in shapes]
+    API[f"cublas{'S' if dtype == 'f4' else 'D'}gemmStridedBatched"][2](
+        handle, *flips, m, n, k, one.ctypes.data, at[0], widths[0], steps[0], at[1], widths[1], steps[1],
+        half.ctypes.data, at[2], widths[2], steps[2], count)
+    found = np.swapaxes(down(gpus, at[2], kept[2]), 1, 2)
+    np.testing.assert_allclose(found[:, :m], wanted, rtol=1e-5 if dtype == "f4" else 1e-12, atol=1e-5)
+    np.testing.assert_array_equal(found[:, m:], np.swapaxes(kept[2], 1, 2)[:, m:])
+
+
+@pytest.mark.parametrize("m, n", [(7, 3), (4, 4), (1, 1)])
+def test_qr(m, n):
+    """Reflections that make R, and Q out of them: QR = A, QᵀQ = 1."""
+    a = np.random.default_rng(m).standard_normal((m, n))
+    handle, at, tau = gpus.handle(libraries.Blas()), up(gpus, a.T), gpus.allocate(8 * n)
+    info = gpus.allocate(4)
+    API["cusolverDnDgeqrf"][2](handle, m, n, at, m, tau, 0, 0, info)
+    r = np.triu(down(gpus, at, a.T).T)[:n]
+    API["cusolverDnDorgqr"][2](handle, m, n, n, at, m, tau, 0, 0, info)
+    q = down(gpus, at, a.T).T
+    np.testing.assert_allclose(q @ r, a, atol=1e-12)
+    np.testing.assert_allclose(q.T @ q, np.eye(n), atol=1e-12)
+    assert down(gpus, info, np.zeros(1, "i4")) == 0
+
+
+def test_sorting():
+    rows = np.random.default_rng(0).integers(0, 5, (3, 9)).astype("f4")
+    at, index, thrust = up(gpus, rows), gpus.allocate(8 * rows.size), libraries.Thrust()
+    thrust.argsort("f4", index, at, 0, rows.shape)
+    np.testing.assert_array_equal(down(gpus, index, np.zeros(rows.shape, np.intp)), np.argsort(rows, 1, "stable"))
+    thrust.sort("f4", at, 0, rows.shape)
+    np.testing.assert_array_equal(down(gpus, at, rows), np.sort(rows))
+
+
+def test_symbols_of_a_library():
+    """A module of NumPy's, by its dynamic symbols: what the loader gives is what the file says."""
+    path = np._core._multiarray_umath.__file__
+    offset = symbols(path, 11)["PyInit__multiarray_umath"]
+    with open("/proc/self/maps") as maps:
+        base = next(int(line.split("-")[0], 16) for line in maps if path in line)
+    function = ctypes.CDLL(path).PyInit__multiarray_umath
+    assert ctypes.cast(function, ctypes.c_void_p).value == base + offset
+
+
+PROGRAM = """
+import cupy, numpy as np
+import minitorch_dist as mt
+from minitorch_dist.kernels import add
+x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+on_gpu = cupy.asarray(x)
+np.testing.assert_allclose((cupy.exp(on_gpu) @ on_gpu.T).get(), np.exp(x) @ x.T, rtol=1e-5)
+np.testing.assert_array_equal(add.add(on_gpu, on_gpu).get(), x + x)
+print(mt.tensor(x, device="cuda").sum().device, cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="no CuPy: make test-emulated installs it")
+def test_a_program_with_a_real_cupy():
+    done = subprocess.run([sys.executable, "-m", "tests.device.emulated", "-c", PROGRAM], timeout=200,
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "cuda:0 Emulated GPU\n"), done.stderr
