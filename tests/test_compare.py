@@ -128,6 +128,9 @@ def test_settings_that_differ_are_named(write):
 def test_exact_runs_that_are_not_identical_are_named(write):
     near = changed(0, 2.5 + TOLERANCE / 2)
     assert "--exact" in judge(TOLERANCE, write("a", LOSSES, exact=True), write("b", near, exact=True)).text
+    here, there = (write(name, losses, exact=True, device=device) for name, losses, device in (
+        ("c", LOSSES, "cpu"), ("d", near, "cuda:0")))
+    assert "--exact" not in judge(TOLERANCE, here, there).text      # a GPU has an exp and an order of its own
 
 
 @pytest.mark.parametrize("key, value", [("data", "mnist"), ("seed", 1)])

@@ -74,7 +74,7 @@ def _step_and_loss(path, number, line):
 HEADLINES = {"identical": "IDENTICAL TO THE BIT", "within": "WITHIN TOLERANCE", "different": "DIFFERENT"}
 SAME_JOB = ("data", "seed")     # runs that differ here were not meant to give one curve
 SETTINGS = ("model", "hidden", "pieces", "dropout", "augment", "batch_size", "epochs", "optimizer", "lr",
-            "weight_decay", "schedule", "warmup", "clip", "dtype", "exact", "micro_shards")
+            "weight_decay", "schedule", "warmup", "clip", "dtype", "amp", "exact", "micro_shards", "compile", "device")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _compare(reference, run, tolerance):
     bits = ""
     if largest == 0:
         bits = "; but not to the bit: parameters sha256 " + ("missing" if None in hashes else "differ")
-    elif reference.summary.get("exact") and run.summary.get("exact"):
+    elif reference.summary.get("exact") and run.summary.get("exact") and not _settings(reference, run):
         bits = "; but both runs are --exact and should be identical to the bit"
     return Verdict("within", largest, None, f"WITHIN TOLERANCE: max |Δloss| = {_number(largest)} {count}, "
                    f"tolerance {_number(tolerance)}{bits}{diverged}")
