@@ -142,6 +142,15 @@ def test_bfloat16_is_rounded_once_where_float32_lies_between():
     assert scalar("cvt.rn.bf16.f64", np.inf) == 0x7f80 and scalar("cvt.rn.bf16.f64", 1e39) == 0x7f80
 
 
+def test_comparisons_are_answered_in_numbers():
+    nan, one = 0x7fc0, 0x3f80
+    assert [scalar("set.nan.bf16.bf16", x, 0) for x in (nan, one, 0)] == [one, 0, 0]
+    assert scalar("set.lt.f16.f16", 1, 2) == 1 and scalar("set.lt.f32.s32", -1, -2) == 0
+    assert scalar("set.geu.u32.f32", np.nan, 1) == EVERY and scalar("set.ge.s32.f32", np.nan, 1) == 0
+    assert scalar("set.gt.s32.u32", EVERY, 1) == -1 and scalar("set.gt.ftz.s32.f32", 1e-40, 0) == 0
+    assert operation(("set", "eq", "bf16x2", "bf16x2")) is None
+
+
 def signed(x, width=32):
     return x - (1 << width) if x >> (width - 1) else x
 

@@ -171,6 +171,7 @@ AS_FMA = {"fma": (lambda a, b, c: (a, b, c), 3), "mul": (lambda a, b: (a, b, a.d
           "add": (lambda a, b: (a, a.dtype.type(1), b), 2), "sub": (lambda a, b: (b, a.dtype.type(-1), a), 2)}
 ORDERED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
            "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+SET = {"f32": 1, "f16": 1, "bf16": 0x3f80, "u32": 0xffffffff, "s32": -1}     # set's yes, by its type
 JOINED = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 FLOPS = dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "tanh", "sin",
                        "cos"), 1) | {"fma": 2, "mad": 2}
@@ -249,7 +250,7 @@ WORDS = {name: frozenset(words.split()) for names, words in (
     ("div", "rn approx full ftz"), ("sqrt rcp", "rn approx ftz"), ("rsqrt ex2 lg2 sin cos tanh", "approx ftz"),
     ("neg abs", "ftz"), ("cvta", "to global shared local const"), ("shf", "l r wrap clamp"),
     ("cvt", "rn rna rni rzi rmi rpi ftz sat relu"),
-    ("setp", " ".join(["ftz num nan", *JOINED, *ORDERED, *(f"{name}u" for name in ORDERED)])),
+    ("set setp", " ".join(["ftz num nan", *JOINED, *ORDERED, *(f"{name}u" for name in ORDERED)])),
     ("and or xor not mov copysign rem selp shl shr bfe bfi popc clz brev prmt lop3", "")) for name in names.split()}
 
 
@@ -262,6 +263,8 @@ def operation(parts):
         return None
     if name == "cvt":
         return conversion(more, kinds)
+    if name == "set":
+        return answered(more, kinds)
     kind = kinds[-1]
     dtype, floating = TYPES.get(kind), kind[0] == "f" or kind in PAIRS or kind == "bf16"
     if name in ("rcp", "rsqrt") and kind == "f64" and {"approx", "ftz"} <= set(more):
@@ -313,6 +316,16 @@ def comparison(more, kind):
     if join is None:
         return (dtype, dtype), lambda a, b: test(of(a), of(b))
     return (dtype, dtype, TYPES["pred"]), lambda a, b, c: join(test(of(a), of(b)), c)
+
+
+def answered(more, kinds):
+    """set: setp's answer as a number of the first type, 1.0 or an integer's bits all set; or 0."""
+    compares = comparison(more, kinds[-1]) if len(kinds) == 2 and kinds[0] in SET else None
+    if compares is None:
+        return None
+    types, test = compares
+    yes = np.array(SET[kinds[0]], TYPES[kinds[0]])
+    return types, lambda *xs: np.where(test(*xs), yes, np.zeros_like(yes))
 
 
 def product(name, more, dtype):
