@@ -165,8 +165,11 @@ def test_what_is_refused():
     with pytest.raises(CudaError, match=r"a grid of \(0, 1, 1\)"):
         started(machine, at, 1, grid=(0, 1, 1))
     started(machine, at, 18)                    # one more than there is
+    out = np.zeros_like(X)
     with pytest.raises(CudaError, match=r"twice.*thread 7.*reads 4 bytes"):
-        machine.synchronize()
+        machine.copy(out.ctypes.data, at, out.nbytes)
+    machine.synchronize()
+    assert not out.any()        # nothing is written late to an array that may be gone
     machine.current = 1
     started(machine, at, 17)                    # another GPU's memory
     with pytest.raises(CudaError, match="and there is no array"):

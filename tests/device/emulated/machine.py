@@ -181,14 +181,21 @@ class Gpus:
         return [thing for thing in self.handles.values() if isinstance(thing, Stream)]
 
     def drain(self, stream, upto):
-        """Run a stream's work up to a number, and before it what keeps its order."""
+        """Run a stream's work up to a number, and before it what keeps its order. Where a kernel fails the rest of all
+        streams is dropped: its copies may go to memory of a program that has given up. (CUDA does nothing more, ever.)
+        """
         null = self.handles[NULL]
         while stream.work and stream.work[0][0] <= upto:
             number, work = stream.work.popleft()
             if stream.blocking:
                 for other in [s for s in self.streams() if s.blocking and s is not null] if stream is null else [null]:
                     self.drain(other, number)
-            work()
+            try:
+                work()
+            except BaseException:
+                for other in self.streams():
+                    other.work.clear()
+                raise
 
     def finish(self):
         """Run all work."""
