@@ -240,6 +240,7 @@ def test_epochs_that_no_step_is_left_for_are_not_reported(tmp_path):
 UNFIT = [
     ("--steps 0", "--steps 0: must be at least 1"), ("--epochs 0", "--epochs 0: must be at least 1"),
     ("--epochs -1", "--epochs -1"), ("--epochs 0.5", "invalid int value"), ("--accumulate 0", "--accumulate 0"),
+    ("--accumulate 100000000000000000000 --batch-size 7", "no more pieces than samples; take 7 or fewer"),
     ("--accumulate 2 --exact", "raise --micro-shards"), ("--batch-size 0", "--batch-size 0: must be at least 1"),
     ("--batch-size -1", "--batch-size -1"), ("--hidden 12,x", "--hidden '12,x'"), ("--hidden 0", "--hidden '0'"),
     ("--micro-shards 0", "--micro-shards 0"), ("--micro-shards 3 --exact", "power of two; got 3"),
