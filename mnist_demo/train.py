@@ -161,8 +161,8 @@ def prepare(args, world, plugged):
     images, test_images = (xp.asarray(a, dtype) for a in (dataset.train_images, dataset.test_images))
     batch_size = args.batch_size or dataset.default_batch_size
     if args.accumulate > batch_size:
-        raise ValueError(f"--accumulate {args.accumulate}: a batch of {batch_size} has no more pieces than samples; take "
-                         f"{batch_size} or fewer")
+        raise ValueError(f"--accumulate {args.accumulate}: a batch of {batch_size} has no more pieces than samples; "
+                         f"take {batch_size} or fewer")
     loader = data.Loader(images, dataset.train_labels, batch_size, seed=args.seed,
                          parts=plugged.parts(len(images), batch_size, world.size, args.seed),
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
