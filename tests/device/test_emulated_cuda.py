@@ -139,6 +139,24 @@ def test_a_recording_does_nothing_until_it_is_launched_and_then_all_of_it():
         np.testing.assert_array_equal(down(machine, at, X, stream), times * X)
 
 
+def test_a_stream_that_waits_for_a_recorded_one_is_recorded_too():
+    machine = Gpus()
+    (one, other), event = (machine.handle(Stream(blocking=False)) for _ in range(2)), machine.handle(Event())
+    at = up(machine, X)
+    machine.synchronize()
+    machine.begin_capture(one, relaxed=True)
+    started(machine, at, X.size, stream=one)
+    machine.record(event, one)
+    machine.wait_event(other, event)
+    started(machine, at, X.size, stream=other)
+    graph = machine.end_capture(one)
+    np.testing.assert_array_equal(down(machine, at, X, other), X)
+    machine.start_graph(graph, one)
+    np.testing.assert_array_equal(down(machine, at, X, one), 4 * X)
+    with pytest.raises(CudaError, match="a recording that has ended"):
+        machine.wait_event(other, event)
+
+
 @pytest.mark.parametrize("what, relaxed", [
     (lambda m, stream: m.allocate(10), False), (lambda m, stream: m.synchronize(stream), True),
     (lambda m, stream: m.synchronize(), True), (lambda m, stream: API["cudaStreamQuery"][2](stream), True)],

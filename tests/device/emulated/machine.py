@@ -92,7 +92,6 @@ class Gpus:
         self.rooms, self.pinned = {}, {}            # address -> what keeps it alive: (array, size, device)
         self.handles, self.next, self.number = {NULL: Stream()}, 0x1000, 0
         self.launches = []                          # (kernel, grid, threads) in order
-        self.error = None
 
     # ---------------------------------------------------------------- handles
 
@@ -232,6 +231,8 @@ class Gpus:
     def wait_event(self, stream_handle, handle):
         event = self.get(handle, Event)
         if event.graph is not None:         # what comes next on this stream is recorded, too
+            if event.graph is not event.stream.graph:
+                raise CudaError(INVALID, "the event is one of a recording that has ended")
             self.stream(stream_handle).graph = event.graph
         elif event.stream is not None:
             source, number = event.stream, event.number
@@ -323,7 +324,7 @@ class Module:
     """PTX that was loaded."""
 
     def __init__(self, text):
-        self.text, self.functions = text, {}
+        self.text = text
 
 
 class Function:
