@@ -6,7 +6,7 @@ and decides. Cotangents and tangents are random: with ones, errors that cancel
 in a sum would pass.
 """
 
-from ..backend import stream, xp
+from ..backend import module_of, stream, to, to_device_of, xp
 from .primitive import lower
 from .tensor import Tensor
 from .transforms import jvp, vjp
@@ -21,7 +21,7 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
     """Compare derivatives of f at args with central differences, to the given order, in float64.
 
     f      a function of tensors that returns a tensor or a nested tuple of them, or arrays
-    args   floating arrays or tensors; they are taken in float64
+    args   floating arrays or tensors, on any device; they are taken in float64
     order  2 checks reverse over reverse and forward over reverse as well
     step   h of the central difference, relative to max(1, |x|); its error is of order h² + 1e-16/h,
            and grows from order to order, as the tolerances then do (by 10 each)
@@ -29,17 +29,17 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
     Raises GradientError at the first element that is off by more than atol + rtol·|expected|.
     """
     name = name or getattr(f, "__name__", "function")
-    args = [xp.array(lower(a), dtype=xp.float64) for a in args]
+    args = [in_float64(a, copy=True) for a in args]
     rng = stream("check_grads", seed, order)
     outs = _outputs(f, args)
-    cts = [rng.standard_normal(y.shape) for y in outs]
+    cts = [to_device_of(rng.standard_normal(y.shape), y) for y in outs]
 
     if "reverse" in modes:
         y, pull = vjp(lambda *xs: tuple(flatten(f(*xs))[0]), *args)
         for i, got in enumerate(pull(tuple(cts))):
             _compare(name, "reverse", f"argument {i}", got, _numeric_vjp(f, args, i, cts, step), rtol, atol)
     if "forward" in modes:
-        directions = [rng.standard_normal(a.shape) for a in args]
+        directions = [to_device_of(rng.standard_normal(a.shape), a) for a in args]
         _, tangents = jvp(f, args, directions)
         expected = _numeric_jvp(f, args, directions, step)
         for k, (got, want) in enumerate(zip(flatten(tangents)[0], expected, strict=True)):
@@ -51,9 +51,16 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
         check_grads(gradient, args, order - 1, modes, step, 10 * rtol, 10 * atol, seed, f"the gradient of {name}")
 
 
+def in_float64(x, copy=False):
+    """An array where it lives; of a tensor, a number or a list, too."""
+    x = lower(x)
+    module = module_of(x)
+    return module.array(x, dtype=xp.float64) if copy else module.asarray(x, dtype=xp.float64)
+
+
 def _outputs(f, args):
     """f's results at arrays. It meets tensors, as in training: it may call their methods, and close over parameters."""
-    return [xp.asarray(lower(y), dtype=xp.float64) for y in flatten(f(*map(Tensor, args)))[0]]
+    return [in_float64(y) for y in flatten(f(*map(Tensor, args)))[0]]
 
 
 def _numeric_vjp(f, args, i, cts, step):
@@ -66,7 +73,7 @@ def _numeric_vjp(f, args, i, cts, step):
             moved = args[i].copy()
             moved[index] += signed
             sides.append(_outputs(f, [*args[:i], moved, *args[i + 1:]]))
-        result[index] = sum(((up - down) * ct).sum() for up, down, ct in zip(*sides, cts, strict=True)) / (2 * h)
+        result[index] = sum(float(((up - down) * ct).sum()) for up, down, ct in zip(*sides, cts, strict=True)) / (2 * h)
     return result
 
 
@@ -78,7 +85,7 @@ def _numeric_jvp(f, args, directions, step):
 
 
 def _compare(name, mode, where, got, expected, rtol, atol):
-    got = xp.asarray(lower(got))
+    got, expected = (xp.asarray(to(lower(x), "cpu")) for x in (got, expected))
     if got.shape != expected.shape:
         raise GradientError(f"{name}: the {mode}-mode derivative for {where} has shape {got.shape}, "
                             f"expected {expected.shape}")

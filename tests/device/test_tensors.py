@@ -11,6 +11,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, nn, optim
 from minitorch_dist.autodiff.ops import indexing
 from minitorch_dist.flat import FlatBuffer
+from minitorch_dist.nn.preference import group_advantages
 
 from .fake_cupy import events, installed, ndarray, transfers
 
@@ -82,6 +83,25 @@ def test_what_is_made_on_a_gpu_is_what_is_made_on_the_host(make):
 def test_numpy_of_a_gpu_tensor_says_what_to_do():
     with pytest.raises(TypeError, match=r"cuda:0 is no NumPy array.*\.cpu\(\)\.numpy\(\)"):
         mt.zeros(2, device="cuda").numpy()
+
+
+def test_derivatives_are_checked_where_the_arguments_live():
+    """Of several, of some that are moved, and one that is wrong; the cotangents are the host's."""
+    rng = np.random.default_rng(0)
+    x, y = backend.to(rng.standard_normal((2, 3)), "cuda"), mt.tensor(rng.standard_normal(3), device="cuda")
+    mt.check_grads(lambda x, y: (mt.sin(x) * y, x[0] @ y), (x, y))
+    mt.check_grads(lambda x: (x * x).to("cpu"), (x,), order=1)
+    doubled = mt.custom_vjp(lambda z: z * 3)
+    doubled.defvjp(lambda z: (z * 3, None), lambda residuals, ct: (ct * 2,))
+    with pytest.raises(mt.GradientError, match=r"argument 0.*0.6667 times what it should be"):
+        mt.check_grads(doubled, (x,), modes=("reverse",))
+
+
+def test_answers_are_compared_where_their_rewards_live(gpu):
+    rewards = np.array([1.0, 0.0, 0.5, 1.0, 1.0, 1.0])
+    advantages = group_advantages(backend.to(rewards, "cuda"), 3)
+    assert type(advantages) is gpu.ndarray
+    np.testing.assert_allclose(advantages.get(), group_advantages(rewards, 3), rtol=1e-15)
 
 
 def hooked(x, y):
