@@ -16,7 +16,7 @@ Rafailov et al. 2023, "Direct preference optimization".
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..backend import xp
+from ..backend import module_of, xp
 from .loss import _reduced, cross_entropy
 from .moe import log_sigmoid
 
@@ -37,7 +37,7 @@ def group_advantages(rewards, group, scale_rewards=True):
                    leave it out, since it weighs questions that are almost always right, or wrong, more (Liu)
     A group of equal rewards teaches nothing: exactly 0, and never NaN. ValueError where the groups are not whole.
     """
-    rewards = xp.asarray(rewards, xp.float64)
+    rewards = module_of(rewards).asarray(rewards, xp.float64)
     if rewards.ndim != 1 or group < 2 or len(rewards) % group:
         raise ValueError(f"group_advantages: rewards {rewards.shape} in groups of {group}: one reward per answer, two "
                          "or more answers to a question, and all of them here")
