@@ -7,9 +7,10 @@ way takes of memory, and of time.
 
 A small GPT makes the same steps six times: as it is; with the blocks' activations computed again in backward, all, or
 all but the products; with activations, the optimizer's state, or both on disk. The parameters afterwards have the same
-bits. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of 1024² runs forward with its
-parameters in memory, and streamed from disk; memory there is what Python has allocated, of every kind (on a GPU: the
-ledger's parameters).
+bits; with --device cuda those that the GPU updates, and those that the host does where it has the optimizer's state:
+the two round in their own ways. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of 1024²
+runs forward with its parameters in memory, and streamed from disk; memory there is what Python has allocated, of every
+kind (on a GPU: the ledger's parameters).
 """
 
 import hashlib
@@ -105,8 +106,13 @@ def training_table(args, folder):
             run.step(number)
     rows = [f"{way:16}" + "".join(f"{run.peak[kind] / 1e6:12.2f}" for kind in KINDS)
             + f"{1e3 * median(run.seconds[WARM_UP:]):10.0f}" for way, run in runs.items()]
+    digests = {}        # whose update it is -> the digests after it
+    for run in runs.values():
+        where = "" if args.device == "cpu" else ", updated on the host," if "optimizer" in run.away else \
+            ", updated on the GPU,"
+        digests.setdefault(f"parameters{where}", set()).add(run.digest())
     return [f"{'':16}" + "".join(f"{kind:>12}" for kind in KINDS) + "   ms/step", *rows,
-            verdict("parameters", {run.digest() for run in runs.values()})]
+            *(verdict(what, found) for what, found in digests.items())]
 
 
 def verdict(what, digests):

@@ -4,7 +4,12 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from minitorch_dist import optim
+
+from ..device.fake_cupy import installed
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "offload.py"
 SMALL = ["--layers", "2", "--dim", "64", "--length", "64", "--batch", "16", "--steps", "1", "--stack", "6", "--width",
@@ -34,6 +39,20 @@ def test_its_tables(tmp_path, capsys):
                         ("in memory", "streamed, 0 ahead", "streamed, 2 ahead"))
     assert 6 * unit - 0.1 < whole < 6 * unit + 0.4 and unit - 0.1 < none < unit + 0.4
     assert 3 * unit - 0.1 < two < 3 * unit + 0.4 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ["cpu", "disk"])
+def test_beside_a_gpu_whoever_updates_has_bits_of_its_own(monkeypatch, capsys, to):
+    """The stand-in's host rounds as its GPU does: here they are told apart by a GPU that makes steps twice as long."""
+    def longer(self, p, g, state, group, step):
+        return update(self, p, g, state, group if isinstance(p, np.ndarray) else group | {"lr": 2 * group["lr"]}, step)
+    update = optim.Adam.update
+    monkeypatch.setattr(optim.Adam, "update", longer)
+    with installed():
+        assert run("--device", "cuda", "--to", to, "--layers", 1, "--dim", 8, "--length", 8, "--batch", 2) == 0
+    said = capsys.readouterr().out
+    assert "the same parameters, updated on the GPU, to the last bit" in said
+    assert "the same parameters, updated on the host, to the last bit" in said and "DIFFERENT" not in said
 
 
 def test_what_does_not_fit(tmp_path, capsys):
