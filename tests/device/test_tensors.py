@@ -97,6 +97,16 @@ def test_derivatives_are_checked_where_the_arguments_live():
         mt.check_grads(doubled, (x,), modes=("reverse",))
 
 
+def test_pictures_take_arrays_from_where_they_live(tmp_path):
+    pytest.importorskip("matplotlib")
+    from minitorch_dist.viz import models
+    net, path = nn.lenet().to("cuda"), tmp_path / "a.png"
+    models.filters(next(p.data for p in net.parameters() if p.ndim == 4), path)
+    models.attention_maps(backend.to(np.eye(3)[None], "cuda"), path)
+    found = models.confusion_matrix(*backend.to(np.array([[0, 1], [1, 1]]), "cuda"), path, classes=2)
+    assert found.tolist() == [[0, 1], [0, 1]] and path.exists()
+
+
 def test_answers_are_compared_where_their_rewards_live(gpu):
     rewards = np.array([1.0, 0.0, 0.5, 1.0, 1.0, 1.0])
     advantages = group_advantages(backend.to(rewards, "cuda"), 3)
