@@ -14,13 +14,14 @@ import platform
 import numpy as np
 
 from .. import backend
+from .local import LocalEngine
 from .work import Then
 
 
 def choose(engine):
     """The engine for arrays on GPUs of the ranks of `engine`. Collective, unless MPI was chosen by the environment."""
     if engine.size == 1:
-        return engine
+        return LocalEngine()    # MPI would read the GPU's memory itself
     if cuda_aware():
         return CudaAware(engine)
     sharing = ranks_that_share(engine)
@@ -74,7 +75,7 @@ class OnDevices:
 
     def _messenger_of(self, x):
         """Who carries a message with this array: without asking the other ranks."""
-        if backend.on_host(x) or self.size == 1:
+        if backend.on_host(x):
             return self._engine
         return CudaAware(self._engine) if cuda_aware() else Staged(self._engine, "a message")
 

@@ -174,6 +174,24 @@ def mismatch():
             return str(error)
 
 
+def groups_of_one():
+    """What every collective leaves in a group of this rank alone: on the host, and on the GPU."""
+    world, results = comm.world(), []
+    alone = world.split(world.rank)
+    with stand_in("staged", world.rank):
+        for device in ("cpu", "cuda"):
+            outs = [backend.zeros(6, "f4", device) for _ in range(6)]
+            for k, out in enumerate(outs):
+                x = backend.to(values(world.rank, 6, "f4", k), device)
+                if k < 4:
+                    (alone.all_gather, alone.reduce_scatter, alone.all_to_all, alone.scatter)[k](out, x)
+                else:
+                    out += x
+                    (alone.all_reduce, alone.broadcast)[k - 4](out)
+            results.append([backend.to(out, "cpu") for out in outs])
+    return results
+
+
 def copies_of_sums():
     """[[copies between host and GPU for float32, for int16] of each call], by CUDA-aware MPI."""
     world, found = comm.world(), []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from minitorch_dist.backend import is_bfloat16, is_floating
+from minitorch_dist.comm.device import cuda_aware
 
 from . import api
 from .fake_cuda import Device, current, events, recorded, refuse_while_recording
@@ -93,8 +94,13 @@ class ndarray:
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous,
                                                   f_contiguous=self.host.flags.f_contiguous,
                                                   owndata=self.base is None))
-    __cuda_array_interface__ = property(lambda self: {"shape": self.shape, "typestr": self.dtype.str, "version": 3,
-                                                      "data": (self.data.ptr, False)})
+
+    @property
+    def __cuda_array_interface__(self):
+        """What MPI asks for. Where it isn't built for GPUs it would read their memory as the host's."""
+        if not cuda_aware():
+            raise TypeError("MPI was handed an array on a GPU without MINITORCH_CUDA_AWARE=1")
+        return {"shape": self.shape, "typestr": self.dtype.str, "version": 3, "data": (self.data.ptr, False)}
 
     def __array__(self, dtype=None):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "

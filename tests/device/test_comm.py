@@ -75,6 +75,12 @@ def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
         assert "sum on a GPU" in text and "rank" in text
 
 
+def test_a_group_of_one_rank_hands_mpi_nothing():
+    for host, gpu in ranks.call(CASES + "groups_of_one", 2):
+        np.testing.assert_array_equal(gpu, host)
+        assert np.all(host)
+
+
 def test_differentiable_collectives():
     for host, gpu in ranks.call(CASES + "differentiable", 2):
         for a, b in zip(host, gpu, strict=True):
