@@ -7,6 +7,7 @@ too. A kernel may touch arrays of its own GPU alone.
 
 import bisect
 import ctypes
+import threading
 import time
 from collections import deque
 
@@ -87,11 +88,20 @@ class Gpus:
     """`count` GPUs, as a process sees them."""
 
     def __init__(self, count=1):
-        self.count, self.current = count, 0
+        self.count, self.here = count, threading.local()
         self.memories = [Memory() for _ in range(count)]
         self.rooms, self.pinned = {}, {}            # address -> what keeps it alive: (array, size, device)
         self.handles, self.next, self.number = {NULL: Stream()}, 0x1000, 0
         self.launches = []                          # (kernel, grid, threads) in order
+
+    @property
+    def current(self):
+        """The GPU of this thread."""
+        return getattr(self.here, "device", 0)
+
+    @current.setter
+    def current(self, device):
+        self.here.device = device
 
     # ---------------------------------------------------------------- handles
 
@@ -172,7 +182,7 @@ class Gpus:
         if stream is self.handles[NULL] and any(s.graph is not None and s.blocking for s in self.streams()):
             self.refuse_in_capture("uses the null stream")
         self.number += 1
-        stream.work.append((self.number, work))
+        stream.work.append((self.number, self.current, work))
         if waits:
             self.drain(stream, self.number)
 
@@ -185,16 +195,19 @@ class Gpus:
         """
         null = self.handles[NULL]
         while stream.work and stream.work[0][0] <= upto:
-            number, work = stream.work.popleft()
+            number, device, work = stream.work.popleft()
             if stream.blocking:
                 for other in [s for s in self.streams() if s.blocking and s is not null] if stream is null else [null]:
                     self.drain(other, number)
+            outer, self.current = self.current, device
             try:
                 work()
             except BaseException:
                 for other in self.streams():
                     other.work.clear()
                 raise
+            finally:
+                self.current = outer
 
     def finish(self):
         """Run all work."""
