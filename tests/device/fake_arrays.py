@@ -282,6 +282,9 @@ def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
         *args, out = args
     if ufunc is np.matmul and max(a.ndim for a in args if isinstance(a, ndarray)) > 2:
         launches["matmul of many"] += 1     # one of CuPy's copies its operands, and makes three tables of addresses
+    if ufunc is np.matmul and any(isinstance(a, ndarray) and a.device_id != current() for a in args):
+        # CuPy doesn't look at the devices; the kernel, later, fails at an address that isn't its GPU's.
+        args = [ours(np.full_like(a.host, np.nan)) for a in args]
     values = [bare(a) for a in args]
     if ufunc is np.matmul and not all(isinstance(a, ndarray) for a in args):
         raise TypeError("matmul takes arrays")
