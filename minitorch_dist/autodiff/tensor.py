@@ -244,14 +244,16 @@ class Tensor(Traced):
     def __deepcopy__(self, memo):
         if not self.is_leaf:
             raise RuntimeError("only leaf tensors can be deep-copied: use detach() first")
-        twin = Tensor(self.data.copy())
+        with backend.on(self.device):       # a copy by CuPy is made on the current GPU
+            twin = Tensor(self.data.copy())
         if self.leaf is not None:
             twin.requires_grad_()
             for name in "over", "part_of", "part", "piece_of":
                 setattr(twin.leaf, name, getattr(self.leaf, name))
             twin.requires_grad_(self.requires_grad)
         if self.grad is not None:
-            twin.grad = Tensor(self.grad.data.copy())
+            with backend.on(self.grad.device):
+                twin.grad = Tensor(self.grad.data.copy())
         memo[id(self)] = twin
         return twin
 
@@ -303,7 +305,8 @@ def tensor(values, dtype=None, requires_grad=False, device=None):
     if dtype is None and not hasattr(values, "dtype"):
         dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)
     dtype = dtype if dtype is None else backend.as_dtype(dtype)
-    array = module_of(values).array(values, dtype=dtype) if hasattr(values, "dtype") else xp.array(values, dtype=dtype)
+    with backend.on(backend.device_of(values)):     # a copy by CuPy is made on the current GPU
+        array = module_of(values).array(values, dtype=dtype)
     if array.dtype.kind not in "iub" and not backend.is_floating(array.dtype):
         raise TypeError(f"tensor of dtype {array.dtype}: only floating, integer and bool arrays can be tensors")
     if device is not None:

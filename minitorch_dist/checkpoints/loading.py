@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import as_dtype, dtype_code, to_device_of
+from ..backend import as_dtype, device_of, dtype_code, on, to_device_of
 from ..comm.together import gathered, together
 from ..parallel.fully_sharded import FullySharded
 from .index import CheckpointError, Index, key
@@ -183,7 +183,8 @@ def shifted(box, origin):
 def write_model(model, values):
     """Write {model.name: this rank's part}."""
     for name, array in named_arrays(model):
-        array[...] = to_device_of(values[f"model.{name}"], array)
+        with on(device_of(array)):
+            array[...] = to_device_of(values[f"model.{name}"], array)
         wrote(array, "loading a checkpoint")
     for chunk in chunks_of(model):
         if isinstance(chunk, FullySharded):

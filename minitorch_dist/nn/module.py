@@ -258,7 +258,8 @@ class Module:
                 target.refuse()
         with no_grad():
             for name, target in targets.items():
-                target[...] = backend.to_device_of(values[name], target)
+                with backend.on(backend.device_of(target)):
+                    target[...] = backend.to_device_of(values[name], target)
                 wrote(target, "load_state_dict")
 
     def fitting(self, state, shapes=None):

@@ -167,10 +167,26 @@ def test_one_gpu_at_a_time():
     x = mt.ones(3, device="cuda:1")
     with pytest.raises(RuntimeError, match=r"exp: \[3\] on cuda:1, but the current GPU is cuda:0: call backend.use"):
         x.exp()
+    matrix = mt.ones(2, 3, device="cuda:1")
+    for product in (lambda: matrix @ x, lambda: mt.linear(matrix, matrix, x[:2].to("cuda:0")), lambda: mt.ones(
+            2, 2, device="cuda") @ matrix):     # which CuPy itself doesn't refuse
+        with pytest.raises(RuntimeError, match="on cuda:1"):
+            product()
     with backend.on("cuda:1"):
         assert x.exp().device == "cuda:1" and mt.ones(2, device="cuda").device == "cuda:1"
     assert mt.ones(2, device="cuda").device == "cuda:0"
     assert backend.use("cuda:1") == "cuda:1" and (x + x).device == "cuda:1"
+
+
+def test_copies_stay_where_the_array_is():
+    """Though another GPU is current."""
+    x = mt.tensor([1.0, 2.0], device="cuda:1", requires_grad=True)
+    x.grad = mt.tensor([3.0, 4.0], device="cuda:1")
+    twin = copy.deepcopy(x)
+    assert (twin.device, twin.grad.device, mt.tensor(x).device, mt.tensor(x.data, "f8").device) == ("cuda:1",) * 4
+    model = nn.Linear(2, 3).to("cuda:1")
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    assert model.weight.device == "cuda:1"
 
 
 @pytest.mark.parametrize("name, error, message", [
