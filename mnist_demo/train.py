@@ -160,9 +160,6 @@ def prepare(args, world, plugged):
     dtype = xp.dtype(args.dtype)
     images, test_images = (xp.asarray(a, dtype) for a in (dataset.train_images, dataset.test_images))
     batch_size = args.batch_size or dataset.default_batch_size
-    if args.accumulate > batch_size:
-        raise ValueError(f"--accumulate {args.accumulate}: a batch of {batch_size} has no more pieces than samples; "
-                         f"take {batch_size} or fewer")
     loader = data.Loader(images, dataset.train_labels, batch_size, seed=args.seed,
                          parts=plugged.parts(len(images), batch_size, world.size, args.seed),
                          rank=world.rank, size=world.size, micro_shards=args.micro_shards if args.exact else 1,
@@ -178,6 +175,9 @@ def prepare(args, world, plugged):
     if noise and min(batch_size, args.micro_shards if args.exact else world.size * args.accumulate) < 2:
         raise ValueError("--noise-scale compares gradients of parts of a batch: take 2 samples or more, and " +
                          ("--micro-shards 2" if args.exact else "2 ranks, or --accumulate 2"))
+    if args.accumulate > batch_size:
+        raise ValueError(f"--accumulate {args.accumulate}: a batch of {batch_size} has no more pieces than samples; "
+                         f"take {batch_size} or fewer")
     groups = training.decay_groups(model, args.weight_decay)
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()

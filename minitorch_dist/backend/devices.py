@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as xp
 
@@ -117,6 +117,21 @@ def on(device):
     """A context manager: inside of it, ops run on this GPU ("cpu": no change)."""
     name = device_name(device)
     return nullcontext() if name == "cpu" else load_cupy().cuda.Device(int(name[5:]))
+
+
+def on_as_here(device):
+    """As `on`, for another thread: with the stream, too, that is now this thread's current one on that device."""
+    outer = on(device)
+    if isinstance(outer, nullcontext):
+        return outer
+    with outer:
+        stream = load_cupy().cuda.get_current_stream()
+
+    @contextmanager
+    def there():
+        with on(device), stream:
+            yield
+    return there()
 
 
 def use(device):

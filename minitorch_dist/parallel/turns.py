@@ -11,15 +11,15 @@ between experts above all: they are posted, and waited for when it is their turn
 hardware moves, nor a thread of MPI's, moves only while somebody waits.)
 
 Python can suspend a function in the middle of its calls by a thread alone: the second function has one, with this
-thread's modes, GPU, random numbers and context variables (np.errstate is one). MPI must allow calls by several threads
-one at a time; mpi4py asks for more.
+thread's modes, GPU and stream, random numbers and context variables (np.errstate is one). MPI must allow calls by
+several threads one at a time; mpi4py asks for more.
 """
 
 import threading
 from contextvars import copy_context
 
 from ..autodiff.primitive import state
-from ..backend import on, random_state
+from ..backend import on_as_here, random_state
 from ..comm.state import state as rank
 
 
@@ -80,12 +80,12 @@ def in_turns(first, second, device="cpu"):
     """Call both, beginning with the first. What one of them raises ends the other at its next pause, and is raised.
     device: where the ops of both run."""
     turns, modes, random, context = Turns(), dict(vars(state)), dict(vars(random_state)), copy_context()
-    outer = rank.turn
+    outer, place = rank.turn, on_as_here(device)
 
     def as_here():
         vars(state).update(modes)
         vars(random_state).update(random)
-        with on(device):
+        with place:
             second()
 
     def other():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import backend, comm
+from minitorch_dist.parallel.turns import in_turns
 from minitorch_dist.testing import ranks
 
 from .fake_cupy import installed, ndarray
@@ -61,6 +62,16 @@ def test_compressed_gradients_are_those_of_the_host(hook):
         for name in host:
             np.testing.assert_array_equal(host[name], gpu[name], err_msg=name)
             np.testing.assert_array_equal(gpu[name], both[0][1][name], err_msg=name)
+
+
+def test_the_other_one_in_turn_has_the_first_one_s_gpu_and_stream():
+    with installed() as cupy, cupy.cuda.Stream(non_blocking=True) as stream:
+        seen = []
+
+        def look():
+            seen.append((cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr))
+        in_turns(look, look, device="cuda:0")
+        assert seen == [(0, stream.ptr)] * 2
 
 
 def test_passes_in_turns_over_packed_rows_are_those_of_the_host():
