@@ -305,8 +305,11 @@ def tensor(values, dtype=None, requires_grad=False, device=None):
     if dtype is None and not hasattr(values, "dtype"):
         dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)
     dtype = dtype if dtype is None else backend.as_dtype(dtype)
-    with backend.on(backend.device_of(values)):     # a copy by CuPy is made on the current GPU
-        array = module_of(values).array(values, dtype=dtype)
+    if backend.on_host(values):
+        array = xp.array(values, dtype=dtype)
+    else:
+        with backend.on(backend.device_of(values)):     # a copy by CuPy is made on the current GPU
+            array = module_of(values).array(values, dtype=dtype)
     if array.dtype.kind not in "iub" and not backend.is_floating(array.dtype):
         raise TypeError(f"tensor of dtype {array.dtype}: only floating, integer and bool arrays can be tensors")
     if device is not None:
