@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ..backend import as_dtype, is_array, is_short, recording, xp
 from .ops.elementwise import astype
-from .primitive import OPS, bind, mode, state
+from .primitive import GENERAL, OPS, bind, mode, state
 from .saved import note_cast
 from .tensor import Tensor, attach
 from .writes import log, tick
@@ -114,7 +114,7 @@ class Region:
                 args = [astype(a, xp.float32) if hasattr(a, "dtype") and is_short(a.dtype) else a for a in args]
             return bind(primitive, args, params)
         finally:
-            state.autocast, state.special = self, True      # the latter, for a `mode` inside has worked it out anew
+            state.autocast, state.special = self, GENERAL   # the latter, for a `mode` inside has worked it out anew
 
     def lowered(self, x):
         """x in 16 bits, if it is float32 (or other 16 bits)."""

@@ -6,7 +6,7 @@ Anything but eager tensors and plain numbers goes the general way, by `bind`.
 """
 
 from ..backend import check_devices, to_device_of, weak, xp
-from .primitive import TRACED, Primitive, bind, lower, state
+from .primitive import GENERAL, TRACED, Primitive, bind, lower, state
 from .tensor import Node, Tensor
 
 # Operands that a binary op takes as they are. Python scalars stay Python scalars: they are weak (NEP 50).
@@ -22,15 +22,16 @@ def unary(name, forward, rule, doc):
     keeps_ans, keeps_x = 0 in needs, 1 in needs
 
     def op(x):
-        if x.__class__ is not Tensor or state.special:
-            return forward(x) if x.__class__ is xp.ndarray and not state.special else bind(primitive, (x,))
+        special = state.special
+        if x.__class__ is not Tensor or special is GENERAL:
+            return forward(x) if x.__class__ is xp.ndarray and special is not GENERAL else bind(primitive, (x,))
         a, parent = x.data, x.node
         try:
             out = forward(a)
         except Exception as error:
             check_devices(name, (a,), error)
             raise
-        if parent is None or rule is None:
+        if parent is None or rule is None or special:
             return Tensor(out)
         saved = (out if keeps_ans else None, a if keeps_x else None)
         return Tensor(out, Node(primitive, (parent,), saved, out.shape, out.dtype))
@@ -53,7 +54,8 @@ def binary(name, forward, x_rule, y_rule, doc):
     constant = x_rule is None and y_rule is None
 
     def op(x, y):
-        if state.special:
+        special = state.special
+        if special is GENERAL:
             return bind(primitive, (operand(name, x, y), operand(name, y, x)))
         if x.__class__ is Tensor:
             a, p = x.data, x.node
@@ -73,7 +75,7 @@ def binary(name, forward, x_rule, y_rule, doc):
         except Exception as error:
             check_devices(name, (a, b), error)
             raise
-        if (p is None and q is None) or constant:
+        if (p is None and q is None) or constant or special:
             return Tensor(out)
         if q is None:
             saved = (out if x_ans else None, a if x_x else None, b if x_y else None)
@@ -96,8 +98,9 @@ def with_params(primitive):
     forward = primitive.forward
 
     def op(x, params):
-        if x.__class__ is not Tensor or state.special:
-            return (forward(x, *params) if x.__class__ is xp.ndarray and not state.special
+        special = state.special
+        if x.__class__ is not Tensor or special is GENERAL:
+            return (forward(x, *params) if x.__class__ is xp.ndarray and special is not GENERAL
                     else bind(primitive, (x,), params))
         a, parent = x.data, x.node
         try:
@@ -105,7 +108,7 @@ def with_params(primitive):
         except Exception as error:
             check_devices(primitive.name, (a,), error)
             raise
-        if parent is None:
+        if parent is None or special:
             return Tensor(out)
         saved = (out if keeps_ans else None, a if keeps_x else None, *params)
         return Tensor(out, Node(primitive, (parent,), saved, out.shape, out.dtype))

@@ -31,6 +31,8 @@ from ..backend import check_devices, device_of, in_float32, is_half, recording, 
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
 
+SILENT, GENERAL = "silent", "general"   # for state.special
+
 
 class State(threading.local):
     """Per-thread modes; `mode` changes them for a while.
@@ -47,7 +49,8 @@ class State(threading.local):
     recall     None, or the Recall of a checkpoint that saves the results of some ops
     capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
     autocast   None, or the Region that chooses the precision in which each op runs (autocast.py)
-    special    whether any of these needs the general path: what the fast paths look at
+    special    what the fast paths look at: GENERAL where any of these needs the general path, SILENT where ops are
+               only not recorded, else None
     callbacks  what to run when the backward pass now under way is through
     """
 
@@ -61,7 +64,7 @@ class State(threading.local):
     recall = None
     capture = None
     autocast = None
-    special = False
+    special = None
     callbacks = None
 
 
@@ -76,8 +79,9 @@ def mode(**changes):
     def put(values):
         for name, value in values.items():
             setattr(state, name, value)
-        state.special = (state.off >= 0 or state.pack is not None or state.anomaly or state.counting
-                         or state.capture is not None or state.autocast is not None or state.recall is not None)
+        general = (state.pack is not None or state.anomaly or state.counting or state.capture is not None
+                   or state.autocast is not None or state.recall is not None)
+        state.special = GENERAL if general else SILENT if state.off >= 0 else None
     put(changes)
     try:
         yield
@@ -373,7 +377,7 @@ def lower(x):
 
 def bind(primitive, args, params=()):
     """Apply a primitive to values of any kind: the one dispatch."""
-    special = state.special
+    special = state.special is GENERAL
     if special and state.autocast is not None:
         return state.autocast.bind(primitive, args, params)
     level = -1

@@ -7,7 +7,7 @@ import weakref
 from .. import backend
 from ..backend import ARRAY_TYPES, module_of, recording, to, to_device_of, xp
 from ..ledger import keep
-from .primitive import TRACED, Traced, aux_of, bind, lower, run_forward, state
+from .primitive import GENERAL, TRACED, Traced, aux_of, bind, lower, run_forward, state
 from .saved import Packed
 from .writes import tick, wrote
 
@@ -369,7 +369,7 @@ def attach(primitive, parents, raw, params, out, aux, level):
         return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
     everything = (out, *raw, *params, aux) if primitive.aux else (out, *raw, *params)
     saved = tuple([v if k else None for v, k in zip(everything, primitive.keeps(wanted), strict=True)])
-    special = state.special
+    special = state.special is GENERAL
     if special and state.pack is not None:
         saved = Packed(saved, *state.pack)
     shape, dtype = (None, None) if primitive.multi else (out.shape, out.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist.autodiff import LinearOp, Primitive
+from minitorch_dist.autodiff import LinearOp, Primitive, dispatch
 from minitorch_dist.autodiff.primitive import bind, state
 
 
@@ -21,7 +21,7 @@ def leaf(*values):
 def nothing_is_left_behind():
     yield
     assert (state.level, state.off, state.pack, state.anomaly, state.counting, state.special, state.callbacks) == (
-        0, -1, None, False, False, False, None)
+        0, -1, None, False, False, None, None)
 
 
 # ---------------------------------------------------------------- no_grad, enable_grad
@@ -49,6 +49,19 @@ def test_enable_grad_inside_no_grad_and_both_as_decorators():
     with pytest.raises(ZeroDivisionError), mt.no_grad():
         1 / 0       # noqa: B018
     assert mt.is_grad_enabled()
+
+
+@pytest.mark.parametrize("context, general", [(mt.enable_grad, False), (mt.no_grad, False), (mt.detect_anomaly, True)])
+def test_no_grad_leaves_ops_on_their_fast_paths(monkeypatch, context, general):
+    """The general path costs twice as much: who generates or validates mustn't pay for it. (detect_anomaly must.)"""
+    bound = []
+    monkeypatch.setattr(dispatch, "bind",
+                        lambda primitive, *args: bound.append(primitive.name) or bind(primitive, *args))
+    x, w = leaf([1.0, 2.0]), mt.tensor(np.ones((2, 3)))
+    with context():
+        y = (mt.tanh(2.0 * x) @ w).sum(1)
+        assert y.requires_grad is mt.is_grad_enabled()
+    assert bound == (["mul", "tanh", "matmul", "sum"] if general else [])
 
 
 def test_create_graph_records_under_no_grad_too():
