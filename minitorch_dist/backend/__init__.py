@@ -57,6 +57,7 @@ from .dtypes import (
 )
 from .graphs import Recording, assign, recording, refuse_in_graph
 from .orders import argsort
+from .passes import TILE, by_tiles, choose
 from .products import add_up, adds_in_float32, in_float32, is_half, matmul, to_half
 from .streams import (
     Draw,

@@ -8,14 +8,11 @@ from .. import ledger
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
+from ..backend import TILE, device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
 
-# Elements per tile. An update makes about ten passes over four arrays; with 32 K float32 elements (128 KiB each)
-# the second and later passes find them in the L2 cache. Measured on 16 M parameters: 134 ms whole, 61 ms tiled.
-TILE = 32_768
 DEVICE_TILE = 1 << 22           # of packed state on a GPU, which is unpacked for no more elements than these at a time
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
 

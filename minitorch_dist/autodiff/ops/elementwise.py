@@ -3,7 +3,19 @@
 import math
 import operator
 
-from ...backend import as_dtype, in_float32, is_floating, is_half, of_one_dtype, result_type, to_half, weak, xp
+from ...backend import (
+    as_dtype,
+    by_tiles,
+    choose,
+    in_float32,
+    is_floating,
+    is_half,
+    of_one_dtype,
+    result_type,
+    to_half,
+    weak,
+    xp,
+)
 from ..dispatch import binary, unary
 from ..primitive import TRACED, LinearOp, Primitive, bind, lower
 
@@ -77,10 +89,11 @@ isnan = unary("isnan", xp.isnan, None, "Whether x is not a number")
 isfinite = unary("isfinite", xp.isfinite, None, "Whether x is neither infinite nor NaN")
 
 
+@by_tiles
 def raw_sigmoid(x):
     """1 / (1 + exp(-x)) of a raw array."""
-    small = xp.exp(-xp.absolute(x))     # never overflows, and keeps its digits on both sides
-    return xp.where(x >= 0, 1, small) / (1 + small)
+    # Never overflows, and keeps its digits on both sides.
+    return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.absolute(x)))
 
 
 sigmoid = unary("sigmoid", _rounded_once(raw_sigmoid), (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
@@ -108,6 +121,7 @@ def _polynomial(coefficients, x):
     return total
 
 
+@by_tiles
 def _erf(x):
     if not is_floating(x.dtype):
         return _erf(x.astype(xp.float64))
@@ -117,7 +131,7 @@ def _erf(x):
     z = y * y
     small = y * _polynomial(_ERF_A, z) / _polynomial(_ERF_B, z)
     large = 1 - xp.exp(-z) * _polynomial(_ERF_C, y) / _polynomial(_ERF_D, y)
-    return xp.copysign(xp.where(y < 0.46875, small, large), x)
+    return xp.copysign(choose(y < 0.46875, small, large), x)
 
 
 erf = unary("erf", _erf, (scale, lambda x: 2 / math.sqrt(math.pi) * exp(-(x * x))),
@@ -154,7 +168,7 @@ floor_divide = binary("floor_divide", xp.floor_divide, None, None, "floor(x / y)
 def _chosen(condition, x, y):
     if 2 in (getattr(x, "itemsize", 0), getattr(y, "itemsize", 0)):
         x, y = of_one_dtype((x, y))
-    return xp.where(condition, x, y)
+    return choose(condition, x, y)
 
 
 _where = Primitive("where", _chosen, "condition x y", broadcasts=True,

@@ -7,7 +7,7 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import add_up, to_device_of, xp
+from ...backend import add_up, by_tiles, to_device_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh
 from .indexing import check_numbers, getitem
@@ -94,9 +94,15 @@ def _log_softmax_forward(x, axis):
     return z
 
 
+def _log_softmax_pullback(ct, wanted, ans, axis):
+    g = xp.exp(ans)
+    g *= add_up(ct, axis, True)
+    return (xp.subtract(ct, g, out=g),)
+
+
 _log_softmax = Primitive(
     "log_softmax", _log_softmax_forward, "x", "axis", definition=lambda x, axis: x - logsumexp(x, axis, keepdims=True),
-    pullback=lambda ct, wanted, ans, axis: (ct - xp.exp(ans) * add_up(ct, axis, True),))
+    pullback=_log_softmax_pullback)
 
 
 def log_softmax(x, axis=-1):
@@ -116,6 +122,7 @@ def _gelu_definition(x, approximate):
     return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
 
 
+@by_tiles
 def _gelu_forward(x, approximate):
     if approximate:
         share = x * x
@@ -132,18 +139,23 @@ def _gelu_forward(x, approximate):
 
 
 def _gelu_pullback(ct, wanted, x, approximate, aux):
+    return _gelu_slope(ct, x, approximate, aux),
+
+
+@by_tiles
+def _gelu_slope(ct, x, approximate, share):
     square = x * x
     if approximate:     # tanh' = 1 - tanh² = 4·share·(1 - share)
         slope = square * (6 * CUBE * INNER) + 2 * INNER
-        slope *= aux - aux * aux
+        slope *= share - share * share
     else:               # the normal density
         square *= -0.5
         slope = xp.exp(square)
         slope *= 1 / math.sqrt(2 * math.pi)
     slope *= x
-    slope += aux
+    slope += share
     slope *= ct
-    return (slope,)
+    return slope
 
 
 _gelu = Primitive("gelu", _gelu_forward, "x", "approximate", aux=True,
@@ -172,8 +184,7 @@ def _linear_gelu_forward(x, weight, bias, approximate):
 
 def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
     u, share = aux
-    g, = _gelu_pullback(ct, None, u, approximate, share)
-    return linear_pullback(g, wanted, x, weight)
+    return linear_pullback(_gelu_slope(ct, u, approximate, share), wanted, x, weight)
 
 
 _linear_gelu = Primitive(
@@ -196,17 +207,27 @@ def linear_gelu(x, weight, bias=None, approximate="none"):
 
 # ---------------------------------------------------------------- silu(gate) · up
 
+@by_tiles
+def _swiglu_forward(gate, up):
+    return gate * raw_sigmoid(gate) * up
+
+
 def _swiglu_pullback(ct, wanted, gate, up):
+    return _swiglu_slopes(ct, gate, up, *wanted)
+
+
+@by_tiles
+def _swiglu_slopes(ct, gate, up, for_gate, for_up):
     share = raw_sigmoid(gate)
     g = ct * share
-    back = g * gate if wanted[1] else None
-    if wanted[0]:       # silu' = share · (1 + gate · (1 - share))
+    back = g * gate if for_up else None
+    if for_gate:        # silu' = share · (1 + gate · (1 - share))
         g *= up
         g *= 1 + gate * (1 - share)
-    return g if wanted[0] else None, back
+    return g if for_gate else None, back
 
 
-_swiglu = Primitive("swiglu", lambda gate, up: gate * raw_sigmoid(gate) * up, "gate up",
+_swiglu = Primitive("swiglu", _swiglu_forward, "gate up",
                     pullback=_swiglu_pullback, definition=lambda gate, up: gate * sigmoid(gate) * up)
 
 
