@@ -2,7 +2,7 @@
 
 import numpy as xp
 
-from .devices import ARRAY_TYPES, Placeholder, check_devices, is_array
+from .devices import ARRAY_TYPES, DEVICE_ARRAYS, Placeholder, check_devices, is_array
 from .dtypes import is_bfloat16, is_floating, is_short
 from .graphs import recording
 
@@ -14,9 +14,15 @@ def matmul(x, y, out=None):
     if x.__class__ is not xp.ndarray:
         if recording.graph is not None:
             return recording.graph.matmul(x, y, out)
-        check_devices("matmul", (x, y))     # CuPy would give cuBLAS another GPU's address, which ends all work on this
+        module = DEVICE_ARRAYS.get(x.__class__)
+        # CuPy would give cuBLAS another GPU's address, which ends all work on this.
+        if module is None or y.__class__ is not x.__class__ or not (
+                x.data.device_id == y.data.device_id == module.cuda.runtime.getDevice()):
+            check_devices("matmul", (x, y))
         if x.itemsize == 2 and x.ndim + y.ndim > 4 and is_half(x):
             return _matmul_in_float32(x, y, out)
+        if module is not None:              # NumPy would find it, too, in twice the time
+            return module.matmul(x, y, out=out)
     elif x.itemsize == 2 and is_half(x):
         return _matmul_in_float32(x, y, out)
     return xp.matmul(x, y, out=out)

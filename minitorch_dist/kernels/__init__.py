@@ -38,6 +38,7 @@ tl.where on the length). `/` is an approximate division on the GPU: tl.div_rn an
 import importlib
 import importlib.util
 import os
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ class _State:
     triton = None       # whether Triton is installed; None: not asked yet
 
 
+@cache
 def interpreting():
     """Whether Triton, once imported, interprets kernels on NumPy arrays instead of compiling them."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
@@ -94,6 +96,7 @@ def installed():
     return _State.triton
 
 
+@cache
 def load(module):
     """A kernel module by name; its import brings Triton."""
     if module not in MODULES:

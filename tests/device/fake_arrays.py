@@ -279,6 +279,8 @@ def plain_index(index, shape):
 def run_ufunc(ufunc, *args, out=None, dtype=None, casting="same_kind"):
     launches[ufunc.__name__] += 1
     if len(args) > ufunc.nin:
+        if ufunc is np.matmul:
+            raise TypeError("matmul of CuPy takes its `out` by name")
         *args, out = args
     if ufunc is np.matmul and max(a.ndim for a in args if isinstance(a, ndarray)) > 2:
         launches["matmul of many"] += 1     # one of CuPy's copies its operands, and makes three tables of addresses

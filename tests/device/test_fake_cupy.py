@@ -15,6 +15,7 @@ REFUSED = [
     (TypeError, lambda cupy, x, i: np.where(np.ones((2, 3), bool), x, x)),
     (AttributeError, lambda cupy, x, i: np.where(True, x, x)),
     (TypeError, lambda cupy, x, i: np.add(x, x, out=np.empty((2, 3), np.float32))),
+    (TypeError, lambda cupy, x, i: cupy.matmul(x, x.T, cupy.empty((2, 2), np.float32))),
     (TypeError, lambda cupy, x, i: x.max(initial=0)),
     (TypeError, lambda cupy, x, i: np.ascontiguousarray(x)),
     (TypeError, lambda cupy, x, i: np.add.at(cupy.zeros(3, np.int16), i, 1)),
