@@ -3,13 +3,14 @@
 import ctypes
 import importlib.util
 import math
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from .emulated import libraries
+from .emulated import idle, libraries
 from .emulated.cuda import API, gpus
 from .emulated.machine import NULL, TOTAL, CudaError, Event, Gpus, Module, Stream, function_of
 from .emulated.symbols import symbols
@@ -271,3 +272,21 @@ def test_a_program_with_a_real_cupy():
     done = subprocess.run([sys.executable, "-m", "tests.device.emulated", "-c", PROGRAM], timeout=200,
                           capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "cuda:0 Emulated GPU\n"), done.stderr
+
+
+# ---------------------------------------------------------------- a GPU that takes no time
+
+def test_an_idle_gpu_counts_what_is_asked_for_and_gives_zeros():
+    before, there = idle.requests(), np.full(3, 7.0)
+    assert idle.function("cuLaunchKernel")() == idle.function("cublasSgemm_v2")() == 0
+    assert idle.requests() == before + 2
+    address = ctypes.c_void_p(there.ctypes.data)
+    for kind, expected in ((1, [7, 7, 7]), (2, [0, 0, 7])):      # up, and down
+        assert idle.function("cudaMemcpy")(address, address, ctypes.c_size_t(16), kind) == 0
+        assert there.tolist() == expected
+    assert idle.function("cudaMalloc") is None      # memory is there, as ever
+
+
+def test_what_is_idle_is_a_function_of_cuda_s():
+    named = set(re.findall(r"\bcu[A-Za-z]\w+", idle.SOURCE))
+    assert named <= set(API) and len(named) > 20

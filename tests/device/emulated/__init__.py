@@ -3,6 +3,7 @@
     machine.py      GPUs: memory, streams, events, graphs, kernels
     cuda.py         CUDA's runtime and driver interface, a table of functions on them
     libraries.py    cuBLAS, cuSOLVER and Thrust, by NumPy
+    idle.py         a GPU that takes no time: what is left is the host's
     symbols.py      what an ELF file names
     hooks.py        puts all that under CuPy
     __main__.py     runs a program so

@@ -3,6 +3,8 @@
     python -m tests.device.emulated -m pytest -m gpu tests/kernels tests/device
     python -m tests.device.emulated mnist_demo/train.py --device cuda --steps 2
 
+    python -m tests.device.emulated --idle benchmarks/host.py           # one that computes nothing, in no time
+
 What follows is what one would give to python. EMULATED_GPUS=2 in the environment makes it two. Needs CuPy for CUDA 12
 with NVIDIA's compiler (pip install .[emulated-gpu]), Triton and a C compiler. A step of a small network takes seconds.
 """
@@ -25,6 +27,9 @@ def environment():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    arguments = [argument for argument in sys.argv[1:2] if argument != "--idle"] + sys.argv[2:]
+    if not arguments:
         sys.exit(__doc__)
-    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment())
+    if sys.argv[1] == "--idle":
+        os.environ["IDLE_GPU"] = "1"
+    os.execve(sys.executable, [sys.executable, *arguments], environment())
