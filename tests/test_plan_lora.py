@@ -147,9 +147,24 @@ LLAMAS = ("alone", "one layer, checkpoints", "3, 4 bits", "sequences", "sequence
           "experts, shared")
 
 
-@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS)])
+OF_X, Q, KV, DOWN = {"q_rank": None}, ("*attention.q",), ("*attention.kv",), ("*attention.down",)
+RUNS_OF_LATENTS = {     # where gradients come to some of queries, keys and values alone
+    "q": {"lora_rank": 3, "lora_targets": Q}, "kv": {"lora_rank": 2, "lora_targets": KV, "model": OF_X},
+    "down, queries of x": {"lora_rank": 3, "lora_targets": DOWN, "dp": 2, "stage": 3, "model": OF_X},
+    "tensors, q of x": {"lora_rank": 3, "lora_targets": Q, "tp": 2, "model": OF_X},
+    "sequences, kv": {"lora_rank": 3, "lora_targets": KV, "tp": 2, "time": 10, "sequence_parallel": True},
+    "sequences, q of x": {"lora_rank": 3, "lora_targets": Q, "tp": 2, "time": 10, "sequence_parallel": True,
+                          "model": OF_X},
+    "sequences, again, q of x": {"lora_rank": 3, "lora_targets": Q, "tp": 2, "time": 10, "model": OF_X,
+                                 "sequence_parallel": "regather", "checkpointing": True}}
+LATENTS = (*RUNS_OF_LATENTS, "alone", "3, 4 bits", "tensors, two", "sequences", "sequences, again", "ring",
+           "all-to-all, 3", "experts, shared")
+
+
+@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),
+                                          *(("deepseek", name) for name in LATENTS)])
 def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
-    job = job_of(RUNS[name], family)
+    job = job_of((RUNS | RUNS_OF_LATENTS)[name], family)
     plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
 
 
@@ -163,22 +178,21 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_what_a_pipeline_holds_and_sends(name):
+@pytest.mark.parametrize("family, name", [*(("gpt", name) for name in PIPELINES), ("deepseek", "zb-h1")])
+def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
-    job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})})
+    job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)
     plan_checks.check_pipeline(job, crews.call(CASES + "pipeline", job.ranks, (asdict(job), bounds)))
 
 
 # ---------------------------------------------------------------- the library's own models
 
-FAMILIES = [family for family, sizes in plan_cases.SIZES.items() if sizes.latent is None]     # the others are refused
 MODELS = {"alone": {}, "4 bits": {"base_bits": 4}, "all": {"lora_targets": ("*",), "model": {"tied": False}},
           "some": {"lora_targets": OUT, "base_bits": 4}, "experts": {"base_bits": 4, "model": {"experts": 5}}}
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", plan_cases.SIZES)
 def test_parameters_are_the_models(family, name):
     job = job_of({"lora_rank": 3} | MODELS[name], family)
     real = plan_cases.adapt(asdict(job), plan_cases.gpt(job.model)).named_parameters()
@@ -200,10 +214,11 @@ def test_4_bits_are_the_librarys(shape):
     assert all(a.base is None or a.base.nbytes == a.nbytes for a in held.values())      # and no more behind them
 
 
-@pytest.mark.parametrize("more", [{}, {"tp": 2}, {"lora_targets": ("*",), "model": {"tied": False}}], ids=str)
-def test_the_order_of_gradients(more):
+@pytest.mark.parametrize("family, more", [("gpt", {}), ("gpt", {"tp": 2}), ("deepseek", {}), ("deepseek", {"tp": 2}),
+                                          ("gpt", {"lora_targets": ("*",), "model": {"tied": False}})], ids=str)
+def test_the_order_of_gradients(family, more):
     """By which buckets are cut."""
-    job = job_of({"lora_rank": 3} | more)
+    job = job_of({"lora_rank": 3} | more, family)
     wanted = [p.shape for p in job.arrivals(job.stages_of(0)[0])]
     assert crews.call(CASES + "arrivals", job.ranks, (asdict(job),))[-1] == wanted and len(wanted) > 24 - 1
 
@@ -249,8 +264,15 @@ FLOPS = {"all is trained": {}, "4 bits": FOUR, "out": {"lora_rank": 3, "lora_tar
          "last, head": FOUR | {"lora_targets": ("*mlp.2", "head"), "checkpointing": True, "model": {"tied": False}}}
 
 
+@pytest.mark.parametrize("targets, more", [(Q, {}), (KV, {}), (Q, OF_X), (DOWN, OF_X), (("*down", "*kv"), OF_X)],
+                         ids=str)
+def test_flops_of_latents_are_those_of_the_products(targets, more):
+    job = job_of({"lora_rank": 3, "lora_targets": targets, "model": more}, "deepseek")
+    assert rank_of(job).flops == multiplied(job)
+
+
 @pytest.mark.parametrize("name", FLOPS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", plan_cases.SIZES)
 def test_flops_are_those_of_the_products(family, name):
     """Not three times forward's: a frozen matrix has no gradient, and what is below all adapters has none of its
     input."""

@@ -13,16 +13,20 @@ bubble pipeline parallelism" (what W needs).
 
 from typing import NamedTuple
 
+from .adapters import flow
+
 
 class Row(NamedTuple):
     """nbytes are kept by an op for each element of `per` (see `elements`); `late` of them while only W is to come.
-    of: the matrices whose gradients alone it is kept for."""
+    of: the matrices whose gradients alone it is kept for. behind: the product whose output's gradient it is kept for,
+    where that isn't the one before."""
 
     what: str
     per: str
     nbytes: int
     late: int = 0
     of: str = ""
+    behind: str = ""
 
 
 def elements(job, samples):
@@ -56,11 +60,12 @@ def elements(job, samples):
              "logit": tokens * -(-model.vocabulary // tp)}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0
-        gathered = model.width * (job.sequence_parallel is True)     # queries of x: otherwise what `down` has kept
+        # Queries of x: what `down` has kept as well, if it has, and not of the gathered whole.
+        kept = job.sequence_parallel is not True and (not job.adapters or "attention.down" in job.adapters.layers)
         found |= {"turn": time * sizes.rope_size, "latent": tokens * sizes.down / between,
                   "latents": tokens * (q_rank + sizes.kv_rank) / between,
                   "latent row": tokens * (1 + (q_rank > 0)) / between, "of kv latent": tokens * sizes.kv_rank / inputs,
-                  "of q latent": tokens * (q_rank / inputs or gathered),
+                  "of q latent": tokens * (q_rank or model.width * (not kept)) / inputs,
                   "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
         rows, chosen = model.rows(tokens), tokens * model.top_k
@@ -170,7 +175,9 @@ FEED_FORWARD = {
                                                Row("softmax, twice, and scores", "route", 12)]))},
 }
 # Behind the first row of attention: rotary positions.
-TURNED = {"mixed": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)]}
+TURNED = {"mixed": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
+          "float32, latents": [Row("cos and sin of queries' angles", "turn", 4, behind="attention.q"),
+                               Row("of keys'", "turn", 4, behind="attention.down")]}
 EMBEDDING = {
     "mixed": [DROPPED["mixed"]],
     "float32": [Row("tokens", "token", 8), DROPPED["float32"]],
@@ -198,9 +205,9 @@ def block_of(job):
     experts = "an expert each" if model.top_k == 1 and precision == "float32" else "experts"
     kind = ["gated"] * (model.gates > 1) + [experts] * bool(model.experts)
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
-    turned = [] if model.family == "gpt" else TURNED[precision]
-    made = (QKV if model.latent is None else LATENTS)[precision]
-    return [*made, *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
+    latents = model.latent is not None
+    turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * (latents and precision == "float32")]
+    return [*(LATENTS if latents else QKV)[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
 
 
@@ -214,18 +221,20 @@ def with_adapters(rows, job, flows=True):
     if job.adapters is None:
         return rows
     layers, size, found = job.adapters.layers, job.sizes["parameter"], []
+    comes = flow(job.adapters, job.model.takes, not flows)
     tape = job.precision == "float32"       # this library's
     for row in rows:
         mine = [name for name in row.of.split() if name in layers]
         before, flows = flows, flows or bool(mine)
-        if not flows:
+        if not flows or row.behind and not comes[row.behind][1]:
             continue
         if not mine and row.what != "labels":       # which are the program's own
             row = row._replace(late=0, nbytes=row.nbytes if not row.of or tape and fused(row.of, job) else 0)
         found.append(row)
         if mine and row.nbytes:
             each = size * job.adapters.rank
-            found += [Row(f"adapter of {name}: what A makes, its cotangent", "token", each, 2 * each) for name in mine]
+            per = "row" if row.per == "whole" else "token"      # of this rank's, where its input is
+            found += [Row(f"adapter of {name}: what A makes, its cotangent", per, each, 2 * each) for name in mine]
             if tape and row.per == "input" and before and fused(row.of, job):
                 found.append(Row("its input, in rows", "again", 4))
     return found

@@ -106,11 +106,15 @@ def nf4(weight):
     return [Parameter(f"{weight.name}.{name}", (count,), itemsize, False) for name, (count, itemsize) in parts.items()]
 
 
-def flow(adapters, products, first):
-    """{product: (whether a gradient flows to its input, whether to its output)} of a block, whose products are named
-    in their order. first: it is the model's first one, and what is before it is frozen as well, if anything is."""
-    found, flows = {}, not (adapters and first)
-    for name in products:
-        before, flows = flows, flows or name in adapters.layers
-        found[name] = before, flows
+def flow(adapters, takes, first):
+    """{product: (how many of its inputs a gradient flows to, whether one does to its output)} of a block.
+
+    takes   {product: the products that its inputs are made of}, in their order; None: of the block's own input
+    first   it is the model's first one, and what is before it is frozen as well, if anything is
+    """
+    found, flows = {}, {None: not (adapters and first)}
+    for name, inputs in takes.items():
+        count = sum(flows[each] for each in inputs)
+        flows[name] = count > 0 or name in adapters.layers
+        found[name] = count, flows[name]
     return found

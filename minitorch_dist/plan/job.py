@@ -117,9 +117,6 @@ class Job:
         if self.lora_parameters is not None:
             raise ValueError(f"--lora-parameters {self.lora_parameters:g} of a GPT, whose adapters are counted: give "
                              "--lora-rank")
-        if self.model.latent is not None:
-            raise ValueError(f"--lora-rank {self.lora_rank} with --family {self.model.family}: of attention by latents "
-                             "plan knows no adapters: leave it out")
         if self.lora_rank < 1:
             raise ValueError(f"--lora-rank {self.lora_rank}: it must be at least 1")
         if self.base_bits == 4 and self.tp > 1:
@@ -326,9 +323,10 @@ class Job:
         return [(a.name.rpartition(".")[0], (a.shape, b.shape)) for a, b in pairs]
 
     def flows(self, stages):
-        """[(blocks, {product: (whether a gradient flows to its input, to its output)})] of a rank's stages."""
-        found, names = [], self.model.products
+        """[(blocks, {product: (how many of its inputs a gradient flows to, whether to its output)})] of a rank's
+        stages."""
+        found = []
         for blocks, first, _ in stages:
-            found += [(int(first), flow(self.adapters, names, True)),
-                      (blocks - first, flow(self.adapters, names, False))]
+            found += [(int(first), flow(self.adapters, self.model.takes, True)),
+                      (blocks - first, flow(self.adapters, self.model.takes, False))]
         return found

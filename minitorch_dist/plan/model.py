@@ -196,17 +196,25 @@ class GPT:
         return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
 
     @property
-    def products(self):
-        """The names of a block's products, in their order: those of matrices, and attention's own."""
-        return tuple(self.block_flops(1, 1))
+    def takes(self):
+        """{product of a block: the products that its inputs are made of}, in their order, None for the block's own
+        input. Attention's own take two: queries and keys; what is made of them, and values."""
+        keys = "attention.qkv" if self.latent is None else "attention.kv"
+        more = {"attention.scores": (keys, keys), "attention.values": ("attention.scores", keys)}
+        if self.latent is not None:
+            more |= {"attention.q": ("attention.down" if self.latent.q_rank else None,),
+                     "attention.kv": ("attention.down",), "attention.scores": ("attention.q", keys)}
+        names = list(self.block_flops(1, 1))
+        return {name: more.get(name, (before,)) for before, name in zip([None, *names], names, strict=False)}
 
     def block_flops(self, tokens, time):
         """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
-        "attention": of queries with keys and of weights with values."""
+        "attention.scores": of queries with keys; "attention.values": of what is made of them with values."""
         h, count, found = self.width, self.features, {}
         for name, shape in self._attention(1):
             if name == "attention.out.weight":
-                found["attention"] = tokens * 2 * time * (count["query"] + count["result"])
+                found |= {"attention.scores": tokens * 2 * time * count["query"],
+                          "attention.values": tokens * 2 * time * count["result"]}
             if len(shape) == 2:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:

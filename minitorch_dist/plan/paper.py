@@ -16,6 +16,8 @@ from .activations import activations
 from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel
 
+OWN = ("attention.scores", "attention.values")      # products without a matrix
+
 
 class Piece(NamedTuple):
     """Elements that are held, and sent, together.
@@ -288,18 +290,22 @@ def flops_of(job, stages):
     for samples, times in Counter(job.pieces).items():
         products = job.model.block_flops(samples * time, job.time)
         for count, flow in job.flows(stages):
-            for name, flops in products.items():        # attention's own are of two inputs each
-                back = flow[name][0] + (flow[name][0] if name == "attention" else trained)
+            for name, flops in products.items():
+                back = flow[name][0] + (trained and name not in OWN)
                 alike = job.tp if name == "attention.down" and not job.sequence_parallel else 1      # on each rank
                 found += alike * times * count * (forward + back) * flops
     return found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
 
 
 def adapters_flops(job, stages, forward):
-    """Multiply-adds of a rank's adapters, per token. The input of the model's first A wants no gradient."""
-    pairs = [(layer, prod(a), prod(b)) for layer, (a, b) in job.adapter_matrices(stages)]
-    found = sum((3 if layer == "head" else forward + 2) * (a + b) for layer, a, b in pairs)
-    return found - any(first for _, first, _ in stages) * pairs[0][1]
+    """Multiply-adds of a rank's adapters, per token. Before the model's first A nothing wants a gradient."""
+    matrices = {layer: (prod(a), prod(b)) for layer, (a, b) in job.adapter_matrices(stages)}     # alike in all blocks
+    found = 3 * sum(matrices.pop("head", ()))
+    for layer, (a, b) in matrices.items():
+        parts = job.tp if layer == "attention.down" and job.sequence_parallel else 1
+        found += sum(count * ((forward + 1 + flow[layer][0]) * a + (forward + 2) * b) / parts
+                     for count, flow in job.flows(stages))
+    return found
 
 
 # ---------------------------------------------------------------- a whole run

@@ -79,7 +79,7 @@ def tensor_parallel(job, place, stages):
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
     flows = job.flows(stages)
     forward = (4 if job.checkpointing else 2) * blocks
-    columns = [name for name in COLUMNS if name in job.model.products]
+    columns = [name for name in COLUMNS if name in job.model.takes]
     taken = forward * len(columns) // 2         # inputs of columns
     entered = sum(count * flow[name][0] for count, flow in flows for name in columns)      # whose input has a gradient
     left = sum(count * flow[name][1] for count, flow in flows for name in ROWS)             # whose output has one
@@ -96,38 +96,50 @@ def tensor_parallel(job, place, stages):
     if adapters is not None:
         found += [("all_reduce", prod(shape) * gsize, m) for shape in whole_in_adapters(job, stages)]
     if job.model.latent is not None:
-        found += latents(job, blocks)
+        found += latents(job, flows)
     return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
 
 
-def latents(job, blocks):
+def latents(job, flows):
     """What latents send beside the other columns: a message each of the queries' latents, those of keys and values and
     the key; with sequence parallelism also the sums of gradients of what makes them."""
-    sizes, gsize, times = job.model.latent, job.sizes["gradient"], blocks * job.micro_batches
-    enter = [sizes.q_rank or job.model.width, sizes.kv_rank, sizes.rope_size]
-    nbytes = [_tokens(job) * features * job.sizes["parameter"] for features in enter]
+    sizes, gsize, m = job.model.latent, job.sizes["gradient"], job.micro_batches
+    blocks = m * sum(count for count, _ in flows)
+    enter = {"attention.q": sizes.q_rank or job.model.width, "attention.kv": sizes.kv_rank, None: sizes.rope_size}
+    nbytes = {name: _tokens(job) * features * job.sizes["parameter"] for name, features in enter.items()}
+    # Backward: of what gradients flow to; the key's come out of `down` as they are.
+    back = {name: m * sum(count * (flow[name][0] if name else flow["attention.down"][1]) for count, flow in flows)
+            for name in enter}
     if not job.sequence_parallel:
-        return [("all_reduce", each, times) for each in nbytes]
-    again = [job.sequence_parallel == "regather"] * 2 + [False]
+        return [("all_reduce", each, back[name]) for name, each in nbytes.items()]
+    takes = [name for name in enter if name and (job.adapters is None or name in job.adapters.layers)]
+    again = takes if job.sequence_parallel == "regather" else []
     whole = [sizes.down * job.model.width, sizes.kv_rank, *([sizes.q_rank] if sizes.q_rank else [])]
-    return [*(("all_gather", each, (1 + job.checkpointing + more) * times)
-              for each, more in zip(nbytes, again, strict=True)),
-            *(("reduce_scatter", each, times) for each in nbytes),
-            *(("all_reduce", count * gsize, times) for count in whole)]
+    return [*(("all_gather", each, (1 + job.checkpointing + (name in again)) * blocks)
+              for name, each in nbytes.items()),
+            *(("reduce_scatter", each, back[name]) for name, each in nbytes.items()),
+            *(("all_reduce", count * gsize, blocks) for count in whole if job.adapters is None)]
 
 
 def gathered_again(job, flows, last):
     """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
     if job.adapters is None:
-        return last + sum(count for count, _ in flows) * sum(name in job.model.products for name in COLUMNS)
+        return last + sum(count for count, _ in flows) * sum(name in job.model.takes for name in COLUMNS)
     layers = job.adapters.layers
     return last * ("head" in layers) + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
-                                           for count, flow in flows for name in COLUMNS)
+                                           for count, flow in flows for name in COLUMNS if name in flow)
 
 
 def whole_in_adapters(job, stages):
-    """[shape] of A beside what is cut by rows, and of B beside what is cut by columns: all ranks have them whole."""
-    return [b if layer in ROWS else a for layer, (a, b) in job.adapter_matrices(stages)]
+    """[shape] of A beside what is cut by columns, and of B beside what is cut by rows: all ranks have them whole. What
+    makes latents isn't cut; with sequence parallelism each rank has some of its tokens."""
+    found = []
+    for layer, (a, b) in job.adapter_matrices(stages):
+        if layer == "attention.down":
+            found += [a, b] if job.sequence_parallel else []
+        else:
+            found.append(b if layer in ROWS else a)
+    return found
 
 
 def pipeline_parallel(job, place, stages):
@@ -146,7 +158,7 @@ def context_parallel(job, place, stages):
     goes forward once more."""
     size, again, count = job.sizes["parameter"], job.checkpointing, job.model.features
     query, key, value, result = (_tokens(job) * features / job.tp * size for features in count.values())
-    blocks, back = there_and_back(job, stages, "attention")
+    blocks, back = there_and_back(job, stages, "attention.values")
     if job.cp_by == "ring":
         calls = ((1 + again) * blocks + 2 * back) * job.micro_batches
         return [Collective("cp", job.cp, "send", key + value, (job.cp - 1) * calls)]
@@ -157,7 +169,7 @@ def context_parallel(job, place, stages):
 def there_and_back(job, stages, product):
     """(blocks that a rank has, those of them in which backward comes to a product)."""
     flows = job.flows(stages)
-    return sum(count for count, _ in flows), sum(count * flow[product][0] for count, flow in flows)
+    return sum(count for count, _ in flows), sum(count * (flow[product][0] > 0) for count, flow in flows)
 
 
 def expert_parallel(job, place, stages):
