@@ -6,7 +6,9 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
+from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.compress import lora
+from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -22,7 +24,8 @@ SIZES = {"gpt": SMALL, "llama": GPT(layers=3, width=40, heads=4, vocabulary=50, 
                                     hidden=28),
          "deepseek": GPT(layers=3, width=40, heads=4, vocabulary=50, context=16, family="deepseek", hidden=28,
                          nope_size=6, rope_size=4, value_size=5, kv_rank=12, q_rank=14)}
-SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7)
+SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7,
+                memory_bandwidth=1e10)
 
 
 def gpt(sizes):
@@ -139,6 +142,55 @@ def step(job, folder=None):
         first = name.partition(" but ")[0]      # an axis's ranks with the same experts
         out[first if first in out else "dp"] += count
     return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())
+
+
+def written(job, sequences, count):
+    """(bytes of parameters, bytes of what is kept, whether it is all used), of this rank, of a model that has read so
+    many tokens, as parts of a cache with room for these."""
+    sizes = GPT(**job["model"])
+    mesh, module = comm.DeviceMesh(dp=job["dp"], ep=job["ep"], tp=job["tp"]), gpt(sizes)
+    if job["precision"] == "mixed":
+        module.to("float16")
+    for axis, ways in (("tp", tp.plan_of), ("ep", moe.plan_of)):
+        if mesh[axis].size > 1:
+            tp.parallelize_module(module, mesh[axis], ways(module))
+    adapt(job, module).eval()
+    cache, read = KeyValueCache(module, count), tokens(sizes, sequences // job["dp"] // job["ep"], count)[0]
+    for piece in (read[:, :-1], read[:, -1:]):
+        cache.read(piece)
+    kept = {id(a): a for _, layer in cache.layers.values() for a in (layer.keys, layer.values) if a is not None}
+    return (sum(p.data.nbytes for p in module.parameters()), sum(a.nbytes for a in kept.values()),
+            all(np.count_nonzero(a, (0, 1, 3)).all() for a in kept.values()))
+
+
+def needed(job, count):
+    """Bytes that one process's model needs to tell what comes behind so many tokens: (of weights, of what has been kept
+    before the last token), of rows of parameters and places of the cache that make a difference. (NaN; of a router it
+    takes a large number to choose its expert.)"""
+    sizes = GPT(**job["model"])
+    module = adapt(job, gpt(sizes)).eval()
+    read = tokens(sizes, 1, count)[0]
+    kept = KeyValueCache(module, count + 1)
+
+    def logits():
+        kept.past = count - 1
+        return lower(kept.read(read[:, -1:]))
+
+    def of(array, index, others=(np.nan,)):
+        """Of this part of an array."""
+        before, found = array[index].copy(), False
+        for other in others:
+            array[index] = other
+            found = found or bool((logits() != wanted).any())
+        array[index] = before
+        return before.nbytes * found
+    kept.read(read[:, :-1])
+    ramp = np.arange(sizes.width)
+    wanted, places = logits(), [np.s_[:, :, i] for i in range(count + 1)]
+    arrays = {id(a): a for _, layer in kept.layers.values() for a in (layer.keys, layer.values) if a is not None}
+    return (sum(of(p.data, i, (ramp, -ramp) if "router" in name else (np.nan,))
+                for name, p in module.named_parameters() for i in range(len(p.data))),
+            sum(of(a, place) for a in arrays.values() for place in places))
 
 
 def crossing(sizes):

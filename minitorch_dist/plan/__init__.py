@@ -6,6 +6,7 @@ activations.py has what is kept for backward, as tables; paper.py the rest.
 """
 
 from .devices import DEVICES, Device
+from .generation import Generation
 from .job import Job
 from .model import GPT, Parameters
 from .paper import Plan, plan

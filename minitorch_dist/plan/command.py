@@ -12,6 +12,7 @@ from ..parallel.sequence_parallel import check_choice
 from ..tables import aligned
 from .adapters import counts
 from .devices import DEVICES, device_named
+from .generation import Generation
 from .job import PRECISIONS, Job
 from .meshes import every
 from .model import GPT, LATENT, Parameters
@@ -33,6 +34,8 @@ TIME = ("Seconds: a model. Matrix products at the device's peak (real programs r
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
 FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the largest matrix of 4 bits, taken apart."
 ALL_IN_4 = "In 4 bits is all that is frozen: embeddings and norms too, which QLoRA leaves in 16."
+WRITTEN = ("Written: exact, what weights and cache take, and what the last token reads of them; its speed: a bound, by "
+           "the memory's\nbandwidth alone.")
 HOST = "Host: of offload; its seconds are those of the copies at full PCIe speed, without the update itself."
 
 
@@ -45,6 +48,7 @@ def add_command(commands):
     p.add_argument("--flops", type=float, help="FLOP/s that a device does, instead of its peak")
     p.add_argument("--bandwidth", type=float, help="bytes/s of every link, instead of those in and between machines")
     p.add_argument("--host-bandwidth", type=float, help="bytes/s to the host and back, instead of its PCIe's")
+    p.add_argument("--memory-bandwidth", type=float, help="bytes/s of a device's memory, instead of its own")
     p.add_argument("--parameters", type=float, help="of a model of which no more is known, e.g. 7.5e9")
     for name in SHAPE:
         p.add_argument(f"--{name}", type=int, help="of a GPT")
@@ -85,13 +89,15 @@ def add_command(commands):
     p.add_argument("--base-bits", type=int, help="of these matrices: 4 is QLoRA, NF4 with double quantisation "
                    "(default: 16 in mixed, 32 in float32)")
     p.add_argument("--lora-parameters", type=float, help="of all adapters, beside --parameters")
+    p.add_argument("--generate", metavar="SEQUENCESxTOKENS", help="write so many sequences of so many tokens "
+                   "at once, on the same ranks: the cache, and what a token reads")
     p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.set_defaults(run=_show)
 
 
 def _show(args):
     try:
-        text = mesh_lines(args) if args.meshes else lines(plans_of(args), args.tokens)
+        text = mesh_lines(args) if args.meshes else lines(plans_of(args), args.tokens, args.generate)
     except ValueError as error:
         print(f"minitorch-dist plan: {error}", file=sys.stderr)
         return 2
@@ -122,12 +128,20 @@ def plans_of(args):
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
+def generation_of(job, device, text):
+    """A Generation, of SEQUENCESxTOKENS. ValueError for another text."""
+    numbers = text.split("x")
+    if len(numbers) != 2 or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise ValueError(f"--generate {text}: give SEQUENCESxTOKENS, two whole numbers such as 16x4096")
+    return Generation(job, device, *map(int, numbers))
+
+
 def every_of(args):
     """([Plan] of every mesh, [why not] of those that can't be). ValueError where none can."""
     _check_numbers(args)
     given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks > 1,
              "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
-             "--shard-over": args.shard_over is not None}
+             "--shard-over": args.shard_over is not None, "--generate": args.generate is not None}
     if any(given.values()):
         raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
                          f"{' '.join(name for name, it in given.items() if it)} out")
@@ -147,7 +161,8 @@ def every_of(args):
 
 
 def _check_numbers(args):
-    for name in ("parameters", "memory", "flops", "bandwidth", "host_bandwidth", "tokens", "lora_parameters"):
+    for name in ("parameters", "memory", "flops", "bandwidth", "host_bandwidth", "memory_bandwidth", "tokens",
+                 "lora_parameters"):
         value = getattr(args, name)
         if value is not None and not (isfinite(value) and value > 0):
             raise ValueError(f"--{_spelt(name)} {value}: must be a positive number")
@@ -180,6 +195,8 @@ def _device(args):
         device = replace(device, flops=dict.fromkeys(PRECISIONS, args.flops))
     if args.host_bandwidth:
         device = replace(device, host=args.host_bandwidth)
+    if args.memory_bandwidth:
+        device = replace(device, memory_bandwidth=args.memory_bandwidth)
     return replace(device, link=args.bandwidth, network=args.bandwidth) if args.bandwidth else device
 
 
@@ -204,8 +221,8 @@ def _model(args):
 
 # ---------------------------------------------------------------- from plans to lines
 
-def lines(plans, tokens=None):
-    """The report on plans that differ in their stage alone."""
+def lines(plans, tokens=None, generate=None):
+    """The report on plans that differ in their stage alone; tokens, generate: as on the command line."""
     job, device = plans[0].job, plans[0].device
     work = job.batch * job.time
     flops = sum(rank.flops for rank in plans[0].ranks) * job.ranks / job.pp
@@ -224,7 +241,9 @@ def lines(plans, tokens=None):
         found += [f"{tokens:.4g} tokens: {flops * steps:.4g} FLOPs, {bare:,.0f} device hours of computing alone; in "
                   f"stage {best.job.stage} {steps:,.0f} steps, {hours:,.1f} h, {hours * job.ranks:,.0f} device hours.",
                   ""]
-    return [*found, *notes(job)]
+    written = [] if generate is None else [generation_of(job, device, generate)]
+    found += [line for it in written for line in (*generation_table(it), "")]
+    return [*found, *notes(job), *[WRITTEN] * len(written)]
 
 
 def rule_of_thumb(job):
@@ -311,6 +330,20 @@ def time_table(plans):
                      *(f"{getattr(p.seconds, part):.3g}" for part in parts), f"{p.seconds.step:.3g}",
                      p.seconds.longest])
     return aligned(rows)
+
+
+def generation_table(it):
+    """What a rank holds and reads while a model writes, as lines."""
+    job, unit = it.job, _unit(min(it.device.memory, it.memory))
+    size = UNITS[unit]
+    alone = "" if job.tp == 1 else f" on each of tp={job.tp} ranks"
+    return [f"written: {it.sequences:,} sequence{'s' * (it.sequences > 1)} of {it.tokens:,} tokens, of each of which "
+            f"{it.per_token:,} bytes are kept{alone}",
+            *aligned([[f"{size} held", "parameters", "cache", "together", f"of {it.device.memory / unit:,.0f}",
+                       "most sequences", "or tokens", f"{size} read", "ms per token", "tokens/s"],
+                      ["written", *(f"{x / unit:,.2f}" for x in (it.parameters, it.cache, it.memory)), _fits(it),
+                       f"{it.most_sequences:,}", f"{it.most_tokens:,}", f"{it.read / unit:,.2f}",
+                       f"{it.seconds * 1e3:.3g}", f"{it.tokens_per_second:,.0f}"]])]
 
 
 def _name(p):

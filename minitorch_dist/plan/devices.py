@@ -18,6 +18,7 @@ class Device:
     link      bytes per second, one way, to the devices of the same machine; network: to those of others, its share;
               host: to the host's memory
     per_node  devices per machine
+    memory_bandwidth  bytes per second that its own memory gives
     """
 
     name: str
@@ -27,6 +28,7 @@ class Device:
     network: float
     per_node: int
     host: float
+    memory_bandwidth: float
     source: str = ""
 
     def costs(self, span):
@@ -36,13 +38,13 @@ class Device:
 
 
 DEVICES = {device.name: device for device in (
-    Device("V100", 32 * GB, {"mixed": 125 * TERA, "float32": 15.7 * TERA}, 150 * GB, 6.25 * GB, 8, 16 * GB,
+    Device("V100", 32 * GB, {"mixed": 125 * TERA, "float32": 15.7 * TERA}, 150 * GB, 6.25 * GB, 8, 16 * GB, 900 * GB,
            "NVIDIA V100 data sheet, SXM2: 300 GB/s NVLink both ways; DGX-1: 4 × 100 Gb/s for 8; PCIe 3.0 × 16"),
-    Device("A100", 80 * GB, {"mixed": 312 * TERA, "float32": 19.5 * TERA}, 300 * GB, 25 * GB, 8, 32 * GB,
+    Device("A100", 80 * GB, {"mixed": 312 * TERA, "float32": 19.5 * TERA}, 300 * GB, 25 * GB, 8, 32 * GB, 2039 * GB,
            "NVIDIA A100 data sheet, SXM4: 600 GB/s NVLink both ways; DGX A100: 8 × 200 Gb/s for 8; PCIe 4.0 × 16"),
-    Device("H100", 80 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB,
+    Device("H100", 80 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB, 3350 * GB,
            "NVIDIA H100 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H100: 8 × 400 Gb/s for 8; PCIe 5.0 × 16"),
-    Device("H200", 141 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB,
+    Device("H200", 141 * GB, {"mixed": 989 * TERA, "float32": 67 * TERA}, 450 * GB, 50 * GB, 8, 64 * GB, 4800 * GB,
            "NVIDIA H200 data sheet, SXM5: 900 GB/s NVLink both ways; DGX H200: 8 × 400 Gb/s for 8; PCIe 5.0 × 16"),
 )}
 
@@ -51,5 +53,5 @@ def device_named(name):
     """Of DEVICES; ValueError for an unknown one."""
     if name not in DEVICES:
         raise ValueError(f"device {name!r} is unknown: take one of {', '.join(DEVICES)}, and change it by --memory, "
-                         "--flops, --bandwidth")
+                         "--flops, --bandwidth, --memory-bandwidth")
     return DEVICES[name]
