@@ -9,6 +9,7 @@ from minitorch_dist import comm, data, ledger, nn, optim
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache
+from minitorch_dist.nn.multi_token import targets_at
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -32,12 +33,13 @@ def gpt(sizes):
     """The real model of a plan's sizes."""
     mt.manual_seed(4)
     family = FAMILIES[sizes.family] | ({} if sizes.latent is None else {"latent": sizes.latent._asdict()})
-    return nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
+    model = nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
                   **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
                        "shared": sizes.shared_experts}
                   if sizes.experts else None)
+    return model if sizes.predict == 1 else nn.MultiTokenPrediction(model, sizes.predict - 1)
 
 
 def tokens(sizes, samples, time, seed=0):
@@ -59,15 +61,19 @@ def trained(job, modules):
                                               lora.parameters(module))]
 
 
+def ways_of(module):
+    """How tensor parallelism cuts it, each rank keeping its scores."""
+    scores = {"vocabulary": "vocabulary, not gathered", "column, gathered": "column"}
+    return {path: scores.get(way, way) for path, way in tp.plan_of(module).items()}
+
+
 def prepare(job, module, mesh):
     """The module cut as the job says."""
     if job["checkpointing"]:
-        for block in module.blocks:
+        for block in [m for m in module.modules() if isinstance(m, nn.TransformerBlock)]:
             block.forward = mt.checkpoint(block.forward)
     if mesh["tp"].size > 1:
-        ways = tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
-        ways |= {} if module.head is None else {"head": "column"}
-        tp.parallelize_module(module, mesh["tp"], ways, job["sequence_parallel"])
+        tp.parallelize_module(module, mesh["tp"], ways_of(module), job["sequence_parallel"])
     if job["cp"] > 1:
         context_parallel(module, mesh["cp"], job["cp_by"])
     if job["ep"] > 1:
@@ -84,8 +90,7 @@ def parts(sizes):
     """[(name, shape)] of the parameters that this rank has of a model whose matrices, or experts, are cut."""
     sizes = GPT(**sizes)
     module = gpt(sizes)
-    ways = moe.plan_of(module) or tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
-    tp.parallelize_module(module, comm.world(), ways)
+    tp.parallelize_module(module, comm.world(), moe.plan_of(module) or ways_of(module))
     return [(name, p.shape) for name, p in module.named_parameters()]
 
 
@@ -93,13 +98,24 @@ def arrivals(job):
     """[shape] of this rank's parameters as their gradients come."""
     sizes, found = GPT(**job["model"]), []
     module = gpt(sizes)
-    ways = tp.plan_of(module) | {"embed": "vocabulary, not gathered"}
     if comm.world().size > 1:
-        tp.parallelize_module(module, comm.world(), ways, job["sequence_parallel"])
+        tp.parallelize_module(module, comm.world(), ways_of(module), job["sequence_parallel"])
     for p in trained(job, [adapt(job, module)]):
         p.register_post_accumulate_grad_hook(lambda tensor: found.append(tensor.shape))
-    module(tokens(sizes, 2, job["time"])[0]).sum().backward()
+    logits = module(tokens(sizes, 2, job["time"])[0])
+    sum(scores.sum() for scores in (logits if sizes.predict > 1 else [logits])).backward()
     return found
+
+
+def loss(sizes, model, x, y, group=None):
+    """The sum of the losses, of all tokens that are predicted. group: of tensor-parallel ranks, each of which has some
+    of the scores. A function, so that nobody holds the logits afterwards."""
+    logits, aux = model(x) if sizes.experts else (model(x), None)
+    if group is not None and group.size > 1:
+        return sum(tp.vocab_parallel_cross_entropy(scores, targets_at(k, y), group, sizes.vocabulary, "sum")
+                   for k, scores in enumerate(logits if sizes.predict > 1 else [logits]))
+    found = nn.multi_token_loss(logits, y) if sizes.predict > 1 else nn.cross_entropy(logits, y, reduction="sum")
+    return found if aux is None else found + y.size * aux
 
 
 def step(job, folder=None):
@@ -117,19 +133,11 @@ def step(job, folder=None):
     pieces = [(x.copy(), y.copy()) for x, y in zip(*(np.array_split(x, job["micro_batches"]) for x in pairs),
                                                    strict=True)]
 
-    def loss_of(x, y):      # a function, so that nobody holds the logits afterwards
-        if sizes.experts:
-            logits, aux = model(x)
-            return nn.cross_entropy(logits, y, reduction="sum") + y.size * aux
-        if group.size == 1:
-            return nn.cross_entropy(model(x), y, reduction="sum")
-        return tp.vocab_parallel_cross_entropy(model(x), y, group, sizes.vocabulary, "sum")
-
     def train():
         for x, y in pieces[:-1]:
             with model.no_sync():
-                loss_of(x, y).backward()
-        loss_of(*pieces[-1]).backward()
+                loss(sizes, model, x, y, group).backward()
+        loss(sizes, model, *pieces[-1], group).backward()
         optimizer.step()
     train()
     model.zero_grad()

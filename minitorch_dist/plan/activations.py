@@ -183,6 +183,12 @@ EMBEDDING = {
     "float32": [Row("tokens", "token", 8), DROPPED["float32"]],
     "float32, divided": [Row("tokens, and whose row they are", "token", 9), DROPPED["float32"]],
 }
+# Of a further depth (nn/multi_token.py), before its block. What the one before it has made is kept by that one's norm.
+AHEAD = {
+    "mixed": [Row("embeddings", "whole", 2), Row("both normalised, put together", "whole", 4)],
+    "float32": [Row("features, normalised", "whole", 4), Row("1/std", "row", 4), *norm("embeddings"),
+                Row("both, put together", "whole", 8)],
+}
 # Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials.
 OUTPUT = {
     "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2, "head"),
@@ -271,6 +277,7 @@ def activations(job, stage, samples):
     before = EMBEDDING[ends] if first else []
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
+    of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
     before = with_adapters(before, job, False)
     behind, rows = with_adapters(OUTPUT[ends] if last else [], job), block_of(job)
     block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
@@ -284,8 +291,13 @@ def activations(job, stage, samples):
         inputs = count["whole"] * INPUT[job.precision]
         labels = 8 * count["token"] if last and ends == "float32" else 0        # the program's own: they stay
         again = of(blocks[-1]) - inputs * (blocks[-1] is block)     # what nothing is trained before keeps no input
-        return Kept(of(before) + layers * inputs + of(behind), max(0, again - of(behind) + labels), 0, 0)
-    kept = of(before) + sum(map(of, blocks)) + of(behind)
+        own = of(before) + layers * inputs + of(behind)
+        most = own + again - of(behind) + labels
+        for ahead, inputs, again, behind in of_depths:      # a depth is through before the one before it begins
+            most = max(most, own + ahead + again)
+            own += ahead + inputs + behind
+        return Kept(own, max(0, most - own), 0, 0)
+    kept = of(before) + sum(map(of, blocks)) + of(behind) + sum(it.ahead + it.block + it.behind for it in of_depths)
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0
@@ -293,6 +305,26 @@ def activations(job, stage, samples):
         now += (row.late - row.nbytes) * count[row.per]
         most = max(most, now)
     return Kept(kept, 0, most, kept + now)
+
+
+class Depth(NamedTuple):
+    """Bytes that a further depth keeps: before its block, of the block's input, of the block, behind it."""
+
+    ahead: float
+    inputs: float
+    block: float
+    behind: float
+
+
+def depth(job, k, samples):
+    """Depth k's Depth, of so many samples."""
+    alone = job.ahead(k)
+    count = elements(alone, samples)
+    ends = "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
+    whose = [Row("tokens, and whose row they are", "token", 9)] * (ends == "float32, divided")
+    ahead, block, behind = (sum(row.nbytes * count[row.per] for row in _there(rows, job.model))
+                            for rows in ([*AHEAD[job.precision], *whose], block_of(alone), OUTPUT[ends]))
+    return Depth(ahead, count["whole"] * INPUT[job.precision], block, behind)
 
 
 def _there(rows, model):

@@ -9,7 +9,7 @@ all of that. Bytes are those that nn/decoding.py holds and needs, to the byte; s
 Sources: Williams et al. 2009, "Roofline"; Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 
@@ -69,7 +69,8 @@ class Generation:
     @property
     def weights(self):
         """[Parameter] of a rank. Whoever predicts further tokens has none of that while it writes."""
-        return [p for part in self.job.parameters((self.job.model.layers, True, True)) for p in part]
+        job = replace(self.job, model=replace(self.job.model, predict=1))
+        return [p for part in job.parameters((job.model.layers, True, True)) for p in part]
 
     @property
     def parameters(self):

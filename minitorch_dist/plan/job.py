@@ -1,6 +1,6 @@
 """Job: what is to be trained, and how it is divided. All that can't be is refused here, in one line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
@@ -90,6 +90,7 @@ class Job:
         self._check_lora()
         self._check_cut()
         if self.model.layers is not None:
+            self._check_ahead()
             self._check_sequences()
             self._check_experts()
         self._check_schedule()
@@ -156,6 +157,29 @@ class Job:
         if self.sequence_parallel and (self.tp == 1 or self.time % self.tp):
             raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the {self.time} tokens of "
                              f"a sequence; tp={self.tp}")
+
+    def _check_ahead(self):
+        if not self.depth:
+            return
+        what = f"--predict {self.model.predict}"
+        if self.time <= self.depth:
+            raise ValueError(f"{what}: {self.time} tokens for depth={self.depth}: give {self.depth + 1} or more by "
+                             "--sequence-length")
+        if self.sequence_parallel:
+            raise ValueError(f"{what}: sequence_parallel divides the sequences, and the model puts positions together "
+                             "with later tokens, which other ranks have: leave it out")
+        if self.cp > 1:
+            raise ValueError(f"{what} with cp={self.cp}: the model looks at several positions, of which each rank has "
+                             "some: take --cp 1")
+        if self.pp > 1:
+            raise ValueError(f"{what} with pp={self.pp}: all depths use the embedding and the output layer, which are "
+                             "the first stage's and the last one's: take --pp 1")
+        if self.stage == 3 and self.model.layers == 1:
+            raise ValueError(f"{what} with stage 3 of a single layer: plan doesn't know how often fully_shard gathers "
+                             "its units then: take --stage 2, or more --layers")
+        if self.frozen:
+            raise ValueError(f"{what} with --lora-rank {self.lora_rank}: of further depths plan knows no adapters: "
+                             "leave one of the two out")
 
     def _check_sequences(self):
         if self.cp == 1:
@@ -261,6 +285,16 @@ class Job:
         return (NF4_BITS if self.frozen_bits == 4 else self.frozen_bits) / 8
 
     @property
+    def depth(self):
+        """Tokens ahead of the next one that training predicts; at depth k a sequence has k positions less."""
+        return 0 if self.model.layers is None else self.model.predict - 1
+
+    def ahead(self, k):
+        """The Job of depth k by itself, but for what puts its input together: a model of one layer, on shorter
+        sequences."""
+        return replace(self, time=self.time - k, model=replace(self.model, layers=1, predict=1))
+
+    @property
     def samples(self):
         """Of a rank, per step."""
         return self.batch // (self.dp * self.ep)
@@ -295,18 +329,22 @@ class Job:
         return f"dp={self.dp} tp={self.tp} pp={self.pp}{''.join(f' {axis}={n}' for axis, n in more.items() if n > 1)}"
 
     def parameters(self, stage):
-        """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks."""
+        """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks, and of each
+        further depth."""
         blocks, first, last = stage
-        before, block, behind = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
+        before, block, behind, further = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
             self.model.embedding(self.tp) if first else [], self.model.block(self.tp, self.ep),
-            self.model.output(self.tp) if last else []))
-        return [before, *[block] * blocks, behind]
+            self.model.output(self.tp) if last else [], self.model.further(self.tp, self.ep)))
+        return [before, *[block] * blocks, behind, *[[*further] for _ in range(self.depth)]]
 
     def arrivals(self, stage):
         """[Parameter] of the same that are trained, in the order in which their gradients come: the last layer's first,
         its weight before its bias, but where the bias is added to a sum over the ranks; B before A."""
         layers, found = [], []
-        for p in (p for part in self.parameters(stage) for p in part if p.trained):
+        parts = self.parameters(stage)
+        for part in parts[len(parts) - self.depth:]:
+            part.sort(key=lambda p: p.name.startswith("norm."))     # is used behind the block
+        for p in (p for part in parts for p in part if p.trained):
             layer, _, kind = p.name.rpartition(".")
             if kind not in ("bias", "lora_B"):
                 layers.append((layer, []))

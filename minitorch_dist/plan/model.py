@@ -50,6 +50,7 @@ class GPT:
               attention by latents, whose sizes are nope_size … q_rank (nn/latent.py)
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
+    predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
     """
@@ -73,9 +74,10 @@ class GPT:
     value_size: int | None = None
     kv_rank: int | None = None
     q_rank: int | None = None
+    predict: int = 1
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden"):
+        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.family not in FAMILIES:
@@ -131,14 +133,15 @@ class GPT:
     @property
     def count(self):
         """Parameters of the whole model."""
-        return sum(prod(shape) for _, shape in self.embedding(1) + self.block(1) * self.layers + self.output(1))
+        return sum(prod(shape) for _, shape in self.embedding(1) + self.block(1) * self.layers + self.output(1) +
+                   self.further(1) * (self.predict - 1))
 
     @property
     def active(self):
         """Parameters that a token meets: all but the experts that it didn't choose."""
         chosen = Fraction(self.experts - self.top_k, self.experts) if self.experts else 0
         of_experts = sum(prod(shape) for _, shape in self._experts("experts", self.experts, self.inner))
-        return int(self.count - chosen * self.layers * of_experts)
+        return int(self.count - chosen * (self.layers + self.predict - 1) * of_experts)
 
     def embedding(self, tp):
         """[(name, shape)] of what stands before the blocks, on the tensor-parallel rank that has most of it."""
@@ -191,6 +194,11 @@ class GPT:
         """[(name, shape)] of what stands behind the blocks."""
         return self._norm("norm") + ([] if self.tied else [("head.weight", (-(-self.vocabulary // tp), self.width))])
 
+    def further(self, tp, ep=1):
+        """[(name, shape)] of what one more token ahead takes: a block, and what puts its input together."""
+        norms = [it for name in ("norm_hidden", "norm_token", "norm") for it in self._norm(name)]
+        return [*norms, ("join.weight", (self.width, 2 * self.width)), *self.block(tp, ep)]
+
     def rows(self, tokens):
         """Rows of all experts together, of so many tokens routed at once: the empty ones too."""
         return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
@@ -224,6 +232,11 @@ class GPT:
         each = tokens * 2 * h * self.inner
         return found | {"mlp.0": self.gates * each, "mlp.2": each}
 
+    @property
+    def join_flops(self):
+        """Of what puts a further depth's input together, forward, per token; the same on tensor-parallel ranks."""
+        return 4 * self.width ** 2
+
     def output_flops(self, tokens):
         """Of the output layer, forward."""
         return tokens * 2 * self.width * self.vocabulary
@@ -236,6 +249,7 @@ class GPT:
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),
-                 *([] if self.tied else ["untied"])]
+                 *([] if self.tied else ["untied"]),
+                 *([f"{self.predict} tokens ahead"] if self.predict > 1 else [])]
         active = f", {self.active:,} of them active" if self.experts else ""
         return f"{what} of {self.layers} layers, {', '.join(sizes)}: {self.count:,} parameters{active}"

@@ -16,6 +16,7 @@ from .activations import activations
 from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel
 
+ALONE = (1, True, True)     # a model of one layer, as a stage
 OWN = ("attention.scores", "attention.values")      # products without a matrix
 
 
@@ -149,9 +150,10 @@ def rank_of(job, place):
         stages = job.stages_of(place)
         pieces, buffered, activations_kept = pieces_of(job, stages), buffers(job, stages), kept(job, place, stages)
         trained = [p.shape for stage in stages for part in job.parameters(stage) for p in part if p.trained]
-        collectives = data_parallel(job, pieces, len(trained)) + \
-            [c for axis, sent in SENT_ALONG.items() if getattr(job, axis) > 1 for c in sent(job, place, stages)]
-        flops, size = flops_of(job, stages), stepped(trained)
+        collectives, flops, size = data_parallel(job, pieces, len(trained)), flops_of(job, stages), stepped(trained)
+        for each, where in ((job, stages), *((job.ahead(k), [ALONE]) for k in range(1, 1 + job.depth))):
+            collectives += [c for axis, sent in SENT_ALONG.items() if getattr(job, axis) > 1
+                            for c in sent(each, place, where)]
     parameters, gradients, optimizer = state(job, pieces)
     if not job.offload_optimizer:
         return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)
@@ -190,13 +192,18 @@ def state(job, pieces):
 def units(job, stage):
     """[[Piece]] of fully_shard's units, by module: what stands around the blocks, and each block; of divided experts
     they are apart, and so is, in stage 3, what is frozen, by its dtype."""
-    before, *blocks, behind = job.parameters(stage)
-    if job.model.layers == 1:       # of a Sequential of one not the block is a unit, but what is in Sequentials in it
-        before, blocks = before + blocks[0], []
-        if nested(job):
-            inner = [[p for p in before if p.name.startswith(f"{layer}.")] for layer in ("mlp.0", "mlp.2")]
-            before, blocks = [p for p in before if not p.name.startswith("mlp.")], inner
-    rest, *blocks = [units_of(job, module) for module in (before + behind, *blocks)]
+    parts = job.parameters(stage)
+    before, *blocks, behind = parts[:len(parts) - job.depth]
+    rest, found = [before, behind], []
+    for several in (blocks, parts[len(parts) - job.depth:]):
+        if len(several) != 1:
+            found += several
+            continue
+        # Of a Sequential or ModuleList of one not the block is a unit, but what is in Sequentials in it.
+        inner = [] if job.model.experts else ["mlp.0.", "mlp.2."]
+        found += [[p for p in several[0] if p.name.startswith(layer)] for layer in inner]
+        rest.append([p for p in several[0] if not p.name.startswith(tuple(inner))])
+    rest, *blocks = [units_of(job, module) for module in (sum(rest, []), *found)]
     # A single block's attention is in the first unit, which two others have displaced when backward comes to it; where
     # the block runs again, it is open around them.
     displaced = nested(job) and not job.checkpointing
@@ -221,8 +228,8 @@ def divided(job, p):
 
 
 def nested(job):
-    """Whether the feed-forward's two matrices are units of their own."""
-    return job.model.layers == 1 and not job.model.experts
+    """Whether there is a block by itself, whose feed-forward's two matrices are units of their own."""
+    return 1 in (job.model.layers, job.depth) and not job.model.experts
 
 
 def buffers(job, stages):
@@ -236,6 +243,8 @@ def buffers(job, stages):
         return apart
     largest = max(prod(p.shape) for p in everything if p.trained)
     values, gradients = 0, largest + 4 * job.model.width
+    if job.depth:       # which all depths add to
+        gradients += sum(prod(p.shape) for p in everything if p.name in ("embed.weight", "head.weight"))
     if job.stage > 1:
         modules = [module for stage in stages for module in units(job, stage)]
         values = gathered(job, modules) if job.stage == 3 else 0
@@ -245,12 +254,17 @@ def buffers(job, stages):
 
 
 def gathered(job, modules):
-    """Bytes of stage 3's parameters at once: of two modules (parallel/gathering.py); where a block runs again, of what
-    is open around it and of the block, or of both units in it; in a pipeline of all."""
-    rest, *blocks = sizes = [whole(module) for module in modules]
+    """Bytes of stage 3's parameters at once: of two modules, one behind the other (parallel/gathering.py): between
+    further depths the rest runs; where a block runs again, of what is open around it and of the block, or of both units
+    in it; in a pipeline of all."""
+    rest, *sizes = [whole(module) for module in modules]
     if job.pp > 1:
-        return sum(sizes)
-    return rest + sum(sorted(blocks)[-1 - nested(job):]) if job.checkpointing else sum(sorted(sizes)[-2:])
+        return rest + sum(sizes)
+    apart = 2 if nested(job) else job.depth * (job.depth > 1)
+    blocks, others = sizes[:len(sizes) - apart], sizes[len(sizes) - apart:]      # further depths, or what is in a block
+    if job.checkpointing:
+        return rest + max([*blocks, sum(others) if nested(job) else max(others, default=0)])
+    return max(sum(sorted([rest, *blocks])[-2:]), rest + max(others, default=0), sum(others) * nested(job))
 
 
 def whole(module):
@@ -286,6 +300,8 @@ def flops_of(job, stages):
     and backward for each gradient: of a matrix that isn't frozen, of an input that something trained is before."""
     time, forward, trained = job.time // job.cp, 2 if job.checkpointing else 1, job.adapters is None
     last = any(last for *_, last in stages)
+    ahead = sum(flops_of(job.ahead(k), [ALONE]) + 3 * job.samples * (job.time - k) * job.model.join_flops
+                for k in range(1, 1 + job.depth))
     found = last * (2 + trained) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
         products = job.model.block_flops(samples * time, job.time)
@@ -294,7 +310,7 @@ def flops_of(job, stages):
                 back = flow[name][0] + (trained and name not in OWN)
                 alike = job.tp if name == "attention.down" and not job.sequence_parallel else 1      # on each rank
                 found += alike * times * count * (forward + back) * flops
-    return found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
+    return ahead + found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
 
 
 def adapters_flops(job, stages, forward):
