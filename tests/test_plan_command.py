@@ -145,6 +145,34 @@ def test_the_command_on_adapters(capsys):
     assert "embeddings and norms too" in out and "fits" in out
 
 
+LLAMA_2 = ("--family llama --layers 80 --width 8192 --heads 64 --kv-heads 8 --hidden 28672 --vocabulary 32000 "
+           "--context 4096 --untied --no-dropout ")
+
+
+def test_the_command_on_writing(capsys):
+    """16 sequences of Llama 2 70B on 8 ranks, each of which keeps one of 8 heads: 80 · 2 · 128 · 2 bytes per token."""
+    status, out, _ = said(capsys, LLAMA_2 + "--devices 8 --tp 8 --generate 16x4096 --memory-bandwidth 1e12")
+    at, lines = out.index("written: "), out.split("\n")
+    assert status == 0 and "Written: exact" in out and out.index("per step") < at < out.index("Exact counts")
+    assert "16 sequences of 4,096 tokens, of each of which 40,960 bytes are kept on each of tp=8 ranks" in out
+    row = next(line for line in lines if line.startswith("written  ")).split()
+    norms = 161 * 8192      # whole on each rank; of the table of tokens 16 rows
+    read = 2 * ((68_976_648_192 - 32000 * 8192 - norms) / 8 + norms + 16 * 8192) + 16 * 4096 * 40960
+    assert row[1:] == ["17.25", "2.68", "19.93", "fits", "374", "4,096", f"{read / 1e9:.2f}", f"{read / 1e9:.3g}",
+                       f"{16e12 / read:.0f}"]
+    row = said(capsys, LLAMA_2 + "--devices 1 --generate 1x2 --precision float32")[1]
+    assert "1 sequence of 2 tokens, of each of which 655,360 bytes are kept\n" in row and "too much        " in row
+    assert "written" not in said(capsys, LLAMA_2 + "--devices 1")[1].lower()
+
+
+def test_the_command_on_tokens_ahead(capsys):
+    status, out, _ = said(capsys, MODEL + " --devices 2 --precision float32 --predict 3")
+    count = SMALL.count + 2 * (12 * 36 ** 2 + 13 * 36 + 2 * 36 ** 2 + 6 * 36)
+    assert status == 0 and f"predicting 3 tokens: {count:,} parameters" in out.split("\n")[0]
+    out = said(capsys, MODEL + " --devices 4 --batch 8 --predict 2 --meshes")[1]
+    assert "dp=2 tp=2 pp=1" in out and "tp=1 pp=2" not in out and "more can't be. The first: " in out
+
+
 MODEL = "--layers 3 --width 36 --heads 6 --vocabulary 50 --context 16"
 EXPERTS = MODEL + " --experts 6"
 MISTAKES = {
@@ -230,6 +258,15 @@ MISTAKES = {
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",
     "--devices 2 --meshes --batch 4 --generate 2x8 " + MODEL: "leave --generate out",
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",
+    "--devices 1 --predict 0 " + MODEL: "predict is 0; it must be at least 1",
+    "--devices 1 --predict 2 --parameters 7e9": "--parameters and --predict: the latter are a GPT's",
+    "--devices 1 --predict 17 " + MODEL: "16 tokens for depth=16: give 17 or more by --sequence-length",
+    "--devices 2 --tp 2 --predict 2 --sequence-parallel " + MODEL: "puts positions together with later tokens",
+    "--devices 2 --cp 2 --predict 2 " + MODEL: "with cp=2: the model looks at several positions",
+    "--devices 2 --pp 2 --untied --predict 2 " + MODEL: "--predict 2 with pp=2: all depths use the embedding",
+    "--devices 1 --predict 2 --lora-rank 3 " + MODEL: "of further depths plan knows no adapters",
+    "--devices 1 --kv-rank -1 --family deepseek " + MODEL: "kv_rank=-1, q_rank=None must be 1 or more",
+    "--devices 2 --meshes --chunks 0 --batch 4 " + MODEL: "leave --chunks out",
     "--devices 1 --lora-parameters -1 --parameters 7e9": "--lora-parameters -1.0: must be a positive number",
     "--devices 1 --base-bits 4 " + MODEL: "--base-bits without adapters, which all else is frozen for: give",
     "--devices 1 --lora-targets *out " + MODEL: "--lora-targets without adapters",

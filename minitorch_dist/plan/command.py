@@ -141,7 +141,7 @@ def generation_of(job, device, text):
 def every_of(args):
     """([Plan] of every mesh, [why not] of those that can't be). ValueError where none can."""
     _check_numbers(args)
-    given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks > 1,
+    given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks != 1,
              "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
              "--shard-over": args.shard_over is not None, "--generate": args.generate is not None}
     if any(given.values()):

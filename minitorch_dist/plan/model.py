@@ -250,6 +250,6 @@ class GPT:
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),
                  *([] if self.tied else ["untied"]),
-                 *([f"{self.predict} tokens ahead"] if self.predict > 1 else [])]
+                 *([f"predicting {self.predict} tokens"] if self.predict > 1 else [])]
         active = f", {self.active:,} of them active" if self.experts else ""
         return f"{what} of {self.layers} layers, {', '.join(sizes)}: {self.count:,} parameters{active}"
