@@ -177,13 +177,14 @@ def forward_derivatives(case, root):
 
 
 def reverse(case, root, order, grads, add=True, upstream=True, first_parent=False, clear="all",
-            backwards=True, merged=False):
+            backwards=True, merged=False, begin_at_1=True):
     """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
-    _, parents, slopes = evaluate(case)
+    values, parents, slopes = evaluate(case)
     for node in {"all": order, "root": [root], "none": [], "leaves": [i for i in order if not parents[i]],
                  "others": [i for i in order if parents[i]]}[clear]:
         grads[node] = 0.0
-    grads[root] = grads[root] + 1.0 if clear in ("all", "root", "none") else 1.0
+    begin = 1.0 if begin_at_1 else values[root]
+    grads[root] = grads[root] + begin if clear in ("all", "root", "none") else begin
     for node in order[::-1] if backwards else order:
         pairs = list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]
         for parent, slope in dict(pairs).items() if merged else pairs:
@@ -203,6 +204,13 @@ def like(**mistake):
                 return False
         return True
     return predicate
+
+
+def shared(case, got):
+    """Whether there are nodes of equal numbers, and all of them have equal gradients."""
+    first, values = got["grads"], got["values"]
+    alike = [(i, j) for i, x in enumerate(values) for j in range(i) if x == values[j]]
+    return alike and all(first[i] == first[j] for i, j in alike)
 
 
 def first_is_right(case, got):
@@ -226,6 +234,7 @@ class Backward(Check):
         when("what comes from above is ignored: each parent gets the local derivative alone, not times node.grad",
              like(upstream=False)),
         when("only the first parent of each node gets anything", like(first_parent=True)),
+        when("root's gradient by itself is 1, whatever its value", like(begin_at_1=False)),
         when("stale gradients: the first call is right, and the second adds to what it left behind",
              like(clear="none")),
         when("stale gradients: root begins at 1 again, but the other nodes still hold the last call's",
@@ -236,6 +245,8 @@ class Backward(Check):
              "the parents holds it once. Walk the two tuples side by side", like(merged=True)),
         when("nothing gets beyond root's own parents: the nodes are walked in the wrong direction",
              like(backwards=False)),
+        when("two nodes that hold the same number share one gradient: they are two, and each has a .grad of its own",
+             shared),
         when("the first call is right and a later one isn't: it found the graph changed. Set .grad alone; .parents and "
              ".local are needed again", first_is_right),
     ]
@@ -246,9 +257,11 @@ class Backward(Check):
         tangled = [("tanh", 2), *[(str(rng.choice(["add", "sub", "mul"])), k + 3, k if k < 2 else int(other))
                                   for k, other in enumerate(rng.integers(0, np.arange(3, 12)))]]
         ladder = [("add", k, k) for k in range(40)]
+        alike = leaves(1) * 2 + leaves(1)       # two equal numbers; and what a difference of equals hands on is 0
         return [{"leaves": leaves(3), "program": TOUR, "second": 6},
                 {"leaves": leaves(3), "program": tangled, "second": 7},
-                {"leaves": leaves(1), "program": ladder, "second": 20}]
+                {"leaves": leaves(1), "program": ladder, "second": 20},
+                {"leaves": alike, "program": [("mul", 0, 2), ("sub", 3, 3), ("add", 4, 1), ("mul", 5, 2)], "second": 5}]
 
     def truth(self, case):
         values = evaluate(case)[0]

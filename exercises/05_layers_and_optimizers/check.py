@@ -243,6 +243,7 @@ def vaguely(right):
 class Momentum(Check):
     exercise = "05.3"
     signatures = [
+        gives("only the first parameter moves: the loop ends, or returns, too early", optimizers.first_moves),
         gives(NOT_IN_PLACE, optimizers.unmoved),
         gives(LR_FIXED, lambda case: sgd(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: sgd(case, lrs=optimizers.kept)),
@@ -268,12 +269,16 @@ class Momentum(Check):
         gives("the velocity of the last step is used: first the velocity takes the gradient in, then the parameter "
               "moves",
               lambda case: sgd(case, lambda mu, grads, _: weighted(lambda age: mu ** age, grads[:-1]))),
+        gives("a parameter whose gradient is 0 stands still here, and its velocity with it: that goes on, and shrinks",
+              lambda case: sgd(case, optimizers.only_with_gradient)),
         *vaguely(sgd),
     ]
 
     def cases(self, rng, ranks):
         changing = [None, None, 0.02, None, 0.3, 0.0, 0.1, None] + [None] * 20
-        return [draw(rng, SHAPES, changing, lr=0.05, momentum=0.8), draw(rng, SHAPES[:2], [None, 0.2, None], lr=0.1)]
+        found = [draw(rng, SHAPES, changing, lr=0.05, momentum=0.8), draw(rng, SHAPES[:2], [None, 0.2, None], lr=0.1)]
+        found[0]["grads"][9][1][...] = 0
+        return found
 
     def truth(self, case):
         return sgd(case)

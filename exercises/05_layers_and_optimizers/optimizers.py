@@ -86,6 +86,15 @@ def gradient_kept(mu, grads, _):
     return weighted(lambda age: mu ** age, [grads[0]] if len(grads) == 1 else [grads[1], *grads[1:]])
 
 
+def only_with_gradient(mu, grads, _):
+    """The velocity, 0 where there is no gradient, and without the steps that had none."""
+    return weighted(lambda age: mu ** age, [g for g in grads if g.any()]) if grads[-1].any() else 0.0
+
+
+def first_moves(case):
+    return {"parameters": sgd(case)["parameters"][:1] + unmoved(case)["parameters"][1:]}
+
+
 # ---------------------------------------------------------------- 05.4
 
 def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr * wd), decay_after=False,

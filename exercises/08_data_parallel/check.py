@@ -156,7 +156,10 @@ class BroadcastParameters(Check):
     ]
     demands = [demand("the right values, but by another way than broadcast, which is made for it: in a sum every rank "
                       "sends",
-                      lambda case, got: all(set(g.ops()) <= {"broadcast"} for g in got))]
+                      lambda case, got: all(set(g.ops()) <= {"broadcast"} for g in got)),
+               demand(lambda case, got: f"right, but with {len(got[0].calls)} broadcasts of {len(SHAPES)} parameters: "
+                                        "one for each is enough",
+                      lambda case, got: all(len(g.calls) <= len(SHAPES) for g in got))]
 
     def cases(self, rng, ranks):
         return [[{"parameters": arrays(rng)} for _ in range(ranks)]]

@@ -4,90 +4,42 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
+from . import filling
 from .drawing import draw_both
 
 # ---------------------------------------------------------------- 09.1
-
-
-def cut(nbytes, first, cap, order):
-    """By cumulative sums: where has the bucket that begins at `at` reached its cap?"""
-    sizes, buckets, at = [nbytes[i] for i in order], [], 0
-    while at < len(order):
-        held = np.cumsum(sizes[at:])
-        full = held >= (cap if buckets else first)
-        end = at + int(full.argmax()) + 1 if full.any() else len(order)
-        buckets.append(list(order[at:end]))
-        at = end
-    return buckets
-
-
-def backwards(case):
-    return list(range(len(case["nbytes"])))[::-1]
-
-
-def truth(case, first=None, cap=None, order=None):
-    return cut(case["nbytes"], first or case["first_bytes"], cap or case["cap_bytes"], order or backwards(case))
-
-
-def never_over(case):
-    """Buckets that are closed before they would grow beyond their caps."""
-    buckets, held = [[]], 0
-    for i in backwards(case):
-        cap = case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]
-        if buckets[-1] and held + case["nbytes"][i] > cap:
-            buckets.append([])
-            held = 0
-        buckets[-1].append(i)
-        held += case["nbytes"][i]
-    return buckets
-
-
-def only_above(case):
-    """A bucket with exactly its cap takes one more."""
-    return truth(case, case["first_bytes"] + 1, case["cap_bytes"] + 1)
-
-
-def total_held(case):
-    """The bytes held aren't counted from 0 in each bucket."""
-    buckets, held = [[]], 0
-    for i in backwards(case):
-        if buckets[-1] and held >= (case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]):
-            buckets.append([])
-        buckets[-1].append(i)
-        held += case["nbytes"][i]
-    return buckets
-
-
-def full_to_the_end(case):
-    buckets = truth(case)
-    cap = case["first_bytes"] if len(buckets) == 1 else case["cap_bytes"]
-    return sum(case["nbytes"][i] for i in buckets[-1]) >= cap
 
 
 class Buckets(Check):
     exercise = "09.1"
     signatures = [
         gives("the buckets begin with the first parameter: backward reaches the last one first, so this bucket would "
-              "be complete last", lambda case: {"result": truth(case, order=list(range(len(case["nbytes"]))))}),
+              "be complete last", lambda case: {"result": filling.cut_of(case, order=filling.forwards(case))}),
         gives("the right buckets, but listed from the first layer on: the one that is complete first must come first",
-              lambda case: {"result": [b[::-1] for b in truth(case)[::-1]]}),
+              lambda case: {"result": [b[::-1] for b in filling.cut_of(case)[::-1]]}),
         gives("the last bucket is missing: what is left over when the parameters are through is a bucket too",
-              lambda case: {"result": truth(case)[:-1]}),
+              lambda case: {"result": filling.cut_of(case)[:-1]}),
         gives("an empty bucket is left over at the end: begin a new one only when there is a parameter to go into it",
-              lambda case: {"result": truth(case) + [[]] * full_to_the_end(case)}),
+              lambda case: {"result": filling.cut_of(case) + [[]] * filling.full_to_the_end(case)}),
         gives("the right buckets, but within each the parameters aren't in the order in which their gradients come",
-              lambda case: {"result": [sorted(bucket) for bucket in truth(case)]}),
+              lambda case: {"result": [sorted(bucket) for bucket in filling.cut_of(case)]}),
         gives("a message per parameter: nothing is gathered until a bucket is full",
-              lambda case: {"result": [[i] for i in backwards(case)]}),
+              lambda case: {"result": [[i] for i in filling.backwards(case)]}),
         gives("the first bucket is as large as the others: it is full at first_bytes, so that sending begins early",
-              lambda case: {"result": truth(case, first=case["cap_bytes"])}),
+              lambda case: {"result": filling.cut_of(case, first=case["cap_bytes"])}),
         gives("every bucket is as small as the first: only the first is full at first_bytes",
-              lambda case: {"result": truth(case, cap=case["first_bytes"])}),
+              lambda case: {"result": filling.cut_of(case, cap=case["first_bytes"])}),
         gives("buckets are closed before they would grow beyond the cap: the parameter that fills a bucket still goes "
-              "into it", lambda case: {"result": never_over(case)}),
-        gives("a bucket that holds exactly its cap is full", lambda case: {"result": only_above(case)}),
+              "into it", lambda case: {"result": filling.never_over(case)}),
+        gives("a bucket that holds exactly its cap is full", lambda case: {"result": filling.only_above(case)}),
         gives("the bytes held are never set back to 0: after the first full bucket every parameter gets its own",
-              lambda case: {"result": total_held(case)}),
+              lambda case: {"result": filling.total_held(case)}),
+        gives("what a bucket holds beyond its cap is counted again in the next one: that begins with 0 bytes",
+              lambda case: {"result": filling.over_counted(case)}),
+        gives("first_bytes is used where the first layer is: the first bucket is the one that is complete first, with "
+              "the last layers", lambda case: {"result": filling.small_at_the_end(case)}),
+        gives("the parameters are sorted by their size: they come in the order in which backward reaches them",
+              lambda case: {"result": filling.by_size(case)}),
     ]
 
     def cases(self, rng, ranks):
@@ -103,7 +55,7 @@ class Buckets(Check):
         return found
 
     def truth(self, case):
-        return {"result": truth(case)}
+        return {"result": filling.cut_of(case)}
 
 
 # ---------------------------------------------------------------- 09.2

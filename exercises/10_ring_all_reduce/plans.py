@@ -51,3 +51,12 @@ def in_plans(predicate):
 
 def goes_on(sends, receives, size):
     return np.array_equal(sends[:, 1:], receives[:, :-1])
+
+
+def what_stops(case, got):
+    """In words: where plans that don't go on break off first."""
+    sends, receives = planned(case, got)
+    last = case["size"] - 1
+    if goes_on(sends[:, :last], receives[:, :last], last):
+        return "complete chunks don't reach all ranks. The second half goes round the ring as the first does"
+    return "the sums stop half way"

@@ -18,5 +18,6 @@ def bytes_sent(parameters, ranks, stage):
                        backward does, instead of after the update
 
     Returns {"all_reduce": …, "reduce_scatter": …, "all_gather": …}, numbers of bytes; 0 where a stage doesn't use it.
+    Where the data doesn't divide evenly, the mean over the ranks, a fraction of a byte included.
     """
     raise NotImplementedError("begin with one reduce-scatter of all gradients: N − 1 messages, of how many bytes each?")

@@ -148,6 +148,10 @@ class BytesSent(Check):
               lambda case: send(case, reduce_scatter=(0, 1, 1, 2))),
         gives("one message of 1/N of the data is counted: a ring takes N − 1 of them, one per step",
               lambda case: send(case, 2 * case["parameters"] / case["ranks"])),
+        gives("stage 2 gathers twice here: its parameters are kept, and gathered once, after the update",
+              lambda case: send(case, all_gather=(0, 1, 2, 2))),
+        gives("rounded down to whole bytes: the mean over the ranks was asked for",
+              lambda case: send(case, messages(case) // 1)),
         gives("nobody gathers the updated parameters at stages 1 and 2: each rank has updated its own share only",
               lambda case: send(case, all_gather=(0, 0, 0, 2))),
         gives("stage 0 reduces and gathers as the others here: name it by its collective, all_reduce",
@@ -165,7 +169,8 @@ class BytesSent(Check):
 
     def cases(self, rng, ranks):
         sizes = [(7_500_000_000, 64), (int(rng.integers(10 ** 6, 10 ** 7)), int(rng.integers(3, 9))),
-                 (int(rng.integers(10 ** 6, 10 ** 7)), 2), (int(rng.integers(10 ** 6, 10 ** 7)), 1)]
+                 (int(rng.integers(10 ** 6, 10 ** 7)), 2), (int(rng.integers(10 ** 6, 10 ** 7)), 1),
+                 (1000, 7)]      # 1714.3 bytes
         return [{"parameters": n, "ranks": r, "stage": stage} for n, r in sizes for stage in STAGES]
 
     def truth(self, case):

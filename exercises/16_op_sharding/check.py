@@ -305,6 +305,8 @@ class CrossEntropy(Check):
               loss(sums=losses.same)),
         gives("the label's logit isn't summed over the ranks: those that don't have the class have 0 in its place",
               loss(picks=losses.same)),
+        gives("the label's logit is the greatest of the ranks' numbers, and all but one of these are 0: where it is "
+              "below 0, a 0 wins. Sum them", loss(picks=losses.greatest)),
         gives("a label that is another rank's is read at place 0 here: in the loss every rank adds that logit",
               loss(pick=losses.as_zero, one_hot=losses.local)),
         gives("in the gradient every rank subtracts a 1 from each row, at place 0 where the class isn't its own: only "

@@ -1,0 +1,6 @@
+# 08.2: right, but with 6 broadcasts of 3 parameters
+def broadcast_parameters(comm, parameters):
+    for parameter in parameters:
+        comm.broadcast(parameter, src=0)
+    for parameter in parameters:
+        comm.broadcast(parameter, src=0)
