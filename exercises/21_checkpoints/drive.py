@@ -150,7 +150,7 @@ def capture(learner, inputs, run):
         if not isinstance(state, dict):
             raise TypeError(f"capture gave a {type(state).__name__}; a dict is asked for")
         kept = as_file(state)
-        found["bytes"] = max(found["bytes"], sum(np.asarray(x).nbytes for x in arrays(kept)))
+        found["bytes"] = max(found["bytes"], bytes_of(kept))
         found["went on"][str(kill)] = [one.step() for _ in range(steps - kill)]
         found["changed"] += differences(state, kept, f"captured after step {kill}")
         state, other = as_file(kept), new()
@@ -182,11 +182,14 @@ def as_file(value, name="the state"):
                     "and dicts of these can be read again by any program")
 
 
-def arrays(value):
-    """All arrays, and lists, which are as good."""
+def bytes_of(value):
+    """Of all arrays, and of lists, which are as good: 8 of each number."""
     if isinstance(value, dict):
-        return [array for item in value.values() for array in arrays(item)]
-    return [value] if isinstance(value, np.ndarray | list) else []
+        return sum(map(bytes_of, value.values()))
+    if isinstance(value, list):
+        return sum(bytes_of(item) if isinstance(item, np.ndarray | list | dict) else 8 * (not isinstance(item, str))
+                   for item in value)
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def differences(state, kept, what):

@@ -7,7 +7,7 @@ from exercises.frame import judge, launch
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course
 
-from .test_frame import said
+from .test_judging import said
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
