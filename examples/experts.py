@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim, program, training
+from minitorch_dist import comm, divergence, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
@@ -154,7 +154,8 @@ def main(argv=None):
                   f"{world.size} rank{'s' * (world.size > 1)}\n{'':16}  MaxVio    over   unseen sums' loss", flush=True)
     found = {}
     for name, (balance, speed) in ways(args).items():
-        found[name] = train(args, world, problems, balance, speed)
+        with divergence.ends(world):
+            found[name] = train(args, world, problems, balance, speed)
         if world.rank == 0:
             print(f"{name:16}{mean(ending(found[name].violations)):8.3f}{found[name].over:6.1f} %"
                   f"{found[name].loss:21.3f}", flush=True)

@@ -269,7 +269,7 @@ def picture(summary, path):
 
 def main(argv=None):
     """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
-    trained."""
+    trained, SystemExit(1) where the loss is no number any more."""
     with program.usage_errors("grpo.py"):
         world = comm.world()
         args = parse(argv)

@@ -20,7 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim, program, training
+from minitorch_dist import comm, divergence, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.nf4 import NF4Weight
@@ -134,7 +134,7 @@ def train(args, world, model, problems, steps, lr, look=None):
     if look:
         curve.append((0, accuracy(model, problems, world)))
     for step, batch in enumerate(islice(batches, steps), 1):
-        with ledger.record() as book:
+        with ledger.record() as book, divergence.ends(world):
             training.train_step(replica, optimizer, batch, loss_sum, world, seed=args.seed, step=step, units=DIGITS,
                                 clip=1.0)
         schedule.step()

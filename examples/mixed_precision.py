@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import data, ledger, nn, optim, program, training
+from minitorch_dist import data, divergence, ledger, nn, optim, program
 from minitorch_dist.compress.formats import hadamard
 from minitorch_dist.compress.low_precision import RECIPES, Operand, convert_to_low_precision_training
 from minitorch_dist.viz.figure import drawn
@@ -70,7 +70,7 @@ def train(dataset, args, low, scaler, recipe=None):
         for step, batch in enumerate(loader.epoch(epoch)):
             shard, = batch.shards
             optimizer.zero_grad()
-            with ledger.record(memory=(first := epoch == step == 0)) as book, training.quiet(scaler):
+            with ledger.record(memory=(first := epoch == step == 0)) as book, divergence.quiet():
                 with mt.autocast(low or "float16", enabled=low is not None):
                     loss = nn.cross_entropy(model(shard.inputs), shard.labels)
                 scaler.scale(loss).backward()

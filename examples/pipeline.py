@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, faults, nn, optim, program, training
+from minitorch_dist import comm, data, divergence, faults, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
@@ -141,9 +141,11 @@ def train(args, world):
                 strike("begin", parameters)
                 for stage in pipeline.chunks:
                     stage.zero_grad()
-                loss = pipeline.run(batch, lambda *shard, strike=strike: strike("computed", loss_sum(*shard)),
-                                    seed=args.seed, step=run.step, over=mesh["dp"])
+                with divergence.quiet():
+                    loss = pipeline.run(batch, lambda *shard, strike=strike: strike("computed", loss_sum(*shard)),
+                                        seed=args.seed, step=run.step, over=mesh["dp"])
                 strike("reduced", parameters)
+                divergence.check(loss, run.step + 1, optimizer)
                 if parameters:
                     optimizer.step()
                     plan.step()
@@ -173,7 +175,7 @@ def train(args, world):
 
 def main(argv=None):
     """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
-    trained."""
+    trained, SystemExit(1) where the loss is no number any more."""
     with program.usage_errors("pipeline.py"):
         world = comm.world()
         args = parse(argv)

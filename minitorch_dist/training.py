@@ -17,7 +17,7 @@ import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
-from . import attempt, backend, faults, ledger, optim
+from . import attempt, backend, divergence, faults, ledger, optim
 from .autodiff import autocast
 from .autodiff.primitive import lower
 from .backend import xp
@@ -42,7 +42,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     scaler     a GradScaler: the step is left out where it finds inf or NaN
     noise      a GradientNoiseScale of the model, which takes this step in; its small batches are the pieces
 
-    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
+    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks. Diverged on all where
+    that loss is no number any more.
     """
     strike = faults.of_step(world, step + 1)
     strike("begin", model)
@@ -56,7 +57,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
                          "raise micro_shards instead")
     scaler = optim.GradScaler(enabled=False) if scaler is None else scaler
-    with autocast(amp) if amp else nullcontext(), quiet(scaler):
+    with autocast(amp) if amp else nullcontext(), divergence.quiet():
         for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards
             pieces, loss = cut(shard, accumulate), 0.0
             for i, piece in enumerate(pieces):
@@ -69,17 +70,20 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                 loss += losses.item()
             total.add(xp.array([loss, float(stop)]))
     strike("reduced", model)
+    sums = total.total()
+    world.all_reduce(sums, exact=model.exact)
+    loss = float(sums[0]) * scale
+    divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
     if noise is not None:
         noise.update(scaler.get_scale())
     if clip is not None:
         scaler.unscale_(optimizer)
         if not scaler.found_inf(optimizer):
             clip(model) if callable(clip) else optim.clip_grad_norm_(model.parameters(), clip)
-    scaler.step(optimizer)
+    with divergence.quiet():
+        scaler.step(optimizer)
     scaler.update()
-    sums = total.total()
-    world.all_reduce(sums, exact=model.exact)
-    return float(sums[0]) * scale, bool(sums[1])
+    return loss, bool(sums[1])
 
 
 def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=8, amp=None):
@@ -107,11 +111,6 @@ def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=
                          f"{shard.rows[0]:,} to {shard.rows[1]:,} of step {step + 1:,}")
 
 
-def quiet(scaler):
-    """A context in which NumPy doesn't warn of inf and NaN, if a scaler looks for them."""
-    return xp.errstate(over="ignore", invalid="ignore") if scaler.enabled else nullcontext()
-
-
 def is_cut(model):
     """Whether this rank has parts of the model only: of one that parallelize_module has cut."""
     return any(getattr(type(m), "is_part", False) for m in model.modules())
@@ -135,7 +134,8 @@ class Run:
     async_save  write checkpoints beside the training, see Checkpoints
 
     Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
-    the ledger counts, and no other run can have the folder. Making a Run is collective. On every rank: OSError where
+    the ledger counts, and no other run can have the folder; a training that diverges ends the program, with status 1,
+    and leaves all that was saved. Making a Run is collective. On every rank: OSError where
     the folder can't be written; ValueError where there is nothing to resume, where an earlier run has left checkpoints
     and hasn't come to its end, or where another one is under way.
     """
@@ -266,12 +266,25 @@ class Run:
         self.book = self._ledger.__enter__()
         return self
 
-    def __exit__(self, *exc):
-        self._ledger.__exit__(*exc)
-        if self.history:
-            self.history.close()
-            self.step_log.close()
-            os.close(self.lock)
+    def __exit__(self, kind, error, place):
+        self._ledger.__exit__(kind, error, place)
+        try:
+            if isinstance(error, divergence.Diverged):
+                self._end_diverged(error)
+        finally:
+            if self.history:
+                self.history.close()
+                self.step_log.close()
+                os.close(self.lock)
+
+    def _end_diverged(self, error):
+        """End the program with what has happened and what is kept; a checkpoint under way is written to its end."""
+        with divergence.ends(self.world):
+            self.checkpoints.wait()
+            steps = self.checkpoints.steps()
+            kept = f"the losses until then are in {self.folder / 'history.jsonl'}" + (
+                f"; the checkpoint of step {steps[-1]:,} stays, and may already be too far off" if steps else "")
+            raise divergence.Diverged(f"{error}\n{kept}") from None
 
     def log(self, loss, epoch, count, begin):
         """A step is done: `count` samples, started at time.perf_counter() == begin."""

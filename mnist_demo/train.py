@@ -8,7 +8,8 @@
 Each run leaves history.jsonl (one line per optimizer step), summary.json and
 parameters.npz in its folder. The loss of a step is that of the GLOBAL batch, so
 that the curves of any two runs can be laid over each other. Ctrl-C, or SIGTERM,
-ends after the step under way, and saves what there is.
+ends after the step under way, and saves what there is. A loss that is inf or NaN ends
+the run, with status 1.
 """
 
 import argparse
@@ -275,7 +276,7 @@ def train_mine(args, world):
 
 def main(argv=None):
     """The program; returns the exit status: 0, 1 where --mine draws another curve than the library, 130 after Ctrl-C,
-    143 after SIGTERM. SystemExit(2) for what can't be trained."""
+    143 after SIGTERM. SystemExit(2) for what can't be trained, SystemExit(1) where the loss is no number any more."""
     with program.usage_errors("train.py"):
         world = comm.world()
         args = parse(argv)

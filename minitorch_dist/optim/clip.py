@@ -11,6 +11,7 @@ import numpy as np
 
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, to, xp
+from ..divergence import Diverged
 from ..flat import ALIGN, BLOCK, flat_buffers
 from .optimizer import tensors
 
@@ -153,9 +154,9 @@ def clip_grad_norm_(params, max_norm):
     params: tensors, or one, or (name, tensor) pairs, as an optimizer's.
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Where ranks have parts of parameters (by fully_shard, tensor parallelism, annotations, experts that are divided) the
-    norm is that of the whole gradient, the same on all ranks; then collective. Raises ValueError for a norm that is not
-    finite, and changes nothing then; and for parts that don't say which ranks have the others. (A pipeline's stages are
-    whole parameters: take Pipeline.clip_grad_norm_.)
+    norm is that of the whole gradient, the same on all ranks; then collective. Raises ValueError (Diverged) for a norm
+    that is not finite, and changes nothing then; and for parts that don't say which ranks have the others. (A
+    pipeline's stages are whole parameters: take Pipeline.clip_grad_norm_.)
     """
     return clip_stages({0: params}, max_norm)
 
@@ -167,7 +168,7 @@ def clip_stages(stages, max_norm, comm=None):
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
     norm, tabled = measured(stages, comm)
     if not xp.isfinite(norm):
-        raise ValueError(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
+        raise Diverged(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
     if norm > max_norm:
         for flat, segments, _ in tabled:
             whole = len(segments) == len(flat.segments)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, data, nn, optim, training
+from minitorch_dist import backend, comm, data, divergence, nn, optim, training
 from minitorch_dist.checkpoints.layout import layouts, named_arrays, piece_of
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
@@ -248,7 +248,7 @@ def steps(job, optimizer, batches):
         scaler = beside.scaler(comm.world() if job.mesh else None)
     pipeline = Pipeline(job.chunks, job.mesh["pp"], job.schedule) if job.schedule is not None else None
     for step, batch in batches:
-        with beside.around(job), training.quiet(scaler):
+        with beside.around(job), divergence.quiet():
             if pipeline is not None:
                 step_of_stages(job, pipeline, optimizer, scaler, batch, step)
             elif job.wrap is not None:

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist import comm, data, divergence, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import moe as ep
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -101,7 +101,7 @@ def pipelined(name, pp, amp):
     pipeline, losses, factors = Pipeline(stages, mesh["pp"], schedule), [], []
     for step, batch in batches(images(mesh["dp"], exact=True), STEPS):
         optimizer.zero_grad()
-        with mt.autocast(amp), training.quiet(scaler):
+        with mt.autocast(amp), divergence.quiet():
             losses.append(pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=SEED,
                                        step=step, over=mesh["dp"], scaler=scaler))
         scaler.step(optimizer)
@@ -140,7 +140,7 @@ def thin(scale, growth_interval, bad=()):
         if step in bad and world.rank == 1:
             inputs[0, 0] = np.nan
         optimizer.zero_grad()
-        with training.quiet(scaler):
+        with divergence.quiet():
             loss = nn.cross_entropy(model(inputs), batch.labels, reduction="sum") / batch.count
             scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -220,7 +220,7 @@ def one_rank_has_nan(cut):
                 else:
                     for shard in batch.shards:
                         with mt.backend.random_scope(SEED, step, batch.count, shard.rows, 8), \
-                                training.quiet(scaler) if here else nullcontext():
+                                divergence.quiet() if here else nullcontext():
                             loss = loss_sum(model, shard) * ((np.inf if here and cut == "ddp" else 1) / batch.count)
                             scaler.scale(loss).backward()
             if here and CUTS[cut]:

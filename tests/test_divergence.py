@@ -1,0 +1,79 @@
+"""A loss that is no number any more ends a training: at once, on all ranks, in words, with what was saved."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import comm, divergence, optim, training
+from minitorch_dist.divergence import Diverged
+from minitorch_dist.parallel import DistributedDataParallel
+from tests import crews
+from tests.test_training import loss_sum, setting
+
+ROOT = Path(__file__).parents[1]
+FAR = ["--data", "digits", "--hidden", "33,17", "--lr", "1e30", "--save-every", "1"]
+
+
+class Scaler:
+    def __init__(self, enabled):
+        self.enabled = enabled
+
+
+@pytest.mark.parametrize(("loss", "scaler", "ends"), [
+    (2.5, None, False), (1e300, None, False), (np.inf, None, True), (np.nan, None, True), (-np.inf, None, True),
+    (np.inf, Scaler(True), False), (np.inf, Scaler(False), True), (np.nan, Scaler(True), True)])
+def test_which_losses_end_a_training(loss, scaler, ends):
+    if not ends:
+        assert divergence.check(loss, 7, None, scaler) is None
+        return
+    with pytest.raises(Diverged, match=f"^step 7: the loss is {loss}: the training has diverged"):
+        divergence.check(loss, 7, None, scaler)
+
+
+def test_the_largest_learning_rate_is_told():
+    groups = [{"params": [mt.tensor(np.ones(2), requires_grad=True)], "lr": rate} for rate in (0.5, 1234.0)]
+    with pytest.raises(Diverged, match="at a learning rate of 1234: "):
+        divergence.check(np.nan, 3, optim.SGD(groups, lr=1.0))
+
+
+def test_a_first_loss_that_is_nan_has_no_learning_rate_to_blame():
+    with pytest.raises(Diverged, match="^step 1: the loss is nan: nothing has been learned yet: look .* in the data"):
+        divergence.check(np.nan, 1)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_that_finds_nan_leaves_the_parameters_alone(clip):
+    """Nor does NumPy warn, of numbers that grow or of what is no number."""
+    _, _, batch, model = setting()
+    model = DistributedDataParallel(model, comm.world())
+    optimizer = optim.SGD(model.parameters(), lr=1.7e308)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Diverged, match=r"the loss is inf, at a learning rate of 1\.7e\+308"):
+            for step in range(9):
+                before = [p.numpy().copy() for p in model.parameters()]
+                training.train_step(model, optimizer, batch, loss_sum, comm.world(), seed=0, step=step, clip=clip)
+    assert step > 0 and np.isfinite(before[0]).all()
+    for was, p in zip(before, model.parameters(), strict=True):
+        np.testing.assert_array_equal(p.numpy(), was)
+
+
+@pytest.mark.parametrize(("program", "flags"), [
+    ("mnist_demo/train.py", ["--async-save"]), ("mnist_demo/train.py", ["--exact"]),
+    ("examples/pipeline.py", ["--stages", "2"])], ids=["async", "exact", "pipeline"])
+def test_a_run_that_diverges_keeps_what_was_saved(tmp_path, program, flags):
+    run = crews.launch([ROOT / program, *FAR, *flags, "--out", tmp_path / "run"], n=2, limit=60)
+    assert run.returncode == 1 and not run.timed_out, run.report()
+    history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    done = len(history)
+    assert done >= 1 and all(np.isfinite(line["loss"]) for line in history)
+    first, second = run.stderr[0].splitlines()      # and no warning, no traceback
+    assert first.startswith(f"step {done + 1}: the loss is ") and "learning rate of " in first
+    assert f"the checkpoint of step {done} stays" in second and run.stderr[1] == ""
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        f"step-{step:08d}" for step in range(max(1, done - 1), done + 1)}
+    assert not (tmp_path / "run" / "summary.json").exists()
