@@ -55,6 +55,8 @@ def backward_from(output, gradient, retain, create):
     if output.node is None:
         raise RuntimeError("backward on a tensor that no gradient reaches: no input had requires_grad, "
                            "or it was made under no_grad()")
+    if DEVICE_ARRAYS:
+        check_devices("backward", (output.data,))
     if gradient is None:
         if output.size != 1:
             raise RuntimeError(f"backward on a tensor of shape {output.shape}: only a one-element tensor has a "

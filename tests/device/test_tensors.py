@@ -97,6 +97,22 @@ def test_derivatives_are_checked_where_the_arguments_live():
         mt.check_grads(doubled, (x,), modes=("reverse",))
 
 
+@pytest.mark.parametrize("gradient", [None, 2.0])
+def test_backward_from_a_gpu_that_is_not_current_says_which_to_use(gradient):
+    """A gradient to move there is none: the one that is missing would be made on the wrong GPU."""
+    with backend.on("cuda:1"):
+        w = mt.tensor([1.0, 2.0, 3.0], requires_grad=True, device="cuda:1")
+        loss = (w * w).sum()
+        given = () if gradient is None else (mt.tensor(gradient, dtype=np.float32, device="cuda:1"),)
+    with pytest.raises(RuntimeError, match=r"^backward: \[\] on cuda:1, but the current GPU is cuda:0: call "
+                                           r"backend.use\('cuda:1'\), or work inside `with backend.on\('cuda:1'\):`$"):
+        loss.backward(*given)
+    assert w.grad is None
+    with backend.on("cuda:1"):
+        loss.backward(*given)
+    np.testing.assert_array_equal(w.grad.cpu().numpy(), [2 * (gradient or 1), 4 * (gradient or 1), 6 * (gradient or 1)])
+
+
 def test_pictures_take_arrays_from_where_they_live(tmp_path):
     pytest.importorskip("matplotlib")
     from minitorch_dist.viz import models
