@@ -4,7 +4,8 @@ import numpy as np
 
 from ..autodiff.primitive import lower
 from ..autodiff.transforms import jvp, vjp
-from .figure import drawn
+from ..backend import device_of, module_of, on
+from .figure import drawn, host_values
 
 # ---------------------------------------------------------------- the Jacobian
 
@@ -15,12 +16,16 @@ def jacobian_filling(f, x, path):
     """Draw how the Jacobian of f at x comes to be, into the file `path`: column by column, one JVP each (jacfwd), and
     row by row, one VJP each (jacrev). Returns (number of JVPs, number of VJPs) that were made.
 
-    f takes one floating array and gives one; of both only the flattened elements are shown.
+    f takes one floating array, on any device, and gives one; of both only the flattened elements are shown.
     """
-    x = np.asarray(lower(x))
-    columns = [np.ravel(jvp(f, (x,), (e.reshape(x.shape),))[1]) for e in np.eye(x.size, dtype=x.dtype)]
-    y, pull = vjp(f, x)
-    rows = [np.ravel(pull(e.reshape(y.shape))[0]) for e in np.eye(y.size, dtype=y.dtype)]
+    x = lower(x)
+    x = np.asarray(x) if device_of(x) == "cpu" else x
+    with on(device_of(x)):
+        eye = module_of(x).eye
+        columns = [host_values(jvp(f, (x,), (e.reshape(x.shape),))[1]).ravel() for e in eye(x.size, dtype=x.dtype)]
+        y, pull = vjp(f, x)
+        y = lower(y)
+        rows = [host_values(pull(e.reshape(y.shape))[0]).ravel() for e in eye(y.size, dtype=y.dtype)]
     if not columns or not rows:
         raise ValueError(f"jacobian_filling: from shape {x.shape} to shape {y.shape}: there is nothing to draw")
     largest = max(np.abs(columns).max(), 1e-30)

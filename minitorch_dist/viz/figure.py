@@ -3,6 +3,11 @@
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
+from ..autodiff.primitive import lower
+from ..backend import to
+
 STYLE = {"font.family": "DejaVu Sans", "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False,
          "axes.edgecolor": "#888888", "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555"}
 
@@ -18,3 +23,8 @@ def drawn(path, size, layout="constrained"):
         yield figure
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+
+
+def host_values(array):
+    """The values of an array or tensor of any device, or of a list, as NumPy's array."""
+    return np.asarray(to(lower(array), "cpu"))

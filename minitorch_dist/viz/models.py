@@ -1,13 +1,12 @@
 """Pictures of trained models: learning curve, filters, attention maps, confusion matrix, text with its surprise.
 
-Each takes plain arrays, of any device, and writes one file; PNG, SVG or PDF by the name's ending.
+Each takes arrays or tensors, of any device, and writes one file; PNG, SVG or PDF by the name's ending.
 """
 
 import numpy as np
 
-from ..backend import to
 from .curves import COLORS, MOST_POINTS, binned
-from .figure import drawn
+from .figure import drawn, host_values
 
 INK = COLORS[0]
 
@@ -38,7 +37,7 @@ def learning_curve(run, path):
 def filters(weight, path, most=64):
     """The kernels of a convolution's weight (out, in, kh, kw), a row of `in` small images per output, red for
     positive and blue for negative, one scale for all; at most `most` images."""
-    weight = np.asarray(to(weight, "cpu"))
+    weight = host_values(weight)
     if weight.ndim != 4:
         raise ValueError(f"filters: a weight of shape {weight.shape}; a 2-d convolution's is (out, in, kh, kw)")
     out, inside = weight.shape[:2]
@@ -65,7 +64,7 @@ def filters(weight, path, most=64):
 def attention_maps(weights, path, labels=None, title=""):
     """Where each position looks: weights (heads, time, sources), rows adding up to 1; `labels` names the positions
     (a string of as many characters, or a list), `title` stands before the number of the first head."""
-    weights = np.asarray(to(weights, "cpu"))
+    weights = host_values(weights)
     if weights.ndim != 3:
         raise ValueError(f"attention_maps: weights of shape {weights.shape}; expected (heads, time, sources)")
     with drawn(path, (2.6 * len(weights) + 1, 3.1)) as figure:
@@ -86,7 +85,7 @@ def confusion_matrix(labels, predictions, path, classes=10):
     """How often each class (row) is taken for each (column); counts written in, errors coloured. Returns the counts,
     int64 (classes, classes). ValueError for what is none of the classes 0 to classes - 1, and where
     labels and predictions differ in shape."""
-    pairs = np.asarray(to(labels, "cpu")), np.asarray(to(predictions, "cpu"))
+    pairs = host_values(labels), host_values(predictions)
     if pairs[0].shape != pairs[1].shape:
         raise ValueError(f"confusion_matrix: {pairs[0].shape} labels and {pairs[1].shape} predictions; one of each per "
                          "sample")
@@ -118,7 +117,7 @@ def confusion_matrix(labels, predictions, path, classes=10):
 def text_surprise(text, probabilities, path, width=72, note=""):
     """A text, each character on a ground the darker the less the model expected it; probabilities (len(text),), NaN
     for characters that it was given: they stay white and count for nothing. `note` is a line under the title."""
-    probabilities = np.asarray(to(probabilities, "cpu"))
+    probabilities = host_values(probabilities)
     if not text or len(text) != len(probabilities):
         raise ValueError(f"text_surprise: {len(text)} characters and {len(probabilities)} probabilities")
     places, row, column = [], 0, 0

@@ -117,10 +117,30 @@ def test_pictures_take_arrays_from_where_they_live(tmp_path):
     pytest.importorskip("matplotlib")
     from minitorch_dist.viz import models
     net, path = nn.lenet().to("cuda"), tmp_path / "a.png"
-    models.filters(next(p.data for p in net.parameters() if p.ndim == 4), path)
+    kernel = next(p for p in net.parameters() if p.ndim == 4)
+    for weight in (kernel, kernel.data):
+        models.filters(weight, path)
     models.attention_maps(backend.to(np.eye(3)[None], "cuda"), path)
+    models.text_surprise("ab", mt.tensor([0.5, 0.25], device="cuda:1"), path)
     found = models.confusion_matrix(*backend.to(np.array([[0, 1], [1, 1]]), "cuda"), path, classes=2)
     assert found.tolist() == [[0, 1], [0, 1]] and path.exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_jacobian_is_filled_where_its_input_lives(tmp_path, monkeypatch, device, as_tensor):
+    pytest.importorskip("matplotlib")
+    from minitorch_dist.viz import differentiation
+    matrices = []
+    monkeypatch.setattr(differentiation, "_strip", lambda figure, matrix, *rest: matrices.append(matrix))
+    rng = np.random.default_rng(0)
+    a, x = rng.standard_normal((3, 2)), rng.standard_normal(2)
+    b, z = (mt.tensor(v, device=device) if as_tensor else backend.to(v, device) for v in (a, x))
+    assert differentiation.jacobian_filling(lambda z: mt.sin(mt.matmul(b, z)), z, tmp_path / "a.png") == (2, 3)
+    for matrix in matrices:
+        assert type(matrix) is np.ndarray
+        np.testing.assert_allclose(matrix, np.cos(a @ x)[:, None] * a, rtol=1e-12)
+    assert len(matrices) == 2
 
 
 def test_answers_are_compared_where_their_rewards_live(gpu):
