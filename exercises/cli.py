@@ -104,9 +104,9 @@ def check(exercise, args, course, answers, screen):
     begin(exercise, course, answers, screen)
     if exercise.kind == "ranks":
         try:
-            launcher.find_mpirun()
+            launcher.mpirun_command()
         except RuntimeError as error:
-            raise CourseError(f"{exercise.id} runs on several processes, and there is {error}") from None
+            raise CourseError(f"{exercise.id} runs on several processes: {error}") from None
     uses, whose = answers.uses(exercise, args.which)
     if whose:
         screen.say("  built upon " + ", ".join(f"{id} ({who})" for id, who in whose.items()), "quiet")

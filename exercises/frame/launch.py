@@ -30,6 +30,7 @@ STILL_SECONDS = 1.5        # if all ranks have waited in one call for so long, t
 MOST_BYTES = 1 << 28       # of the outputs of one process
 MOST_SOURCE = 1 << 18      # bytes of an answer's file
 PRINTED_LINES = 12
+LAUNCHER_LINES = 8         # the last ones, of a launcher that starts nobody
 LONGEST_LINE = 200         # characters of a quoted line
 
 
@@ -37,7 +38,7 @@ LONGEST_LINE = 200         # characters of a quoted line
 class Failure:
     """Why there are no outputs to judge.
 
-    kind     "not begun", "syntax", "not installed", "forbidden", "error", "deadlock", "slow" or "no answer"
+    kind     "not begun", "syntax", "not installed", "no ranks", "forbidden", "error", "deadlock", "slow" or "no answer"
     message  one sentence
     details  further lines
     case     number of the case in which it happened, from 0; None: outside of all, or nobody knows
@@ -171,6 +172,8 @@ def _prepare(box, exercise, path, cases, n, uses, closed, drive, limit, memory):
 
 def _failure(box, exercise, run, n, limit, text):
     """What went wrong, or None if every rank has left outputs."""
+    if not run.started:
+        return _no_ranks(run, n)
     notes = [_text(box / f"forbidden-{rank}").splitlines() for rank in range(n)]
     for line in (line for lines in notes for line in lines):
         return Failure("forbidden", f"your answer {line}")
@@ -195,6 +198,15 @@ def _failure(box, exercise, run, n, limit, text):
     said = [line for rank in missing for line in _not_ours(run.stderr[rank])[-4:]]
     return Failure("no answer", f"{who} ended before it gave an answer (status {run.returncode}): does it call exit, "
                                 "os._exit or kill?", [f"    {line}" for line in said])
+
+
+def _no_ranks(run, n):
+    how = f"in {run.seconds:.0f} s" if run.timed_out else f"and ended with status {run.returncode}"
+    said = [line for line in run.launcher_stderr.splitlines() if line.strip("= ")][-LAUNCHER_LINES:]
+    return Failure("no ranks", f"mpirun started none of {n} ranks {how}: your answer was never run, and MPI itself is "
+                               "what doesn't work here (python -m minitorch_dist doctor looks at it). "
+                               + (f"{run.command[0]} says:" if said else f"{run.command[0]} says nothing"),
+                   [f"    {line}" for line in said])
 
 
 def _not_ours(stderr):

@@ -29,6 +29,7 @@ STACK_SECONDS = 0.3   # for the ranks to dump their stacks
 END_SECONDS = 1       # for mpirun to end its ranks before they are killed
 GONE_SECONDS = 1      # for the killed to go
 LOOK_EVERY = 0.05     # seconds between two looks at the ranks' states
+VERSION_SECONDS = 10  # for mpirun to say which one it is
 LOOKED_SECONDS = 0.3  # of CPU time, of a rank that looks again and again for what it waits for
 
 # What a program needs to start at all: all that `inherit=False` leaves of the environment.
@@ -51,6 +52,7 @@ class Run:
     state            dict of the rank's last blocking call (comm/state.py), None if it never reached comm.world()
     stack            after a timeout, the stacks of the rank's threads
     launcher_stderr  what mpirun itself printed, on stdout too
+    started          whether mpirun has started a rank at all
     """
 
     command: list
@@ -62,6 +64,7 @@ class Run:
     state: list
     stack: list
     launcher_stderr: str
+    started: bool = True
 
     def check(self):
         """self, if the run ended in time with status 0; else AssertionError with all that is known."""
@@ -72,7 +75,8 @@ class Run:
     def report(self):
         """Everything a human needs to see what went wrong."""
         ending = "reached its time limit" if self.timed_out else f"ended with status {self.returncode}"
-        lines = [f"{' '.join(map(str, self.command))}", f"{ending} after {self.seconds:.1f} s"]
+        lines = [f"{' '.join(map(str, self.command))}", f"{ending} after {self.seconds:.1f} s"
+                 + ": the launcher has started no rank" * (not self.started)]
         for rank in range(len(self.stdout)):
             lines += [f"---- rank {rank}: {self._where(rank)}"]
             for title, text in (("stack", self.stack[rank]), ("stderr", self.stderr[rank]),
@@ -151,11 +155,21 @@ def is_alive(pid):
         return False
 
 
-@functools.cache
 def mpirun_command():
-    """mpirun with the options that let it start any number of ranks on this machine, as any user."""
-    mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    """mpirun with the options that let it start any number of ranks on this machine, as any user. RuntimeError where
+    there is none, or none that can be run."""
+    return _with_options(find_mpirun())
+
+
+@functools.cache
+def _with_options(mpirun):
+    try:
+        version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                                 timeout=VERSION_SECONDS).stdout
+    except OSError as error:
+        raise RuntimeError(f"{mpirun} can't be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"`{mpirun} --version` has said nothing for {VERSION_SECONDS} s: this MPI hangs") from None
     if "Open MPI" not in version and "OpenRTE" not in version and "prte" not in version.lower():
         return [mpirun]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -206,7 +220,8 @@ class Launch:
         def texts(kind):
             return [_read(self.folder / f"rank-{rank}.{kind}") for rank in range(self.n)]
         return Run(self.command, None if timed_out else self.process.returncode, timed_out, seconds, texts("out"),
-                   texts("err"), _states(self.folder, self.n), texts("stack"), _read(self.folder / "launcher.err"))
+                   texts("err"), _states(self.folder, self.n), texts("stack"), _read(self.folder / "launcher.err"),
+                   any(_pids(self.folder, self.n)))
 
 
 def _states(folder, n):

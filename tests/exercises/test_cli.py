@@ -142,7 +142,7 @@ def test_no_mpirun(desk, monkeypatch):
         raise RuntimeError("no mpirun beside this python")
     monkeypatch.setattr(cli.launcher, "find_mpirun", missing)
     status, text = desk.call("check 08.2")
-    assert status == 2 and "runs on several processes, and there is no mpirun" in text
+    assert status == 2 and "runs on several processes: no mpirun" in text
     assert desk.call("check 08.1")[0] == 1
 
 

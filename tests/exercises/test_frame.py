@@ -9,6 +9,7 @@ from exercises.frame import Check, child, gives, launch, seeds
 from exercises.frame.answers import Answers
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course, CourseError, Exercise
+from minitorch_dist.testing import ranks
 
 
 def run(tmp_path, source, cases=None, n=1, **fields):
@@ -110,6 +111,25 @@ def test_a_failure_names_its_case(source, kind, tmp_path, monkeypatch):
     assert verdict.details[-1] == "  in case 2 of 3: every rank has k=7, x of shape [3]"
     if kind == "deadlock":
         assert verdict.message.startswith("deadlock on 2 ranks: rank 0 waits in recv(src=1) at your line 3")
+
+
+@pytest.mark.parametrize(("does", "words"), [
+    ("echo the network is down >&2; exit 1", ["mpirun started none of 2 ranks and ended with status 1",
+                                              "mpirun says:\n    the network is down"]),
+    ("exit 3", ["ended with status 3", "mpirun says nothing"]),
+    ("echo where is my daemon; exec sleep 60", [" ranks in ", "mpirun says:\n    where is my daemon"]),
+], ids=["says why", "is silent", "hangs"])
+def test_a_launcher_that_starts_nobody_speaks(tmp_path, monkeypatch, does, words):
+    """Not the learner's program, of which nothing has run."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit\n{does}\n")
+    mpirun.chmod(0o700)
+    monkeypatch.setattr(ranks, "find_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(launch, "STARTING_SECONDS", 0.1)
+    failure = run(tmp_path, "def f(comm, x):\n    return x\n", n=2, limit=0.2).failure
+    said = "\n".join([failure.message, *failure.details])
+    assert failure.kind == "no ranks" and "your answer was never run" in said and "doctor" in said
+    assert all(text in said for text in words), said
 
 
 def test_a_note_of_the_case_that_makes_no_sense_is_left_out(tmp_path):

@@ -111,6 +111,18 @@ def test_no_mpirun_names_the_package(monkeypatch, tmp_path):
         ranks.find_mpirun()
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("#!/nowhere/sh\n", "mpirun can't be run: No such file"),
+    ("#!/bin/sh\nexec sleep 60\n", "has said nothing for 0.1 s")])
+def test_an_mpirun_that_can_not_say_which_it_is(monkeypatch, tmp_path, text, words):
+    (tmp_path / "mpirun").write_text(text)
+    (tmp_path / "mpirun").chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr(ranks, "VERSION_SECONDS", 0.1)
+    with pytest.raises(RuntimeError, match=words):
+        ranks.mpirun_command()
+
+
 @pytest.mark.parametrize("environment, size, rank", [
     ({}, 1, 0),
     ({"PMI_SIZE": "4", "PMI_RANK": "3"}, 4, 3),
