@@ -49,7 +49,8 @@ def parser():
         found.set_defaults(run=run)
         return found
     command("map", run_map, "the chapters, how far you are, and what is next", which=None)
-    for name, run, about in (("check", run_check, "check your answers; without a name the next one"),
+    for name, run, about in (("check", run_check, "check your answers; without a name the one whose file you changed "
+                                                  "last, or the next after it"),
                              ("watch", run_watch, "check whenever you save; goes on to the next when one passes")):
         found = command(name, run, about)
         found.add_argument("--with", dest="which", choices=("mine", "ours"), default="mine",
@@ -63,20 +64,21 @@ def parser():
     return top
 
 
-def chosen(args, course, answers):
-    """The exercises meant by the command line; the next one if none is named."""
+def chosen(args, course, answers, screen):
+    """The exercises meant by the command line; the next one if none is named, and why it is."""
     name = args.name[0] if isinstance(args.name, list) else args.name
     if name is not None:
         return course.find(name)
-    coming = answers.next()
+    coming, why = answers.next()
     if coming is None:
         raise CourseError("all exercises have passed: name one to check it again")
+    screen.say(f"{coming.id}: {why}", "quiet")
     return [coming]
 
 
-def one(args, course, answers):
+def one(args, course, answers, screen):
     """The single exercise that is meant; of a chapter, the first that hasn't passed."""
-    found = chosen(args, course, answers)
+    found = chosen(args, course, answers, screen)
     return next((exercise for exercise in found if not answers.passed(exercise)), found[0])
 
 
@@ -89,13 +91,14 @@ def run_map(args, course, answers, screen):
 
 def run_check(args, course, answers, screen):
     """Check in order, and stop at the first that hasn't passed."""
-    for exercise in chosen(args, course, answers):
+    for exercise in chosen(args, course, answers, screen):
         if not check(exercise, args, course, answers, screen):
             return 1
-    if answers.next() is None:
+    coming, _ = answers.next()
+    if coming is None:
         screen.say("That was the last one.", "good")
     elif args.name is None:
-        screen.say(f"  next: {answers.next().id} {answers.next().title}")
+        screen.say(f"  next: {coming.id} {coming.title}")
     return 0
 
 
@@ -139,16 +142,18 @@ def begin(exercise, course, answers, screen):
 
 def run_watch(args, course, answers, screen):
     """Check whenever the file changes, until everything that was meant has passed or Ctrl-C."""
-    everything = args.name is None
     while True:
-        left = [e for e in (course.all_exercises if everything else chosen(args, course, answers))
-                if not answers.passed(e)]
-        if not left:
+        if args.name is None:
+            exercise, why = answers.next()
+        else:
+            exercise, why = next((e for e in course.find(args.name) if not answers.passed(e)), None), ""
+        if exercise is None:
             screen.say("All passed.", "good")
             return 0
-        exercise = left[0]
         begin(exercise, course, answers, screen)
         screen.clear()
+        if why:
+            screen.say(f"{exercise.id}: {why}", "quiet")
         screen.say(f"{show.bar(sum(map(answers.passed, course.all_exercises)), len(course.all_exercises))}", "quiet")
         seen = stamp(answers.path(exercise))
         if not check(exercise, args, course, answers, screen):
@@ -175,7 +180,7 @@ def hints(course, exercise):
 
 
 def run_hint(args, course, answers, screen):
-    exercise = one(args, course, answers)
+    exercise = one(args, course, answers, screen)
     steps = hints(course, exercise)
     shown = min(answers.known(exercise).get("hints", 0) + 1, len(steps))
     answers.note(exercise, hints=shown)
@@ -189,7 +194,7 @@ def run_hint(args, course, answers, screen):
 
 
 def run_solution(args, course, answers, screen):
-    exercise = one(args, course, answers) if args.name is None else chosen(args, course, answers)[0]
+    exercise = one(args, course, answers, screen) if args.name is None else course.find(args.name)[0]
     if not answers.passed(exercise) and not args.give_up:
         screen.say(f"{exercise.id} hasn't passed yet. A hint: {show.command()} hint {exercise.id}\n"
                    f"To see ours all the same: {show.command()} solution {exercise.id} --give-up", "warn")
@@ -212,7 +217,7 @@ def run_solution(args, course, answers, screen):
 
 
 def run_reset(args, course, answers, screen):
-    found = chosen(args, course, answers)
+    found = chosen(args, course, answers, screen)
     if len(found) > 1:
         raise CourseError(f"reset takes one exercise at a time: {', '.join(exercise.id for exercise in found)}")
     backup = answers.reset(found[0])

@@ -64,7 +64,7 @@ def bar(done, total):
 def course_map(screen, course, answers):
     """The chapters with what is done, and what is next."""
     progress = answers.progress()
-    coming = answers.next()
+    coming, why = answers.next()
     wide = width() >= 60
     room = max(12, min(55, width() - (33 if wide else 15)))      # for titles, beside the other columns
     screen.say(f"{'':10}{'chapter':{room}} {'done':>4}" + f" {'minutes':>7}  needs" * wide, "quiet")
@@ -85,7 +85,7 @@ def course_map(screen, course, answers):
     if coming is None:
         screen.say(f"  All passed. {command()} solution ID compares yours with ours.", "good")
         return
-    screen.say(f"  Next: {coming.id} {coming.title}", "strong")
+    screen.say(f"  Next: {coming.id} {coming.title} ({why})", "strong")
     screen.say(f"  read   {near(course.exercises / coming.folder / 'README.md')}")
     screen.say(f"  write  {near(answers.path(coming))}"
                + ("" if answers.path(coming).exists() else "   (made by the first check)"))

@@ -107,9 +107,18 @@ class Answers:
         return bool(self.known(exercise).get("passed"))
 
     def next(self):
-        """The first exercise that hasn't been passed; None at the end."""
-        progress = self.progress()
-        return next((e for e in self.course.all_exercises if not progress.get(e.id, {}).get("passed")), None)
+        """(the exercise that is meant where none is named, why): the one whose file was changed last, unless it has
+        passed as it stands; then the first open one after it, or else of all. (None, "") where all have passed."""
+        exercises = self.course.all_exercises
+        last = max((e for e in exercises if self.path(e).is_file()), default=None,
+                   key=lambda e: self.path(e).stat().st_mtime_ns)
+        if last is not None and not self.usable(last):
+            return last, "the one whose file you changed last"
+        left = [e for e in exercises if not self.passed(e)]
+        after = [e for e in left if last is not None and exercises.index(e) > exercises.index(last)]
+        if after:
+            return after[0], f"the next after {last.id}, whose file you changed last"
+        return (left[0], "the first that is open") if left else (None, "")
 
     # ------------------------------------------------------------ earlier answers
 

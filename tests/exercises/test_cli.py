@@ -72,6 +72,43 @@ def test_check_without_a_name_takes_the_next(desk):
     assert f"{second.id} {second.title}: not yet" in desk.call("check")[1]
 
 
+def test_without_a_name_one_stays_where_one_works(desk):
+    """In chapter 8, though chapters before it are open; and back, when a file there is changed."""
+    first, title = desk.course.all_exercises[0], desk.course.exercise("08.1").title
+    assert f"{first.id}: the first that is open" in desk.call("check")[1]
+    desk.answers.begin(desk.course.exercise("08.1"))
+    changed(desk, "08.1", 60)
+    assert "08.1: the one whose file you changed last\n" in desk.call("hint")[1]
+    assert f"Next: 08.1 {title} (the one whose file you changed last)" in desk.call("")[1]
+    desk.path("08.1").write_text(desk.ours("08.1"))
+    changed(desk, "08.1", 61)
+    status, text = desk.call("check")
+    assert status == 0 and f"08.1 {title}: passed" in text and "next: 08.2" in text
+    assert "08.2: the next after 08.1, whose file you changed last\n" in desk.call("hint")[1]
+    changed(desk, first.id, 62)
+    assert f"{first.id}: the one whose file you changed last\n" in desk.call("hint")[1]
+    desk.path("08.1").write_text(desk.ours("08.1") + "\n")      # passed, and not as it stands
+    changed(desk, "08.1", 63)
+    assert desk.answers.next()[0].id == "08.1"
+
+
+def changed(desk, id, minutes):
+    """As if the file were saved so many minutes from now."""
+    at = time.time() + 60 * minutes
+    os.utime(desk.path(id), (at, at))
+
+
+def test_after_the_last_exercise_comes_the_first_that_is_open(desk):
+    last = desk.course.all_exercises[-1]
+    desk.answers.begin(last)
+    desk.answers.note_passed(last, 1.0)
+    assert desk.answers.next() == (desk.course.all_exercises[0], "the first that is open")
+    for exercise in desk.course.all_exercises:
+        desk.answers.begin(exercise)
+        desk.answers.note_passed(exercise, 1.0)
+    assert desk.answers.next() == (None, "")
+
+
 def test_a_chapter_is_checked_to_its_first_gap(desk):
     for id in ("08.1", "08.2"):
         desk.answers.begin(desk.course.exercise(id))
