@@ -62,7 +62,8 @@ COUNTED = [     # (page, what it says, what there is); of "some N", N is right w
 ]
 
 
-@pytest.mark.parametrize(("page", "said", "counted"), COUNTED, ids=[f"{page}: {said}".replace(r"(\S+)", "N") for page, said, _ in COUNTED])
+@pytest.mark.parametrize(("page", "said", "counted"), COUNTED,
+                         ids=[f"{page}: {said}".replace(r"(\S+)", "N") for page, said, _ in COUNTED])
 def test_a_number_on_a_page_is_that_of_what_there_is(page, said, counted):
     found = re.search(rf"(some )?{said}", text(page))
     number = WORDS.get(found[2]) or int(found[2].replace(",", ""))
@@ -81,7 +82,8 @@ def numbers(said):
 
 
 def test_teachers_are_told_which_chapters_need_several_processes():
-    said = r"Chapters (.*?) \(several processes\) .* chapters (.*?) need no second process, and chapters (.*?) need neither"
+    said = (r"Chapters (.*?) \(several processes\) .* chapters (.*?) need no second process, and chapters (.*?) need "
+            "neither")
     several, alone, neither = re.search(said, text("docs/teaching.md")).groups()
     with_ranks = {exercise.id for exercise in COURSE.all_exercises if exercise.kind == "ranks"}
     excepted = set(re.findall(r"\d+\.\d", neither))
