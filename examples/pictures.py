@@ -15,6 +15,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import data, nn, program, training, viz
+from minitorch_dist.checkpoints.npz import read_npz
 from minitorch_dist.data.text import addition, read_text
 
 
@@ -70,7 +71,7 @@ def maps(model, x, folder, labels=None):
 
 def load(model, facts, folder):
     """The run's parameters, into a model in evaluation mode."""
-    state = dict(np.load(folder / "parameters.npz"))
+    state = read_npz(folder / "parameters.npz")
     model.load_state_dict({name: value.astype(np.float32) for name, value in state.items()})
     if facts["parameters_sha256"] != training.parameters_sha256(model) and facts.get("dtype") != "float64":
         raise ValueError(f"{folder}: parameters.npz and summary.json are of different runs")

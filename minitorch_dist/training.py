@@ -22,6 +22,7 @@ from .autodiff import autocast
 from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
+from .checkpoints.npz import read_npz
 from .data.loader import cut
 from .parallel import BinaryCounter, same_bits
 from .parallel.exact import check_shape
@@ -379,9 +380,12 @@ def save_parameters(path, model):
 
 
 def load_parameters(path, model):
-    """Load what save_parameters wrote. KeyError or ValueError where it doesn't fit the model."""
-    with xp.load(path, allow_pickle=False) as file:
-        model.load_state_dict(dict(file))
+    """Load what save_parameters wrote. ValueError, naming the file, where it is damaged or doesn't fit the model."""
+    state = read_npz(path)
+    try:
+        model.load_state_dict(state)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} is of another model: {error.args[0]}") from error
 
 
 def _replace(path, write):

@@ -29,6 +29,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..backend import is_floating, to, to_device_of, xp, zeros_like
 from ..checkpoints.loading import StoredValues, check_ungathered
+from ..checkpoints.npz import read_npz
 from ..nn.module import Module
 from ..nn.norm import BatchNorm
 from ..parallel.fully_sharded import FullySharded
@@ -61,8 +62,7 @@ def _read_state(source):
         return source
     path = Path(source)
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+        return read_npz(path)
     return dict(StoredValues(path))
 
 

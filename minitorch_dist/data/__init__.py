@@ -66,7 +66,9 @@ def load(name="auto", data_dir=None, rank=0, broadcast=lambda obj: obj, say=prin
     Raises DataNotFound on every rank, saying what to do; IdxError for unsound files; ValueError for another name.
     """
     if name not in NAMES:
-        raise ValueError(f"There is no data set {name!r}; there are {', '.join(map(repr, NAMES))}.")
+        folder = f" A folder of MNIST's files is load('mnist', data_dir={str(name)!r})." * (
+            isinstance(name, os.PathLike) or isinstance(name, str) and os.path.isdir(name))
+        raise ValueError(f"There is no data set {name!r}; there are {', '.join(map(repr, NAMES))}.{folder}")
     if name == "digits" and data_dir:
         raise ValueError(f"The digits ship with the package, but data_dir={str(data_dir)!r} names a folder. "
                          f"Leave it out, or ask for 'mnist'.")

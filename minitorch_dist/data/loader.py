@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from ..backend import to
-from .sampler import Sampler
+from .sampler import Sampler, whole
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class Loader:
 
     def __init__(self, images, labels, batch_size, seed=0, rank=0, size=1, micro_shards=1, shuffle=True,
                  drop_last=False, augment=None, parts=None):
+        for name, array in (("images", images), ("labels", labels)):
+            if not getattr(array, "shape", ()):
+                raise TypeError(f"{name}: a Loader cuts arrays of one sample per first index, got "
+                                f"{type(array).__name__}.")
+        micro_shards = whole(micro_shards=micro_shards)
         if len(images) != len(labels):
             raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
         if not 0 <= rank < size:

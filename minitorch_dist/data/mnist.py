@@ -42,7 +42,8 @@ def find(folder):
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataNotFound(f"No MNIST in {folder}: there is no such folder. Give one that holds {', '.join(SHA256)}, "
+        what = "that is a file" if folder.exists() else "there is no such folder"
+        raise DataNotFound(f"No MNIST in {folder}: {what}. Give one that holds {', '.join(SHA256)}, "
                            f"gzipped or not.")
     found = [next((folder / s for s in spellings(name) if (folder / s).is_file()), None) for name in SHA256]
     missing = [" or ".join(spellings(name)) for name, path in zip(SHA256, found, strict=True) if path is None]

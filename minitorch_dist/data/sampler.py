@@ -7,6 +7,15 @@ import numpy as np
 from minitorch_dist import backend
 
 
+def whole(**named):
+    """The one argument, as an int. TypeError, naming it, where it is no whole number."""
+    (name, value), = named.items()
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: must be a whole number") from None
+
+
 class Sampler:
     """Cuts a shuffled order of 0 … n−1 into global batches.
 
@@ -21,7 +30,8 @@ class Sampler:
     """
 
     def __init__(self, n, batch_size, seed=0, shuffle=True, drop_last=False):
-        self.n, self.batch_size, self.seed = map(operator.index, (n, batch_size, seed))
+        self.n, self.batch_size, self.seed = (whole(**{name: value}) for name, value in (
+            ("n", n), ("batch_size", batch_size), ("seed", seed)))
         self.shuffle, self.drop_last = shuffle, drop_last
         if self.n < 1:
             raise ValueError(f"A sampler needs at least 1 sample, got n={n}.")

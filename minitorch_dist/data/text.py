@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..backend import stream
+from .sampler import whole
 
 IGNORED = -100      # a target that counts for nothing; the number that torch ignores too
 
@@ -38,8 +39,11 @@ class Characters:
                              f"{len(self)} was made from") from None
 
     def decode(self, numbers):
-        """The text of these numbers."""
-        return "".join(self.symbols[i] for i in numbers)
+        """The text of these numbers. ValueError for one that the vocabulary lacks."""
+        numbers = [int(number) for number in numbers]
+        if bad := [number for number in numbers if not 0 <= number < len(self)]:
+            raise ValueError(f"{bad[0]} is no character's number: the vocabulary has {len(self)}")
+        return "".join(self.symbols[number] for number in numbers)
 
 
 class Windows:
@@ -48,7 +52,7 @@ class Windows:
     short for one."""
 
     def __init__(self, tokens, length):
-        if length < 1 or len(tokens) < length + 1:
+        if whole(length=length) < 1 or len(tokens) < length + 1:
             raise ValueError(f"a text of {len(tokens)} characters has no window of {length} and one more; take "
                              "a longer text or shorter windows")
         windows = np.lib.stride_tricks.sliding_window_view(tokens, length)
@@ -70,6 +74,8 @@ class Text:
 
 def read_text(path, validation=0.1):
     """A UTF-8 file as a Text. ValueError, naming the file, where it is empty or not UTF-8."""
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation={validation}: a share of the text, at least 0 and less than 1")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -115,6 +121,8 @@ def addition(digits=2, test=0.1, seed=0, base=10):
         raise ValueError(f"addition: {digits} digits; 1 to 3 can be listed in full (3 give a million problems)")
     if not 2 <= base <= 10:
         raise ValueError(f"addition: base {base}; there are digits for the bases 2 to 10")
+    if not 0 <= test < 1:
+        raise ValueError(f"addition: test={test}; a share of the problems, at least 0 and less than 1")
     limit = base ** digits
     a, b = (n.ravel() for n in np.meshgrid(np.arange(limit), np.arange(limit), indexing="ij"))
     vocabulary = Characters("0123456789+=")

@@ -5,7 +5,7 @@ from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import Placeholder, on_host
 
-EMPTY = "the mean loss of an empty batch is undefined; use reduction='sum'"
+EMPTY = "the mean loss of an empty batch, or where all labels are ignored, is undefined; use reduction='sum'"
 
 
 def _reduced(losses, reduction):

@@ -164,3 +164,12 @@ def test_an_unknown_name():
 def test_digits_with_a_folder_is_a_contradiction(tmp_path):
     with pytest.raises(ValueError, match="ship with the package"):
         data.load("digits", data_dir=tmp_path)
+
+
+def test_a_folder_in_place_of_a_name_is_told_its_own_argument(tmp_path):
+    for folder in (str(tmp_path), tmp_path):
+        with pytest.raises(ValueError, match=f"There is no data set .*load\\('mnist', data_dir='{tmp_path}'\\)"):
+            data.load(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(data.DataNotFound, match="No MNIST in .*file: that is a file"):
+        data.load("mnist", tmp_path / "file")

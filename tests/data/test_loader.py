@@ -179,3 +179,12 @@ def test_further_arrays_go_with_their_rows(monkeypatch):
 def test_a_loop_without_an_epoch_is_told_so():
     with pytest.raises(TypeError, match=r"loader.epoch\(number\)"):
         iter(Loader(*samples(), 10))
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"batch_size": 2.5}, "batch_size=2.5: must be a whole number"), ({"batch_size": "4"}, "batch_size='4'"),
+    ({"micro_shards": 2.0}, "micro_shards=2.0"), ({"seed": "a"}, "seed='a'"),
+    ({"images": [[1.0], [2.0]]}, "images: a Loader cuts arrays .* got list"), ({"labels": 3}, "labels: .* got int")])
+def test_an_argument_of_another_kind_is_named(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        Loader(**{"images": np.ones((2, 3)), "labels": np.arange(2), "batch_size": 2} | arguments)

@@ -124,3 +124,21 @@ def test_the_guide_s_example_runs_and_prints_what_it_says(capsys):
     exec(block, names)
     assert re.search(r"print\(packed\) +# (.*)\n", block)[1] == capsys.readouterr().out.strip()
     assert 0 < names["loss"].item() < 10
+
+
+def test_documents_without_a_token_and_rows_of_padding():
+    packed = pack([np.array([], int), np.array([1, 2, 3]), []], 4)
+    assert packed.whole == 1 and packed.targets.tolist() == [[2, 3, IGNORED, IGNORED]]
+    with pytest.raises(TypeError, match=r"length=2\.5: must be a whole number"):
+        pack([[1, 2, 3]], 2.5)
+    rows = np.zeros((2, 4, 2), np.int64)
+    rows[..., 1] = PADDING
+    rows[0] = packed.rows[0]
+    targets = np.array([*packed.targets, [IGNORED] * 4])
+    gpt = nn.GPT(5, 4, layers=1, heads=2, dim=4)
+    both, alone = (nn.cross_entropy(gpt(*apart(rows[:n])), targets[:n], reduction="sum") for n in (2, 1))
+    assert both.item() == pytest.approx(alone.item(), rel=1e-6)
+    both.backward()
+    assert all(np.isfinite(p.grad.numpy()).all() for p in gpt.parameters())
+    with pytest.raises(ValueError, match="or where all labels are ignored"):
+        nn.cross_entropy(gpt(*apart(rows[1:])), targets[1:])

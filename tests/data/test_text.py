@@ -88,3 +88,21 @@ def test_addition_in_another_base():
     assert problems.vocabulary.numbers == addition(2).vocabulary.numbers
     with pytest.raises(ValueError, match="base 11"):
         addition(2, base=11)
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_numbers_of_no_character(number):
+    """-1 would be the last one."""
+    with pytest.raises(ValueError, match=f"{number} is no character's number: the vocabulary has 3"):
+        Characters("abc").decode([0, number])
+
+
+def test_shares_that_leave_nothing_to_train_on(tmp_path):
+    (tmp_path / "t").write_text("some words")
+    for share in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"validation={share}"):
+            read_text(tmp_path / "t", share)
+        with pytest.raises(ValueError, match=f"test={share}"):
+            addition(1, test=share)
+    with pytest.raises(TypeError, match=r"length=2\.5: must be a whole number"):
+        Windows(np.arange(9), 2.5)
