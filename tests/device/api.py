@@ -24,8 +24,8 @@ UFUNCS = """
     minimum multiply negative not_equal power remainder sign sin sqrt square subtract tanh
 """.split()
 METHODS = """
-    all any argmax argmin astype copy cumsum fill get item max mean min prod ravel reshape set std sum swapaxes
-    tobytes tolist transpose view
+    all any argmax argmin astype copy cumsum fill get item max mean min prod ravel repeat reshape set std sum swapaxes
+    take tobytes tolist transpose view
 """.split()
 OTHERS = {      # module or class -> names that must be there
     "cupy": ["matmul"],

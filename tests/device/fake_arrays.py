@@ -199,6 +199,10 @@ class ndarray:
             events.append(("copy", self.device_id, current(), self.flags.c_contiguous))
         return ours(launched(lambda: np.array(self.host, order=order)))     # from another GPU as well
 
+    def take(self, indices, axis=None, out=None):
+        flat = self.reshape(-1) if axis is None else self
+        return flat[(slice(None),) * ((axis or 0) % flat.ndim) + (indices,)]
+
     def __deepcopy__(self, memo):
         return self.copy()
 
@@ -271,7 +275,12 @@ def plain_index(index, shape):
         elif part is not None:
             axis += 1
         found.append(part)
-    return lambda: tuple(part[0] % part[1] if isinstance(part, tuple) else part for part in found)
+    return lambda: tuple(within(*part) if isinstance(part, tuple) else part for part in found)
+
+
+def within(places, extent):
+    """Places modulo an extent that their own dtype need not hold."""
+    return places % extent if places.dtype.itemsize > 2 else places.astype(np.int32) % extent
 
 
 # ---------------------------------------------------------------- ufuncs and operators

@@ -59,6 +59,10 @@ GIVEN = [       # (what it gives, as a list or number, and its dtype)
     ([1.0, 3.0, 1.0], "f4", lambda cupy, x, i: added(cupy, cupy.ones(3, "f4"), cupy.array([1, 1]))),
     ([1, 3, 1], "i8", lambda cupy, x, i: added(cupy, cupy.ones(3, "i8"), cupy.array([1, 1]))),
     ([[0.0, 3.0, 2.0], [3.0, 4.0, 5.0]], "f4", lambda cupy, x, i: added(cupy, x, (i * 0, cupy.array([1, 1])))),
+    ([[2.0, 0.0], [5.0, 3.0]], "f4", lambda cupy, x, i: x.take(cupy.array([-1, 3]), 1)),
+    ([0.0, 5.0], "f4", lambda cupy, x, i: x.take(cupy.array([0, 5]))),
+    ([0.0, 0.0, 1.0, 1.0, 2.0, 2.0], "f4", lambda cupy, x, i: x[0].repeat(2)),
+    ([255, 1], "i8", lambda cupy, x, i: cupy.arange(300)[cupy.array([255, 1], "u1")]),      # no narrower than indices
 ]
 
 
