@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import stream
+from ..backend import stream, to, to_device_of
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Whole:
         return None
 
     def project(self, gradient, drawn):
-        """What local training may use of a gradient: an array of its shape."""
+        """What local training may use of a gradient, wherever that lives: an array of its shape there."""
         return gradient
 
     def encode(self, update, drawn):
-        """The message for an update, floating, of any shape."""
+        """The message for an update, floating, of any shape, on the host."""
         return [np.array(update)]
 
     def decode(self, message, shape, drawn):
@@ -62,7 +62,8 @@ class Subspace(Whole):
     """Structured encodings: training keeps the update in a random subspace, of which the message says the point."""
 
     def project(self, gradient, drawn):
-        return self.decode(self.encode(gradient, drawn), gradient.shape, drawn)
+        here = to(gradient, "cpu")
+        return to_device_of(self.decode(self.encode(here, drawn), here.shape, drawn), gradient)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class Round:
 class FederatedAveraging:
     """FedAvg.
 
-    model       the server's, on the CPU, with the same values on all ranks; without buffers (BatchNorm's statistics
-                aren't parameters, and nobody would average them)
+    model       the server's, with the same values on all ranks; without buffers (BatchNorm's statistics aren't
+                parameters, and nobody would average them). On a GPU clients train there; messages are the host's
     inputs, labels   all samples; a client looks at its own only
     clients     one index array per client
     fraction    the share of the clients, in (0, 1], that is drawn for a round, at least one; without samples none is
@@ -153,6 +153,7 @@ class FederatedAveraging:
             broadcast(self.comm, lower(p), name)
         self.server = server
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.device = next((p.device for p in self.params.values()), "cpu")
         self.local = SGD(self.params.values(), lr)
         if len({p.dtype for p in self.params.values()}) > 1:
             raise ValueError(f"parameters of several dtypes, {sorted({str(p.dtype) for p in self.params.values()})}: "
@@ -165,7 +166,7 @@ class FederatedAveraging:
         chosen = np.sort(backend.stream("federated, clients", self.seed, number).choice(
             self.present, self.drawn, replace=False)).tolist()
         samples = sum(self.clients[k].size for k in chosen)
-        start = {name: np.array(p.data) for name, p in self.params.items()}
+        start = {name: np.array(backend.to(p.data, "cpu")) for name, p in self.params.items()}
         try:
             sums = self._trained(number, chosen, samples, start)
         finally:
@@ -197,7 +198,7 @@ class FederatedAveraging:
                           next(iter(start.values())).dtype, ("federated", self.seed, number, client))
         self._set(start)
         loss = self._train(number, client, channel)
-        messages = channel.encode({name: p.data - start[name] for name, p in self.params.items()})
+        messages = channel.encode({name: backend.to(p.data, "cpu") - start[name] for name, p in self.params.items()})
         weight, leaf, end = self.clients[client].size / samples, self._zeros(start), 0
         for update in channel.decode(messages).values():
             leaf[end:end + update.size] = weight * update.ravel()
@@ -213,7 +214,7 @@ class FederatedAveraging:
         for epoch in range(self.epochs):
             for order in sampler.epoch(epoch):
                 rows = mine[order]
-                shard = Shard(0, self.inputs[rows], self.labels[rows], (0, rows.size))
+                shard = Shard(0, self.inputs[rows], self.labels[rows], (0, rows.size)).to(self.device)
                 self.model.zero_grad()
                 with backend.random_scope(sampler.seed, step, rows.size, shard.rows, 1):
                     loss = self.loss_sum(self.model, shard)
@@ -236,7 +237,7 @@ class FederatedAveraging:
             if self.server is None:
                 self._write(p, (start[name] + update).astype(p.dtype))
             else:
-                gradients.append((p, (-update).astype(p.dtype)))
+                gradients.append((p, backend.to((-update).astype(p.dtype), self.device)))
         if self.server is not None:
             outer_step(self.server, gradients)
         self.model.zero_grad()
@@ -246,7 +247,7 @@ class FederatedAveraging:
             self._write(p, values[name])
 
     def _write(self, p, values):
-        lower(p)[...] = values
+        lower(p)[...] = backend.to(values, self.device)
         wrote(lower(p), "FederatedAveraging")
 
 

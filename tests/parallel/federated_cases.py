@@ -24,20 +24,21 @@ def samples(count=150, features=9, classes=4):
     return inputs, (inputs @ random.standard_normal((features, classes))).argmax(1)
 
 
-def run(name, rounds=3):
+def run(name, rounds=3, device="cpu"):
     """(sha256 of the parameters, the rounds) of a small network with dropout in a setting."""
     inputs, labels = samples()
     mt.manual_seed(comm.world().rank)      # rank 0's values are everybody's
     model = nn.Sequential(nn.Linear(9, 120), nn.ReLU(), nn.Dropout(0.2), nn.Linear(120, 4))
     if name == "whole":     # where the order of additions shows
         model, inputs = model.to(np.float64), inputs.astype(np.float64)
+    model = model.to(device)
     settings = {"lr": 0.1, "fraction": 0.6, "batch_size": 7, "seed": 3} | SETTINGS[name]
     if "server" in settings:
         settings["server"] = settings["server"](model)
     clients = split_by_dirichlet(labels, 11, 0.5, seed=1)
     learning = FederatedAveraging(model, inputs, labels, clients, **settings)
     done = [learning.round() for _ in range(rounds)]
-    values = b"".join(np.ascontiguousarray(p.numpy()).tobytes() for p in model.parameters())
+    values = b"".join(np.ascontiguousarray(p.cpu().numpy()).tobytes() for p in model.parameters())
     return hashlib.sha256(values).hexdigest(), done
 
 

@@ -16,7 +16,8 @@ from minitorch_dist.parallel.federated import (
 )
 from minitorch_dist.testing import ranks
 from tests.crews import crews
-from tests.parallel.federated_cases import SETTINGS, samples
+from tests.device.fake_cupy import installed
+from tests.parallel.federated_cases import SETTINGS, run, samples
 
 CASES = "tests.parallel.federated_cases:"
 
@@ -176,6 +177,14 @@ def test_the_bits_are_the_same_on_any_number_of_ranks(setting):
         for got, done in crews.call(CASES + "run", n, args=(setting,)):
             assert got == wanted and done == rounds
     assert rounds[0].up > 0 and len(rounds) == 3
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_on_a_gpu_the_bits_are_the_hosts(setting):
+    """On the stand-in, which refuses what CuPy refuses."""
+    wanted = run(setting, rounds=2)
+    with installed():
+        assert run(setting, rounds=2, device="cuda") == wanted
 
 
 @pytest.mark.parametrize(("clients", "n"), [(10, 4), (9, 2), (3, 4)])
