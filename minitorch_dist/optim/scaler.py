@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
-from ..backend import device_of, to, to_device_of, xp, zeros
+from ..backend import device_of, to, xp, zeros
 from ..flat import flat_buffers
 from .clip import check_known, others
 from .optimizer import check_settings
@@ -82,7 +82,7 @@ class GradScaler:
             return outputs
         if isinstance(outputs, (tuple, list)):
             return type(outputs)([self.scale(y) for y in outputs])
-        self._move(lower(outputs))
+        self.move_to(device_of(lower(outputs)))
         return outputs * self._scale
 
     def unscale_(self, optimizer):
@@ -182,9 +182,9 @@ class GradScaler:
             raise RuntimeError(f"{call}() after step() of this optimizer: call update() at the end of each step")
         return stage
 
-    def _move(self, like):
-        """Let factor and count live where losses and gradients do."""
-        self._scale, self._clean = (to_device_of(x, like) for x in (self._scale, self._clean))
+    def move_to(self, device):
+        """Let factor and count live where losses and gradients do: a rank without either is told by those who know."""
+        self._scale, self._clean = (to(x, device) for x in (self._scale, self._clean))
 
     def _look(self, stage, divide):
         """Find out whether all gradients are finite, on all ranks that are concerned, and divide them if asked."""
@@ -195,7 +195,7 @@ class GradScaler:
         flats = flat_buffers(params)
         mine = {id(p) for p in params}
         if flats:
-            self._move(flats[0].grads)
+            self.move_to(flats[0].device)
         found = zeros(1, xp.float32, device_of(self._scale))
         if short := [flat.dtype for flat in flats if divide and flat.dtype.itemsize == 2]:
             raise ValueError(f"unscale_: gradients of {short[0]} can't be divided in place, which would flush them to "

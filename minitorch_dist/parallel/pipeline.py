@@ -225,6 +225,8 @@ class Pipeline:
         self.under_way = True
         self.kept, self.halves, self.sends, self.here = {}, {}, [], {}
         self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
+        if scaler is not None:      # a stage with nothing to train hears of no GPU otherwise, and the others' are there
+            scaler.move_to(self.device)
         first = self.shards[0].inputs
         kind = state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]
         if kind != self.kind:

@@ -1,5 +1,6 @@
 """What the ranks do in test_lora_ranks. What must hold is checked by the parent process."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +95,12 @@ def exactly(names):
 
 # ---------------------------------------------------------------- pipelines
 
-def staged(targets, schedule, wrapper, exact=False, scaled=False):
+def staged(targets, schedule, wrapper, exact=False, scaled=False, device="cpu"):
     """The state after some steps of a pipeline over all ranks, of which the targets are trained."""
     world = comm.world()
     mesh = comm.DeviceMesh(pp=world.size)
     part = cut_sequential(model(targets, np.float32 if exact else np.float64), world.size, [1] * 7)[world.rank]
-    mine = any(p.requires_grad for p in part.parameters())
+    part, mine = part.to(device), any(p.requires_grad for p in part.parameters())
     if wrapper == "DDP" or wrapper and mine:
         alone = comm.world_of_one()
         part = DistributedDataParallel(part, alone, exact=exact) if wrapper == "DDP" else \
@@ -114,6 +115,13 @@ def staged(targets, schedule, wrapper, exact=False, scaled=False):
         scaler.step(optimizer)
         scaler.update()
     return whole_of_stages([part], mesh["pp"])
+
+
+def staged_on_gpu():
+    """staged's state of a scaled pipeline of which one stage is trained, on the stand-in for a GPU."""
+    from tests.device.fake_cupy import installed
+    with warnings.catch_warnings(), installed():
+        return staged(("0",), one_forward_one_backward, None, scaled=True, device="cuda")
 
 
 def pipelines(jobs):

@@ -87,6 +87,11 @@ def test_stages_without_anything_to_train_keep_nobody_waiting(n):
             compare(state, alone("one_process", targets, exact), 0 if exact else 1e-12)
 
 
+def test_on_gpus_a_stage_without_anything_to_train_knows_where_the_others_look_for_inf():
+    for state in crews.call(CASES + "staged_on_gpu", 2):
+        compare(state, alone("one_process", ("0",), False), 1e-12)
+
+
 # ---------------------------------------------------------------- tensor parallelism
 
 @pytest.mark.parametrize("n", [2, 3])
