@@ -319,8 +319,7 @@ class Traced:
     @property
     def device(self):
         """Where the values live: "cpu", "cuda:0", …"""
-        values = lower(self)
-        return getattr(values, "stands_on", None) or device_of(values)      # of what keeps a place (parallel/units.py)
+        return device_of(lower(self))
 
     @property
     def T(self):

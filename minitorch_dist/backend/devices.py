@@ -84,10 +84,11 @@ def module_on(device):
 
 
 def device_of(array):
-    """The name of the device that a raw array lives on; numbers live on the "cpu"."""
+    """The name of the device that a raw array lives on, or what keeps a place for one `stands_on` (nn/absent.py, values
+    on a mesh); numbers live on the "cpu"."""
     if isinstance(array, Placeholder):
         return array.place
-    return "cpu" if on_host(array) else f"cuda:{array.device.id}"
+    return getattr(array, "stands_on", "cpu") if on_host(array) else f"cuda:{array.device.id}"
 
 
 def names_device(target):
@@ -151,6 +152,8 @@ def to(array, device):
     name, here = device_name(device), device_of(array)
     if name == here:
         return array
+    if hasattr(array, "stands_on"):
+        return array.to(name)
     refuse_in_graph(f"a copy from {here} to {name}")
     if name == "cpu":
         with on(here):
@@ -176,7 +179,8 @@ def finish():
 
 def to_device_of(array, like):
     """A raw array on the device of another."""
-    return array if on_host(array) and on_host(like) else to(array, device_of(like))
+    where = device_of(like)
+    return array if where == "cpu" and on_host(array) else to(array, where)
 
 
 def check_devices(name, values, error=None):

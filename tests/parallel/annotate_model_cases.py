@@ -186,17 +186,21 @@ def states():
 
 
 def on_gpu():
-    """How far training with annotations on the stand-in for a GPU is from the host's; where parameters live."""
+    """How far training with annotations on the stand-in for a GPU is from the host's; where parameters live; whether
+    the model then goes on from tokens of the host with those that a whole one does."""
     from tests.device.fake_cupy import installed
     batches = [MODELS["gpt"][1](np.random.default_rng(step)) for step in range(2)]
-    options = {"kv_heads": 2, "dropout": 0.2, "tied": False}
-    losses, state = trained(gpt(1, **options), batches)
+    options, tokens = {"kv_heads": 2, "dropout": 0.2, "tied": False}, np.array([[1, 2], [3, 0]])
+    dense = gpt(1, **options)
+    losses, state = trained(dense, batches)
     with warnings.catch_warnings(), installed():
         mesh, model = comm.DeviceMesh(dp=1, tp=-1), gpt(1, **options).to("cuda")
         a.shard_parameters(model, mesh, a.megatron(model))
         cut_losses, cut_state = trained(model, batches, lambda x: a.split(x, 0, mesh["dp"]))
         places = {p.device for p in model.parameters()}
-    return max(apart(np.array(cut_losses), np.array(losses)), *(apart(cut_state[k], state[k]) for k in state)), places
+        goes_on = backend.to(model.generate(tokens, 3, 0), "cpu")
+    far = max(apart(np.array(cut_losses), np.array(losses)), *(apart(cut_state[k], state[k]) for k in state))
+    return far, places, (goes_on == dense.generate(tokens, 3, 0)).all()
 
 
 # ---------------------------------------------------------------- what can't be

@@ -1,6 +1,7 @@
 """What the ranks do in the tests of packed documents. What must hold is checked by the parent process."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 
@@ -86,9 +87,9 @@ def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False
     return losses, ranks.broadcast_object(tp.full_state_dict(replica)) if stage else tp.full_state_dict(model)
 
 
-def annotated(family):
+def annotated(family, device="cpu"):
     """(the loss, parameters after a step of gradient descent) of all rows, by a model whose matrices lie on a mesh."""
-    rows, model, cut = packed(), gpt(family), comm.world().size > 1
+    rows, model, cut = packed(), gpt(family).to(device), comm.world().size > 1
     tokens, documents = apart(rows.rows[:BATCH])
     if cut:
         mesh = comm.DeviceMesh(dp=-1, op=2)
@@ -98,6 +99,13 @@ def annotated(family):
     loss.backward()
     optim.SGD(model.parameters(), lr=1.0).step()
     return loss.item(), annotate.full_state_dict(model) if cut else model.state_dict()
+
+
+def annotated_on_gpu(family):
+    """The same on the stand-in for a GPU."""
+    from tests.device.fake_cupy import installed
+    with warnings.catch_warnings(), installed():
+        return annotated(family, "cuda")
 
 
 # ---------------------------------------------------------------- pipelines

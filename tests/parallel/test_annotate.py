@@ -265,8 +265,8 @@ def test_nothing_sections_and_cotangents_that_lie_otherwise():
 
 def test_on_a_gpu_the_numbers_are_the_hosts():
     """On the stand-in for CuPy, which refuses arrays of two devices: parts, masks, indices and labels are on one."""
-    for difference, places in crews.call(MODEL_CASES + "on_gpu", 2):
-        assert difference < 1e-10 and places == {"cuda:0"}
+    for difference, places, goes_on in crews.call(MODEL_CASES + "on_gpu", 2):
+        assert difference < 1e-10 and places == {"cuda:0"} and goes_on
 
 
 def test_the_ranks_draw_the_same_mask():

@@ -65,6 +65,16 @@ def test_annotated_it_is_the_same(n):
             np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", packing_cases.OPTIONS)
+def test_annotated_on_a_gpu_it_is_the_same(family):
+    """Documents, positions and masks are where the parts are."""
+    (loss, state), = crews.call(CASES + "annotated", 1, (family,))
+    for found, other in crews.call(CASES + "annotated_on_gpu", 2, (family,)):
+        assert abs(found - loss) < 1e-10
+        for name, value in state.items():
+            np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 @pytest.mark.parametrize("n, layout, how", [(2, "zigzag", "ring"), (3, "contiguous", "ring"),
                                             (2, "zigzag", "all_to_all")])

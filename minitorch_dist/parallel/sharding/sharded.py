@@ -8,7 +8,7 @@ from ...autodiff.primitive import OPS, TRACED, Traced, bind, lower
 from ...autodiff.reverse import check_cotangent
 from ...autodiff.tensor import Tensor
 from ...autodiff.tree import flatten
-from ...backend import is_array, module_of, xp
+from ...backend import device_of, is_array, module_of, xp
 from .layouts import WHOLE, Layout
 from .notes import called, moved, noted, opened
 from .resharding import on_tape, reshard
@@ -30,7 +30,7 @@ class Sharded(Traced):
         self.local, self.shape, self.layout, self.comms = local, tuple(shape), layout, comms
 
     dtype = property(lambda self: self.local.dtype)
-    device = property(lambda self: self.local.device)
+    device = property(lambda self: device_of(lower(self.local)))
     size = property(lambda self: math.prod(self.shape))
     sizes = property(lambda self: {axis: comm.size for axis, comm in self.comms.items()})
     ranks = property(lambda self: {axis: (comm.rank, comm.size) for axis, comm in self.comms.items()})
