@@ -3,9 +3,10 @@
     x  ≈  q · scale         q: one of a Format's numbers; scale: one for the whole group, by one of three rules
 """
 
+import functools
 from dataclasses import dataclass
 
-from ..backend import module_of, stream, to_device_of, xp
+from ..backend import device_of, module_of, stream, to, xp
 
 LEAST = 1e-12       # a group without larger numbers has this one's scale: 0 would have none
 
@@ -79,13 +80,19 @@ HADAMARD = 16
 SIGNS = xp.where(stream("signs of the random Hadamard transform").random(HADAMARD) < 0.5, -1, 1)
 
 
+@functools.cache
+def signs(dtype, device):
+    """SIGNS on a device: sent there once, and not for each product."""
+    return to(SIGNS.astype(dtype), device)
+
+
 def hadamard(x):
     """x (rows, n) with each 16 columns mixed by one orthogonal matrix, ¼ of a Hadamard matrix of ±1 whose rows have
     random signs, the same at all times: so a number is spread over 16, and hadamard(a) hadamard(b)ᵀ = a bᵀ. The last
     n mod 16 columns stay. Sums are made in one order on any device: by pairs, as a fast Fourier transform's are."""
     arrays, (rows, n) = module_of(x), x.shape
     blocks = n // HADAMARD
-    signed = x[:, :blocks * HADAMARD].reshape(rows, blocks, HADAMARD) * to_device_of(SIGNS.astype(x.dtype), x)
+    signed = x[:, :blocks * HADAMARD].reshape(rows, blocks, HADAMARD) * signs(x.dtype, device_of(x))
     mixed = signed.reshape(rows, blocks, 2, 2, 2, 2)
     for axis in range(2, 6):
         one, other = arrays.split(mixed, 2, axis)

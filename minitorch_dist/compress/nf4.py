@@ -12,13 +12,14 @@ A product takes the weight apart, and drops it: no float copy of it lives betwee
 Source: Dettmers et al. 2023, "QLoRA: efficient finetuning of quantized LLMs", 3 and appendix E.
 """
 
+import functools
 import math
 from statistics import NormalDist
 
 from ..autodiff.autocast import lowered
 from ..autodiff.primitive import LinearOp, Primitive, bind, lower
 from ..autodiff.tensor import Tensor
-from ..backend import is_floating, matmul, module_of, to_device_of, xp
+from ..backend import device_of, is_floating, matmul, module_of, to, to_device_of, xp
 from ..nn.module import Module
 
 BLOCK, SECOND_BLOCK = 64, 256       # weights that share an absmax; absmaxs that share one
@@ -50,6 +51,12 @@ NF4, E4M3 = normal_levels(), float_levels()
 PAIRS = xp.stack([xp.repeat(NF4, 16), xp.tile(NF4, 16)], axis=1)        # by byte: its levels, the upper half's first
 
 
+@functools.cache
+def tables(device):
+    """(PAIRS, E4M3) on a device: sent there once, and not for each product."""
+    return to(PAIRS, device), to(E4M3, device)
+
+
 def encode(x, levels, block):
     """(codes, absmax) of float32 numbers (n,): each block's largest |x|, float32 (⌈n/block⌉,), and the number of the
     level next to each x / absmax, uint8 (⌈n/block⌉ · block,); what is padded has 0's."""
@@ -66,13 +73,13 @@ def absmax_of(scales):
     if not isinstance(scales, tuple):
         return scales
     codes, second, mean = scales
-    values = to_device_of(E4M3, codes)[codes] * second.repeat(SECOND_BLOCK)[:len(codes)] + mean
+    values = tables(device_of(codes))[1][codes] * second.repeat(SECOND_BLOCK)[:len(codes)] + mean
     return module_of(codes).maximum(values, 0)      # what is rounded to below 0 would turn its weights' signs
 
 
 def dequantize(codes, scales, shape, dtype):
     """The weight that packed codes stand for, of this shape and dtype: a new array."""
-    blocks = to_device_of(PAIRS, codes)[codes].reshape(-1, BLOCK)
+    blocks = tables(device_of(codes))[0][codes].reshape(-1, BLOCK)
     blocks *= absmax_of(scales)[:, None]
     return blocks.reshape(-1)[:math.prod(shape)].reshape(shape).astype(dtype, copy=False)
 

@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minitorch_dist.compress.formats import E2M1, E4M3, E5M2
+from minitorch_dist.compress.formats import E2M1, E4M3, E5M2, hadamard
+from tests.device.fake_cupy import installed, transfers
 
 THEIRS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2, E2M1: ml_dtypes.float4_e2m1fn}
 
@@ -66,3 +67,14 @@ def test_rounding_by_chance_has_the_numbers_mean(form, dtype):
     assert (np.abs(wide.mean(1) - inside) <= (b - a) / count).all()
     assert (np.abs(wide.var(1) - (inside - a) * (b - inside)) <= 2 * (b - a) ** 2 / count).all()
     assert np.isnan(form.rounded(np.array([np.nan], dtype), chance[:1])).all()
+
+
+def test_on_a_gpu_the_signs_are_sent_once():
+    x = np.random.default_rng(2).standard_normal((3, 37)).astype("f4")
+    with installed() as cupy:
+        there = cupy.asarray(x)
+        hadamard(there)
+        transfers.clear()
+        mixed = hadamard(there)
+        assert not transfers
+        assert mixed.get().tobytes() == hadamard(x).tobytes()

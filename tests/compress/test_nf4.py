@@ -11,6 +11,7 @@ from minitorch_dist.autodiff.check import check_grads
 from minitorch_dist.compress import nf4
 from minitorch_dist.compress.formats import E4M3
 from minitorch_dist.compress.nf4 import NF4Weight
+from tests.device.fake_cupy import installed, transfers
 
 # Dettmers et al. 2023, appendix E
 PUBLISHED = [
@@ -129,3 +130,15 @@ def test_nan_and_inf_are_refused(bad):
     w[1, 1] = bad
     with pytest.raises(ValueError, match=r"\(3, 5\) has inf or NaN"):
         NF4Weight(w)
+
+
+def test_on_a_gpu_a_product_and_its_gradient_send_nothing():
+    """After the first, which has brought the tables of levels there."""
+    held = NF4Weight(weight((7, 70)))
+    with installed():
+        there = nn.Sequential(held).to("cuda")[0]
+        x = mt.tensor(weight((3, 70), 1), device="cuda", requires_grad=True)
+        for _ in range(2):
+            transfers.clear()
+            there.linear(x).sum().backward()
+        assert not transfers
