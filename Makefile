@@ -86,8 +86,8 @@ triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapte
 test-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run the tests that need an NVIDIA GPU; without one they are skipped
 	TRITON_INTERPRET=0 $(run) -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
-test-emulated: $(STAMP) $(TRITON) $(EMULATED)  ## run those tests without a GPU: a real CuPy on one that is emulated
-	$(run) -m tests.device.emulated -m pytest -q -rs -m 'gpu and not large'$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
+test-emulated: $(STAMP) $(TRITON) $(EMULATED)  ## run those tests without a GPU: a real CuPy on two that are emulated
+	EMULATED_GPUS=2 $(run) -m tests.device.emulated -m pytest -q -rs -m 'gpu and not large'$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
 
 lint: $(STAMP)  ## check the code with ruff
 	$(run) -m ruff check .

@@ -229,8 +229,11 @@ def test_compressed_gradients_are_those_of_the_host(hook):
             np.testing.assert_array_equal(gpu[name], both[0][1][name], err_msg=name)
 
 
+A_GPU_EACH = pytest.mark.skipif(GPUS < 2, reason="NCCL needs a GPU for each rank; there are fewer than two")
+
+
+@A_GPU_EACH
 @pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
-@pytest.mark.skipif(GPUS < 2, reason="NCCL needs a GPU for each rank; there are fewer than two")
 def test_two_ranks_with_a_gpu_each():
     for found, gpu_path, _ in ranks.call("tests.device.cases:every_call", 2, ("real nccl",), limit=200):
         (host, *host_counts), (gpu, *gpu_counts) = found
@@ -238,3 +241,15 @@ def test_two_ranks_with_a_gpu_each():
         for name, arrays in host.items():
             for a, b in zip(arrays, gpu[name], strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-6, err_msg=str(name))
+
+
+@A_GPU_EACH
+@pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
+@pytest.mark.parametrize("exact", [False, True])
+def test_training_by_nccl_is_that_of_the_host(exact):
+    """(A bias before a batch norm has a gradient of rounding errors, which AdamW blows up.)"""
+    for (host_losses, host), (gpu_losses, gpu) in ranks.call(
+            "tests.device.cases:trained", 2, ("real nccl", exact), limit=200):
+        np.testing.assert_allclose(gpu_losses, host_losses, rtol=1e-9)
+        for name, value in host.items():
+            np.testing.assert_allclose(gpu[name], value, rtol=1e-6, atol=1e-7, err_msg=name)

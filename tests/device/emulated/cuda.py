@@ -186,12 +186,12 @@ def pointer_attributes(out, address):
 
 @api("p", "cudaStreamCreate")
 def stream_create(out):
-    put(out, POINTER, gpus.handle(Stream()))
+    put(out, POINTER, gpus.handle(Stream(device=gpus.current)))
 
 
 @api("pu", "cudaStreamCreateWithFlags")
 def stream_create_with_flags(out, flags):
-    put(out, POINTER, gpus.handle(Stream(blocking=not flags & 1)))
+    put(out, POINTER, gpus.handle(Stream(not flags & 1, gpus.current)))
 
 
 @api("pui", "cudaStreamCreateWithPriority")
@@ -213,10 +213,7 @@ def stream_synchronize(stream):
 @api("p", "cudaStreamQuery")
 def stream_query(stream):
     gpus.refuse_in_capture("asks for a stream's state", stream)
-    if gpus.stream(stream).work:
-        gpus.synchronize(stream)        # next time it is done
-        return NOT_READY
-    return None
+    return None if gpus.is_done(gpus.stream(stream), gpus.number) else NOT_READY
 
 
 @api("ppu", "cudaStreamWaitEvent")
@@ -279,10 +276,7 @@ def event_synchronize(event):
 @api("p", "cudaEventQuery")
 def event_query(event):
     event = gpus.get(event, Event)
-    if event.stream is not None and event.time is None:
-        gpus.drain(event.stream, event.number)
-        return NOT_READY
-    return None
+    return None if event.stream is None or gpus.is_done(event.stream, event.number) else NOT_READY
 
 
 @api("ppp", "cudaEventElapsedTime")
@@ -342,7 +336,8 @@ def as_c(name):
         try:
             if function is None:
                 raise CudaError(NOT_SUPPORTED, f"the emulated GPU has no {name}")
-            status = function(*(0 if a is None else a for a in arguments))
+            with gpus.changed:
+                status = function(*(0 if a is None else a for a in arguments))
             return 0 if status is None else status
         except CudaError as error:
             status, words = error.args

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from minitorch_dist.kernels import build
 
-from . import cuda, libraries
+from . import cuda, libraries, nccl
 from .symbols import symbols
 
 PAGE, ANYTHING = 4096, 7        # PROT_READ | PROT_WRITE | PROT_EXEC
@@ -51,6 +51,7 @@ def install():
     redirect(str(next(folder.glob("cuda/api/runtime.*.so"))))
     loaded = {name: libraries.load(name, next(folder.glob(f"cuda/libs/{name}.*.so"))) for name in libraries.LIBRARIES}
     sys.modules["cupy.cuda.thrust"] = libraries.Thrust()
+    atexit.register(nccl.leave)
     import cuda.pathfinder as pathfinder  # what CuPy finds NVIDIA's libraries with
     find = pathfinder.load_nvidia_dynamic_lib
     pathfinder.load_nvidia_dynamic_lib = lambda name: (

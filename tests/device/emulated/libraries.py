@@ -189,7 +189,8 @@ decompositions("D", TYPES[1])
 
 # ---------------------------------------------------------------- as libraries
 
-LIBRARIES = {"cublas": "libcublas.so.12", "cusolver": "libcusolver.so.11"}     # what CuPy calls them, what they are
+# What CuPy calls them, what they are.
+LIBRARIES = {"cublas": "libcublas.so.12", "cusolver": "libcusolver.so.11", "nccl": "libnccl.so.2"}
 
 
 def jumps(soname, names):
@@ -239,6 +240,7 @@ class Thrust:
 
     def _rows(self, address, dtype, shape):
         """It waits for the GPU: cupy/cupy issue 9126."""
-        gpus.synchronize()
-        strides = [int(np.prod(shape[i + 1:])) for i in range(len(shape))]
-        return array_at(address, np.dtype(dtype), tuple(shape), strides)
+        with gpus.changed:
+            gpus.synchronize()
+            strides = [int(np.prod(shape[i + 1:])) for i in range(len(shape))]
+            return array_at(address, np.dtype(dtype), tuple(shape), strides)

@@ -3,12 +3,16 @@
 What CUDA leaves open is decided against the program: memory begins as NaN; work on a stream runs when somebody waits
 for it, no earlier, so that what is read too early isn't there yet; a copy from pinned memory reads it at that time,
 too. A kernel may touch arrays of its own GPU alone.
+
+Several threads may have work run, one at a time: those of the program, and those that answer another process (nccl.py).
+Who waits for a process holds nothing meanwhile.
 """
 
 import bisect
 import ctypes
 import threading
 import time
+import traceback
 from collections import deque
 
 import numpy as np
@@ -21,6 +25,8 @@ from minitorch_dist.kernels.emulator.memory import ALIGNED, SECTOR, GlobalMemory
 TOTAL = 8 << 30         # bytes of a GPU
 CAPABILITY = 90
 NULL = 0                # the stream that is there from the beginning, whose order all "blocking" ones keep
+PATIENCE = 60           # seconds that one waits for another thread or process while nothing is given or done
+LOOK = 0.5              # seconds that who asks whether work is done gives it
 
 
 class CudaError(Exception):
@@ -33,10 +39,16 @@ MAX_DYNAMIC_SHARED = 8      # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Stream:
-    """Work in order. blocking: it keeps the order of the null stream."""
+    """Work in order. blocking: it keeps the order of the null stream. device: whose it is; None: of each."""
 
-    def __init__(self, blocking=True):
-        self.blocking, self.work, self.graph = blocking, deque(), None      # graph: what is being recorded
+    def __init__(self, blocking=True, device=None):
+        self.blocking, self.work, self.device = blocking, deque(), device
+        self.graph = None       # what is being recorded
+        self.runner = self.looker = None    # the thread that runs its first work; one that does so beside the program
+
+    def has_done(self, upto):
+        """Whether its work up to a number is done."""
+        return not self.work or self.work[0][0] > upto
 
 
 class Event:
@@ -93,6 +105,8 @@ class Gpus:
         self.rooms, self.pinned = {}, {}            # address -> what keeps it alive: (array, size, device)
         self.handles, self.next, self.number = {NULL: Stream()}, 0x1000, 0
         self.launches = []                          # (kernel, grid, threads) in order
+        self.changed = threading.Condition()        # held by who uses anything of this; told when work was done
+        self.done, self.failure = 0, None           # how much work; an error that the program hasn't been told yet
 
     @property
     def current(self):
@@ -159,9 +173,9 @@ class Gpus:
                 return device
         return None
 
-    def check(self, address, size):
+    def check(self, address, size, device=None):
         """CudaError unless these bytes are in one piece of this GPU's memory."""
-        memory = self.memories[self.current]
+        memory = self.memories[self.current if device is None else device]
         at = bisect.bisect(memory.starts, address) - 1
         if at < 0 or address + size > memory.regions[at].end:
             raise CudaError(INVALID, f"{size:,} bytes at {address:#x} are not in the GPU's memory")
@@ -190,24 +204,84 @@ class Gpus:
         return [thing for thing in self.handles.values() if isinstance(thing, Stream)]
 
     def drain(self, stream, upto):
-        """Run a stream's work up to a number, and before it what keeps its order. Where a kernel fails the rest of all
-        streams is dropped: its copies may go to memory of a program that has given up. (CUDA does nothing more, ever.)
+        """Run a stream's work up to a number, and before it what keeps its order: its numbers are smaller, so that no
+        two threads wait for each other. Work is on its stream until it is done. Where it fails the rest of all streams
+        is dropped: its copies may go to memory of a program that has given up. (CUDA does nothing more, ever.)
         """
         null = self.handles[NULL]
-        while stream.work and stream.work[0][0] <= upto:
-            number, device, work = stream.work.popleft()
+        with self.changed:
+            while True:
+                if self.failure is not None:
+                    failure, self.failure = self.failure, self.failure if self.is_beside else None
+                    raise failure
+                if stream.has_done(upto) or stream.runner == threading.get_ident():
+                    return      # (the latter: in the middle of this work Python has collected something)
+                if stream.runner is None:
+                    self._first(stream, null)
+                else:
+                    self.wait(lambda: stream.runner is None or stream.has_done(upto),
+                              lambda: "a stream's work isn't done")
+
+    def _first(self, stream, null):
+        """Run a stream's first work."""
+        number, device, work = stream.work[0]
+        stream.runner, outer = threading.get_ident(), self.current
+        try:
             if stream.blocking:
                 for other in [s for s in self.streams() if s.blocking and s is not null] if stream is null else [null]:
                     self.drain(other, number)
-            outer, self.current = self.current, device
-            try:
-                work()
-            except BaseException:
-                for other in self.streams():
-                    other.work.clear()
-                raise
-            finally:
-                self.current = outer
+            self.current = device
+            work()
+        except BaseException as error:
+            for other in self.streams():
+                other.work.clear()
+            self.failure = error if self.is_beside else None
+            raise
+        finally:
+            if stream.work and stream.work[0][0] == number:
+                stream.work.popleft()
+            self.done += 1
+            self.current, stream.runner = outer, None
+            self.changed.notify_all()
+
+    def wait(self, condition, words):
+        """Let other threads go on until a condition holds; CudaError with words() once PATIENCE seconds have passed in
+        which no work was given or done."""
+        seen = None
+        while not condition():
+            if seen != (self.number, self.done):
+                seen, since = (self.number, self.done), time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                raise CudaError(LAUNCH, f"{words()} after {PATIENCE} seconds in which nothing else was done")
+            self.changed.wait(min(PATIENCE / 4, 1))
+
+    @property
+    def is_beside(self):
+        """Whether this thread isn't the program's, which has to be told of its errors."""
+        return getattr(self.here, "beside", False)
+
+    def beside(self, stream, upto):
+        """Run a stream's work in a thread that the program doesn't wait for; the error, if there was one."""
+        self.here.beside = True
+        try:
+            self.drain(stream, upto)
+        except CudaError as error:
+            return error
+        except Exception:       # a fault of the emulated GPU's own
+            return CudaError(LAUNCH, traceback.format_exc())
+
+    def is_done(self, stream, upto):
+        """Whether a stream's work up to a number was done when this began. Some may wait for another process: what is
+        left goes on beside the program."""
+        with self.changed:
+            self.drain(stream, 0)       # raises what went wrong meanwhile
+            if stream.has_done(upto):
+                return True
+            if stream.looker is None or not stream.looker.is_alive():
+                stream.looker = threading.Thread(target=self.beside, args=(stream, upto), daemon=True)
+                stream.looker.start()
+            self.changed.wait_for(lambda: stream.has_done(upto), LOOK)
+            return False
 
     def finish(self):
         """Run all work."""
