@@ -45,15 +45,22 @@ class NcclEngine:
             identifier[:] = np.frombuffer(nccl.get_unique_id(), np.uint8)
         engine.broadcast(identifier, 0)
         self.comm = nccl.NcclCommunicator(self.size, identifier.tobytes(), self.rank)
-        self.stream = self.cuda.Stream(non_blocking=True)
+        self.device, self.stream = self.cuda.Device(), self.cuda.Stream(non_blocking=True)
         # NCCL promises no order of a sum, and knows fewer dtypes.
         self.staged = Staged(engine, "exact sums, and dtypes that NCCL doesn't know")
 
     def _post(self, async_op, buffers, call):
-        """Run call(stream) on NCCL's stream, after all that the program's stream holds."""
-        self.stream.wait_event(self.cuda.get_current_stream().record())
-        call(self.stream.ptr)
-        request = Request(self.cuda, self.stream.record(), buffers)
+        """Run call(stream) on NCCL's stream, after all that the program's stream holds. ValueError for an array of
+        another GPU: NCCL would take its address for one of its own GPU's."""
+        for x in buffers:
+            if x is not None and x.device.id != self.device.id:
+                raise ValueError(f"an array on {backend.device_of(x)}, but this communicator has been on cuda:"
+                                 f"{self.device.id} since its first collective: copy the array there, or split off "
+                                 "another communicator")
+        with self.device:
+            self.stream.wait_event(self.cuda.get_current_stream().record())
+            call(self.stream.ptr)
+            request = Request(self, self.stream.record(), buffers)
         if async_op:
             return request
         request.wait()
@@ -65,14 +72,14 @@ class NcclEngine:
     def all_reduce(self, x, op, exact=False, async_op=False):
         if exact or x.dtype.name not in TYPES:
             return self.staged.all_reduce(x, op, exact, async_op)
-        return self._post(async_op, x, lambda stream: self.comm.allReduce(
+        return self._post(async_op, (x,), lambda stream: self.comm.allReduce(
             pointer(x), pointer(x), x.size, *self._of(x, op), stream))
 
     def reduce(self, x, dst, op, async_op=False):
         """(Where a rank isn't dst, NCCL doesn't touch the second pointer.)"""
         if x.dtype.name not in TYPES:
             return self.staged.reduce(x, dst, op, async_op)
-        return self._post(async_op, x, lambda stream: self.comm.reduce(
+        return self._post(async_op, (x,), lambda stream: self.comm.reduce(
             pointer(x), pointer(x), x.size, *self._of(x, op), dst, stream))
 
     def reduce_scatter(self, out, x, op, async_op=False):
@@ -88,7 +95,7 @@ class NcclEngine:
             pointer(x), pointer(out), x.nbytes, self.nccl.NCCL_INT8, stream))
 
     def broadcast(self, x, src, async_op=False):
-        return self._post(async_op, x, lambda stream: self.comm.broadcast(
+        return self._post(async_op, (x,), lambda stream: self.comm.broadcast(
             pointer(x), pointer(x), x.nbytes, self.nccl.NCCL_INT8, src, stream))
 
     def gather(self, out, x, dst, async_op=False):
@@ -135,8 +142,8 @@ def rows(x, counts):
 class Request:
     """A posted operation: an event on NCCL's stream. It holds the arrays, whose memory must not go to others before."""
 
-    def __init__(self, cuda, done, buffers):
-        self.cuda, self.done, self.buffers = cuda, done, buffers
+    def __init__(self, engine, done, buffers):
+        self.engine, self.done, self.buffers = engine, done, buffers
 
     def test(self):
         """True once the arrays hold the result; never waits."""
@@ -152,6 +159,7 @@ class Request:
             if time.monotonic() > limit:
                 return False
             time.sleep(1e-4)
-        self.cuda.get_current_stream().wait_event(self.done)
+        with self.engine.device:
+            self.engine.cuda.get_current_stream().wait_event(self.done)
         self.buffers = None
         return True

@@ -174,6 +174,23 @@ def mismatch():
             return str(error)
 
 
+def of_another_gpu():
+    """What is said of an array of a GPU that isn't the communicator's, and a sum by another current GPU."""
+    world = comm.world()
+    with stand_in("nccl", world.rank) as cupy:
+        mine = backend.use(gpu_of("nccl", world.rank))
+        x = backend.to(np.ones(3), mine)
+        world.all_reduce(x)
+        with cupy.cuda.Device(1 - world.rank):
+            work = world.all_reduce(x, async_op=True)
+            work.wait()
+            y = cupy.ones(3)
+            try:
+                world.all_gather(cupy.empty(6), y)
+            except ValueError as error:
+                return backend.to(x, "cpu"), str(error)
+
+
 def groups_of_one():
     """What every collective leaves in a group of this rank alone: on the host, and on the GPU."""
     world, results = comm.world(), []

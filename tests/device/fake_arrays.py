@@ -71,6 +71,18 @@ def launched(compute, out=None, views=()):
     return result
 
 
+class Pointer(int):
+    """An address that knows its GPU."""
+
+    def __new__(cls, address, device):
+        self = super().__new__(cls, address)
+        self.device = device
+        return self
+
+    def __add__(self, offset):
+        return Pointer(int(self) + offset, self.device)
+
+
 class ndarray:
     """A NumPy array that nobody takes for one."""
 
@@ -89,7 +101,7 @@ class ndarray:
     itemsize = property(lambda self: self.host.itemsize)
     T = property(lambda self: self.transpose())
     device = property(lambda self: Device(self.device_id))
-    data = property(lambda self: SimpleNamespace(ptr=self.host.__array_interface__["data"][0],
+    data = property(lambda self: SimpleNamespace(ptr=Pointer(self.host.__array_interface__["data"][0], self.device_id),
                                                  device_id=self.device_id))
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous,
                                                   f_contiguous=self.host.flags.f_contiguous,

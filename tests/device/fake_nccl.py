@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from minitorch_dist.comm.mpi import wrapping_sum
 
-from .fake_cuda import events
+from .fake_cuda import current, events
 
 TYPES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
          "FLOAT64": 8}
@@ -21,8 +21,9 @@ group = None        # the messages of an open group
 
 
 def memory(pointer, count, datatype):
-    """The elements at an address."""
+    """The elements at an address. It must be the communicator's GPU's, which is the current one."""
     dtype = DTYPES[datatype]
+    assert pointer.device == current()
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(pointer), dtype)
 
 
@@ -39,12 +40,12 @@ class NcclCommunicator:
 
     def __init__(self, ndev, commId, rank):
         assert type(commId) is bytes and commId == get_unique_id()
-        self.comm = MPI.COMM_WORLD.Dup()
+        self.comm, self.device = MPI.COMM_WORLD.Dup(), current()
         assert (ndev, rank) == (self.comm.size, self.comm.rank)
         events.append(("init", rank))
 
     def _note(self, call, stream):
-        assert type(stream) is int
+        assert type(stream) is int and current() == self.device
         events.append((call, stream))
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):

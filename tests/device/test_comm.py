@@ -86,6 +86,12 @@ def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
         assert "sum on a GPU" in text and "rank" in text
 
 
+def test_a_communicator_keeps_its_gpu():
+    for rank, (x, said) in enumerate(ranks.call(CASES + "of_another_gpu", 2)):
+        np.testing.assert_array_equal(x, np.full(3, 4.0))
+        assert f"an array on cuda:{1 - rank}, but this communicator has been on cuda:{rank}" in said
+
+
 def test_a_group_of_one_rank_hands_mpi_nothing():
     for host, gpu in ranks.call(CASES + "groups_of_one", 2):
         np.testing.assert_array_equal(gpu, host)

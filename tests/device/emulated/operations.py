@@ -21,7 +21,7 @@ from .processes import REMOTE, USAGE, ask_all, this_process, words_of
 
 ARGUMENT = 4        # ncclInvalidArgument
 SUM, PROD, MAX, MIN, AVG = range(5)
-ADDS = {SUM: np.add, PROD: np.multiply, MAX: np.maximum, MIN: np.minimum, AVG: np.add}
+ADDS = {SUM: np.add, PROD: np.multiply, MAX: np.fmax, MIN: np.fmin, AVG: np.add}       # (NaN is no maximum)
 OPERATIONS = ["sum", "product", "maximum", "minimum", "mean"]
 
 
