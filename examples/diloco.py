@@ -165,6 +165,7 @@ def main(argv=None):
         dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
         for settings in ways(args).values():    # what doesn't fit is said before anything is trained
             prepare(args, world, dataset, settings)
+        program.make_folder(args.out, world)
         if world.rank == 0:
             print(f"{dataset.source}\n{world.size} worker{'s' * (world.size > 1)}, {args.steps:,} steps of AdamW; a "
                   f"step computes {args.compute:g} ms, a message takes {args.latency:g} ms and its bytes at "

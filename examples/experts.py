@@ -149,6 +149,7 @@ def main(argv=None):
         problems = addition(2, seed=args.seed)
         build(args, problems, 0.0)      # what doesn't fit is said before anything is trained
         batches_of(args, world, problems)
+        program.make_folder(args.out, world)
         if world.rank == 0:
             print(f"{args.top_k} of {args.experts} experts, {args.steps:,} steps of {args.batch_size} sums on "
                   f"{world.size} rank{'s' * (world.size > 1)}\n{'':16}  MaxVio    over   unseen sums' loss", flush=True)

@@ -206,7 +206,7 @@ def prepare(args, world):
     for way in ways(args).values():
         fine_tuned(args, after.vocabulary, values, *way)
     Loader(after.train, after.train, args.batch_size, rank=world.rank, size=world.size)
-    args.out.mkdir(parents=True, exist_ok=True)
+    program.make_folder(args.out, world)
     return before, after
 
 

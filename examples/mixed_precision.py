@@ -150,6 +150,7 @@ def main(argv=None):
     args = parse(argv)
     with program.usage_errors("mixed_precision.py"):
         dataset = data.load(args.data, args.data_dir)
+        program.make_folder(args.out)
     print(f"{dataset.source}\n")
     ways = {        # what it is -> (its 16 bits, its scaler)
         "float32": (None, optim.GradScaler(enabled=False)),

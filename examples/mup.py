@@ -129,8 +129,7 @@ def main(argv=None):
         for width in args.widths:       # what doesn't fit is said before anything is trained
             MODELS[args.model](width)
         loader_of(args, dataset)
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
+        program.make_folder(args.out, world)
     if world.rank == 0:
         print(f"{dataset.source}\n{args.steps:,} steps of {args.optimizer}, {args.model} of widths "
               f"{', '.join(map(str, args.widths))}", flush=True)

@@ -163,7 +163,7 @@ def main(argv=None):
     """The program; returns the exit status."""
     args = parse(argv)
     with program.usage_errors("offload.py"), tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        args.device = backend.use(args.device)
+        args.device = program.take_device(args.device)
         mt.manual_seed(0)
         with nn.without_values():
             gpt = nn.GPT(VOCABULARY, args.length, layers=args.layers, heads=4, dim=args.dim)

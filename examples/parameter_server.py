@@ -37,7 +37,8 @@ MODES = {           # label -> (mode, max_staleness)
     "sync": ("sync", None), "async, s=0": ("async", 0), "async, s=2": ("async", 2), "async": ("async", None),
 }
 RANGES = {
-    program.AT_LEAST_1: ("servers", "epochs", "steps", "batch_size", "n_fetch", "n_push", "slow"),
+    program.AT_LEAST_1: ("servers", "epochs", "steps", "batch_size", "n_fetch", "n_push"),
+    program.FINITE_1: ("slow",),
     program.AT_LEAST_0: ("lr", "seed", "max_staleness", "local_lr"),
 }
 COLUMNS = "updates/s", "gradients/s", "staleness", "most", "accuracy %", "MB/gradient", "on paper"
@@ -196,6 +197,7 @@ def main(argv=None):
         servers, workers = roles(world.size, args.servers)
         dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
         batches = len(loader_of(args, dataset, 0, len(workers)))
+        program.make_folder(args.out, world)
     _, steps = program.length(args, batches, args.epochs)
     modes = MODES if args.mode == "all" else {args.mode: (args.mode, args.max_staleness)}
     group = world.split(0 if world.rank in workers else None)

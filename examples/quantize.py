@@ -10,7 +10,7 @@ Trains an MLP in float32, quantises it in every way there is, and trains it on w
 import sys
 
 import minitorch_dist as mt
-from minitorch_dist import data, nn, optim, program
+from minitorch_dist import data, divergence, nn, optim, program
 from minitorch_dist.compress import Scheme, convert, describe, prepare_qat, quantize_model
 
 RANGES = {program.AT_LEAST_1: ("epochs", "batch_size"), program.AT_LEAST_0: ("seed",), program.POSITIVE: ("lr",)}
@@ -49,9 +49,10 @@ def train(model, dataset, args, epochs):
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     schedule = optim.LambdaLR(optimizer, optim.cosine(epochs * len(loader), 0))
     for epoch in range(epochs):
-        for batch in loader.epoch(epoch):
+        for step, batch in enumerate(loader.epoch(epoch)):
             for shard in batch.shards:
                 loss = nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum") / batch.count
+                divergence.check(loss.item(), 1 + epoch * len(loader) + step, optimizer)
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -74,7 +75,8 @@ def main(argv=None):
     test = dataset.test_images, dataset.test_labels
     some = [dataset.train_images[:512]]       # to calibrate with
     mt.manual_seed(args.seed)
-    model = train(nn.mlp(args.widths), dataset, args, epochs)
+    with divergence.ends(), divergence.quiet():
+        model = train(nn.mlp(args.widths), dataset, args, epochs)
     before = sum(p.data.nbytes for p in model.parameters())
 
     print(f"{dataset.source}\n\n{'':<42}{'accuracy':>9}{'bytes':>11}{'of float32':>12}")

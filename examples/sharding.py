@@ -76,6 +76,8 @@ def main():
     parser.add_argument("--batch", type=int, default=12, help="sequences of 8 positions (default: 12)")
     parser.add_argument("--plan", type=int, metavar="RANKS", help="plan the block for so many ranks of tp, and end")
     args = parser.parse_args()
+    if args.batch < 1:
+        parser.error(f"--batch {args.batch}: must be at least 1")
     world = comm.world()
     if args.plan is not None:
         if args.plan < 1:

@@ -37,11 +37,11 @@ def quiet():
 
 
 @contextmanager
-def ends(world):
-    """Around a program's training: where it diverges, one line from rank 0, and status 1."""
+def ends(world=None):
+    """Around a program's training: where it diverges, one line from rank 0, and status 1. None: one process alone."""
     try:
         yield
     except Diverged as error:
-        if world.rank == 0:
+        if world is None or world.rank == 0:
             print(error, file=sys.stderr, flush=True)
         raise SystemExit(1) from error

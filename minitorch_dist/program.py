@@ -4,12 +4,14 @@ import argparse
 import platform
 import signal
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from . import attempt, backend, faults
 from .backend import xp
+from .comm.together import together
 from .launch_env import launched_rank
 from .timeline import trace
 from .viz import timeline as timeline_picture
@@ -39,6 +41,7 @@ def in_words(error):
 
 # What a number must be, and whether it is.
 AT_LEAST_1 = "at least 1", lambda value: value >= 1
+FINITE_1 = "at least 1, and finite", lambda value: 1 <= value < float("inf")
 AT_LEAST_0 = "at least 0, and finite", lambda value: 0 <= value < float("inf")
 MORE_THAN_0 = "more than 0", lambda value: value > 0
 POSITIVE = "more than 0, and finite", lambda value: 0 < value < float("inf")
@@ -125,6 +128,21 @@ class ArgumentParser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+def make_folder(path, world=None):
+    """The folder in which a program writes at its end, made before it begins; None: it writes nothing. OSError where
+    there can be none, with world on all its ranks; then collective."""
+    def made():
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except FileExistsError as error:
+            raise OSError(error.errno, "is a file, and a folder is needed", str(path)) from error
+        except OSError as error:
+            raise OSError(error.errno, f"no file can be written here: {error.strerror}", str(path)) from error
+    together(world, made if path is not None and (world is None or world.rank == 0) else lambda: None)
+
+
 def length(args, batches, default_epochs):
     """(epochs, steps) to train for: --epochs or --steps, whichever ends first; `batches` make an epoch."""
     epochs = args.epochs or (-(-args.steps // batches) if args.steps else default_epochs)
@@ -132,11 +150,12 @@ def length(args, batches, default_epochs):
     return -(-steps // batches), steps
 
 
-def take_device(name, world):
+def take_device(name, world=None):
     """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
-    node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective."""
+    node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective; None:
+    one process alone."""
     try:
-        if name != "cuda":
+        if name != "cuda" or world is None:
             return backend.use(name)
         gpus = backend.load_cupy().cuda.runtime.getDeviceCount()
     except (RuntimeError, ValueError) as error:

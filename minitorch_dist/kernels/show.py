@@ -105,6 +105,10 @@ def run(args):
     if interpreting():
         print("kernels: TRITON_INTERPRET is set, and an interpreted kernel has no stages: unset it", file=sys.stderr)
         return 1
+    if args.kernel is None and (args.count or args.show):
+        print(f"kernels: {'--count' if args.count else f'--show {args.show}'}: of which kernel? (without it: a list)",
+              file=sys.stderr)
+        return 1
     if args.kernel is None:
         print(overview())
         return 0

@@ -1,6 +1,6 @@
 """`python -m minitorch_dist pipeline`: a schedule as a picture, with its bubble and what each rank holds."""
 
-from pathlib import Path
+import sys
 
 from ..tables import aligned
 from .schedule_blocks import BLOCKS, dates, interval_of
@@ -27,21 +27,23 @@ def _show(args):
         schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
         both = _both(schedule, args)
     except ValueError as error:
-        print(f"minitorch-dist pipeline: {error}")
-        return 2
+        return _refused(error)
     played, placement = play(schedule, both=both), placement_of(schedule)
     print("\n".join([drawn(schedule, both=both), "", *_told(played, placement, both),
                      *_pattern(args.schedule, placement)]))
     if args.out:
         try:
-            if not Path(args.out).suffix:
-                raise ValueError(f"--out {args.out} needs an ending, as in schedule.png")
             args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
         except (ValueError, OSError) as error:
-            print(f"minitorch-dist pipeline: {error}")
-            return 2
+            return _refused(error)
         print(f"drawn: {args.out}")
     return 0
+
+
+def _refused(error):
+    named = isinstance(error, OSError) and error.filename
+    print(f"minitorch-dist pipeline: {f'{error.filename}: {error.strerror}' if named else error}", file=sys.stderr)
+    return 2
 
 
 def _both(schedule, args):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ..attempt import read_steps
+from ..program import in_words
 from ..testing.ranks import mpirun_command
 from .attempts import Attempt, Rule, Start, goodput, next_start
 from .job import Job, write
@@ -96,7 +97,7 @@ def _run(args):
     try:
         return supervise(command, rule, args.grace)
     except (OSError, RuntimeError) as error:
-        print(f"minitorch-dist supervise: {error}", file=sys.stderr)
+        print(f"minitorch-dist supervise: {in_words(error)}", file=sys.stderr)
         return 2
 
 

@@ -15,7 +15,10 @@ STYLE = {"font.family": "DejaVu Sans", "font.size": 10.5, "axes.spines.top": Fal
 @contextmanager
 def drawn(path, size, layout="constrained"):
     """A matplotlib Figure of `size` inches, to be filled inside of the block; at its end it is written into the file
-    `path`, as PNG, SVG or PDF by the name's ending. layout: matplotlib's; None: the caller places the axes."""
+    `path`, as PNG, SVG or PDF by the name's ending. layout: matplotlib's; None: the caller places the axes. ValueError
+    for a name without an ending, to which matplotlib would give one."""
+    if not Path(path).suffix:
+        raise ValueError(f"{path} needs an ending, as in {Path(path).name}.png")
     import matplotlib
     from matplotlib.figure import Figure
     with matplotlib.rc_context(STYLE):

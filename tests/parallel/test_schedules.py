@@ -216,7 +216,7 @@ def test_the_command_draws(capsys):
     assert drawn(zb_v(3, 5)) in said and "0, 5; 1, 4; 2, 3." in said
     assert "6.2 % of" in said and "batch: for 0.0 %" in said
     assert main(["pipeline", "interleaved", "--ranks", "2", "--micro-batches", "3"]) == 2
-    assert "2 ranks must divide the 3 micro-batches" in capsys.readouterr().out
+    assert "2 ranks must divide the 3 micro-batches" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, arguments, words", [

@@ -1,0 +1,55 @@
+"""What an example or a command is given and can't take: one line that names it, status 2, before anything is trained."""
+
+from pathlib import Path
+
+import pytest
+
+from minitorch_dist import __main__ as commands
+from minitorch_dist import program
+from tests import crews
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FOLDERS = ("diloco.py", "experts.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py")
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["sharding.py", "--batch", "0"], "--batch 0: must be at least 1"),
+    (["offload.py", "--device", "cuda:99"], "offload.py: device cuda:99"),
+    (["parameter_server.py", "--slow", "inf"], "--slow inf: must be at least 1, and finite"),
+    *(([name, "--out", "FILE"], "file: is a file, and a folder is needed") for name in FOLDERS)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_an_example_says_what_it_can_not_take(tmp_path, flags, words):
+    (tmp_path / "file").write_text("")
+    name, *flags = [flag.replace("FILE", str(tmp_path / "file")) for flag in flags]
+    more = ["--data", "digits"] if name in ("diloco.py", "mixed_precision.py", "mup.py", "parameter_server.py") else []
+    run = crews.launch([EXAMPLES / name, *flags, *more], n=1, limit=60)
+    assert run.returncode == 2 and words in run.stderr[0] and "Traceback" not in run.stderr[0], run.report()
+
+
+def test_a_folder_that_can_not_be_made_is_told_to_all_ranks(tmp_path):
+    (tmp_path / "file").write_text("")
+    run = crews.launch([EXAMPLES / "experts.py", "--out", tmp_path / "file" / "below"], n=2, limit=60)
+    assert run.returncode == 2 and run.stderr[1] == "", run.report()
+    assert "experts.py: " in run.stderr[0] and "below: no file can be written here: Not a directory" in run.stderr[0]
+
+
+def test_a_folder_is_made(tmp_path):
+    program.make_folder(tmp_path / "a" / "b")
+    program.make_folder(None)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize(("line", "status", "words"), [
+    ("pipeline 1f1b --ranks 0", 2, "at least one rank and one micro-batch; got 0 and 8"),
+    ("pipeline 1f1b --out FOLDER", 2, "needs an ending, as in pictures.png"),
+    ("pipeline 1f1b --out FILE/x.png", 2, "file: File exists"),
+    ("kernels --show ptx", 1, "--show ptx: of which kernel?"),
+    ("supervise --mpirun nowhere -- x.py", 2, "supervise: nowhere: No such file or directory")])
+def test_a_command_says_what_it_can_not_take(tmp_path, capsys, monkeypatch, line, status, words):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "pictures").mkdir()
+    line = line.replace("FILE", str(tmp_path / "file")).replace("FOLDER", str(tmp_path / "pictures"))
+    assert commands.main(line.split()) == status
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("minitorch-dist ") + said.err.count("kernels: ") == 1
