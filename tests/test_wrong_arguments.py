@@ -1,4 +1,4 @@
-"""What an example or a command is given and can't take: one line that names it, status 2, before anything is trained."""
+"""What an example or a command is given and can't take: a line that names it, status 2, before anything is trained."""
 
 from pathlib import Path
 
