@@ -3,11 +3,14 @@
     python examples/differentiation.py
 """
 
+import argparse
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 rng = np.random.default_rng(0)
 
 # 1. Forward mode with unknown tangents leaves a linear program; read upwards it is reverse mode.
