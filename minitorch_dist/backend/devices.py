@@ -72,10 +72,11 @@ def on_host(value):
 
 
 def module_of(array):
-    """The module, numpy or cupy, that the array comes from."""
-    if isinstance(array, Placeholder) and array.place != "cpu":
-        return array.module
-    return DEVICE_ARRAYS.get(array.__class__) or (xp if device_of(array) == "cpu" else load_cupy())
+    """The module, numpy or cupy, that the array comes from; numpy, whose functions find their way, of values on a mesh.
+    """
+    if isinstance(array, Placeholder):
+        return xp if array.place == "cpu" else array.module
+    return DEVICE_ARRAYS.get(array.__class__) or (xp if on_host(array) else load_cupy())
 
 
 def module_on(device):

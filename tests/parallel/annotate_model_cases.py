@@ -199,6 +199,9 @@ def on_gpu():
         cut_losses, cut_state = trained(model, batches, lambda x: a.split(x, 0, mesh["dp"]))
         places = {p.device for p in model.parameters()}
         goes_on = backend.to(model.generate(tokens, 3, 0), "cpu")
+        x = values((4, 6), 7)
+        largest = mt.topk(a.split(mt.tensor(x, device="cuda"), 0, mesh["tp"]), 2, 1)[0].full().cpu().numpy()
+        assert (largest == np.sort(x, 1)[:, :-3:-1]).all()
     far = max(apart(np.array(cut_losses), np.array(losses)), *(apart(cut_state[k], state[k]) for k in state))
     return far, places, (goes_on == dense.generate(tokens, 3, 0)).all()
 
