@@ -7,7 +7,8 @@ NCCL's kernels run on a stream of their own, beside the program's:
     NCCL's stream                └─ all-reduce ─────────────┘
 
 Posting records `ready` and makes NCCL's stream wait for it; waiting makes the program's stream wait for `done`. The
-program itself never waits: when a call has returned, what it does next with the array comes after the result.
+program itself never waits: when a call has returned, what it does next with the array comes after the result. Each
+communicator has a stream of its own; ranks call what they do by several in one order, or NCCL may hang.
 """
 
 import time

@@ -44,6 +44,7 @@ class Stream:
     def __init__(self, blocking=True, device=None):
         self.blocking, self.work, self.device = blocking, deque(), device
         self.graph = None       # what is being recorded
+        self.doing = ""         # what its first work waits for, in words
         self.runner = self.looker = None    # the thread that runs its first work; one that does so beside the program
 
     def has_done(self, upto):
@@ -220,7 +221,7 @@ class Gpus:
                     self._first(stream, null)
                 else:
                     self.wait(lambda: stream.runner is None or stream.has_done(upto),
-                              lambda: "a stream's work isn't done")
+                              lambda: f"a stream's work isn't done: {stream.doing or 'no NCCL'}")
 
     def _first(self, stream, null):
         """Run a stream's first work."""

@@ -169,7 +169,7 @@ def start(given):
         for operation in operations:
             this_process().posted[operation.key] = gpus.stream(handle), gpus.number
     for (comm, handle), operations in pieces.items():
-        queue(comm, handle, lambda comm=comm, operations=operations: collect(comm, operations))
+        queue(comm, handle, lambda comm=comm, handle=handle, operations=operations: collect(comm, handle, operations))
         latest[comm.device] = comm.last = gpus.stream(handle), gpus.number
     gpus.changed.notify_all()
 
@@ -188,10 +188,13 @@ def publish(operations, before):
         operation.publish()
 
 
-def collect(comm, operations):
+def collect(comm, handle, operations):
     wanted = [(operation, rank, key) for operation in operations for rank, key in operation.others.items()]
+    stream = gpus.stream(handle)
+    stream.doing = f"rank {comm.rank} calls {', '.join(str(operation.call) for operation in operations)}"
     found = ask_all([(comm.addresses[rank], "give", key, this_process().address) for _, rank, key in wanted],
                     lambda: comm.aborted)
+    stream.doing = ""
     if comm.aborted:
         return
     answers = {}
