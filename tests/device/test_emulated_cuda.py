@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -193,6 +194,94 @@ def test_what_is_refused():
     started(machine, at, 17)                    # another GPU's memory
     with pytest.raises(CudaError, match="and there is no array"):
         machine.synchronize()
+
+
+# ---------------------------------------------------------------- several threads
+
+class Work:
+    """Works on a stream that are done when they may; `order`: those that are."""
+
+    def __init__(self, machine):
+        self.machine, self.order, self.allowed = machine, [], set()
+        self.handle = machine.handle(Stream(blocking=False))
+        self.stream = machine.stream(self.handle)
+
+    def queue(self, name):
+        def work():
+            self.machine.changed.wait_for(lambda: name in self.allowed)
+            self.order.append(name)
+        self.machine.queue(self.handle, work)
+        return self.machine.number
+
+    def allow(self, name):
+        with self.machine.changed:
+            self.allowed.add(name)
+            self.machine.changed.notify_all()
+
+    def beside(self):
+        """A thread that runs all of it, once it is at the first."""
+        thread = threading.Thread(target=self.machine.beside, args=(self.stream, self.machine.number), daemon=True)
+        with self.machine.changed:
+            thread.start()
+            while self.stream.runner is None:
+                self.machine.changed.wait(0.01)
+        return thread
+
+
+def broken():
+    raise CudaError(719, "broken")
+
+
+def test_who_waits_for_work_of_another_thread_goes_on_when_that_is_done(monkeypatch):
+    monkeypatch.setattr("tests.device.emulated.machine.PATIENCE", 5)
+    machine = Gpus()
+    work = Work(machine)
+    first, _ = work.queue("first"), work.queue("second")
+    thread = work.beside()
+    timer = threading.Timer(0.05, work.allow, ["first"])
+    timer.start()
+    machine.drain(work.stream, first)
+    assert work.order == ["first"] and work.stream.runner is not None       # the other thread is at the second
+    work.allow("second")
+    machine.synchronize(work.handle)
+    assert work.order == ["first", "second"]
+    thread.join(5)
+
+
+def test_the_program_is_told_once_what_went_wrong_beside_it():
+    machine = Gpus()
+    stream = machine.handle(Stream(blocking=False))
+    machine.queue(stream, broken)
+    for _ in range(2):      # the second has nothing to do, and doesn't take the error from the program
+        thread = threading.Thread(target=machine.beside, args=(machine.stream(stream), machine.number))
+        thread.start()
+        thread.join(5)
+    with pytest.raises(CudaError, match="broken"):
+        machine.synchronize(stream)
+    machine.synchronize(stream)
+
+
+def test_what_is_given_after_a_failure_is_done():
+    machine = Gpus()
+    work, other = Work(machine), machine.handle(Stream(blocking=False))
+    work.queue("first")
+    thread = work.beside()
+    machine.queue(other, broken)
+    with pytest.raises(CudaError, match="broken"):
+        machine.synchronize(other)
+    work.queue("after")
+    for name in ("first", "after"):
+        work.allow(name)
+    thread.join(5)
+    machine.synchronize(work.handle)
+    assert work.order == ["first", "after"]
+
+
+def test_work_in_whose_middle_python_collects_what_waits_for_all(monkeypatch):
+    monkeypatch.setattr("tests.device.emulated.machine.PATIENCE", 0.2)
+    machine = Gpus()
+    machine.queue(NULL, machine.finish, waits=True)
+    assert machine.done == 1
 
 
 # ---------------------------------------------------------------- libraries

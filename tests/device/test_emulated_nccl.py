@@ -3,11 +3,12 @@
 import ctypes
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from .emulated import cuda, machine, nccl, processes
+from .emulated import machine, nccl, processes
 from .emulated.cuda import API, as_c, gpus
 from .emulated.machine import CudaError, Event, Stream
 from .test_emulated_cuda import down, up
@@ -279,6 +280,8 @@ def test_ranks_that_come_otherwise_than_they_say():
         nccl.joined(identifier.raw, 2, 1, 0)
     with pytest.raises(CudaError, match="the id begins with"), gpus.changed:
         nccl.joined(bytes(128), 2, 1, 0)
+    with pytest.raises(CudaError, match="rank 2 of 2"), gpus.changed:
+        nccl.joined(identifier.raw, 2, 2, 0)
 
 
 def test_who_only_asks_does_not_wait(monkeypatch):
@@ -302,9 +305,21 @@ def test_a_communicator_that_is_gone():
     one.all_reduce(at, at, 6, FLOAT32, 0)
     call("CommAbort", other.comm)
     fails("rank 1 has destroyed the communicator before collective 0", one)
+    one.all_reduce(at, at, 6, FLOAT32, 0)
+    call("CommAbort", one.comm)
+    np.testing.assert_array_equal(one.down(at, A), A)       # nothing was done, and nobody waited for
     with pytest.raises(CudaError, match="is no Communicator"):
         other.all_reduce(at, at, 6, FLOAT32, 0)
-    call("CommDestroy", one.comm)
+    one, other = ranks()
+    at, to = one.up(A), other.up(B)
+    for rank, place in ((one, at), (other, to)):
+        rank.all_reduce(place, place, 6, FLOAT32, 0)
+    call("CommDestroy", one.comm)       # it waits for what was given before
+    np.testing.assert_array_equal(np.frombuffer((ctypes.c_char * 24).from_address(at), np.float32), A + B)
+    call("GroupStart")
+    with pytest.raises(CudaError, match="no ncclCommDestroy in a group"):
+        call("CommDestroy", other.comm)
+    call("GroupEnd")
 
 
 CHILD = """
@@ -347,6 +362,7 @@ def test_two_processes(monkeypatch):
             if end:
                 child.stdin.write("\n")
                 child.stdin.flush()
+                time.sleep(0.4)     # in which it would have gone
             np.testing.assert_array_equal(rank.down(at, A), A + B)
             if not end:
                 child.stdin.write("\n")
@@ -360,7 +376,7 @@ def test_errors_have_nccl_s_numbers(capfd):
     comm, = communicators(1)
     broadcast = as_c("ncclBroadcast")
     assert broadcast(None, None, 6, FLOAT32, 0, comm, None) == nccl.CUDA
+    assert broadcast(None, None, 6, FLOAT32, 0, comm + 1, None) == nccl.CUDA
     assert broadcast(None, None, 6, FLOAT32, 1, comm, None) == nccl.ARGUMENT
     assert ctypes.string_at(as_c("ncclGetErrorString")(nccl.ARGUMENT)) == b"root 1 of 1 ranks"
     assert "ncclBroadcast: root 1 of 1 ranks" in capfd.readouterr().err
-    assert cuda.API["ncclGetVersion"]
