@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -40,12 +41,14 @@ def communicators(count=2, devices=None):
 def two_gpus(monkeypatch):
     monkeypatch.setattr(gpus, "count", 2)
     monkeypatch.setattr(gpus, "memories", [machine.Memory(), machine.Memory()])
-    monkeypatch.setattr(machine, "PATIENCE", 0.3)
     gpus.failure = None
     yield
-    for stream in gpus.streams():
-        stream.work.clear()
-    gpus.failure, gpus.current = None, 0
+    with gpus.changed:
+        for stream in gpus.streams():
+            stream.work.clear()
+        gpus.changed.notify_all()
+        gpus.changed.wait_for(lambda: not any(stream.runner for stream in gpus.streams()), 5)
+        gpus.failure, gpus.current = None, 0
 
 
 class Rank:
@@ -153,10 +156,18 @@ def test_messages_of_a_group_go_together():
         np.testing.assert_array_equal(rank.down(to, np.empty(9, np.float32)), [*others, *mine[1:4]])
 
 
-def fails(words, *waiting):
-    with pytest.raises(CudaError, match=words):
-        for rank in waiting:
-            gpus.synchronize(rank.stream)
+@contextmanager
+def refused(words):
+    """An error, of a wait that is short."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CudaError, match=words):
+        patch.setattr(machine, "PATIENCE", 0.3)
+        yield
+
+
+def fails(words, rank):
+    """An error where a rank waits for its stream."""
+    with refused(words):
+        gpus.synchronize(rank.stream)
     gpus.failure = None
 
 
@@ -276,7 +287,7 @@ def test_ranks_that_come_otherwise_than_they_say():
     assert processes.refusal([(2, 1, "", "a"), (2, 1, "", "b")]) == "rank 1 has come twice"
     identifier = ctypes.create_string_buffer(128)
     call("GetUniqueId", ctypes.addressof(identifier))
-    with pytest.raises(CudaError, match=r"of 2 ranks only \[1\] have come"), gpus.changed:
+    with refused(r"of 2 ranks only \[1\] have come"), gpus.changed:
         nccl.joined(identifier.raw, 2, 1, 0)
     with pytest.raises(CudaError, match="the id begins with"), gpus.changed:
         nccl.joined(bytes(128), 2, 1, 0)
@@ -286,7 +297,6 @@ def test_ranks_that_come_otherwise_than_they_say():
 
 def test_who_only_asks_does_not_wait(monkeypatch):
     monkeypatch.setattr(machine, "LOOK", 0.05)
-    monkeypatch.setattr(machine, "PATIENCE", 20)
     one, other = ranks()
     at, to, event = one.up(A), other.up(B), gpus.handle(Event())
     one.all_reduce(at, at, 6, FLOAT32, 0)
@@ -348,10 +358,9 @@ def initialised(identifier, rank):
     return comm.value
 
 
-def test_two_processes(monkeypatch):
+def test_two_processes():
     """One waits for its GPU while the other waits for something else; at its end the other does what is left. Then it
     is gone, which is an error."""
-    monkeypatch.setattr(machine, "PATIENCE", 20)
     identifier = ctypes.create_string_buffer(128)
     call("GetUniqueId", ctypes.addressof(identifier))
     with subprocess.Popen([sys.executable, "-c", CHILD, identifier.raw.hex()], stdin=subprocess.PIPE,
