@@ -252,7 +252,7 @@ MISTAKES = {
     "--devices 1 --generate 4x-1 " + MODEL: "--generate 4x-1: give SEQUENCESxTOKENS",
     "--devices 1 --generate 0x8 " + MODEL: "--generate 0x8: 1 or more sequences, times 1 or more tokens",
     "--devices 1 --generate 2x17 " + MODEL: "tokens for a context of 16, beyond which nothing is kept: raise --context",
-    "--devices 4 --generate 2x8 " + MODEL: "--generate 2x8: dp = 4 ranks must share the sequences",
+    "--devices 4 --generate 2x8 " + MODEL: "--generate 2x8: dp = 4 ranks must share the sequences equally: take 4",
     "--devices 1 --generate 2x8 --parameters 7e9": "give --layers, --width and --heads instead of --parameters",
     "--devices 1 --generate 2x8 " + EXPERTS: "only experts/k = 3 drops none: --capacity-factor 3",
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",

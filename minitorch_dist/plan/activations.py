@@ -175,7 +175,7 @@ FEED_FORWARD = {
                                                Row("softmax, twice, and scores", "route", 12)]))},
 }
 # Behind the first row of attention: rotary positions.
-TURNED = {"mixed": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
+TURNED = {"mixed": [], "mixed, latents": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
           "float32, latents": [Row("cos and sin of queries' angles", "turn", 4, behind="attention.q"),
                                Row("of keys'", "turn", 4, behind="attention.down")]}
 EMBEDDING = {
@@ -212,7 +212,7 @@ def block_of(job):
     kind = ["gated"] * (model.gates > 1) + [experts] * bool(model.experts)
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     latents = model.latent is not None
-    turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * (latents and precision == "float32")]
+    turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
     return [*(LATENTS if latents else QKV)[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
 

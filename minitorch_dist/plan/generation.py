@@ -49,7 +49,8 @@ class Generation:
             raise ValueError(f"{what} with --sequence-parallel, which divides the sequences over ranks, where a new "
                              "token comes alone: leave it out")
         if self.sequences % self.groups:
-            raise ValueError(f"{what}: dp{' · ep' * (job.ep > 1)} = {self.groups} ranks must share the sequences")
+            raise ValueError(f"{what}: dp{' · ep' * (job.ep > 1)} = {self.groups} ranks must share the sequences "
+                             f"equally: take {-(-self.sequences // self.groups) * self.groups}")
         if model.experts and model.capacity_factor * model.top_k < model.experts:
             least = f"{model.experts / model.top_k:g}"
             raise ValueError(f"{what}: the mixture drops tokens that others leave no room for: capacity_factor="
