@@ -195,8 +195,8 @@ def units(job, stage):
     parts = job.parameters(stage)
     before, *blocks, behind = parts[:len(parts) - job.depth]
     rest, found = [before, behind], []
-    for several in (blocks, parts[len(parts) - job.depth:]):
-        if len(several) != 1:
+    for count, several in ((job.model.layers, blocks), (job.depth, parts[len(parts) - job.depth:])):
+        if count != 1:      # a pipeline's stage of one block names its units
             found += several
             continue
         # Of a Sequential or ModuleList of one not the block is a unit, but what is in Sequentials in it.
