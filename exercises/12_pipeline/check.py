@@ -349,9 +349,11 @@ class CutLayers(Check):
                  ([7, 7, 1, 1, 1, 6], 2), ([5], 1), ([3, 8, 2], 1), ([3, 8, 2], 3), ([1, 20, 1, 1, 1, 1], 4)]
         drawn = [(rng.integers(1, 30, int(rng.integers(6, 18))).tolist(), int(rng.integers(2, 7))) for _ in range(12)]
         free = [([5, 0, 3, 0, 0, 4, 0], 3), ([0, 0, 7, 0], 4)]      # layers without parameters
+        # Stages more alike, by squares, by distances from the mean, by halving, and all wait for a more costly one.
+        unlike = [([1, 9, 1, 2, 6], 3), ([5, 8, 3, 3, 2, 3, 4], 3)]
         seconds = [((rng.integers(1, 100, 9) / 4096).tolist(), 4) for _ in range(2)]
-        return [{"costs": costs, "stages": stages} for costs, stages in fixed + drawn + free + seconds
-                + [(rng.integers(1, 100, 40).tolist(), 8)]]
+        return [{"costs": costs, "stages": stages} for costs, stages in fixed + drawn + free + unlike
+                + seconds + [(rng.integers(1, 100, 40).tolist(), 8)]]
 
     def truth(self, case):
         return {}      # several cuts may be equally good
