@@ -352,7 +352,7 @@ class CutLayers(Check):
         # Stages more alike, by squares, by distances from the mean, by halving, and all wait for a more costly one.
         unlike = [([1, 9, 1, 2, 6], 3), ([5, 8, 3, 3, 2, 3, 4], 3)]
         seconds = [((rng.integers(1, 100, 9) / 4096).tolist(), 4) for _ in range(2)]
-        return [{"costs": costs, "stages": stages} for costs, stages in fixed + drawn + free + unlike
+        return [{"costs": costs, "stages": stages} for costs, stages in fixed + unlike + drawn + free
                 + seconds + [(rng.integers(1, 100, 40).tolist(), 8)]]
 
     def truth(self, case):
