@@ -29,7 +29,7 @@ from .parallel.exact import check_shape
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
-               accumulate=1, stop=False, amp=None, scaler=None, noise=None):
+               accumulate=1, stop=False, amp=None, scaler=None, noise=None, finite=True):
     """One optimizer step on a global batch.
 
     model      a DistributedDataParallel; the batch is moved to its device
@@ -42,9 +42,9 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     amp        the 16 bits of forward under autocast, "float16" or "bfloat16"; None: all in the model's own precision
     scaler     a GradScaler: the step is left out where it finds inf or NaN
     noise      a GradientNoiseScale of the model, which takes this step in; its small batches are the pieces
+    finite     Diverged on all ranks where the loss is no number any more; False: it goes on
 
-    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks. Diverged on all where
-    that loss is no number any more.
+    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
     """
     strike = faults.of_step(world, step + 1)
     strike("begin", model)
@@ -74,7 +74,8 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
     loss = float(sums[0]) * scale
-    divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
+    if finite:
+        divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
     if noise is not None:
         noise.update(scaler.get_scale())
     if clip is not None:

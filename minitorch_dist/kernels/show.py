@@ -96,35 +96,37 @@ def overview():
     return "\n".join(lines)
 
 
-def run(args):
-    """Print the list, or one stage of one kernel. Returns the exit status."""
-    if not installed():
-        print(f"kernels: Triton is not installed, so none can be shown; there are the modules {', '.join(MODULES)}. "
-              "pip install triton (Linux)", file=sys.stderr)
-        return 1
-    if interpreting():
-        print("kernels: TRITON_INTERPRET is set, and an interpreted kernel has no stages: unset it", file=sys.stderr)
-        return 1
+def refused(args):
+    """(status, words): 2 where what is asked for can't be, 1 where this machine can't show it, (0, "") otherwise."""
     if args.kernel is None and (args.count or args.show):
-        print(f"kernels: {'--count' if args.count else f'--show {args.show}'}: of which kernel? (without it: a list)",
-              file=sys.stderr)
-        return 1
+        return 2, f"{'--count' if args.count else f'--show {args.show}'}: of which kernel? (without it: a list)"
+    if not installed():
+        return 1, ("Triton is not installed, so none can be shown; there are the modules "
+                   f"{', '.join(MODULES)}. pip install triton (Linux)")
+    if interpreting():
+        return 1, "TRITON_INTERPRET is set, and an interpreted kernel has no stages: unset it"
+    if args.kernel is None:
+        return 0, ""
+    if args.kernel not in (kernels := table()):
+        return 2, f"there is no kernel {args.kernel!r}, but {', '.join(kernels)}"
+    if not 0 <= args.example < (examples := len(kernels[args.kernel].examples)):
+        return 2, f"{args.kernel} has the examples 0 to {examples - 1}, and no {args.example}"
+    if args.cc not in (known := capabilities()):
+        return 2, (f"--cc {args.cc} is no compute capability that Triton's assembler knows: "
+                   f"{', '.join(map(str, known))}")
+    return 0, ""
+
+
+def run(args):
+    """Print the list, or one stage of one kernel, or what it costs. Returns the exit status."""
+    status, words = refused(args)
+    if words:
+        print(f"kernels: {words}", file=sys.stderr)
+        return status
     if args.kernel is None:
         print(overview())
         return 0
-    kernels = table()
-    if args.kernel not in kernels:
-        print(f"kernels: there is no kernel {args.kernel!r}, but {', '.join(kernels)}", file=sys.stderr)
-        return 1
-    kernel = kernels[args.kernel]
-    if not 0 <= args.example < len(kernel.examples):
-        print(f"kernels: {args.kernel} has the examples 0 to {len(kernel.examples) - 1}, and no {args.example}",
-              file=sys.stderr)
-        return 1
-    if args.cc not in (known := capabilities()):
-        print(f"kernels: --cc {args.cc} is no compute capability that Triton's assembler knows: "
-              f"{', '.join(map(str, known))}", file=sys.stderr)
-        return 1
+    kernel = table()[args.kernel]
     from .emulator import EmulationError, Unknown
     try:
         text = (costs(kernel, args.cc) if args.count else

@@ -3,6 +3,7 @@ and operators on them; and what runs now, or when a graph is launched."""
 
 import inspect
 from collections import Counter
+from numbers import Integral
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,7 +81,9 @@ class Pointer(int):
         return self
 
     def __add__(self, offset):
-        return Pointer(int(self) + offset, self.device)
+        if not isinstance(offset, Integral):
+            return NotImplemented               # an array of addresses is NumPy's
+        return Pointer(int(self) + int(offset), self.device)
 
 
 class ndarray:

@@ -93,9 +93,9 @@ def test_the_command_shows_what_is_hidden(capsys):
     assert drawn(dual_pipe_v(2, 5), both=2) in said and "takes 2 cells" in said
     assert "for 1 cell, (p-1)" in said        # (2-1)·(2 + 2 - 3)
     assert main(["pipeline", "1f1b", "--both", "2"]) == 2
-    assert "--both 2: no steps of 1f1b are combined" in capsys.readouterr().out
+    assert "--both 2: no steps of 1f1b are combined" in capsys.readouterr().err
     assert main([*arguments, "--both", "1"]) == 2
-    assert "--both 1" in capsys.readouterr().out
+    assert "--both 1" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- in turns

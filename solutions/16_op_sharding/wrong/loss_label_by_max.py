@@ -1,4 +1,4 @@
-# 16.4: a 0 wins
+# 16.4: where it is below 0, a 0 wins
 import numpy as np
 
 
