@@ -144,8 +144,9 @@ def test_the_command_lists_all_kernels_and_names_what_is_wrong():
                             (["adam", "--example", "99"], "adam has the examples 0 to"),
                             (["adam", "--cc", "12"], "--cc 12 is no compute capability")):
         done = command(*arguments)
-        assert done.returncode == 1 and what in done.stderr and not done.stdout
-    assert "unset it" in command(interpret="1").stderr
+        assert done.returncode == 2 and what in done.stderr and not done.stdout
+    interpreted = command(interpret="1")
+    assert interpreted.returncode == 1 and "unset it" in interpreted.stderr
 
 
 def command(*arguments, interpret="0"):
