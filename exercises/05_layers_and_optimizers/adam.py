@@ -11,6 +11,7 @@ class Adam:
     """m ← β₁m + (1−β₁)g,  v ← β₂v + (1−β₂)g²,  parameter ← parameter − lr · m̂ / (√v̂ + eps).
 
     m̂ = m / (1−β₁ᵗ) and v̂ = v / (1−β₂ᵗ) in the t-th step, from 1: both means begin at 0, and this takes that bias out.
+    Both have their parameters' dtype.
 
     parameters    list of floating-point arrays; the steps are written into these very arrays
     lr            learning rate

@@ -229,6 +229,11 @@ def right_until(case, got, right):
                     len(path)) for mine, path in zip(got["parameters"], right(case)["parameters"], strict=True))
 
 
+REMEMBERED = demand(lambda case, got: f"every step is right, but for float32 parameters it remembers {got['kept'][-1]} "
+                    "arrays, of twice the size. np.zeros(shape) makes float64 unless told otherwise; np.zeros_like(p) "
+                    "has p's dtype", lambda case, got: training(case) or "float64" not in got["kept"])
+
+
 def vaguely(right):
     """Signatures for what nobody has thought of: where to look."""
     return [when("without weight decay every step is right: look at the decay",
@@ -273,6 +278,7 @@ class Momentum(Check):
               lambda case: sgd(case, optimizers.only_with_gradient)),
         *vaguely(sgd),
     ]
+    demands = [REMEMBERED]
 
     def cases(self, rng, ranks):
         changing = [None, None, 0.02, None, 0.3, 0.0, 0.1, None] + [None] * 20
@@ -328,7 +334,8 @@ class AdamAndAdamW(Check):
         gives("the steps go up the gradient: the loss grows", lambda case: adam(case, sign=-1)),
         *vaguely(adam),
     ]
-    demands = [demand("every single step is right, but the network made of your layers, loss and optimizers doesn't "
+    demands = [REMEMBERED,
+               demand("every single step is right, but the network made of your layers, loss and optimizers doesn't "
                       "learn the digits (less than 80 % of the test images)",
                       lambda case, got: not training(case)
                       or min(right_answers(case, got[name]) for name in ("sgd", "adam")) > 0.8)]

@@ -46,6 +46,7 @@ def steps(learner, inputs):
 
     A second optimizer of the same class, with numbers of its own, takes its steps in between; and the gradients always
     come in the same arrays. The parameters lie in memory by columns: whoever steps along p.ravel() moves a copy.
+    And a step in float32, for the dtypes of what is remembered.
     """
     parameters = [p.copy(order="F") for p in inputs["parameters"]]
     others = [p.copy(order="F") for p in inputs["parameters"]]
@@ -59,7 +60,21 @@ def steps(learner, inputs):
         path.append([p.copy() for p in parameters])
         after.append([buffer.copy() for buffer in buffers])
         other.step([1.0 - g for g in grads])
-    return {"parameters": [np.stack(values) for values in zip(*path, strict=True)], "grads": after}
+    singles = [p.astype(np.float32) for p in inputs["parameters"]]
+    single = learner(singles, **inputs["settings"])
+    single.step([g.astype(np.float32) for g in inputs["grads"][0]])
+    smallest = min(p.size for p in singles)
+    kept = {str(array.dtype) for array in arrays(getattr(single, "__dict__", {})) if array.size >= smallest}
+    return {"parameters": [np.stack(values) for values in zip(*path, strict=True)], "grads": after,
+            "kept": sorted(kept)}
+
+
+def arrays(value):
+    """All arrays in a value of lists and dicts."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [array for part in parts for array in arrays(part)]
 
 
 # ---------------------------------------------------------------- the training at the end of the chapter

@@ -10,7 +10,7 @@ class SGD:
     lr          learning rate
     momentum    in [0, 1); 0 is plain gradient descent
 
-    The velocities are 0 before the first step. Each optimizer has its own.
+    The velocities are 0 before the first step, and of their parameters' dtype. Each optimizer has its own.
     """
 
     def __init__(self, parameters, lr, momentum=0.0):
