@@ -94,6 +94,8 @@ class RoundTo(Check):
         *[rounds(sentence, mistaken(digits=digits, paper=paper)) for digits, sentence in DIGITS
           for paper in (True, False)],
         rounds("that is float16 whatever the bits", formats.always_float16),
+        rounds("the exponent is one too large just below powers of 2: a logarithm in float32 is a whole number there "
+               "already. np.frexp reads the exponent's bits", mistaken(exponent=formats.logarithm)),
         when(lambda case, got: "these aren't the format's nearest numbers" + example(case, got), example),
     ]
     demands = [demand(lambda case, got: f"the values are right, in {got['dtype']}; float32 was asked for",

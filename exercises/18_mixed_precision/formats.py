@@ -4,33 +4,52 @@ import functools
 
 import numpy as np
 
-ASKED = ((5, 10), (8, 7), (5, 2), (4, 3), (6, 9))
-SHAPES = ((-1,), (3, -1), (-1, 4), (2, 2, -1), (-1,))
+ASKED = ((5, 10), (8, 7), (5, 2), (4, 3), (6, 9), (8, 20))
+SHAPES = ((-1,), (3, -1), (-1, 4), (2, 2, -1), (-1,), (4, -1))
 
 
-@functools.cache
-def numbers(exponent_bits, mantissa_bits):
-    """All numbers of a format from 0 up, in the order of their bit patterns; the last one, which would be next, is inf.
-    """
-    patterns = np.arange(((2 ** exponent_bits - 1) << mantissa_bits) + 1)
+def numbers(patterns, exponent_bits, mantissa_bits):
+    """The numbers of a format with these bit patterns; that of inf is read as the number that would be next."""
     e, mantissa = np.divmod(patterns, 2 ** mantissa_bits)
     bias = 2 ** (exponent_bits - 1) - 1
     return np.ldexp(mantissa / 2 ** mantissa_bits + (e > 0), np.maximum(e, 1) - bias)
 
 
+def beyond(exponent_bits, mantissa_bits):
+    """The pattern of inf; the one before it is the largest number's."""
+    return (2 ** exponent_bits - 1) << mantissa_bits
+
+
+@functools.cache
+def table_of(*form):
+    """All numbers from 0 up, in the order of their bit patterns."""
+    return numbers(np.arange(beyond(*form) + 1), *form)
+
+
 def truth(case):
-    """float16 by NumPy, others by looking them up: neighbours in the table, and the even pattern where both are near.
+    """float16 by NumPy, formats with float32's exponents by float32's bits, others by looking them up: neighbours in
+    the table, and the even pattern where both are near.
     """
-    x, form = case["x"], (case["exponent_bits"], case["mantissa_bits"])
-    table = numbers(*form)
-    if form == (5, 10):
+    x, (E, M) = case["x"], (case["exponent_bits"], case["mantissa_bits"])
+    if (E, M) == (5, 10):
         with np.errstate(over="ignore"):
             found = x.astype(np.float16).astype(np.float32)
     else:
-        found = looked_up(x, table)
+        found = by_bits(x, M) if E == 8 else looked_up(x, table_of(E, M))
+    one = (2 ** (E - 1) - 1) << M
+    smallest, normal, after_one, largest = numbers(np.array([1, 2 ** M, one + 1, beyond(E, M) - 1]), E, M).tolist()
     return {"result": found, "signs": np.signbit(found) & ~np.isnan(found),
-            "limits": {"smallest": float(table[1]), "normal": float(table[2 ** form[1]]), "largest": float(table[-2]),
-                       "epsilon": float(table[table.searchsorted(1.0) + 1] - 1)}}
+            "limits": {"smallest": smallest, "normal": normal, "largest": largest, "epsilon": after_one - 1}}
+
+
+def by_bits(x, mantissa_bits):
+    """Rounding as integers: half a step less 1, and 1 more behind an odd last bit; what runs over goes on into the
+    exponent.
+    """
+    bits, behind = x.view(np.uint32).astype(np.int64), 23 - mantissa_bits
+    bits += (1 << behind - 1) - 1 + (bits >> behind & 1)
+    found = (bits >> behind << behind).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(x), x, found)
 
 
 def looked_up(x, table):
@@ -44,15 +63,19 @@ def looked_up(x, table):
 
 def samples(rng, exponent_bits, mantissa_bits):
     """float32 numbers: of the format, halfway between two of them, just beside that; from far below to far above."""
-    table = numbers(exponent_bits, mantissa_bits)
-    least, last = 2 ** mantissa_bits, len(table) - 2
-    # Of each kind an even and an odd one: subnormal, around the smallest normal number, normal, the largest ones.
+    least, last = 2 ** mantissa_bits, beyond(exponent_bits, mantissa_bits) - 1
+    e = 2 ** exponent_bits - rng.integers(2, 2 + 2 ** (exponent_bits - 3), 3)
+    # Of each kind an even and an odd one: subnormal, around the smallest normal number, normal, the largest ones. And
+    # those just below large powers of 2.
     at = np.concatenate([[0, 1, 2, least - 1, least, least + 1, last - 1, last], rng.integers(0, least, 4),
-                         2 * rng.integers(least // 2, last // 2, 12), 1 + 2 * rng.integers(least // 2, last // 2, 12)])
-    below, above = table[at], table[at + 1]
+                         2 * rng.integers(least // 2, last // 2, 12), 1 + 2 * rng.integers(least // 2, last // 2, 12),
+                         e * least - 1])
+    below, above = (numbers(at + i, exponent_bits, mantissa_bits) for i in (0, 1))
     middle = ((below + above) / 2).astype(np.float32)
-    inside = (below + (above - below) * rng.uniform(0.05, 0.95, (4, len(at)))).astype(np.float32)
-    powers = rng.uniform(np.log2(table[1]) - 4, min(np.log2(table[last]) + 3, 127.9), 60)
+    inside = below + (above - below) * rng.uniform(0.05, 0.95, (4, len(at)))
+    inside = np.minimum(inside, np.finfo(np.float32).max).astype(np.float32)
+    ends = np.log2(numbers(np.array([1, last]), exponent_bits, mantissa_bits))
+    powers = rng.uniform(ends[0] - 4, min(ends[1] + 3, 127.9), 60)
     beside = [np.nextafter(middle, np.float32(end)) for end in (0, np.inf)]
     found = np.concatenate([below, middle, *beside, *inside, 2 ** powers, [1e38, np.inf]]).astype(np.float32)
     # Each with both signs; so ±0 and ±inf are among them.
@@ -75,7 +98,7 @@ def cases(rng):
 # ---------------------------------------------------------------- mistakes
 
 def mistaken(bias=lambda E: 2 ** (E - 1) - 1, digits=0, rint=np.rint, subnormals=True, top=None, before=False,
-             paper=True, after=lambda x, y, limits: y):
+             paper=True, after=lambda x, y, limits: y, exponent=lambda size: np.frexp(size)[1] - 1):
     """Hypothesis: rounding and limits by arithmetic in float64; the keywords are the mistakes.
 
     bias        of E
@@ -86,6 +109,7 @@ def mistaken(bias=lambda E: 2 ** (E - 1) - 1, digits=0, rint=np.rint, subnormals
     before      whether it is decided before rounding what is larger
     paper       False: limits are right, and the largest number is, too
     after       (x, the result, the right limits) -> the result
+    exponent    of a size
     """
     def outputs(case):
         x, E, M = case["x"].astype(np.float64), case["exponent_bits"], case["mantissa_bits"]
@@ -95,7 +119,7 @@ def mistaken(bias=lambda E: 2 ** (E - 1) - 1, digits=0, rint=np.rint, subnormals
         largest = largest if top is None else top(E, M, largest)
         with np.errstate(all="ignore"):
             size = np.abs(x)
-            gap = np.frexp(np.maximum(size, normal) if subnormals else size)[1] - 1 - digit
+            gap = exponent(np.maximum(size, normal) if subnormals else size) - digit
             y = np.ldexp(rint(np.ldexp(x, -gap)), gap)
             y = np.where((size if before else np.abs(y)) > largest, np.copysign(np.inf, x), y)
             y = after(x, np.where(np.isnan(x), np.nan, y), limits).astype(np.float32)
@@ -103,6 +127,12 @@ def mistaken(bias=lambda E: 2 ** (E - 1) - 1, digits=0, rint=np.rint, subnormals
                  "largest": largest if np.isfinite(largest) else limits["largest"]}
         return {"result": y, "signs": np.signbit(y) & ~np.isnan(y), "limits": found if paper else limits}
     return outputs
+
+
+def logarithm(size):
+    """The exponent by a float32's logarithm."""
+    found = np.floor(np.log2(size.astype(np.float32)))
+    return np.where(np.isfinite(found), found, 0).astype(int)
 
 
 def away(x):
