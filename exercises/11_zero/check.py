@@ -272,6 +272,46 @@ def cut_again(case, one):
 
 # ---------------------------------------------------------------- 11.3
 
+def clip_case(rng, ranks, sizes, own, most):
+    """A case. sizes[unit][rank]; rank 0's own part of the gradient has length `own`, and each further rank's a tenth
+    more; most: max_norm, of the length of all.
+    """
+    case = []
+    for rank, mine in enumerate(list(zip(*sizes, strict=True))[:ranks]):
+        values = [rng.standard_normal(n) for n in mine]
+        scale = own * (1 + rank / 10) / (two_norm(values) or 1.0)
+        padding = [7 + rng.standard_normal(max(of_unit) - n + 1) for of_unit, n in zip(sizes, mine, strict=True)]
+        case.append({"sizes": list(mine), "parts": [np.concatenate([scale * v, p])
+                                                    for v, p in zip(values, padding, strict=True)]})
+    max_norm = most(two_norm([p for rank in case for p in real(rank)]))
+    return [rank | {"max_norm": max_norm} for rank in case]
+
+
+def squared(norm, most):
+    return most / norm if norm ** 2 > most else 1.0
+
+
+def elements(case):
+    return sum(p.size for rank in case for p in real(rank))
+
+
+def by_own(case, decides=False, divides=False):
+    """The norm is right; each rank's own decides, or divides."""
+    norm, found = norm_of_all(case)(0), []
+    for rank in case:
+        own, most = two_norm(real(rank)), rank["max_norm"]
+        factor = most / (divides and own or norm) if (own if decides else norm) > most else 1.0
+        found.append({"norm": norm, "clipped": [p * factor for p in real(rank)]})
+    return found
+
+
+def each_unit(case):
+    norms = [two_norm(parts) for parts in zip(*map(real, case), strict=True)]
+    return [{"norm": norm_of_all(case)(0), "clipped": [
+        p * min(1.0, rank["max_norm"] / (norm or 1.0)) for p, norm in zip(real(rank), norms, strict=True)]}
+        for rank in case]
+
+
 def norm_of_all(case, squares=lambda rank: two_norm(real(rank)) ** 2, root=np.sqrt):
     total = float(root(sum(squares(rank) for rank in case)))
     return lambda rank: total
@@ -282,6 +322,10 @@ class Clip(Check):
     tolerance = 1e-12
     same_bits = ("norm",)
     signatures = [
+        gives("each rank compares the norm of its own parts with max_norm: the gradient's is to be compared, so that "
+              "all scale or none does", lambda case: by_own(case, decides=True)),
+        gives("the norm is everybody's, but each rank's factor is of its own parts: one factor for all",
+              lambda case: by_own(case, divides=True)),
         gives("each rank goes by the norm of its own parts: the gradient's length is that of all ranks' parts together",
               lambda case: clipped(case, lambda rank: two_norm(real(case[rank])))),
         gives("the ranks' norms are added up: lengths don't add, their squares do",
@@ -297,8 +341,25 @@ class Clip(Check):
               lambda case: clipped(case, norm_of_all(case, root=float))),
         gives("the squares are averaged over the ranks: the norm is √{ranks} times too small",
               lambda case: clipped(case, norm_of_all(case, root=lambda total: np.sqrt(total / len(case))))),
+        gives("the square of the norm is compared with max_norm: so gradients that aren't too long are scaled",
+              lambda case: clipped(case, norm_of_all(case), squared)),
         gives("a gradient shorter than max_norm was made longer: it stays as it is",
               lambda case: clipped(case, norm_of_all(case), lambda norm, most: most / norm if norm else 1.0)),
+        gives("the ranks' norms are averaged: lengths don't add, their squares do", lambda case: clipped(
+            case, norm_of_all(case, lambda rank: two_norm(real(rank)), lambda total: total / len(case)))),
+        gives("that is the sum of all |g|, the 1-norm: the root of the sum of squares was asked for",
+              lambda case: clipped(case, norm_of_all(case, lambda rank: sum(abs(p).sum() for p in real(rank)), float))),
+        gives("the squares are averaged over the elements: the gradient's length is the root of their sum",
+              lambda case: clipped(case, norm_of_all(case, root=lambda total: np.sqrt(total / elements(case))))),
+        gives("each element is clipped by itself, to ± max_norm: the gradient's direction changes. One factor for all",
+              lambda case: [{"norm": norm_of_all(case)(0), "clipped": [np.clip(p, -r["max_norm"], r["max_norm"])
+                                                                       for p in real(r)]} for r in case]),
+        gives("the gradient ends with length 1: the factor is max_norm / norm, not 1 / norm", lambda case: clipped(
+            case, norm_of_all(case), lambda norm, most: 1 / norm if norm > most else 1.0)),
+        gives("each unit is clipped by itself, to max_norm: the gradient is all units together, and its direction "
+              "changes. One factor for all", each_unit),
+        gives("only the last unit is counted: the parts' squares are added up", lambda case: clipped(
+            case, norm_of_all(case, lambda rank: two_norm(real(rank)[-1:]) ** 2))),
         gives("1e-6 is added to the norm before dividing (PyTorch does it): the gradient ends a little shorter than "
               "max_norm, and nothing needs it, since nothing is divided where the norm is 0", lambda case: clipped(
                   case, norm_of_all(case), lambda norm, most: min(1.0, most / (norm + 1e-6)))),
@@ -318,14 +379,14 @@ class Clip(Check):
     ]
 
     def cases(self, rng, ranks):
-        found = []
-        for sizes, max_norm, scale in (([(5, 7, 4), (3, 0, 6)], 1.5, 2.0), ([(9, 2, 5), (4, 8, 1)], 1e3, 1.0),
-                                       ([(6, 0, 0), (1, 0, 0)], 0.75, 1.0), ([(2, 3, 1)], 1.0, 0.0)):
-            found.append([{"sizes": [of_unit[rank] for of_unit in sizes], "max_norm": max_norm, "parts": [
-                np.concatenate([scale * rng.standard_normal(of_unit[rank]),
-                                7 + rng.standard_normal(max(of_unit) - of_unit[rank] + 1)]) for of_unit in sizes]}
-                for rank in range(ranks)])
-        return found
+        # Of the second the length is below max_norm, and its square above; of the last each rank's own length is below.
+        return [clip_case(rng, ranks, *how) for how in (
+            ([(5, 7, 4), (3, 0, 6)], 7.0, lambda length: 1.5),
+            ([(9, 2, 5), (4, 8, 1)], 5.0, lambda length: 1.25 * length),
+            ([(6, 0, 0), (1, 0, 0)], 2.5, lambda length: 0.75),
+            ([(2, 3, 1)], 0.0, lambda length: 1.0),
+            ([(3, 1, 2)], 0.5, lambda length: 1.25 * length),
+            ([(4, 2, 5), (1, 3, 2)], 3.0, lambda length: 0.85 * length))]
 
     def truth(self, case):
         length = np.sqrt(np.sum(np.concatenate([p for rank in case for p in real(rank)]) ** 2))
