@@ -358,8 +358,6 @@ class Clip(Check):
             case, norm_of_all(case), lambda norm, most: 1 / norm if norm > most else 1.0)),
         gives("each unit is clipped by itself, to max_norm: the gradient is all units together, and its direction "
               "changes. One factor for all", each_unit),
-        gives("only the last unit is counted: the parts' squares are added up", lambda case: clipped(
-            case, norm_of_all(case, lambda rank: two_norm(real(rank)[-1:]) ** 2))),
         gives("1e-6 is added to the norm before dividing (PyTorch does it): the gradient ends a little shorter than "
               "max_norm, and nothing needs it, since nothing is divided where the norm is 0", lambda case: clipped(
                   case, norm_of_all(case), lambda norm, most: min(1.0, most / (norm + 1e-6)))),
@@ -368,6 +366,8 @@ class Clip(Check):
                   p * min(1.0, r["max_norm"] / (two_norm([p]) or 1.0)) for p in real(r)]} for r in case]),
         gives("the gradient isn't changed: write into the arrays of parts, p *= … or p[:n] *= … (p = p * … gives the "
               "name to another array)", lambda case: clipped(case, norm_of_all(case), lambda norm, most: 1.0)),
+        gives("only the last unit is counted: the parts' squares are added up", lambda case: clipped(
+            case, norm_of_all(case, lambda rank: two_norm(real(rank)[-1:]) ** 2))),
         gives("the gradient is right, but the norm before clipping was asked for, for the log: that is the one after",
               lambda case: [answer | {"norm": min(answer["norm"], case[0]["max_norm"])}
                             for answer in clipped(case, norm_of_all(case))]),
