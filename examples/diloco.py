@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, ledger, nn, optim, program
+from minitorch_dist import comm, data, divergence, ledger, nn, optim, program
 from minitorch_dist.backend import xp
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
@@ -120,21 +120,22 @@ def train(args, world, dataset, settings):
                     (loss / len(batch.labels)).backward()   # of the worker's own
                     diloco.step(len(batch.labels))
                 if args.out and step % max(1, args.steps // POINTS) == 0:
-                    curve.append((clock(), outcome(model, diloco, dataset)[1]))
+                    curve.append((clock(), outcome(model, inner, diloco, dataset, step)[1]))
             if diloco is not None:
                 diloco.finish()
     finally:
         world.hooks.remove(link)
     computing = args.steps * args.compute / 1e3
     return Result(book.calls.total(), book.total_bytes_sent(), clock(), clock() - computing,
-                  *outcome(model, diloco, dataset), curve)
+                  *outcome(model, inner, diloco, dataset, args.steps), curve)
 
 
-def outcome(model, diloco, dataset):
-    """(mean loss, percent right) on the test images, by the common values."""
+def outcome(model, inner, diloco, dataset, step):
+    """(mean loss, percent right) on the test images after a step, by the common values."""
     with mt.no_grad(), diloco.common() if diloco else mt.no_grad():
         scores = model(dataset.test_images)
         loss = nn.cross_entropy(scores, dataset.test_labels).item()
+        divergence.check(loss, step, inner)
         return loss, 100.0 * float((scores.numpy().argmax(axis=1) == dataset.test_labels).mean())
 
 
@@ -171,10 +172,11 @@ def main(argv=None):
                   f"step computes {args.compute:g} ms, a message takes {args.latency:g} ms and its bytes at "
                   f"{args.bandwidth:g} Mbit/s\n{'':18}" + "".join(f"{name:>12}" for name in COLUMNS), flush=True)
         found = {}
-        for name, settings in ways(args).items():
-            found[name] = train(args, world, dataset, settings)
-            if world.rank == 0:
-                print(row(name, found[name]), flush=True)
+        with divergence.ends(world), divergence.quiet():
+            for name, settings in ways(args).items():
+                found[name] = train(args, world, dataset, settings)
+                if world.rank == 0:
+                    print(row(name, found[name]), flush=True)
     if args.out and world.rank == 0:
         path = args.out / "accuracy.png"
         picture(found, path)

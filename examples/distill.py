@@ -16,7 +16,7 @@ import time
 from statistics import mean
 
 import minitorch_dist as mt
-from minitorch_dist import data, nn, optim, program
+from minitorch_dist import data, divergence, nn, optim, program
 from minitorch_dist.backend import xp
 from minitorch_dist.compress.distill import loss_sum
 
@@ -49,10 +49,13 @@ def fit(model, images, labels, loss, steps, lr):
     """The model after so many steps; loss(model, batch) is a sum."""
     optimizer, loader = optim.Adam(model.parameters(), lr), data.Loader(images, labels, min(64, len(images)))
     batches = (batch for epoch in range(steps) for batch in loader.epoch(epoch))
-    for _, batch in zip(range(steps), batches, strict=False):
-        optimizer.zero_grad()
-        (loss(model, batch) / batch.count).backward()
-        optimizer.step()
+    with divergence.ends(), divergence.quiet():
+        for step, batch in zip(range(steps), batches, strict=False):
+            optimizer.zero_grad()
+            mean_loss = loss(model, batch) / batch.count
+            divergence.check(mean_loss.item(), step + 1, optimizer)
+            mean_loss.backward()
+            optimizer.step()
     return model.eval()
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, program
+from minitorch_dist import comm, data, divergence, nn, program
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch, Whole
 from minitorch_dist.parallel.federated import FederatedAveraging, split_by_label, split_evenly
 
@@ -70,7 +70,9 @@ def until(args, images, clients, **settings):
                                   **settings)
     up = 0
     for number in range(1, args.rounds + 1):
-        up += learning.round().up
+        done = learning.round()
+        divergence.check(done.loss, number, learning.local)
+        up += done.up
         if (reached := accuracy(model, images)) >= args.target:
             return number, reached, up
     return None, reached, up
@@ -89,7 +91,7 @@ def main(argv=None):
     def say(text):
         if world.rank == 0:
             print(text, flush=True)
-    with program.usage_errors("federated.py"):
+    with program.usage_errors("federated.py"), divergence.ends(world), divergence.quiet():
         images = data.load(args.data, rank=world.rank, broadcast=world.broadcast_object)
         labels = images.train_labels[:args.samples]
         splits = {"all classes each": split_evenly(len(labels), args.clients, args.seed),

@@ -15,7 +15,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, nn, optim, program, training
+from minitorch_dist import backend, comm, divergence, nn, optim, program, training
 from minitorch_dist.autodiff import ops
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
@@ -208,7 +208,7 @@ def train(args, world):
     with program.usage_errors("grpo.py"):
         problems, loader, model, reference, optimizer, schedule, checks, run = prepare(args, world)
     loss_sum, stop = (dpo if args.dpo else grpo)(args), False
-    with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
+    with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt, divergence.quiet():
         begun = begin(args, world, model, reference, problems, run, progress, interrupt)
         if begun is None:
             return {"exit_status": interrupt.status(world)}

@@ -14,7 +14,7 @@ import time
 from statistics import mean
 
 import minitorch_dist as mt
-from minitorch_dist import data, nn, optim, program
+from minitorch_dist import data, divergence, nn, optim, program
 from minitorch_dist.compress import prune, sparse
 from minitorch_dist.compress.lottery import lottery_ticket
 
@@ -48,8 +48,10 @@ def trainer(args, images):
         optimizer = optim.Adam(model.parameters(), args.lr)
         first, skip = divmod(start, len(loader))
         for epoch in range(first, args.epochs):
-            for batch in loader.epoch(epoch, skip if epoch == first else 0):
+            batches = loader.epoch(epoch, skip if epoch == first else 0)
+            for step, batch in enumerate(batches, 1 + max(start, epoch * len(loader))):
                 loss = nn.cross_entropy(model(batch.inputs), batch.labels, reduction="sum") / batch.count
+                divergence.check(loss.item(), step, optimizer)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -86,7 +88,7 @@ def main(argv=None):
     def make_model(seed):
         mt.manual_seed(seed)
         return nn.mlp(args.hidden)
-    with program.usage_errors("lottery_ticket.py"):
+    with program.usage_errors("lottery_ticket.py"), divergence.ends(), divergence.quiet():
         images = data.load(args.data)
         train = trainer(args, images)
         found = [lottery_ticket(make_model, train, args.rounds, args.share, args.rewind, args.scope,

@@ -74,6 +74,7 @@ def train(dataset, args, low, scaler, recipe=None):
                 with mt.autocast(low or "float16", enabled=low is not None):
                     loss = nn.cross_entropy(model(shard.inputs), shard.labels)
                 scaler.scale(loss).backward()
+            divergence.check(loss.item(), 1 + epoch * len(loader) + step, optimizer, scaler)
             kept = book.peak["activation"] if first else kept
             scaler.step(optimizer)
             left_out += scaler.found_inf(optimizer)
@@ -159,7 +160,8 @@ def main(argv=None):
         "bfloat16": ("bfloat16", optim.GradScaler(enabled=False)),
         **{what: (None, optim.GradScaler(enabled=False), recipe) for what, recipe in FEW_BITS.items()},
     }
-    made = {what: train(dataset, args, *way) for what, way in ways.items()}
+    with divergence.ends():
+        made = {what: train(dataset, args, *way) for what, way in ways.items()}
 
     model, batch = made["float32"][0], (dataset.train_images[:args.batch_size], dataset.train_labels[:args.batch_size])
     exact = first_gradient(model, *batch, low=None)

@@ -20,9 +20,10 @@ from collections import Counter, deque
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, data, ledger, nn, optim, program, training
+from minitorch_dist import backend, comm, data, divergence, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.comm.link import VirtualClock
+from minitorch_dist.comm.together import together
 from minitorch_dist.flat import layout
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.parameter_server import ParameterServer, roles
@@ -110,12 +111,14 @@ def by_ddp(args, group, dataset, steps):
     """(losses of all steps, model) by DistributedDataParallel on the workers alone."""
     model = DistributedDataParallel(network(args), group)
     update, losses = optimizer(args, model.parameters()), []
-    for batch in itertools.islice(endless(loader_of(args, dataset, group.rank, group.size)), steps):
+    batches = itertools.islice(endless(loader_of(args, dataset, group.rank, group.size)), steps)
+    for step, batch in enumerate(batches, 1):
         update.zero_grad()
         loss = xp.array([backward(model, batch)])
-        update.step()
         group.all_reduce(loss)
         losses.append(float(loss[0]))
+        divergence.check(losses[-1], step, update)
+        update.step()
     return losses, model.module
 
 
@@ -133,7 +136,9 @@ def work(args, ps, clock, model, dataset, steps):
     losses, wanted = [0.0], steps * len(ps.workers)
     for batch in endless(loader_of(args, dataset, ps.index, len(ps.workers))):
         ps.zero_grad()
-        losses[-1] += backward(model, batch) / ps.n_push
+        loss = backward(model, batch)
+        divergence.check(loss, ps.steps + 1)
+        losses[-1] += loss / ps.n_push
         clock.sleep(seconds_of(args, ps.steps, ps.index, len(ps.workers)))
         ps.step()
         if ps.steps % ps.n_push == 0:
@@ -201,8 +206,10 @@ def main(argv=None):
     _, steps = program.length(args, batches, args.epochs)
     modes = MODES if args.mode == "all" else {args.mode: (args.mode, args.max_staleness)}
     group = world.split(0 if world.rank in workers else None)
-    reference = world.gather_object(by_ddp(args, group, dataset, steps) if group else None)
-    found = {label: by_servers(args, world, dataset, steps, *mode) for label, mode in modes.items()}
+    with divergence.ends(world), divergence.quiet():
+        reference = world.gather_object(
+            together(world, lambda: by_ddp(args, group, dataset, steps) if group else None))
+        found = {label: by_servers(args, world, dataset, steps, *mode) for label, mode in modes.items()}
     if world.rank == 0:
         report(args, dataset, steps, workers, reference[workers[0]], found)
     world.barrier()

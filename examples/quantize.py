@@ -48,15 +48,16 @@ def train(model, dataset, args, epochs):
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size, seed=args.seed)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     schedule = optim.LambdaLR(optimizer, optim.cosine(epochs * len(loader), 0))
-    for epoch in range(epochs):
-        for step, batch in enumerate(loader.epoch(epoch)):
-            for shard in batch.shards:
-                loss = nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum") / batch.count
-                divergence.check(loss.item(), 1 + epoch * len(loader) + step, optimizer)
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+    with divergence.ends(), divergence.quiet():
+        for epoch in range(epochs):
+            for step, batch in enumerate(loader.epoch(epoch)):
+                for shard in batch.shards:
+                    loss = nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum") / batch.count
+                    divergence.check(loss.item(), 1 + epoch * len(loader) + step, optimizer)
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
     return model.eval()
 
 
@@ -75,8 +76,7 @@ def main(argv=None):
     test = dataset.test_images, dataset.test_labels
     some = [dataset.train_images[:512]]       # to calibrate with
     mt.manual_seed(args.seed)
-    with divergence.ends(), divergence.quiet():
-        model = train(nn.mlp(args.widths), dataset, args, epochs)
+    model = train(nn.mlp(args.widths), dataset, args, epochs)
     before = sum(p.data.nbytes for p in model.parameters())
 
     print(f"{dataset.source}\n\n{'':<42}{'accuracy':>9}{'bytes':>11}{'of float32':>12}")

@@ -1,6 +1,7 @@
 """A loss that is no number any more ends a training: at once, on all ranks, in words, with what was saved."""
 
 import json
+import runpy
 import warnings
 from pathlib import Path
 
@@ -77,3 +78,28 @@ def test_a_run_that_diverges_keeps_what_was_saved(tmp_path, program, flags):
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
         f"step-{step:08d}" for step in range(max(1, done - 1), done + 1)}
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+LOOPS = {       # programs with a loop of their own -> what makes them short
+    "diloco": ["--steps", "20"], "distill": ["--few", "70"], "federated": ["--rounds", "2"],
+    "lottery_ticket": ["--hidden", "33"], "mixed_precision": ["--hidden", "33"], "quantize": ["--hidden", "33"]}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_its_own_ends_in_one_line_too(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        warnings.simplefilter("error")
+        runpy.run_path(ROOT / "examples" / f"{name}.py")["main"](["--data", "digits", "--lr", "1e30", *LOOPS[name]])
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1 and len(said) == 1
+    assert said[0].startswith("step ") and ": the loss is nan, at a learning rate of " in said[0]
+
+
+def test_where_one_worker_of_a_parameter_server_diverges_all_ranks_end_together(tmp_path):
+    """Between two pulls, by its own steps."""
+    flags = ["--mode", "async", "--n-fetch", "3", "--local-lr", "1e30", "--hidden", "33", "--steps", "9"]
+    run = crews.launch([ROOT / "examples" / "parameter_server.py", *flags, "--out", tmp_path], n=3, limit=60)
+    assert run.returncode == 1 and not run.timed_out, run.report()
+    (said,), *others = (text.splitlines() for text in run.stderr)
+    assert said.startswith("step 2: the loss is nan: the training has diverged") and others == [[], []]

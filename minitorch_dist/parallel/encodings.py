@@ -35,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backend import stream, to, to_device_of
+from ..divergence import Diverged
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,8 @@ SIZES = np.array([0.0, *(2.0 ** (e - 7) for e in range(1, 8))])      # of E3M0, 
 
 
 def _diverged(what, update, value):
-    return ValueError(f"{what}: an update of shape {update.shape} has a value of {value}: training has diverged; a "
-                      "smaller learning rate may help")
+    return Diverged(f"{what}: an update of shape {update.shape} has a value of {value}: training has diverged; a "
+                    "smaller learning rate may help")
 
 
 class _Draw(NamedTuple):

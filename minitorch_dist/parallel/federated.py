@@ -29,6 +29,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
 from ..comm import world
 from ..comm.reduction import is_power_of_two
+from ..comm.together import together
 from ..data.loader import Shard
 from ..data.sampler import Sampler
 from ..nn import cross_entropy
@@ -178,16 +179,20 @@ class FederatedAveraging:
         return Round(number, tuple(chosen), samples, float(sums[-2]), size * len(chosen), int(sums[-1]))
 
     def _trained(self, number, chosen, samples, start):
-        """All clients' `_leaf`s, added up."""
+        """All clients' `_leaf`s, added up; Diverged on all ranks where an update can't be encoded."""
+        sums = together(self.comm, lambda: self._trained_here(number, chosen, samples, start))
+        self.comm.all_reduce(sums, exact=True)
+        return sums
+
+    def _trained_here(self, number, chosen, samples, start):
+        """The same of this rank's clients."""
         total, each = BinaryCounter(), self.leaves // self.comm.size
         for leaf in range(self.comm.rank * each, (self.comm.rank + 1) * each):
             # Neighbours in the tree are far apart in `chosen`: all ranks have about equally many, not zeros the last.
             place = _reversed(leaf, self.leaves)
             total.add(self._leaf(number, chosen[place], samples, start) if place < len(chosen)
                       else self._zeros(start))
-        sums = total.total()
-        self.comm.all_reduce(sums, exact=True)
-        return sums
+        return total.total()
 
     def _zeros(self, start):
         return np.zeros(sum(value.size for value in start.values()) + 2, np.float64)

@@ -14,6 +14,7 @@ from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import module_of, to, to_device_of
 from ..comm.reduction import cut
+from ..divergence import Diverged
 from ..flat import FlatBuffer
 from ..ledger import keep, open_ledgers
 from ..optim.optimizer import check_elementwise
@@ -155,9 +156,9 @@ class Fragment:
             wrote(self.flat.grads, AUTHOR)
 
     def take(self, mix, needed=True):
-        """Move the common values by the mean over all samples, and show them to the worker. ValueError, on all workers,
-        where one has diverged, or its ranks disagree, or where none has had a sample: then nothing is moved. Not
-        needed: without samples nothing is moved, and nothing wrong."""
+        """Move the common values by the mean over all samples, and show them to the worker. Diverged, on all workers,
+        where one sent inf or NaN, ValueError where its ranks disagree, or where none has had a sample: then nothing is
+        moved. Not needed: without samples nothing is moved, and nothing wrong."""
         self.settle()
         self.pending = False
         if apart := [str(worker) for worker, n in enumerate(self.counts) if n == APART]:
@@ -166,9 +167,9 @@ class Fragment:
                              "common values are those from before. Give it the samples of the whole worker on each of "
                              "its ranks")
         if lost := [str(worker) for worker, n in enumerate(self.counts) if n == LOST]:
-            raise ValueError(f"DiLoCo: after step {self.sent} worker{'s' * (len(lost) > 1)} {', '.join(lost)} sent "
-                             f"{self.label} with values that aren't finite; the common values are those from before. "
-                             "Lower the inner learning rate, clip gradients, or look for it with detect_anomaly")
+            raise Diverged(f"DiLoCo: after step {self.sent} worker{'s' * (len(lost) > 1)} {', '.join(lost)} sent "
+                           f"{self.label} with values that aren't finite; the common values are those from before. "
+                           "Lower the inner learning rate, clip gradients, or look for it with detect_anomaly")
         if not (total := sum(self.counts)) and needed:
             raise ValueError(f"DiLoCo: up to step {self.sent} no worker has had a sample since {self.label} was sent "
                              "last: give step() the number of this worker's")

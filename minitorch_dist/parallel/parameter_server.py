@@ -38,6 +38,7 @@ from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import to, to_device_of
 from ..comm.reduction import cut
+from ..divergence import Diverged
 from ..flat import ALIGN, layout
 from . import batch_norm
 from .parameter_shard import Request, Shard
@@ -71,10 +72,11 @@ class ParameterServer:
     orders         async: serve requests in these orders, a list of workers' ranks per server, as the `orders` of an
                    earlier run: it repeats itself to the last bit
 
-    ValueError on all ranks for settings that don't fit, at a worker for a gradient that isn't finite. Once a step a
-    worker pushes and pulls the parameters, each padded to 16 elements; the ledger counts that under "send" of the axis
-    "rpc", and what goes with it under "envelope": some 400 bytes per request, and 200 per answer.
-    One block at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError.
+    ValueError on all ranks for settings that don't fit, Diverged at a worker for a gradient that isn't finite. Once a
+    step a worker pushes and pulls the parameters, each padded to 16 elements; the ledger counts that under "send" of
+    the axis "rpc", and what goes with it under "envelope": some 400 bytes per request, and 200 per answer.
+    One block at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError; Diverged
+    as itself.
     After the block, on all ranks: `history`, the servers' lists of Push; `orders`; `version`, the number of updates of
     server 0's block; and the model has the final values.
     """
@@ -170,16 +172,16 @@ class ParameterServer:
             self._ask(push, pull)
 
     def _gradients(self):
-        """{number of a segment: its gradient, 1-d, on the host}. ValueError for one that isn't finite: before the first
+        """{number of a segment: its gradient, 1-d, on the host}. Diverged for one that isn't finite: before the first
         message, so that no server has taken its part."""
         found = {}
         for number, (name, s) in enumerate(zip(self.names, self.segments, strict=True)):
             if s.tensor.grad is not None:
                 found[number] = gradient = to(s.tensor.grad.data, "cpu").reshape(-1)
                 if (bad := gradient[~np.isfinite(gradient)]).size:
-                    raise ValueError(f"ParameterServer: rank {self.comm.rank} has a gradient of {name!r} of which "
-                                     f"{bad.size} of {gradient.size} values aren't finite, the first {bad[0]}; nothing "
-                                     "was pushed. Lower the learning rate, or look for it with detect_anomaly")
+                    raise Diverged(f"ParameterServer: rank {self.comm.rank} has a gradient of {name!r} of which "
+                                   f"{bad.size} of {gradient.size} values aren't finite, the first {bad[0]}; nothing "
+                                   "was pushed. Lower the learning rate, or look for it with detect_anomaly")
         return found
 
     def _local_step(self):

@@ -34,6 +34,7 @@ from .. import comm as communication
 from ..autodiff.primitive import state
 from ..backend.streams import random_state
 from ..comm import check
+from ..divergence import Diverged
 from .rref import Future, Pickler, RRef, Unpickler, portable
 
 APART = 4096        # bytes from which on an array travels as it is, beside the pickled rest
@@ -53,7 +54,8 @@ class Rpc:
     Messages go by a communicator of its own, `comm`, under whose name the ledger counts: "send" the buffers, "envelope"
     all else. An Rpc serves its own calls only, not those of another one. A rank that leaves the program without
     shutdown(), or dies, ends the job: those that wait for an answer or a call say so (comm/guard.py). A process alone
-    calls itself. An error that leaves a `with` block is raised on the other ranks too, as a RuntimeError.
+    calls itself. An error that leaves a `with` block is raised on the other ranks too, as a RuntimeError; Diverged, of
+    which no rank is more to blame than another, as itself.
     """
 
     def __init__(self, comm=None, name="rpc"):
@@ -70,7 +72,7 @@ class Rpc:
         self._come, self._before = [], None     # on rank 0, in shutdown: `_made` of those who have come; the last sum
         self._again = False     # to come once more
         self.is_over = False
-        self.broken = None      # why another rank has left without shutdown()
+        self.broken = None      # (class, words) of the error by which another rank has left without shutdown()
 
     def __enter__(self):
         return self
@@ -83,12 +85,14 @@ class Rpc:
 
     def abandon(self, error):
         """Leave without shutdown(), because of an error: what waits for calls or answers on the other ranks raises a
-        RuntimeError of it. (If nobody catches the error here, it ends the job.)"""
+        RuntimeError of it, or Diverged. (If nobody catches the error here, it ends the job.)"""
         told = "".join(traceback.format_exception(error))
-        told, self.is_over = f"rank {self.rank} has left {self.comm.name!r} by an error:\n{told}", True
+        left = ((Diverged, str(error)) if isinstance(error, Diverged) else
+                (RuntimeError, f"rank {self.rank} has left {self.comm.name!r} by an error:\n{told}"))
+        self.is_over = True
         for to in range(self.size) if self.broken is None else ():
             if to != self.rank:
-                self._send(to, "abandon", told)
+                self._send(to, "abandon", left)
 
     # ------------------------------------------------------------ calls
 
@@ -157,7 +161,8 @@ class Rpc:
 
     def _check_whole(self):
         if self.broken is not None:
-            raise RuntimeError(self.broken)
+            kind, words = self.broken
+            raise kind(words)
 
     def serve_until(self, done, timeout=None):
         """Serve until done() holds; False after `timeout` seconds (None: no limit)."""
@@ -208,8 +213,8 @@ class Rpc:
                     self._again = True
                 case "over", _, _:
                     self.is_over = True
-                case "abandon", told, _:
-                    self.broken = told
+                case "abandon", left, _:
+                    self.broken = left
 
     def _count(self, made):
         self._come.append(made)

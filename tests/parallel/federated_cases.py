@@ -6,6 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, nn, optim
+from minitorch_dist.divergence import Diverged
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch, Whole
 from minitorch_dist.parallel.federated import FederatedAveraging, split_by_dirichlet
 
@@ -53,6 +54,18 @@ def trained(clients):
     FederatedAveraging(nn.Linear(9, 4), inputs, labels, np.array_split(np.arange(150), clients), lr=0.1, fraction=1.0,
                        batch_size=None, loss_sum=loss_sum).round()
     return len(calls)
+
+
+def one_client_diverges():
+    """What each rank is told, where the second of two clients has an update that can't be rounded; the rounds done."""
+    inputs, labels = samples()
+    inputs[75:] = np.nan
+    learning = FederatedAveraging(nn.Linear(9, 4), inputs, labels, np.array_split(np.arange(150), 2), lr=0.1,
+                                  fraction=1.0, encoding=Sketch(levels=4))
+    try:
+        learning.round()
+    except Diverged as error:
+        return str(error), learning.rounds
 
 
 def refused_on_three():

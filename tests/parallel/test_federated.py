@@ -204,6 +204,13 @@ def test_ranks_that_cant_share_a_tree_or_disagree_are_told():
         assert "clients=" in clients and "'lr': 0.01" in server and "'lr': 0.02" in server
 
 
+def test_where_one_client_diverges_all_ranks_are_told():
+    """The other rank, whose client hasn't, would wait for the sum for ever."""
+    first, second = crews.call(CASES + "one_client_diverges", 2)
+    assert first == second
+    assert first[0].startswith("Sketch: an update of shape (4, 9) has a value of nan") and first[1] == 0
+
+
 @pytest.mark.parametrize(("split", "sizes"), [
     (lambda y: split_evenly(len(y), 7, seed=2), {21, 22}), (lambda y: split_by_label(y, 6, 2, seed=2), {24, 25, 26}),
     (lambda y: split_by_dirichlet(y, 7, 0.2, seed=2), None)])
