@@ -8,7 +8,7 @@ import pytest
 
 from minitorch_dist import __main__
 from minitorch_dist.plan import GPT, Job
-from minitorch_dist.plan.meshes import every
+from minitorch_dist.plan.meshes import divisors, every
 
 from .plan_cases import SIMPLE, SMALL
 
@@ -94,6 +94,12 @@ def test_a_reader_that_has_enough():
                           stderr=subprocess.PIPE) as program:
         program.stdout.close()
         assert (program.stderr.read(), program.wait()) == (b"", 1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 36, 97, 360, 1_000_000_007])
+def test_divisors(n):
+    found = divisors(n)
+    assert found == ([1, n] if n == 1_000_000_007 else [d for d in range(1, n + 1) if n % d == 0])
 
 
 def test_all_meshes_of_new_axes(capsys):

@@ -39,8 +39,17 @@ def test_a_folder_is_made(tmp_path):
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
+SMALL = "--width 8 --heads 2 --vocabulary 10 --context 4"
+
+
 @pytest.mark.parametrize(("line", "status", "words"), [
     ("pipeline 1f1b --ranks 0", 2, "at least one rank and one micro-batch; got 0 and 8"),
+    ("pipeline 1f1b --ranks 1000000000", 2, "(ranks + micro-batches) is 1,000,000,008,000,000,000, and"),
+    ("pipeline gpipe --ranks 3 --micro-batches 1000000000", 2, "of 3 ranks with 1 stage each and 1,000,000,000 micro"),
+    ("pipeline interleaved --chunks 1000000000", 2, "4 ranks with 1,000,000,000 stages each and 8 micro-batches"),
+    (f"plan --devices 1 {SMALL} --layers 1000000000", 2, "1,000,000,000 layers: plan goes through them one by one"),
+    (f"plan --devices 1 {SMALL} --layers 2 --micro-batches 1000000000 --batch 1000000000", 2, "at most 50,000"),
+    (f"plan --devices 735134400 --meshes --batch 735134400 {SMALL} --layers 2", 2, "are more than 2,000 meshes"),
     ("pipeline 1f1b --out FOLDER", 2, "needs an ending, as in pictures.png"),
     ("pipeline 1f1b --out FILE/x.png", 2, "file: File exists"),
     ("kernels --show ptx", 2, "--show ptx: of which kernel?"),

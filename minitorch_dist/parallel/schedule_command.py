@@ -5,7 +5,7 @@ import sys
 from ..tables import aligned
 from .schedule_blocks import BLOCKS, dates, interval_of
 from .schedule_steps import Overlapped, Step, placement_of
-from .schedules import SCHEDULES, drawn, label, play, schedule_of
+from .schedules import SCHEDULES, check_drawable, drawn, label, play, schedule_of
 
 
 def add_command(commands, draw):
@@ -24,6 +24,7 @@ def add_command(commands, draw):
 
 def _show(args):
     try:
+        check_drawable(args.schedule, args.ranks, args.micro_batches, args.chunks)
         schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
         both = _both(schedule, args)
     except ValueError as error:

@@ -173,6 +173,17 @@ def v_min(ranks, micro_batches):
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zb-h1": zb_h1,
              "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-min": v_min, "dualpipev": dual_pipe_v}
 V_SHAPED = (*BLOCKS, "dualpipev")       # with two stages per rank
+DRAWABLE = 50_000       # steps, about, of what is drawn or planned: half a minute at most
+
+
+def check_drawable(name, ranks, micro_batches, chunks=1):
+    """ValueError for a schedule that is too large to be drawn or planned: its lists, and the time that playing them
+    takes, grow with the product."""
+    stages = 2 if name in V_SHAPED else chunks if name == "interleaved" else 1
+    if min(ranks, micro_batches) > 0 and (size := ranks * stages * (ranks + micro_batches)) > DRAWABLE:
+        raise ValueError(f"{name} of {ranks:,} ranks with {stages:,} stage{'s' * (stages > 1)} each and "
+                         f"{micro_batches:,} micro-batches: ranks · stages · (ranks + micro-batches) is {size:,}, and "
+                         f"what is played step by step has at most {DRAWABLE:,}: take fewer")
 
 
 def schedule_of(name, ranks, micro_batches, chunks=1):

@@ -7,12 +7,13 @@ from math import inf
 from ..data.loader import share
 from ..optim.packed import BLOCK
 from ..parallel.context_parallel import HOW
-from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, placement_of, schedule_of
+from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
 from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, parameters_of
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
+MOST_LAYERS = 10_000    # that are gone through one by one: some seconds
 MOMENTS = {32: 8, 8: 2 * (1 + 4 / BLOCK)}       # state_bits -> bytes per parameter of Adam's two, with their scales
 
 
@@ -68,6 +69,10 @@ class Job:
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_drawable(self.schedule, self.pp, self.micro_batches, self.chunks)
+        if (self.model.layers or 0) > MOST_LAYERS:
+            raise ValueError(f"{self.model.layers:,} layers: plan goes through them one by one, and takes at most "
+                             f"{MOST_LAYERS:,}")
         if self.shard_over is not None and (self.shard_over < 1 or self.replicas % self.shard_over):
             raise ValueError(f"--shard-over {self.shard_over}: it must divide the {self.replicas} ranks along dp, cp "
                              "and ep, of which so many share a copy")

@@ -1,13 +1,18 @@
 """All meshes of so many devices that a model can be trained on, the fastest first."""
 
 from dataclasses import replace
+from itertools import islice
+from math import isqrt
 
 from .paper import plan
+
+MOST = 2_000    # meshes that are tried: minutes
 
 
 def divisors(n):
     """[1, …, n]."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
 
 
 def every(job, device, devices, stages=None, micro_batches=None, sequence_parallel=False, cp=1, ep=1):
@@ -19,10 +24,14 @@ def every(job, device, devices, stages=None, micro_batches=None, sequence_parall
     micro_batches  of each (default: 1; in a pipeline 4 per stage, or as many as there are samples)
     sequence_parallel  along tp, where there is any
     cp, ep         at most so many ranks along these axes
-    Tensor parallelism stays within a machine: each block waits for it.
+    Tensor parallelism stays within a machine: each block waits for it. ValueError where there are more than MOST.
     """
     found, refused = [], []
-    for mesh in meshes(devices, device.per_node, cp, ep):
+    tried = list(islice(meshes(devices, device.per_node, cp, ep), MOST + 1))
+    if len(tried) > MOST:
+        raise ValueError(f"{devices:,} devices with at most cp={cp} and ep={ep} are more than {MOST:,} meshes: "
+                         "give fewer --cp or --ep, or one mesh by --tp and --pp, without --meshes")
+    for mesh in tried:
         pieces = micro_batches
         if pieces is None:
             pieces = 1 if mesh["pp"] == 1 else max(1, min(4 * mesh["pp"], job.batch // (mesh["dp"] * mesh["ep"])))
