@@ -15,7 +15,10 @@ import numpy as np
 
 from .. import backend
 from .local import LocalEngine
+from .state import Call, state
 from .work import Then
+
+FIRST = "first_on_a_gpu"        # what is waited in until the ranks have chosen
 
 
 def choose(engine):
@@ -66,11 +69,19 @@ class OnDevices:
         return None if self._gpu is None or self.size == 1 else f"{self._gpu.path}: {self._gpu.reason}"
 
     def _engine_of(self, x):
-        """Who runs a collective on this array. The first on a GPU is collective by itself."""
+        """Who runs a collective on this array. The first on a GPU is collective by itself, and waits for the other
+        ranks where it is only posted, too: the guard is to know."""
         if backend.on_host(x):
             return self._engine
         if self._gpu is None:
-            self._gpu = choose(self._engine)
+            posted = state.call is None
+            if posted:
+                state.enter(Call(self, FIRST, x, None))
+            try:
+                self._gpu = choose(self._engine)
+            finally:
+                if posted:
+                    state.leave()
         return self._gpu
 
     def _messenger_of(self, x):

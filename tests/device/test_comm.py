@@ -1,5 +1,7 @@
 """Collectives on GPU arrays: by pinned memory, by NCCL (a stand-in that MPI carries) and by CUDA-aware MPI."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from minitorch_dist.testing import ranks
 
 from .fake_cupy import installed, ndarray
 
+ROOT = Path(__file__).parents[2]
 CASES = "tests.device.cases:"
 PATHS = {   # path -> (its environment, what gpu_path says)
     "staged": ({}, "staged: ranks 0, 1 share a GPU, which NCCL refuses"),
@@ -84,6 +87,30 @@ def test_passes_in_turns_over_packed_rows_are_those_of_the_host():
 def test_an_array_on_a_gpu_and_one_on_the_host_are_no_match():
     for text in ranks.call(CASES + "mismatch", 2):
         assert "sum on a GPU" in text and "rank" in text
+
+
+CROSSED = """
+import numpy as np
+from minitorch_dist import backend, comm
+from tests.device.fake_cupy import installed
+world = comm.world()
+groups = [world.split(0, name=name) for name in ("here", "there")]
+with installed():
+    x = backend.to(np.ones(3, np.float32), "cuda")
+    works = [group.all_reduce(x, async_op=ASYNC) for group in (groups[::-1] if world.rank else groups)]
+"""
+
+
+@pytest.mark.parametrize("posted", [False, True])
+def test_first_collectives_in_another_order_are_told_by_the_guard(tmp_path, posted):
+    """To choose how arrays on GPUs travel the ranks wait for each other, also where a collective is only posted."""
+    (tmp_path / "program.py").write_text(CROSSED.replace("ASYNC", str(posted)))
+    run = ranks.launch([tmp_path / "program.py"], 2, limit=30,
+                       env={"PYTHONPATH": str(ROOT), "MINITORCH_STALL_SECONDS": "1"})
+    assert run.returncode == 1 and not run.timed_out, run.report()
+    op = "first_on_a_gpu" if posted else "all_reduce"
+    for text, name in zip(run.stderr, ("here", "there"), strict=True):
+        assert "the stall limit of 1 s" in text and f"waits in {op}(float32[3]) on '{name}'" in text, run.report()
 
 
 def test_a_communicator_keeps_its_gpu():
