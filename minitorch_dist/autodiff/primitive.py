@@ -223,7 +223,7 @@ class Primitive:
         """A fused op's forward: a GPU kernel's, where kernels/ has one that wins on these arguments."""
         def forward_or_kernel(*args):
             x = args[0]
-            if x.__class__ is not xp.ndarray:
+            if x.__class__ is not xp.ndarray and not isinstance(x, xp.generic):     # (NumPy's sums are scalars)
                 if kernel := kernels.for_op(self.name, args):
                     return kernel.forward(*args)
             elif x.itemsize == 2 and is_half(x) and not self.own_sums:

@@ -46,7 +46,7 @@ class Muon(Optimizer):
                   others. Meant for hidden layers: give embeddings, the output layer, biases and norms to AdamW
     weight_decay  decoupled: p shrinks by lr · weight_decay before the step
     nesterov      False: u = b
-    ns_coefficients, ns_steps, eps   of orthogonalized
+    ns_coefficients, ns_steps, eps   of orthogonalized; eps is for this b: torch's is (1 - momentum) times it
     adjust_lr_fn  what lr is multiplied by: None or "original", √max(1, out/in); "match_rms_adamw", 0.2·√max(out, in),
                   with which steps are as long as AdamW's usually are, and its lr and weight decay fit
 

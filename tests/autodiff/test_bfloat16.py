@@ -149,3 +149,12 @@ def test_compiled_functions_take_it():
 
 def test_gradients_are_checked_in_float64():
     mt.check_grads(lambda x: mt.sum(mt.sin(x) * x), [np.array([0.5, 1.5, -2.0], DTYPE)])
+
+
+@pytest.mark.parametrize("function", [mt.gelu, lambda x: mt.gelu(x, "tanh"), lambda x: mt.swiglu(x, x), mt.softmax])
+def test_a_sum_is_a_scalar_and_keeps_its_dtype_in_fused_ops(function):
+    x = mt.tensor(np.array([0.5, 0.25], DTYPE), requires_grad=True)
+    y = function(mt.sum(x))
+    y.backward()
+    assert y.dtype == x.grad.dtype == DTYPE
+    assert distance(y.numpy(), function(np.array(0.75))) < U

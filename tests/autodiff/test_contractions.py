@@ -182,6 +182,7 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.conv2d(np.ones((1, 2, 2, 4)), np.ones((2, 2, 3, 3))), "doesn't fit"),
     (lambda: mt.conv2d(np.ones((1, 2, 4, 4)), np.ones((2, 2, 3, 3)), stride=0), "stride 0"),
     (lambda: mt.conv1d(np.ones((1, 2, 4)), np.ones((2, 2, 3)), np.ones(3)), r"bias \(3,\)"),
+    (lambda: mt.conv_transpose2d(np.ones((1, 2, 1, 4)), np.ones((2, 1, 3, 3)), padding=(2, 0)), "leaves nothing"),
     (lambda: mt.max_pool2d(np.ones((1, 2, 4, 4)), 2, padding=2), "at most half"),
     (lambda: mt.einsum("ij,jk", np.ones((2, 3)), np.ones((2, 3))), "'j' is 3 in one place and 2"),
     (lambda: mt.einsum("ij->ik", np.ones((2, 3))), "'k'"),

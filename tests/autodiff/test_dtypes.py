@@ -90,11 +90,40 @@ def test_empty_arrays():
     assert y.grad.shape == (0,)
 
 
+def test_sums_of_exponentials_over_nothing_and_of_infinities():
+    """scipy.special.logsumexp's values; softmax along an empty axis is empty."""
+    inf, empty = np.inf, np.zeros((2, 0))
+    with np.errstate(divide="ignore"):
+        assert (mt.logsumexp(empty, 1) == -inf).all() and mt.logsumexp(np.array([-inf, -inf])) == -inf
+        for f in (mt.softmax, mt.log_softmax):
+            assert f(empty).shape == mt.grad(lambda x, f=f: mt.sum(f(x)))(empty).shape == (2, 0)
+    assert mt.logsumexp(np.array([inf, 1.0])) == inf and np.isnan(mt.logsumexp(np.array([np.nan, 1.0])))
+    np.testing.assert_allclose(mt.logsumexp(np.array([-inf, 800.0, 801.0])), 801 + math.log(1 + math.exp(-1)))
+
+
+def test_what_a_reduction_makes_of_integers_and_of_too_few():
+    for kind in (bool, np.int8, np.uint8, np.int32):
+        x = np.array([[1, 0, 1], [1, 1, 1]]).astype(kind)
+        for f, theirs in ((mt.sum, np.sum), (mt.cumsum, np.cumsum)):
+            assert f(x, 1).dtype == theirs(x, 1).dtype and (f(x, 1) == theirs(x, 1)).all()
+    with np.errstate(all="ignore"):     # as NumPy's
+        assert np.isnan(mt.var(np.zeros(0), correction=1)) and np.isnan(mt.var(np.ones(1), correction=2))
+        assert mt.var(np.arange(3.0), correction=5) == np.inf
+
+
+def test_chunks_of_an_empty_axis():
+    """As many as asked for, as in torch: SwiGLU takes two of them."""
+    assert [c.shape for c in mt.chunk(np.zeros((2, 0)), 3, -1)] == [(2, 0)] * 3
+    assert [c.shape for c in mt.chunk(np.zeros((2, 5)), 4, 1)] == [(2, 2), (2, 2), (2, 1)]
+
+
 def test_scalars_and_axes_of_one():
     x = leaf(2.0).reshape(())
     for f in (mt.sum, mt.prod, mt.max, mt.cumsum, mt.ravel, mt.erf, mt.gelu, lambda x: mt.stack([x, x]),
               lambda x: mt.einsum("->", x), lambda x: mt.expand_dims(x, 0), lambda x: mt.pad(x, 1)):
         assert mt.grad(lambda z, f=f: mt.sum(f(z) * 2.0))(x.numpy()) != 0
+    for f in (mt.sum, mt.max, mt.mean, mt.softmax, mt.log_softmax, mt.logsumexp):       # the axes that NumPy allows
+        mt.check_grads(lambda z, f=f: f(z, 0) + f(z, -1), (x.numpy(),))
     one = rng.standard_normal((1, 3, 1))
     for f in (lambda x: mt.softmax(x, 1), lambda x: mt.prod(x, 2), lambda x: mt.layer_norm(x, (3, 1)),
               lambda x: mt.conv1d(x, np.ones((2, 3, 1))), mt.squeeze, lambda x: mt.tile(x, (2, 1, 2))):

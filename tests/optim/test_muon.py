@@ -82,7 +82,9 @@ def test_twenty_steps_are_torchs():
     torch = pytest.importorskip("torch", minversion="2.9")
     for settings in SETTINGS:
         theirs = [torch.nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in start(SHAPES[:4])]
-        reference = torch.optim.Muon(theirs, **settings)
+        # Its momentum, of which eps is the least norm, is (1 - momentum) times ours.
+        eps = settings.get("eps", 1e-7) * (1 - settings.get("momentum", 0.95))
+        reference = torch.optim.Muon(theirs, **settings | {"eps": eps})
         params = leaves(start(SHAPES[:4]), np.float32)
         optimizer = optim.Muon(params, **settings)
         for step in range(20):

@@ -167,6 +167,8 @@ def _conv_transpose_nd(n, x, weight, bias, stride, padding, output_padding, grou
     parts = reshape(parts, (x.shape[0], groups * out, *parts.shape[3:]))
     extents = tuple((e - 1) * s + d * (k - 1) + 1 + m
                     for e, s, d, k, m in zip(x.shape[2:], stride, dilation, kernel, more, strict=True))
+    if any(e <= 2 * p for e, p in zip(extents, padding, strict=True)):
+        raise ValueError(f"{name}: of results of extents {extents} a padding of {padding} on both sides leaves nothing")
     y = fold(parts, extents, tuple(kernel), stride, dilation)
     if any(padding):
         y = getitem(y, (..., *(slice(p, e - p) for p, e in zip(padding, extents, strict=True))))

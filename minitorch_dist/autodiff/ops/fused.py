@@ -12,7 +12,7 @@ from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh
 from .indexing import check_numbers, getitem
 from .linalg import check_linear, linear, linear_forward, linear_pullback
-from .reduction import logsumexp, sum
+from .reduction import largest, logsumexp, sum
 
 # ---------------------------------------------------------------- softmax cross-entropy
 
@@ -62,12 +62,12 @@ def softmax_cross_entropy(logits, labels):
 # ---------------------------------------------------------------- softmax
 
 def _softmax_definition(x, axis):
-    e = exp(x - lower(x).max(axis=axis, keepdims=True))
+    e = exp(x - largest(lower(x), axis))
     return e / sum(e, axis, keepdims=True)
 
 
 def _softmax_forward(x, axis):
-    e = x - x.max(axis=axis, keepdims=True)
+    e = x - largest(x, axis)
     e = xp.exp(e, out=e) if e.ndim else xp.exp(e)
     e /= add_up(e, axis, True)
     return e
@@ -89,7 +89,7 @@ def softmax(x, axis=-1):
 
 
 def _log_softmax_forward(x, axis):
-    z = x - x.max(axis=axis, keepdims=True)
+    z = x - largest(x, axis)
     z -= xp.log(add_up(xp.exp(z), axis, True))
     return z
 

@@ -1,9 +1,9 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import add_up, adds_in_float32, in_float32, is_short, xp
+from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower, state
-from .elementwise import astype, sqrt
+from .elementwise import astype, exp, isfinite, log, sqrt, where
 from .indexing import getitem
 from .shape import concatenate, inverse, reshape, transpose
 
@@ -80,9 +80,10 @@ _all = Primitive("all", lambda x, axes, keepdims: x.all(axis=axes, keepdims=keep
 def _cumsum_forward(x, axis, backwards):
     if x.itemsize == 2 and adds_in_float32(x):
         return in_float32(_cumsum_forward, x, axis, backwards)
+    dtype = x.dtype if is_floating(x.dtype) else None       # of integers and bools NumPy's choice: 64 bits
     if not backwards:
-        return x.cumsum(axis, x.dtype)
-    return xp.flip(xp.flip(x, axis).cumsum(axis, x.dtype), axis)
+        return x.cumsum(axis, dtype)
+    return xp.flip(xp.flip(x, axis).cumsum(axis, dtype), axis)
 
 
 _cumsum = Primitive("cumsum", _cumsum_forward, params="axis backwards", x=(cumulated, "axis backwards"))
@@ -133,6 +134,8 @@ def normal_axes(axis, ndim):
     """An axis argument as None, one non-negative int (NumPy is faster so) or a sorted tuple of several."""
     if axis is None or (axis.__class__ is int and 0 <= axis < ndim):
         return axis
+    if ndim == 0 and axis in (0, -1):       # as in NumPy
+        return None
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if not {*axes} <= {*range(-ndim, ndim)}:
         raise ValueError(f"axis {axis} is out of range for {ndim} axes")
@@ -145,7 +148,7 @@ def normal_axes(axis, ndim):
 # ---------------------------------------------------------------- what users call
 
 def sum(x, axis=None, keepdims=False):
-    """The sum over `axis` (None: all; an int; a tuple), of x's dtype."""
+    """The sum over `axis` (None: all; an int; a tuple), of x's dtype; of integers and bools in 64 bits."""
     shape = x.shape
     return _summing(x, (shape, normal_axes(axis, len(shape)), keepdims))
 
@@ -167,11 +170,13 @@ def mean(x, axis=None, keepdims=False):
 
 
 def var(x, axis=None, keepdims=False, correction=0):
-    """The variance over `axis`: mean squared distance from the mean, divided by count - correction (NumPy: 0)."""
+    """The variance over `axis`: mean squared distance from the mean, divided by count - correction (NumPy: 0), which is
+    at least 0."""
     if is_short(x.dtype) and state.autocast is None:
         return astype(var(astype(x, xp.float32), axis, keepdims, correction), x.dtype)
     centred = x - mean(x, axis, keepdims=True)
-    return sum(centred * centred, axis, keepdims) / (count(x.shape, normal_axes(axis, len(x.shape))) - correction)
+    n = count(x.shape, normal_axes(axis, len(x.shape)))
+    return sum(centred * centred, axis, keepdims) / (n - correction if n > correction else 0)
 
 
 def std(x, axis=None, keepdims=False, correction=0):
@@ -215,8 +220,8 @@ def prod(x, axis=None, keepdims=False):
 
 
 def cumsum(x, axis=None):
-    """The running sum along `axis` (None: of the flattened x), of x's dtype."""
-    if axis is None:
+    """The running sum along `axis` (None: of the flattened x), of x's dtype; of integers and bools in 64 bits."""
+    if axis is None or not x.shape:
         x, axis = reshape(x, (x.size,)), 0
     axis = normal_axes(axis, len(x.shape))
     return _cumulate(x, axis, False)
@@ -228,10 +233,16 @@ def broadcast_to(x, shape):
     return x if x.shape == shape else _broadcasting(x, (x.shape, shape))
 
 
+def largest(x, axis):
+    """The largest elements of a raw x over `axis`, which stays with extent 1; of nothing 0."""
+    axes = normal_axes(axis, len(x.shape))
+    return x.max(axis=axes, keepdims=True) if count(x.shape, axes) else zeros_like(x, kept(x.shape, axes))
+
+
 def logsumexp(x, axis=None, keepdims=False):
-    """log Σ exp(x) over `axis`, without overflow."""
-    from .elementwise import exp, log
-    top = lower(x).max(axis=axis, keepdims=True)
+    """log Σ exp(x) over `axis`, without overflow; of nothing, and where all are -inf, -inf."""
+    top = largest(lower(x), axis)
+    top = where(isfinite(top), top, 0.0)        # inf - inf would be NaN
     total = log(sum(exp(x - top), axis, keepdims=True)) + top
     if keepdims:
         return total

@@ -175,8 +175,9 @@ def split_by_size(x, split_size_or_sections, dim=0):
 
 
 def chunk(x, chunks, dim=0):
-    """x cut along `dim` into at most `chunks` pieces of one size (the last may be smaller), as in torch."""
+    """x cut along `dim` into at most `chunks` pieces of one size (the last may be smaller), as in torch; an empty
+    one into `chunks`."""
     if chunks < 1:
         raise ValueError(f"chunk: {chunks} chunks; there must be at least 1")
     extent = x.shape[_one_axis("chunk", dim, x.shape)]
-    return split_by_size(x, max(1, -(-extent // chunks)), dim)
+    return split_by_size(x, -(-extent // chunks) or (0,) * chunks, dim)
