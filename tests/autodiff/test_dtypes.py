@@ -63,6 +63,21 @@ def test_kinks():
     assert mt.grad(lambda x: mt.sum(x % 1.0))(np.array([2.0]))[0] == 1
 
 
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("k", range(5))
+def test_whole_powers_of_zero(k, as_array):
+    """The n-th derivative of x**k at 0 is k! where n = k, and 0 elsewhere."""
+    f = lambda x: mt.sum(x ** (np.array([float(k)]) if as_array else k))    # noqa: E731
+    for n in range(1, 5):
+        f = mt.grad(lambda x, f=f: mt.sum(f(x)))
+        assert f(np.zeros(1))[0] == (math.factorial(k) if n == k else 0)
+
+
+def test_the_slope_of_a_power_depends_on_its_exponent_where_that_is_0():
+    both = lambda y: mt.grad(lambda x: mt.sum(x ** y))(np.array([2.0, 4.0]))      # noqa: E731
+    np.testing.assert_allclose(mt.jvp(both, (np.zeros(2),), (np.ones(2),))[1], [0.5, 0.25])   # y·x^(y-1)
+
+
 def test_prod_with_zeros():
     x = np.array([[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, 5.0, 0.0]])
     np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.prod(x, 1)))(x), [[12, 8, 6], [0, 8, 0], [0, 0, 0]])

@@ -38,9 +38,17 @@ sub = binary("sub", xp.subtract, (same, None), (negate, None), "x - y")
 mul = binary("mul", xp.multiply, (scale, "y"), (scale, "x"), "x · y, elementwise")
 div = binary("div", xp.divide, (divide, "y"), (scale, lambda ans, y: -ans / y), "x / y")
 neg = unary("neg", xp.negative, (negate, None), "-x")
+
+
+def _slope(x, y):
+    """y·x^(y-1); where both are 0 that is 0, and not 0·∞."""
+    if y.__class__ in (float, int):
+        return y * power(x, y - 1 if y else 1)
+    return y * power(x, where(xp.logical_and(lower(x) == 0, lower(y) == 0), 1, y - 1))
+
+
 power = binary(
-    "power", xp.power,
-    (scale, lambda x, y: y * power(x, y - 1)),
+    "power", xp.power, (scale, _slope),
     (scale, lambda ans, x: where(lower(x) > 0, ans * log(where(lower(x) > 0, x, 1.0)), 0.0)),
     "x to the y. The derivative with respect to y is taken as 0 where x ≤ 0.")
 
