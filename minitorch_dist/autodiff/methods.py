@@ -65,8 +65,10 @@ def permute(x, *dims):
 
 
 def expand(x, *sizes):
-    """x copied along new and size-1 axes; -1 leaves an axis as it is."""
+    """x copied along new and size-1 axes; -1 leaves an old axis as it is."""
     sizes = _several(sizes)
+    if -1 in sizes[:len(sizes) - len(x.shape)]:
+        raise ValueError(f"expand: sizes {sizes} for shape {x.shape}: -1 stands for the size of an axis that is there")
     old = (1,) * (len(sizes) - len(x.shape)) + x.shape
     return ops.broadcast_to(x, tuple(o if s == -1 else s for s, o in zip(sizes, old, strict=True)))
 

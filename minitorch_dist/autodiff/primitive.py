@@ -343,9 +343,11 @@ class Traced:
         return self._number().__index__()
 
     def _number(self):
-        """The bare array, for a conversion to a number; from a GPU it is waited for."""
+        """The bare array, for a conversion to a number, of any shape if it has one element (NumPy takes 0-d ones
+        alone); from a GPU it is waited for."""
         self._asked()
-        return to(lower(self), "cpu")
+        array = to(lower(self), "cpu")
+        return array.reshape(()) if array.shape and array.size == 1 else array
 
     def _asked(self):
         if recording.graph is not None:

@@ -144,6 +144,10 @@ def test_linear_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.linear(np.ones((2, 3)), np.ones((4, 5)), np.ones(4)), r"x \(2, 3\), weight \(4, 5\)"),
     (lambda: mt.matmul(np.ones(()), np.ones((2, 2))), "0-d operands"),
     (lambda: mt.reshape(np.ones(6), (4, -1)), r"\(6,\) into \(4, -1\)"),
+    (lambda: mt.reshape(np.ones(6), -6), r"\(6,\) into \(-6,\)"),
+    (lambda: mt.reshape(np.ones(6), (-1, -2, 3)), r"into \(-1, -2, 3\)"),
+    (lambda: mt.tensor(np.ones(3)).expand(-1, 3), r"expand: sizes \(-1, 3\) for shape \(3,\)"),
+    (lambda: mt.tensor(np.ones(3)).split((4, -1)), "at least 0"),
     (lambda: mt.transpose(np.ones((2, 3)), (0, 0)), "not an order"),
     (lambda: mt.tensor(np.ones(6)).split((2, 3)), "add up to 5, axis 0 .* has 6"),
     (lambda: mt.sum(np.ones(3), (0, 0)), "twice"),
@@ -176,3 +180,8 @@ def test_iteration_len_and_truth():
     x = mt.tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
     assert len(x) == 2 and [row.shape for row in x] == [(3,), (3,)]
     assert bool(x[0, 1] > 0.5) and float(x[1, 2]) == 5.0
+    assert float(x[:1, 1:2]) == int(x[:1, 1:2]) == 1 and not bool(x[:1, 0]) and [7, 8][mt.tensor([1])] == 8
+    with pytest.raises(TypeError):
+        float(x)
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(x > 0)

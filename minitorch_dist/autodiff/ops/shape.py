@@ -91,14 +91,14 @@ def reshape(x, *shape):
     """x with the same elements in row-major order in another shape; one extent may be -1."""
     shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     old = x.shape
-    if -1 in shape:
+    if shape and min(shape) < 0:
         known = 1
         for extent in shape:
             known *= extent if extent != -1 else 1
         count = 1
         for extent in old:
             count *= extent
-        if shape.count(-1) > 1 or known == 0 or count % known:
+        if shape.count(-1) != 1 or known <= 0 or count % known:
             raise ValueError(f"reshape: can't reshape {old} into {tuple(shape)}: {count} elements don't divide so")
         shape = tuple(count // known if extent == -1 else extent for extent in shape)
     return _reshaping(x, (old, tuple(shape)))
@@ -141,9 +141,9 @@ def _one_axis(name, axis, shape):
 def cut_sizes(x, sizes, axis=0):
     """x cut along `axis` into a tuple of pieces of the given sizes."""
     axis = _one_axis("split", axis, x.shape)
-    if sum(sizes) != x.shape[axis]:
+    if sum(sizes) != x.shape[axis] or any(size < 0 for size in sizes):
         raise ValueError(f"split: sizes {tuple(sizes)} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
-                         f"{x.shape[axis]}")
+                         f"{x.shape[axis]}; each must be at least 0")
     return bind(_split, (x,), (tuple(sizes), axis, x.shape))
 
 
