@@ -255,3 +255,18 @@ def test_scattered_additions_by_narrow_indices(dtype, shape):
     values, expected = rng.standard_normal((400, *shape[2:])), np.zeros(shape)
     np.add.at(expected, index, values)
     np.testing.assert_allclose(mt.scatter_add(values, index, shape), expected)
+
+
+@pytest.mark.parametrize(("function", "shapes"), [
+    (mt.linear, [(2, 3), (4, 3), (4,)]), (mt.linear_gelu, [(2, 3), (4, 3), (4,)]),
+    (mt.conv2d, [(2, 3, 4, 4), (4, 3, 2, 2), (4,)]), (lambda *a: mt.batch_norm(*a)[0], [(6, 3, 2), (3,), (3,)])])
+@pytest.mark.parametrize("wide", [1, 2])
+def test_fused_ops_promote_to_the_widest_of_their_weights(function, shapes, wide):
+    values = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    exact = function(*[v.astype(np.float64) for v in values])
+    leaves = [mt.tensor(v, np.float64 if i == wide else None, requires_grad=True) for i, v in enumerate(values)]
+    y, (_, tangent) = function(*leaves), mt.jvp(lambda x: function(x, *leaves[1:]), (values[0],), (values[0],))
+    y.sum().backward()
+    assert y.dtype == tangent.dtype == np.float64
+    np.testing.assert_allclose(y.numpy(), exact, rtol=1e-5, atol=1e-5)
+    assert [leaf.grad.dtype for leaf in leaves] == [leaf.dtype for leaf in leaves]

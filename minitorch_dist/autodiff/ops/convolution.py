@@ -64,8 +64,12 @@ def _forward(x, weight, bias, stride, padding, dilation, groups):
     out = weight.shape[0]
     columns, counts = _columns(x, weight.shape[2:], stride, padding, dilation, groups)
     y = backend.matmul(weight.reshape(groups, out // groups, -1), columns).reshape(x.shape[0], out, *counts)
-    if bias is not None:
-        y += bias.reshape((out,) + (1,) * len(stride))
+    if bias is None:
+        return y
+    bias = bias.reshape((out,) + (1,) * len(stride))
+    if bias.dtype != y.dtype:
+        return y + bias
+    y += bias
     return y
 
 

@@ -45,10 +45,13 @@ def check_linear(name, x, weight, bias):
 
 
 def linear_forward(x, weight, bias):
-    """x Wᵀ + b of raw arrays, the bias added in place."""
+    """x Wᵀ + b of raw arrays, the bias added in place where it has the product's dtype."""
     check_linear("linear", x, weight, bias)
     out = backend.matmul(_one_matrix(x), weight.T)
-    out += bias
+    if bias.dtype == out.dtype:
+        out += bias
+    else:
+        out = out + bias
     return out.reshape(*x.shape[:-1], len(weight))
 
 

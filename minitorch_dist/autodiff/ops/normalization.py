@@ -136,10 +136,13 @@ def _batch_forward(x, weight, bias, eps):
     y = x - m.reshape(column)
     v = (y * y).mean(axis=axes)
     y *= (1 / xp.sqrt(v + eps)).reshape(column)
+    weight, bias = (None if w is None else w.reshape(column) for w in (weight, bias))
+    if any(w is not None and w.dtype != y.dtype for w in (weight, bias)):
+        return _affine(y, weight, bias), m, v
     if weight is not None:
-        y *= weight.reshape(column)
+        y *= weight
     if bias is not None:
-        y += bias.reshape(column)
+        y += bias
     return y, m, v
 
 
