@@ -208,3 +208,9 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
 def test_errors_name_the_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_number_of_classes_is_whole():
+    with pytest.raises(TypeError, match="float"):
+        mt.one_hot(np.array([1]), 1.5)
+    assert mt.one_hot(np.array([1]), np.int64(3)).tolist() == [[0, 1, 0]]

@@ -1,6 +1,7 @@
 """Reading and writing by index, and sorting, which is reading by an index that the values choose."""
 
 import math
+import operator
 
 from ... import backend, kernels
 from ...backend import (
@@ -228,8 +229,9 @@ def topk(x, k, dim=-1, largest=True):
 def one_hot(labels, num_classes, dtype=xp.float32):
     """1 at each label, 0 elsewhere: integers (…) -> (…, num_classes). A constant.
 
-    Raises ValueError on labels outside of 0 … num_classes-1.
+    Raises ValueError on labels outside of 0 … num_classes-1, TypeError where that is no integer.
     """
+    num_classes = operator.index(num_classes)
     raw = xp.asarray(labels) if isinstance(labels, (list, tuple, int)) else lower(labels)
     check_numbers("one_hot", raw, num_classes, "labels", "classes")
     return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)
