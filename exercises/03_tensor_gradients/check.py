@@ -190,6 +190,9 @@ class Rules(Check):
                  rule("sum", lambda case, g: g)),
         computes("ties: elements that share a maximum get the whole gradient each, so that more comes out than went "
                  "in. Divide it among them", rule("max", lambda case, g: spread(case, g) * winners(case))),
+        computes("ties: each gets half of the gradient, but three or more may share a maximum: count them",
+                 rule("max", lambda case, g: spread(case, g) * np.maximum(formulas.shares(winners(case), case), 0.5)
+                      * winners(case))),
         computes("ties: elements that share a maximum aren't counted along the axis but in the whole array",
                  rule("max", lambda case, g: spread(case, g) * winners(case) / winners(case).sum())),
         computes("ties: the first maximum gets the whole gradient, and those that share it get nothing (argmax knows "

@@ -182,6 +182,8 @@ class AllReduce(Check):
              "broadcast comes from a rank that hasn't the sum", one_of_them),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
               same_everywhere(lambda case: total(case) / len(case))),
+        gives("the largest of all ranks' numbers: their sum was asked for",
+              same_everywhere(lambda case: np.max([rank["x"] for rank in case], 0))),
         gives("x isn't changed: x = x + … makes another array and leaves the caller's as it was (x += … does not)",
               lambda case: [{"x": rank["x"]} for rank in case]),
         gives("partial sums are lost: somebody hands on the array with which he began, instead of what he has "

@@ -234,6 +234,8 @@ SIGNATURES = [
     f("one_bit", "1/32 of 4 bytes is a bit; numbers / 32 are too few bytes", signs(0.25)),
     f("one_bit", "the scale's 8 bytes are left out", signs(1, 0)),
     f("one_bit", "the scale has 8 bytes, not 4", signs(1, 4)),
+    f("one_bit", "a rank hands over its own scale, 8 bytes, not those of all ranks",
+      lambda case, _: signs(1, 8 * case["link"]["ranks"])(case, _)),
     f("one_bit", "one message, with the scale in it", two_messages),
     f("one_bit", "a sum of signs is no sign: they can't be all-reduced, everybody sends to everybody (all_gather)",
       signs(1, 8, ring)),

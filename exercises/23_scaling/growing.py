@@ -328,6 +328,8 @@ SIGNATURES = [
     m("output matrices have 1/a twice, at init and at the output", last(lambda a: a ** -2, inverse)),
     m("output matrices have 1/a twice: either at the output (table 8), or at init and lr (table 3)",
       last(lambda a: a ** -2, lambda a: a ** -2)),
+    m("output matrices have 1/√a at init beside 1/a at the output: the latter makes the first values small enough",
+      last(lambda a: a ** -1.5, inverse)),
     m("output matrices have smaller first values, and base's rate", last(inverse, one)),
     m("output matrices have a smaller rate, and base's first values", last(one, inverse)),
     m("input matrices have a smaller rate: their fan_in doesn't grow, so nothing more is summed", side(one, inverse)),
