@@ -4,7 +4,7 @@ from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import as_dtype, assign, weak, xp
+from ..backend import as_dtype, assign, is_short, weak, xp
 from .module import Module, Parameter
 
 
@@ -90,8 +90,10 @@ class BatchNorm(Module):
             raise ValueError(f"BatchNorm in training needs 2 or more values per channel, got {count} (input {x.shape})")
 
     def _over_ranks(self, x, count, column):
-        """Two sums over the ranks: the mean must be known before the variance, or large means would drown it."""
-        axes = (0, *range(2, len(x.shape)))
+        """Two sums over the ranks: the mean must be known before the variance, or large means would drown it. Of 16
+        bits in float32, as the op itself adds them: of all ranks' values there are more than float16 can count."""
+        given, axes = x.dtype, (0, *range(2, len(x.shape)))
+        x = x.astype("float32") if is_short(given) else x
         sums = self.reduce(ops.concatenate([ops.sum(x, axes), full((1,), count, x.dtype, x.device)], 0))
         count = int(lower(sums)[-1])
         self._check(count, x)
@@ -99,7 +101,8 @@ class BatchNorm(Module):
         centred = x - mean.reshape(column)
         var = self.reduce(ops.sum(centred * centred, axes)) / count
         scale = self.weight * ops.rsqrt(var + self.eps)
-        return centred * scale.reshape(column) + self.bias.reshape(column), mean, var, count
+        y = centred * scale.reshape(column) + self.bias.reshape(column)
+        return y.astype(given) if is_short(self.weight.dtype) else y, mean, var, count
 
     def moved(self, mean, var):
         """Move the running statistics towards these."""

@@ -343,6 +343,16 @@ def test_floats_of_16_bits_are_added_up_in_32(name):
         assert np.linalg.norm(found - wanted) <= 3e-2 * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize("dtype, step", [("float16", 2.0 ** -11), ("bfloat16", 2.0 ** -8)])
+def test_batch_norm_s_statistics_of_16_bits_are_rounded_once(dtype, step):
+    """The mean at its end; the variance there, and that of centred values, themselves rounded, and of their squares."""
+    x = (np.random.default_rng(2).standard_normal((3001, 5)) * 7 + 9).astype(backend.as_dtype(dtype))
+    _, mean, var = (y.cpu().numpy().astype("f8") for y in mt.batch_norm(mt.tensor(x, device="cuda")))
+    x = x.astype("f8")
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1.1 * step)
+    np.testing.assert_allclose(var, x.var(0), rtol=3 * step)
+
+
 def test_put_off_checks_do_not_pile_up():
     x = mt.ones(4, device="cuda")
     for _ in range(2 * backend.MOST):

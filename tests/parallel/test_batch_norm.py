@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim, training
+from minitorch_dist import backend, comm, nn, optim, training
+from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.data import Loader
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, batch_norm
 from tests.crews import crews, threads
 
 from .test_exact import MPICH_RING
@@ -56,6 +57,34 @@ def test_one_curve_on_any_number_of_ranks():
             assert set(state) == set(alone)
             for name, value in state.items():
                 np.testing.assert_allclose(value, alone[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_of_16_bits_more_rows_than_these_can_count(dtype):
+    """float16 ends at 65,504, and from 256 on bfloat16 counts in steps. Statistics within one rounding (2^-11, 2^-8) of
+    float64's, of the rounded input; results within that of them, of x, and their own."""
+    step = 2.0 ** (-11 if dtype == "float16" else -8)
+    x, ends = many_rows().astype(backend.as_dtype(dtype)).astype("f8"), crews.call(HERE + "of_16_bits", 2, (dtype,))
+    mean, var = x.mean(0), x.var(0) * len(x) / (len(x) - 1)
+    for found_mean, found_var, _ in ends:       # running: 0.9 · (0, 1) + 0.1 · these
+        np.testing.assert_allclose(found_mean, 0.1 * mean, rtol=3 * step)
+        np.testing.assert_allclose(found_var, 0.9 + 0.1 * var, rtol=3 * step)
+    y = (x - mean) / np.sqrt(x.var(0) + 1e-5)
+    np.testing.assert_allclose(np.concatenate([found for _, _, found in ends]), y[::499], rtol=2 * step, atol=2 * step)
+
+
+def many_rows():
+    return np.random.default_rng(6).standard_normal((2 * 499 * 140, 3)) * [1, 2, 5] + [0.5, -3, 1]
+
+
+def of_16_bits(dtype):
+    """(running mean, running variance, each 499th row of what comes out), in float64."""
+    world, layer = comm.world(), nn.BatchNorm(3, dtype=dtype)
+    batch_norm.synchronise(layer, world)        # as under a policy of 16 bits
+    x = np.split(many_rows(), world.size)[world.rank]
+    y = lower(layer(mt.tensor(x.astype(backend.as_dtype(dtype)))))
+    assert y.dtype == dtype
+    return [a.astype("f8") for a in (layer.running_mean, layer.running_var, y[::499])]
 
 
 def test_a_rank_without_a_row():

@@ -132,10 +132,11 @@ def _batch_definition(x, weight, bias, eps):
 
 def _batch_forward(x, weight, bias, eps):
     axes, column = _over(x)
-    m = x.mean(axis=axes)
-    y = x - m.reshape(column)
-    v = (y * y).mean(axis=axes)
-    y *= (1 / xp.sqrt(v + eps)).reshape(column)
+    m = _mean(x, axes)
+    y = x - m
+    v = _mean(y * y, axes)
+    y *= 1 / xp.sqrt(v + eps)
+    m, v = m.reshape(-1), v.reshape(-1)
     weight, bias = (None if w is None else w.reshape(column) for w in (weight, bias))
     if any(w is not None and w.dtype != y.dtype for w in (weight, bias)):
         return _affine(y, weight, bias), m, v
