@@ -58,8 +58,9 @@ class ParameterServer:
                    broadcast. Its parameters that require grad must be of one dtype. With exact mode's micro-shards:
                    on workers wrap it before, in DistributedDataParallel(module, world.split(world.rank), exact=True,
                    micro_shards=8 // len(workers))
-    optimizer      optimizer([(name, its piece here, 1-d), …]) -> an Optimizer, on servers; one whose update of an
-                   element depends on that element alone (SGD, Adam, Adagrad …), so that any cut gives the same
+    optimizer      optimizer([(name, its piece here, 1-d), …]) -> an Optimizer, on servers, whose pieces lie where the
+                   module is; one whose update of an element depends on that element alone (SGD, Adam, Adagrad …), so
+                   that any cut gives the same
     comm           the Communicator (default: the world's). A process alone is server and worker
     servers        ranks 0 to servers-1 serve, the others work
     mode           "sync" or "async"
@@ -280,12 +281,14 @@ def roles(size, servers):
 
 
 def pieces(named, segments, lo, hi, values):
-    """[(number of the segment, name, leaf)] of what elements lo to hi of the layout have of each parameter, 1-d."""
-    found = []
+    """[(number of the segment, name, leaf)] of what elements lo to hi of the layout have of each parameter, 1-d, on the
+    first one's device: a GPU's optimizer rounds otherwise than the host's, and is to give the bits of one on a GPU."""
+    found, device = [], named[0][1].device
     for number, ((name, _), s) in enumerate(zip(named, segments, strict=True)):
         start, stop = max(s.start, lo), min(s.stop, hi)
         if start < stop:
-            found.append((number, name, Tensor(values[start:stop].copy()).requires_grad_()))
+            piece = to(values[start:stop].copy(), device)
+            found.append((number, name, Tensor(piece).requires_grad_()))
     return found
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..autodiff.tensor import Tensor
+from ..backend import on_host, to, to_device_of
 from ..comm.reduction import tree_reduce
 from ..flat import FlatBuffer
 from ..optim.optimizer import check_elementwise
@@ -64,8 +65,9 @@ class Shard:
         self.version, self.history, self.order = 0, [], []
 
     def values(self):
-        """The parameters, as one array in the layout's order."""
-        return self.flat.params[:self.size]
+        """A copy of the parameters, as one array of the host in the layout's order."""
+        values = self.flat.params[:self.size]
+        return values.copy() if on_host(values) else to(values, "cpu")
 
     def ask(self, request):
         """Take a worker's request; a Future of (version, time, parameters or None). ValueError for a gradient of
@@ -128,8 +130,8 @@ class Shard:
                 self.round = {}
         for waiting in [w for w in self.held if self._may_go(w)]:
             self.held.remove(waiting)
-            # a copy: others may be served before the answer leaves
-            waiting.answer.set_result((self.version, self.time, self.values().copy() if waiting.pull else None))
+            # of a copy: others may be served before the answer leaves
+            waiting.answer.set_result((self.version, self.time, self.values() if waiting.pull else None))
 
     def _may_go(self, r):
         if r.leaves:
@@ -162,7 +164,7 @@ class Shard:
     def _update(self, gradient, unused):
         for number, s in zip(self.numbers, self.flat.segments, strict=True):
             view = s.tensor.leaf.grad_view
-            view[...] = gradient[s.start:s.stop]
+            view[...] = to_device_of(gradient[s.start:s.stop], view)
             s.tensor.grad = None if number in unused else Tensor(view)
         self.optimizer.step()
         self.version += 1

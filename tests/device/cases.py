@@ -9,6 +9,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.parameter_server import ParameterServer
 
 from .fake_cuda import events
 from .fake_cupy import installed, transfers
@@ -260,3 +261,40 @@ def differentiable():
             sum((part * part).sum() for part in y).backward()
             results.append([x.grad.cpu().numpy(), *(part.detach().cpu().numpy() for part in y)])
     return results
+
+
+def served(optimizer, servers):
+    """(parameters after three steps of DistributedDataParallel on the workers' GPUs, by servers, where the servers'
+    optimizer has them), in sync mode; the servers are ranks, too. Each rank: its own model's."""
+    world, found, places = comm.world(), [], set()
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((24, 784)), rng.integers(0, 10, 24)
+    group = world.split(0 if world.rank >= servers else None)
+
+    def make(parameters):
+        parameters = list(parameters)
+        places.update(p.device for _, p in parameters)
+        return optimizer(parameters, lr=0.01)
+
+    def steps(model, update, rank, size):
+        loader = Loader(x, labels, 8, seed=1, rank=rank, size=size)
+        for batch in loader.epoch(0):
+            update.zero_grad()
+            inputs, right = (backend.to(a, "cuda") for a in (batch.inputs, batch.labels))
+            (nn.cross_entropy(model(inputs), right, reduction="sum") / batch.count).backward()
+            update.step()
+    with installed():
+        mt.manual_seed(3)
+        model = nn.mlp((5,), dtype=np.float64).to("cuda")
+        if group:
+            ddp = DistributedDataParallel(model, group)
+            steps(ddp, optimizer(list(ddp.module.named_parameters()), lr=0.01), group.rank, group.size)
+            found.append(model.state_dict())
+        mt.manual_seed(3)
+        model = nn.mlp((5,), dtype=np.float64).to("cuda")
+        with ParameterServer(model, make, world, servers) as ps:
+            if ps.is_worker:
+                steps(model, ps, ps.index, len(ps.workers))
+        assert all(p.device == "cuda:0" for p in model.parameters())
+        found.append(model.state_dict())
+    return found, places

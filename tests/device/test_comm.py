@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitorch_dist import backend, comm
+from minitorch_dist import backend, comm, optim
 from minitorch_dist.parallel.turns import in_turns
 from minitorch_dist.testing import ranks
 
@@ -117,6 +117,17 @@ def test_a_communicator_keeps_its_gpu():
     for rank, (x, said) in enumerate(ranks.call(CASES + "of_another_gpu", 2)):
         np.testing.assert_array_equal(x, np.full(3, 4.0))
         assert f"an array on cuda:{1 - rank}, but this communicator has been on cuda:{rank}" in said
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_optimizers_are_where_the_parameters_are(servers):
+    """Two workers' Adam is then the one of DistributedDataParallel on their GPUs, to the last bit."""
+    ends = ranks.call(CASES + "served", servers + 2, (optim.Adam, servers))
+    wanted = ends[servers][0][0]
+    for rank, (found, places) in enumerate(ends):
+        assert places == ({"cuda:0"} if rank < servers else set())
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found[-1][name], value)
 
 
 def test_a_group_of_one_rank_hands_mpi_nothing():
