@@ -132,7 +132,8 @@ def test_what_the_library_refuses():
 
 @pytest.mark.parametrize("more, words", [
     ({"pp": 2, "model": {"tied": False}}, "--predict 3 with pp=2: all depths use the embedding"),
-    ({"lora_rank": 2}, "plan knows no adapters"), ({"model": {"predict": 0}}, "predict is 0; it must be at least 1"),
+    ({"lora_rank": 2}, "further depths have adapters"),
+    ({"model": {"predict": 0}}, "predict is 0; it must be at least 1"),
     ({"dp": 2, "stage": 3, "model": {"layers": 1}}, "stage 3 of a single layer")])
 def test_what_plan_refuses(more, words):
     with pytest.raises(ValueError, match=words):

@@ -270,7 +270,7 @@ MISTAKES = {
     "--devices 2 --tp 2 --predict 2 --sequence-parallel " + MODEL: "puts positions together with later tokens",
     "--devices 2 --cp 2 --predict 2 " + MODEL: "with cp=2: the model looks at several positions",
     "--devices 2 --pp 2 --untied --predict 2 " + MODEL: "--predict 2 with pp=2: all depths use the embedding",
-    "--devices 1 --predict 2 --lora-rank 3 " + MODEL: "of further depths plan knows no adapters",
+    "--devices 1 --predict 2 --lora-rank 3 " + MODEL: "further depths have adapters",
     "--devices 1 --kv-rank -1 --family deepseek " + MODEL: "kv_rank=-1, q_rank=None must be 1 or more",
     "--devices 2 --meshes --chunks 0 --batch 4 " + MODEL: "leave --chunks out",
     "--devices 1 --lora-parameters -1 --parameters 7e9": "--lora-parameters -1.0: must be a positive number",

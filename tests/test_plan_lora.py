@@ -139,6 +139,7 @@ RUNS = {    # as test_plan.py's
     "all-to-all, 3": FOUR | {"cp": 2, "cp_by": "all_to_all", "time": 12, "stage": 3},
     "experts": {"lora_rank": 3, "ep": 2, "model": {"experts": 4}},
     "experts, 3": FOUR | {"dp": 2, "stage": 3, "model": {"experts": 4}},
+    "experts, 3, one layer": FOUR | {"dp": 2, "stage": 3, "micro_batches": 2, "model": {"experts": 4, "layers": 1}},
     "experts, shared": FOUR | {"ep": 2, "model": {"experts": 4, "shared_experts": 2}},
 }
 

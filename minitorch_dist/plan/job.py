@@ -128,9 +128,10 @@ class Job:
         if self.base_bits == 4 and self.tp > 1:
             raise ValueError(f"--base-bits 4 with tp={self.tp}: parts of a matrix would cut the blocks of 64 elements "
                              "that share a scale: take --tp 1 or leave --base-bits out")
-        if self.stage == 3 and self.model.layers == 1:
-            raise ValueError("stage 3 of a single layer with adapters: fully_shard's units then lie in each other, and "
-                             "plan doesn't know how often these are gathered: take --stage 2, or more --layers")
+        if self.stage == 3 and self.model.layers == 1 and not self.model.experts:
+            raise ValueError("stage 3 of a single layer with adapters: its feed-forward's two matrices are units within"
+                             " the one around them, and which of these backward gathers again hangs on where adapters "
+                             "are, and on their bits; plan has no table of that: take --stage 2, or more --layers")
         _ = self.adapters       # looks its targets up, or raises
 
     def _check_cut(self):
@@ -180,10 +181,12 @@ class Job:
             raise ValueError(f"{what} with pp={self.pp}: all depths use the embedding and the output layer, which are "
                              "the first stage's and the last one's: take --pp 1")
         if self.stage == 3 and self.model.layers == 1:
-            raise ValueError(f"{what} with stage 3 of a single layer: plan doesn't know how often fully_shard gathers "
-                             "its units then: take --stage 2, or more --layers")
+            raise ValueError(f"{what} with stage 3 of a single layer: its units lie in the one around them, which "
+                             "further depths use in between; plan has no table of what is gathered again then: take "
+                             "--stage 2, or more --layers")
         if self.frozen:
-            raise ValueError(f"{what} with --lora-rank {self.lora_rank}: of further depths plan knows no adapters: "
+            raise ValueError(f"{what} with --lora-rank {self.lora_rank}: the blocks of further depths have adapters, "
+                             "too, and where gradients flow then, and what is kept for them, isn't in plan's tables: "
                              "leave one of the two out")
 
     def _check_sequences(self):
