@@ -39,7 +39,7 @@ def cross_entropy(cupy, torch, dtype):
 
     def ours():
         _, kept = kernel.softmax_cross_entropy(logits, labels)
-        kernel.pullback(ct, (True,), logits, labels, kept)
+        kernel.pullback(ct, (True,), logits, labels, None, kept)
     runs = {"ours": ours}
     if torch:
         x, y, c = as_torch(torch, logits), as_torch(torch, labels, False), as_torch(torch, ct, False)

@@ -27,11 +27,12 @@ ELEMENTWISE = {
 VIEWS = {"reshape", "transpose", "broadcast_to"}
 
 
-def _cross_entropy(logits, labels):
+def _cross_entropy(logits, labels, ignore):
     """Without an index: comparing all classes with the label costs a kernel nothing, and its derivative adds nothing up
     by index."""
     chosen = module_of(logits).arange(logits.shape[1]) == labels[:, None]
-    return ops.logsumexp(logits, 1) - ops.sum(ops.where(chosen, logits, 0.0), 1)
+    losses = ops.logsumexp(logits, 1) - ops.sum(ops.where(chosen, logits, 0.0), 1)
+    return losses if ignore is None else ops.where(labels != ignore, losses, 0.0)
 
 
 def _attention(q, k, v, mask, documents, causal, scale):

@@ -46,8 +46,8 @@ import numpy as np
 from ..backend import Placeholder
 
 # Every module with KERNELS, in the order of reading.
-MODULES = ("add", "adam", "softmax_cross_entropy", "column_sums", "segment_sums", "norms", "bias_gelu", "swiglu",
-           "dropout", "matmul", "flash_attention")
+MODULES = ("add", "adam", "softmax_cross_entropy", "outside", "column_sums", "segment_sums", "norms", "bias_gelu",
+           "swiglu", "dropout", "matmul", "flash_attention")
 
 
 class Entry(NamedTuple):

@@ -12,8 +12,8 @@ from ..backend import module_of
 
 # NumPy's name of a dtype -> Triton's.
 TYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
-         "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "uint32": "u32", "uint64": "u64",
-         "bool": "i1"}
+         "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "uint16": "u16", "uint32": "u32",
+         "uint64": "u64", "bool": "i1"}
 NUMBERS = {"i32": np.int32, "i64": np.int64, "fp32": np.float32, "fp64": np.float64}
 NULL = np.uint64(0)
 PLAIN_SHARED = 48 * 1024        # bytes of shared memory that a program gets unasked

@@ -37,16 +37,19 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
         if logits.shape[:-1] != shape:
             raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
         logits, labels = ops.reshape(logits, (labels.size, logits.shape[-1])), labels.reshape(-1)
-    counted = labels != ignore_index
     if not on_host(labels):     # how many count is known to the GPU alone: all stay, and those ignored become 0
         if isinstance(labels, Placeholder):     # a compiled kernel does this on its way
+            counted = labels != ignore_index
             logits = ops.where(counted[:, None], logits, 0.0)
             if reduction == "mean":
                 backend.refuse(backend.xp.logical_not(counted.any()), ValueError(EMPTY))
-        losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
+            losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
+        else:
+            losses = ops.softmax_cross_entropy(logits, labels, ignore_index)
         if reduction == "mean" and labels.size:
-            return ops.sum(losses) / counted.sum().astype(losses.dtype)
+            return ops.sum(losses) / (labels != ignore_index).sum().astype(losses.dtype)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
+    counted = labels != ignore_index
     if counted.all():
         losses = ops.softmax_cross_entropy(logits, labels)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)

@@ -176,6 +176,7 @@ SAMPLES = [
            (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents"),
     Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, documents=DOCUMENTS),
            (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents, both ways"),
+    Sample("softmax_cross_entropy", lambda z: mt.softmax_cross_entropy(z, LABELS, 2), (normal(3, 5),), "ignoring"),
 ]
 
 # Linear functions, for linear_transpose.

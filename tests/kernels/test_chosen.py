@@ -59,7 +59,7 @@ def attention(dtype, size, causal):
 def losses(dtype, rows, classes):
     logits, labels = array(dtype, rows, classes), array("int64", rows)
     _, kept = cross_entropy.softmax_cross_entropy(logits, labels)
-    cross_entropy.pullback(array(dtype, rows), (True,), logits, labels, kept)
+    cross_entropy.pullback(array(dtype, rows), (True,), logits, labels, None, kept)
 
 
 def product(dtype, m, k, n, precision="ieee"):

@@ -7,7 +7,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger, nn
 from minitorch_dist.autodiff.primitive import Into
-from minitorch_dist.kernels import bias_gelu
+from minitorch_dist.kernels import bias_gelu, softmax_cross_entropy
 from minitorch_dist.nn.transformer import FAMILIES
 
 from ..device.fake_cupy import cupy, launches, transfers
@@ -73,9 +73,54 @@ def test_the_weights_gradient_is_written_to_its_place_and_only_what_is_wanted_is
 def test_rows_are_added_up_in_order(index, shape):
     """The host's bits: no segment is longer than a stretch."""
     (_, got), counts = passes(lambda x: x[index], [random(*shape)], "cuda")
-    assert counts == {"segment_order": 1, "segment_sums": 1}
+    assert counts == {"outside": 1, "segment_order": 1, "segment_sums": 1}
     np.testing.assert_array_equal(got, passes(lambda x: x[index], [random(*shape)], "cpu")[0][1])
     assert not launches["add.at"]
+
+
+def by_definition(logits, labels, ct, ignore):
+    """(losses, cotangents of the logits) in float64, of those rows alone that count."""
+    losses, gradient, counted = np.zeros(len(labels)), np.zeros(logits.shape), labels != ignore
+    logits, labels, ct = logits[counted].astype(float), labels[counted], ct[counted]
+    losses[counted] = softmax_cross_entropy.definition(logits, labels)
+    gradient[counted] = softmax_cross_entropy.gradient(ct, logits, labels)
+    return losses, gradient
+
+
+@pytest.mark.parametrize("labels, ignore", [
+    ([3, -100, 0, 6, -100], -100), ([3, 1, 0, 6, 2], -100), ([-100] * 5, -100), ([3, 1, 0, 3, 2], 3)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.filterwarnings("ignore")      # NumPy speaks of what GPUs don't
+def test_labels_that_are_ignored_cost_no_launch(reduction, labels, ignore):
+    """Not even where their logits are no numbers. (A mean over nothing is NaN on a GPU, which nobody waits for.)"""
+    labels, logits, ct = np.array(labels), random(5, 7), random(5, seed=1).astype(float)
+    number = np.count_nonzero(labels != ignore)
+    weights = {"none": ct, "sum": np.ones(5), "mean": np.ones(5) / number if number else np.full(5, np.nan)}[reduction]
+    losses, gradient = by_definition(logits, labels, weights, ignore)
+    wanted = losses if reduction == "none" else (losses * weights).sum()
+    logits[labels == ignore] = np.nan
+    x = mt.tensor(logits, requires_grad=True, device="cuda")
+    transfers.clear()
+    launches.clear()
+    with ledger.record() as book:
+        loss = nn.cross_entropy(x, given := backend.to(labels, "cuda"), reduction, ignore)
+        loss.backward(mt.tensor(ct.astype("f4"), device="cuda") if reduction == "none" else None)
+    assert dict(book.launches) == {"outside": 1, "cross_entropy": 1, "cross_entropy_backward": 1}
+    assert not launches["where"] and launches["not_equal"] == (reduction == "mean") and +transfers == {"up": 1 + (
+        reduction == "none")} and given.size == 5
+    np.testing.assert_allclose(loss.cpu().numpy(), wanted, rtol=2e-6, atol=1e-12)
+    np.testing.assert_allclose(x.grad.cpu().numpy(), gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_a_label_out_of_range_is_refused_beside_ignored_ones(dtype):
+    """Of unsigned ones none is -100, not even the one that has its bits."""
+    labels = np.array([3, -100 if dtype == "int64" else 0, -99]).astype(dtype)
+    loss = nn.cross_entropy(mt.tensor(random(3, 7), device="cuda"), backend.to(labels, "cuda"), "sum")
+    with pytest.raises(ValueError, match="some of the labels are out of range: there are 7 classes, 0 to 6"):
+        loss.item()
+    loss = nn.cross_entropy(mt.tensor(random(2, 7), device="cuda"), backend.to(labels[:2], "cuda"), "sum")
+    assert np.isfinite(loss.item())
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -104,7 +149,8 @@ def test_a_step_of_gpt():
     assert dict(book.launches) == {
         "norm": 5, "norm_backward": 5, "bias_gelu": 2, "bias_gelu_backward": 2, "column_sums": 5 + 2,
         "flash_attention": 2, "flash_attention_queries": 2, "flash_attention_sources": 2,
-        "cross_entropy": 1, "cross_entropy_backward": 1, "segment_order": 1, "segment_sums": 1}
+        "cross_entropy": 1, "cross_entropy_backward": 1, "segment_order": 1, "segment_sums": 1,
+        "outside": 2}       # tokens and labels
     # Of CuPy: every product is one of two matrices, three for each of 4 layers in 2 blocks and for the last. Added are:
     # the bias of three of the 4; residuals, there and back; positions; both gradients of the weight that is used twice.
     assert asked["matmul"] == 3 * (4 * 2 + 1) and "matmul of many" not in asked

@@ -7,9 +7,9 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import add_up, by_tiles, to_device_of, xp
+from ...backend import add_up, by_tiles, choose, to_device_of, xp
 from ..primitive import Primitive, bind, lower
-from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh
+from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh, where
 from .indexing import check_numbers, getitem
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import largest, logsumexp, sum
@@ -21,32 +21,48 @@ def _picked(logits, labels):
     return getitem(logits, (xp.arange(len(labels), like=labels), labels))
 
 
-def _xent_definition(logits, labels):
-    return logsumexp(logits, axis=1) - _picked(logits, labels)
+def _counted(labels, ignore):
+    """(which labels count, None for all of them; the labels, 0 where they don't)."""
+    if ignore is None:
+        return None, labels
+    counted = labels != ignore
+    return counted, xp.where(counted, labels, 0)
 
 
-def _xent_forward(logits, labels):
+def _xent_definition(logits, labels, ignore):
+    counted, labels = _counted(labels, ignore)
+    losses = logsumexp(logits, axis=1) - _picked(logits, labels)
+    return losses if counted is None else where(counted, losses, 0.0)
+
+
+def _xent_forward(logits, labels, ignore):
+    counted, labels = _counted(labels, ignore)
     rows = xp.arange(len(labels), like=labels)
     z = logits - logits.max(axis=1, keepdims=True)      # so that exp can't overflow
     right = z[rows, labels]
     xp.exp(z, out=z)
     total = add_up(z, 1, True)
     z /= total
-    return xp.log(total[:, 0]) - right, z               # the losses, and softmax(logits) for backward
+    losses = xp.log(total[:, 0]) - right
+    # The losses, and softmax(logits) for backward.
+    return losses if counted is None else choose(counted, losses, 0.0), z
 
 
-def _xent_pullback(ct, wanted, labels, aux):
+def _xent_pullback(ct, wanted, labels, ignore, aux):
+    counted, labels = _counted(labels, ignore)
+    ct = ct if counted is None else choose(counted, ct, 0.0)
     g = aux * ct[:, None]
     g[xp.arange(len(labels), like=labels), labels] -= ct
     return (g,)
 
 
-_xent = Primitive("softmax_cross_entropy", _xent_forward, "logits", "labels", aux=True,
+_xent = Primitive("softmax_cross_entropy", _xent_forward, "logits", "labels ignore", aux=True,
                   definition=_xent_definition, pullback=_xent_pullback)
 
 
-def softmax_cross_entropy(logits, labels):
-    """-log softmax(logits)[label] per sample: logits (n, classes) float, labels (n,) integers -> (n,).
+def softmax_cross_entropy(logits, labels, ignore_index=None):
+    """-log softmax(logits)[label] per sample: logits (n, classes) float, labels (n,) integers -> (n,), 0 where the
+    label is ignore_index.
 
     Stable for any finite logits. d/dlogits = softmax(logits) - one_hot(label).
     Raises ValueError on shapes that don't fit and on labels outside of 0 … classes-1.
@@ -55,8 +71,8 @@ def softmax_cross_entropy(logits, labels):
     if len(logits.shape) != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(f"softmax_cross_entropy: logits {logits.shape} and labels {labels.shape}: "
                          "they must be (n, classes) and (n,)")
-    check_numbers("softmax_cross_entropy", labels, logits.shape[1], "labels", "classes")
-    return bind(_xent, (logits,), (to_device_of(labels, lower(logits)),))
+    check_numbers("softmax_cross_entropy", labels, logits.shape[1], "labels", "classes", ignore_index)
+    return bind(_xent, (logits,), (to_device_of(labels, lower(logits)), ignore_index))
 
 
 # ---------------------------------------------------------------- softmax

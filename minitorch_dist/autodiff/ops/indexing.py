@@ -19,7 +19,7 @@ from ...backend import (
     zeros_like,
 )
 from ..dispatch import with_params
-from ..primitive import LinearOp, Primitive, bind, lower
+from ..primitive import LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, constant, where
 from .shape import reshape
 
@@ -245,26 +245,38 @@ def embedding(input, weight):
     return _gathering(weight, (to_device_of(input, lower(weight)), weight.shape))
 
 
-def check_numbers(name, numbers, count, what="numbers", kinds="rows"):
-    """TypeError unless raw `numbers` are integers, ValueError unless they lie in 0 … count-1 (see backend.refuse)."""
+def check_numbers(name, numbers, count, what="numbers", kinds="rows", ignore=None):
+    """TypeError unless raw `numbers` are integers, ValueError unless they lie in 0 … count-1 or are `ignore` (see
+    backend.refuse)."""
     given, numbers = numbers, getattr(numbers, "here", numbers)     # of what is cut (parallel/sharding) a part
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{name}: {what} of dtype {numbers.dtype}; they must be integers")
     if not on_host(numbers):
-        refuse(outside(numbers, 0, count), ValueError(
+        refuse(outside(numbers, 0, count, ignore), ValueError(
             f"{name}: some of the {what} are out of range: there are {count} {kinds}, 0 to {count - 1}"))
         return
-    bad = bool(numbers.size and not (0 <= numbers.min() and numbers.max() < count))
+
+    def counted(numbers):
+        return numbers if ignore is None else numbers[numbers != ignore]
+    here = counted(numbers)
+    bad = bool(here.size and not (0 <= here.min() and here.max() < count))
     if numbers is not given and (bad := given.anywhere(bad)):
-        numbers = given.whole()
+        here = counted(given.whole())
     if bad:
-        raise ValueError(f"{name}: {what} from {numbers.min()} to {numbers.max()}, but there are {count} {kinds}: "
+        raise ValueError(f"{name}: {what} from {here.min()} to {here.max()}, but there are {count} {kinds}: "
                          f"0 to {count - 1}")
 
 
-def outside(numbers, low, high):
-    """0-d bool: whether some of an array of integers lie outside of low … high-1. Seen without sign, what is below low
-    is above all that is allowed: one comparison does for both ends, where each would be a launch on a GPU."""
+def outside(numbers, low, high, ignore=None):
+    """0-d bool: whether some of an array of integers lie outside of low … high-1, and are not `ignore`: one launch on a
+    GPU. Where there is no kernel for it: seen without sign, what is below low is above all that is allowed, so that one
+    comparison does for both ends."""
+    if state.capture is None and kernels.usable(numbers):       # what is compiled makes its own kernels
+        kernel = kernels.load("outside")
+        if kernel.fits(numbers, ignore):
+            return kernel.outside(numbers, low, high, ignore)
+    if ignore is not None:
+        numbers = xp.where(numbers == ignore, low, numbers)
     if numbers.dtype.kind == "u":
         return (numbers.astype(xp.uint64, copy=False) >= high).any()
     wide = numbers.astype(xp.int64, copy=False)

@@ -30,7 +30,11 @@ def adam(module, lent):
 def cross_entropy(module, lent):
     logits, labels = draw(16, 1000), whole(1000, 16)
     _, kept = module.softmax_cross_entropy(logits, labels)
-    module.pullback(draw(16), (True,), logits, labels, kept)
+    module.pullback(draw(16), (True,), logits, labels, None, kept)
+
+
+def outside(module, lent):
+    module.outside(whole(50, 5000), 0, 50, -100)
 
 
 def norms(module, lent):
@@ -81,6 +85,7 @@ CALLS = {
     "add": ("two arrays of 10,000", add),
     "adam": ("AdamW on parameters of 8,192, 512 and 1,024 elements", adam),
     "softmax_cross_entropy": ("16 rows of 1,000 logits", cross_entropy),
+    "outside": ("5,000 numbers", outside),
     "column_sums": ("(512, 300)", columns),
     "segment_sums": ("200 rows of 64 into 50", segments),
     "norms": ("layer norm of (64, 768)", norms),

@@ -215,10 +215,11 @@ def _conv(x, weight, bias, *params):
     return bind(OPS["conv"], (x, weight, None), params) + ops.reshape(bias, (bias.shape[0],) + (1,) * len(params[0]))
 
 
-def _cross_entropy(logits, labels):
+def _cross_entropy(logits, labels, ignore):
     classes = xp.arange(logits.shape[1], like=labels)
     picked = ops.sum(ops.where(labels[:, None] == classes, logits, 0.0), 1)
-    return ops.logsumexp(logits, 1) - picked
+    losses = ops.logsumexp(logits, 1) - picked
+    return losses if ignore is None else ops.where(labels != ignore, losses, 0.0)
 
 
 DEFINITIONS = {"linear": _linear, "linear_gelu": _linear_gelu, "conv": _conv,
