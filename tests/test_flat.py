@@ -185,6 +185,33 @@ def test_a_linear_layers_weight_gradient_is_made_where_it_belongs(monkeypatch):
     np.testing.assert_allclose(w.grad.numpy(), 2 * np.ones((3, 7)) @ x)
 
 
+@pytest.mark.parametrize("uses", [2, 3])
+def test_the_last_of_a_weights_contributions_is_added_where_the_sum_belongs(monkeypatch, uses):
+    """A table that embeds tokens and makes logits, too: no sum beside the flat buffer, nor a copy of it."""
+    from minitorch_dist.autodiff import reverse
+    rng = np.random.default_rng(0)
+    values, tokens, places = rng.standard_normal((7, 5)), np.array([3, 0, 3, 6]), []
+    real = reverse.accumulate
+    monkeypatch.setattr(reverse, "accumulate", lambda leaf, *args: places.append(args[1] is leaf.grad_view)
+                        or real(leaf, *args))
+
+    def loss(w):
+        return (mt.embedding(tokens, w) @ w.T * (mt.sum(w * w) if uses == 3 else 2.0)).sum()
+    x, sums = values[tokens], values.sum(axis=0)
+    wanted = np.tile(x.sum(axis=0), (7, 1))
+    np.add.at(wanted, tokens, sums)
+    factor = (values ** 2).sum() if uses == 3 else 2.0
+    wanted = wanted * factor + (2 * values * (x @ values.T).sum() if uses == 3 else 0)
+    w = mt.tensor(values.copy(), requires_grad=True)
+    flat = FlatBuffer([w])
+    loss(w).backward()
+    assert places == [True] and np.shares_memory(w.grad.numpy(), flat.grads)
+    np.testing.assert_allclose(w.grad.numpy(), wanted, rtol=1e-12)
+    loss(w).backward()              # what is there stays, and gets the sum added
+    assert places == [True, False]
+    np.testing.assert_allclose(w.grad.numpy(), 2 * wanted, rtol=1e-12)
+
+
 def test_a_gradient_serves_as_a_cotangent_of_the_pass_that_writes_there():
     """The weight's gradient is made where its cotangent lies, before the bias's reads it."""
     rng, found = np.random.default_rng(0), []

@@ -40,7 +40,7 @@ from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import NOTHING, keep, now, open_ledgers, span
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
-from .primitive import TRACED, Into, Primitive, lower, mode, state
+from .primitive import TRACED, Into, Primitive, lower, mode, place, state
 from .saved import FREED
 from .tensor import Leaf, Lifted, Tensor, outputs
 from .writes import log, wrote
@@ -182,8 +182,9 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
                         g = fit(g, parent)
                 owned = primitive.fresh[i]
                 if parent in partial:       # what arrived alone before is its maker's, or somebody else's, array
-                    owned = g is not None
-                    g = partial.pop(parent) + g if owned else partial.pop(parent)
+                    before, owned = partial.pop(parent), g is not None
+                    last = uses[parent] == 1 and parent.primitive is None and not create and into is None
+                    g = before if g is None else added(before, g, parent) if last else before + g
                 left = uses[parent] - 1
                 if left:
                     uses[parent] = left
@@ -251,8 +252,14 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
         hook(tensor)
 
 
+def added(x, y, parent):
+    """x + y, the last two contributions to a leaf: at once where its gradient shall be, if that is known."""
+    where = place(destination(parent), x.dtype)
+    return x + y if where is None else xp.add(x, y, out=where)
+
+
 def destination(parent):
-    """Into the array that a leaf's one and only contribution may be written to at once; True where there is none."""
+    """Into the array that a leaf's last or only contribution may be written to at once; True where there is none."""
     if parent.primitive is None and parent.grad_view is not None:
         tensor = parent.tensor()
         if tensor is not None and tensor.grad is None:
