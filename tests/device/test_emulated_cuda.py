@@ -196,6 +196,46 @@ def test_what_is_refused():
         machine.synchronize()
 
 
+def test_each_gpu_has_a_null_stream_of_its_own():
+    """Whose order its blocking streams keep; those of the other GPU don't."""
+    machine = Gpus(2)
+    at, blocking = up(machine, X), machine.handle(Stream())
+    machine.synchronize()
+    machine.current = 1
+    there = up(machine, X)
+    machine.queue(NULL, broken)                 # on GPU 1's
+    with pytest.raises(CudaError, match="broken"):
+        machine.synchronize()
+    machine.queue(NULL, broken)
+    machine.current = 0
+    started(machine, at, X.size, stream=blocking)
+    started(machine, at, X.size)
+    np.testing.assert_array_equal(down(machine, at, X), 4 * X)
+    machine.synchronize()                       # and who waits for a GPU waits for that one
+    machine.current = 1
+    with pytest.raises(CudaError, match="broken"):
+        down(machine, there, X)
+
+
+def test_a_kernel_and_an_event_are_given_to_streams_of_their_gpu_alone():
+    """Copies may go by any stream, and a stream may wait for any event."""
+    machine = Gpus(2)
+    at, mine, event = up(machine, X), machine.handle(Stream(False)), machine.handle(Event())
+    machine.synchronize()
+    machine.record(event, mine)
+    machine.current = 1
+    other = machine.handle(Stream(False, 1))
+    with pytest.raises(CudaError, match="kernel twice of GPU 1 on a stream of GPU 0") as refused:
+        started(machine, at, X.size, stream=mine)
+    assert refused.value.args[0] == 400         # cudaErrorInvalidResourceHandle
+    for stream in (other, NULL):
+        with pytest.raises(CudaError, match="an event of GPU 0 on a stream of GPU 1"):
+            machine.record(event, stream)
+    machine.wait_event(other, event)
+    np.testing.assert_array_equal(down(machine, at, X, other), X)
+    assert not machine.launches
+
+
 # ---------------------------------------------------------------- several threads
 
 class Work:

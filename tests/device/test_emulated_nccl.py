@@ -41,6 +41,7 @@ def communicators(count=2, devices=None):
 def two_gpus(monkeypatch):
     monkeypatch.setattr(gpus, "count", 2)
     monkeypatch.setattr(gpus, "memories", [machine.Memory(), machine.Memory()])
+    monkeypatch.setattr(gpus, "nulls", [machine.Stream(device=0), machine.Stream(device=1)])
     gpus.failure = None
     yield
     with gpus.changed:
@@ -129,6 +130,7 @@ def test_in_place_and_narrow_types():
 def test_sums_of_three_are_in_no_order_that_one_could_rely_on():
     gpus.count, found = 3, set()
     gpus.memories.append(machine.Memory())
+    gpus.nulls.append(machine.Stream(device=2))
     three = ranks(3)
     for _ in range(3):
         places = [rank.up(np.array([x], np.float32)) for rank, x in zip(three, (1e8, -1e8, 1), strict=True)]
@@ -233,6 +235,19 @@ def test_communicators_are_used_in_one_order(same_order):
         np.testing.assert_array_equal(one.down(one.at[0], A), 2 * A)
     else:
         fails("work isn't done", one)
+
+
+def test_the_null_stream_is_that_of_the_communicator_s_gpu():
+    """Whichever is the current one: what rank 1 asks for there comes behind its GPU's own work, not behind GPU 0's."""
+    one, other = ranks()
+    at, to = one.up(A), other.up(B)
+    gpus.current = 1
+    gpus.fill(to, 0, A.nbytes)
+    gpus.current = 0
+    call("AllReduce", at, at, 6, FLOAT32, 0, one.comm, 0)
+    call("AllReduce", to, to, 6, FLOAT32, 0, other.comm, 0)
+    gpus.synchronize(0)
+    np.testing.assert_array_equal(down(gpus, at, A), A)
 
 
 def test_work_that_fails_is_known_to_both():
@@ -340,6 +355,7 @@ from tests.device import test_emulated_nccl as here
 from tests.device.emulated import processes
 here.gpus.count, here.gpus.current = 2, 1
 here.gpus.memories.append(here.machine.Memory())
+here.gpus.nulls.append(here.machine.Stream(device=1))
 rank = here.Rank(1, here.initialised(bytes.fromhex(sys.argv[1]), 1))
 for i in range(2):
     at = rank.up(here.B)

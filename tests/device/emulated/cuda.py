@@ -260,7 +260,7 @@ def destroy(handle):
 
 @api("pu", "cudaEventCreateWithFlags")
 def event_create(out, flags):
-    put(out, POINTER, gpus.handle(Event()))
+    put(out, POINTER, gpus.handle(Event(gpus.current)))
 
 
 @api("pp", "cudaEventRecord")

@@ -2,7 +2,8 @@
 
 What CUDA leaves open is decided against the program: memory begins as NaN; work on a stream runs when somebody waits
 for it, no earlier, so that what is read too early isn't there yet; a copy from pinned memory reads it at that time,
-too. A kernel may touch arrays of its own GPU alone.
+too. A kernel may touch arrays of its own GPU alone, and be given to streams of that GPU alone; each has its own null
+stream.
 
 Several threads may have work run, one at a time: those of the program, and those that answer another process (nccl.py).
 Who waits for a process holds nothing meanwhile.
@@ -24,7 +25,7 @@ from minitorch_dist.kernels.emulator.memory import ALIGNED, SECTOR, GlobalMemory
 
 TOTAL = 8 << 30         # bytes of a GPU
 CAPABILITY = 90
-NULL = 0                # the stream that is there from the beginning, whose order all "blocking" ones keep
+NULL = 0                # a GPU's stream that is there from the beginning, whose order all its "blocking" ones keep
 PATIENCE = 60           # seconds that one waits for another thread or process while nothing is given or done
 LOOK = 0.5              # seconds that who asks whether work is done gives it
 
@@ -39,9 +40,9 @@ MAX_DYNAMIC_SHARED = 8      # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Stream:
-    """Work in order. blocking: it keeps the order of the null stream. device: whose it is; None: of each."""
+    """Work in order. blocking: it keeps the order of the null stream. device: whose it is."""
 
-    def __init__(self, blocking=True, device=None):
+    def __init__(self, blocking=True, device=0):
         self.blocking, self.work, self.device = blocking, deque(), device
         self.graph = None       # what is being recorded
         self.doing = ""         # what its first work waits for, in words
@@ -53,9 +54,10 @@ class Stream:
 
 
 class Event:
-    """What a stream had been given when it was recorded."""
+    """What a stream, of its GPU, had been given when it was recorded."""
 
-    def __init__(self):
+    def __init__(self, device=0):
+        self.device = device
         self.stream, self.number, self.time, self.graph = None, 0, None, None
 
 
@@ -104,7 +106,8 @@ class Gpus:
         self.count, self.here = count, threading.local()
         self.memories = [Memory() for _ in range(count)]
         self.rooms, self.pinned = {}, {}            # address -> what keeps it alive: (array, size, device)
-        self.handles, self.next, self.number = {NULL: Stream()}, 0x1000, 0
+        self.nulls = [Stream(device=device) for device in range(count)]
+        self.handles, self.next, self.number = {}, 0x1000, 0
         self.launches = []                          # (kernel, grid, threads) in order
         self.changed = threading.Condition()        # held by who uses anything of this; told when work was done
         self.done, self.failure = 0, None           # how much work; an error that the program hasn't been told yet
@@ -131,8 +134,11 @@ class Gpus:
             raise CudaError(HANDLE, f"{handle:#x} is no {kind.__name__}")
         return thing
 
-    def stream(self, handle):
-        return self.get(handle if handle not in (1, 2) else NULL, Stream)      # 1: legacy, 2: per thread
+    def stream(self, handle, device=None):
+        """Of the null one that of this GPU, or of the current one."""
+        if handle in (NULL, 1, 2):      # 1: legacy, 2: per thread
+            return self.nulls[self.current if device is None else device]
+        return self.get(handle, Stream)
 
     # ---------------------------------------------------------------- memory
 
@@ -194,22 +200,23 @@ class Gpus:
                 self.refuse_in_capture("waits")
             stream.graph.append(work)
             return
-        if stream is self.handles[NULL] and any(s.graph is not None and s.blocking for s in self.streams()):
+        if stream in self.nulls and any(s.graph is not None and s.blocking for s in self.streams(stream.device)):
             self.refuse_in_capture("uses the null stream")
         self.number += 1
         stream.work.append((self.number, self.current, work))
         if waits:
             self.drain(stream, self.number)
 
-    def streams(self):
-        return [thing for thing in self.handles.values() if isinstance(thing, Stream)]
+    def streams(self, device=None):
+        """Those of a GPU, or of all."""
+        made = [thing for thing in self.handles.values() if isinstance(thing, Stream)]
+        return [stream for stream in self.nulls + made if device in (None, stream.device)]
 
     def drain(self, stream, upto):
         """Run a stream's work up to a number, and before it what keeps its order: its numbers are smaller, so that no
         two threads wait for each other. Work is on its stream until it is done. Where it fails the rest of all streams
         is dropped: its copies may go to memory of a program that has given up. (CUDA does nothing more, ever.)
         """
-        null = self.handles[NULL]
         with self.changed:
             while True:
                 if self.failure is not None:
@@ -218,18 +225,19 @@ class Gpus:
                 if stream.has_done(upto) or stream.runner == threading.get_ident():
                     return      # (the latter: in the middle of this work Python has collected something)
                 if stream.runner is None:
-                    self._first(stream, null)
+                    self._first(stream)
                 else:
                     self.wait(lambda: stream.runner is None or stream.has_done(upto),
                               lambda: f"a stream's work isn't done: {stream.doing or 'no NCCL'}")
 
-    def _first(self, stream, null):
+    def _first(self, stream):
         """Run a stream's first work."""
-        number, device, work = stream.work[0]
+        (number, device, work), null = stream.work[0], self.nulls[stream.device]
         stream.runner, outer = threading.get_ident(), self.current
         try:
             if stream.blocking:
-                for other in [s for s in self.streams() if s.blocking and s is not null] if stream is null else [null]:
+                mine = [s for s in self.streams(stream.device) if s.blocking and s is not null]
+                for other in mine if stream is null else [null]:
                     self.drain(other, number)
             self.current = device
             work()
@@ -290,12 +298,10 @@ class Gpus:
             self.drain(stream, self.number)
 
     def synchronize(self, handle=None):
-        """Wait for a stream, or for all."""
+        """Wait for a stream, or for all of the current GPU."""
         self.refuse_in_capture("waits for the GPU", handle)
-        if handle is None:
-            self.finish()
-        else:
-            self.drain(self.stream(handle), self.number)
+        for stream in self.streams(self.current) if handle is None else [self.stream(handle)]:
+            self.drain(stream, self.number)
 
     def refuse_in_capture(self, what, handle=None, relaxed=False):
         """What a recording, of this stream or of any, doesn't allow: it spoils the recording. relaxed: a relaxed one
@@ -309,12 +315,18 @@ class Gpus:
 
     def record(self, handle, stream_handle):
         event, stream = self.get(handle, Event), self.stream(stream_handle)
+        self.refuse_another(stream, event.device, "an event")
 
         def happens():
             event.time = time.perf_counter()
         event.time = None
         self.queue(stream_handle, happens)
         event.stream, event.number, event.graph = stream, self.number, stream.graph
+
+    def refuse_another(self, stream, device, what):
+        """What is of one GPU can't be given to another's stream. (Copies can, and a stream may wait for any event.)"""
+        if stream.device != device:
+            raise CudaError(HANDLE, f"{what} of GPU {device} on a stream of GPU {stream.device}")
 
     def wait_event(self, stream_handle, handle):
         event = self.get(handle, Event)
@@ -327,7 +339,7 @@ class Gpus:
             self.queue(stream_handle, lambda: self.drain(source, number))
 
     def begin_capture(self, handle, relaxed):
-        if handle == NULL:
+        if self.stream(handle) in self.nulls:
             raise CudaError(UNSUPPORTED_IN_CAPTURE, "the null stream can't be recorded")
         self.stream(handle).graph = Graph(relaxed)
 
@@ -379,6 +391,7 @@ class Gpus:
     def launch(self, function, grid, threads, shared, handle, addresses):
         """Start a kernel; addresses: of its arguments, which are read now."""
         program, device = function.code.program, self.current
+        self.refuse_another(self.stream(handle), device, f"kernel {program.name}")
         parameters = {}
         for i, (name, kind) in enumerate(program.parameters.items()):
             raw = ctypes.string_at(addresses[i], program.size(name))

@@ -137,8 +137,9 @@ def refuse_in_group(what):
 
 def take(operation, handle):
     """Take a call for a stream: now, or at the end of the group."""
-    comm, stream = operation.comm, gpus.stream(handle)
-    if stream.device not in (None, comm.device):
+    comm = operation.comm
+    stream = gpus.stream(handle, comm.device)
+    if stream.device != comm.device:
         raise CudaError(USAGE, f"{operation.call}: a stream of GPU {stream.device} for a communicator of {comm.device}")
     if stream.graph is not None:
         gpus.refuse_in_capture("calls NCCL, which the emulated one knows no recording of,", handle)
@@ -167,10 +168,10 @@ def start(given):
             operation.number()
         queue(comm, handle, lambda comm=comm, operations=operations: publish(operations, before.get(comm.device)))
         for operation in operations:
-            this_process().posted[operation.key] = gpus.stream(handle), gpus.number
+            this_process().posted[operation.key] = gpus.stream(handle, comm.device), gpus.number
     for (comm, handle), operations in pieces.items():
         queue(comm, handle, lambda comm=comm, handle=handle, operations=operations: collect(comm, handle, operations))
-        latest[comm.device] = comm.last = gpus.stream(handle), gpus.number
+        latest[comm.device] = comm.last = gpus.stream(handle, comm.device), gpus.number
     gpus.changed.notify_all()
 
 
@@ -190,7 +191,7 @@ def publish(operations, before):
 
 def collect(comm, handle, operations):
     wanted = [(operation, rank, key) for operation in operations for rank, key in operation.others.items()]
-    stream = gpus.stream(handle)
+    stream = gpus.stream(handle, comm.device)
     stream.doing = f"rank {comm.rank} calls {', '.join(str(operation.call) for operation in operations)}"
     found = ask_all([(comm.addresses[rank], "give", key, this_process().address) for _, rank, key in wanted],
                     lambda: comm.aborted)
