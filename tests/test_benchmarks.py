@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,22 @@ def test_parts_and_rehearsals_are_kept_apart(gpu, monkeypatch):
         report = gpu.report_of("train", "Steps", "a GPU", ["gpt"], parts)
         assert (report.name, report.title, report.folder.name) == ("train_gpt", "Steps (gpt) on a GPU", folder)
     assert gpu.report_of("train", "Steps", "a GPU", list(parts), parts).name == "train"
+
+
+def test_the_next_rival_finds_the_memory_of_the_last_one(gpu):
+    """Also what hangs together in a cycle, as a model and its optimizer may; then the pools give it to the device."""
+    order = []
+
+    class Array:
+        def __del__(self):
+            order.append("gone")
+    rival = SimpleNamespace(array=Array())
+    rival.itself = rival
+    del rival
+    pool = SimpleNamespace(free_all_blocks=lambda: order.append("CuPy's pool"))
+    torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: order.append("torch's")))
+    gpu.free(SimpleNamespace(get_default_memory_pool=lambda: pool), torch)
+    assert order == ["gone", "CuPy's pool", "torch's"]
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted((FOLDER / "gpu").glob("[!_]*.py"))])

@@ -1,6 +1,7 @@
 """What the GPU benchmarks share: whether there is a GPU, torch if it can use it, what --quick makes small, times, and
 rows that fail alone."""
 
+import gc
 import importlib.metadata
 import sys
 import time
@@ -109,7 +110,9 @@ def copy_bandwidth(cupy):
 
 
 def free(cupy, torch=None):
-    """Hand cached device memory back, so that the next rival finds it."""
+    """Hand cached device memory back, of cycles that Python has not yet come to, too: so that the next rival finds
+    it."""
+    gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     if torch is not None:
         torch.cuda.empty_cache()

@@ -57,10 +57,9 @@ def times(cupy, torch, sizes):
         raise MemoryError(f"{wanted / 1e9:.0f} GB are needed, {left / 1e9:.0f} are free")
     measure = timer(sizes)
     ms = {"ours": measure(cupy, ours(cupy, sizes))}
-    free(cupy)
     for who, how in RIVALS.items() if torch else ():
+        free(cupy, torch)
         ms[who] = measure(cupy, theirs(torch, sizes, **how))
-        torch.cuda.empty_cache()
     return ms
 
 

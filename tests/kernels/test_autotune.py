@@ -1,6 +1,7 @@
 """The autotuner with a clock that tests set: the fastest wins, once per kernel, sizes and device."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,26 @@ def test_the_fastest_wins_and_is_measured_once(gpu):
     assert len(gpu.runs) == len(CONFIGS) * (autotune.WARM_UPS + autotune.REPEATS) == len(gpu.calls)
     assert tuned(gpu) == tuned(gpu, 600) == {"BLOCK": 2048, "num_warps": 8}      # 600 and 1,000 round up to 1,024
     assert len(gpu.runs) == len(gpu.calls)
+
+
+def test_the_gpu_is_busy_until_all_is_asked_for_and_its_cache_is_empty():
+    """Else the events would measure the host's time between them, which is the same for every configuration."""
+    log = []
+
+    class Event:
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+    memory = SimpleNamespace(memset_async=lambda value, size: log.append(size))
+    cupy = SimpleNamespace(empty=lambda size, dtype: SimpleNamespace(data=memory), cuda=SimpleNamespace(
+        Event=Event, get_elapsed_time=lambda begin, end: 2.5))
+    driver = launch.CupyDriver.__new__(launch.CupyDriver)
+    driver.cupy = cupy
+    assert driver.milliseconds(lambda: log.append("run")) == 2.5
+    assert log[-4:] == ["record", "run", "record", "wait"]
+    assert min(log[:-4]) > 60 << 20 and sum(log[:-4]) > 4e12 * 100e-6       # an H200's cache; bytes it clears in 100 µs
 
 
 def test_one_slow_run_decides_nothing(gpu):
