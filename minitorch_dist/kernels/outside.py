@@ -3,8 +3,8 @@ that comes later (backend.refuse).
 
     bad = any of numbers[i] with not low <= numbers[i] < high and numbers[i] != other
 
-One program reads them all: 8 bytes per number, of at most MOST numbers. CuPy takes two launches, a comparison and any,
-and two more where one number is let through. For more numbers than that those are faster.
+One program reads them all, 8 bytes per number: at most MOST of them, for it reads as one multiprocessor does. Where
+there are more, CuPy takes two launches, a comparison and any, and two more where one number is let through.
 """
 
 import numpy as np
