@@ -29,6 +29,6 @@ def test_dropout_has_the_bits_of_the_host():
 
 
 def test_other_numbers_of_16_bits_are_refused():
-    x = np.zeros(4, np.uint16)
-    with pytest.raises(TypeError, match="x has dtype uint16"):
-        pointer_type(add.ADD, "x", x)
+    assert pointer_type(add.ADD, "x", np.zeros(4, np.uint16)) == "*u16"
+    with pytest.raises(TypeError, match=r"x has dtype \|V2"):
+        pointer_type(add.ADD, "x", np.zeros(4, "V2"))
