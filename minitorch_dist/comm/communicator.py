@@ -150,7 +150,7 @@ class Communicator(Messages, Objects, OnDevices):
     def _remember(self, x, op, place, call, key):
         """Keep what was worked out for this array as long as it lives."""
         name, known = (id(x), op), self._repeated
-        known[name] = Repeated(self._window, x, place, op, call._replace(x=Like(x.dtype, x.shape)), key)
+        known[name] = Repeated(self._window, x, place, op, call, key)
         known[name].reference = weakref.ref(x, lambda _: known.pop(name, None))
 
     def _by_hand(self, x, op, algorithm, async_op):
@@ -290,7 +290,7 @@ class Communicator(Messages, Objects, OnDevices):
         they don't say the same. For calls that aren't one operation on an array, but messages, which nobody compares.
         op, detail: words; dtype, shape: of the array, if there is one. The ledger and the hooks don't hear of it."""
         if self._check is not None:
-            state.enter(Call(self, op, None, None))
+            state.enter(Call(self, op))
             try:
                 self._check.meet(self._check.post((op, dtype, shape, detail)))
             finally:
@@ -336,7 +336,8 @@ class Communicator(Messages, Objects, OnDevices):
         refuse_in_graph(op)
         for hook in self.hooks:
             hook.before(op, x, peer)
-        return Call(self, op, x, peer), (op, None, None, detail) if x is None else (op, x.dtype, x.shape, detail)
+        like = Like.of(x)
+        return Call(self, op, like, peer), (op, *(like or (None, None)), detail)
 
     def _count(self, op, nbytes, share=None, formula=None):
         if ledger.open_ledgers or self.hooks:
@@ -383,7 +384,7 @@ class Communicator(Messages, Objects, OnDevices):
         finally:
             state.leave()
         for hook in self.hooks:
-            hook.after(call.op, call.x, call.peer)
+            hook.after(call.op, buffers[0], call.peer)
         if begin is not None:
             detail = timeline_detail(buffers[0])
             ledger.span("communication", call.op, begin, detail)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import backend
 from .local import LocalEngine
-from .state import Call, state
+from .state import Call, Like, state
 from .work import Then
 
 FIRST = "first_on_a_gpu"        # what is waited in until the ranks have chosen
@@ -76,7 +76,7 @@ class OnDevices:
         if self._gpu is None:
             posted = state.call is None
             if posted:
-                state.enter(Call(self, FIRST, x, None))
+                state.enter(Call(self, FIRST, Like.of(x)))
             try:
                 self._gpu = choose(self._engine)
             finally:

@@ -285,7 +285,6 @@ class Guard:
                 call = state.call
                 if state.calls == calls and call is not None:
                     self.end_job(1, self.describe(call, self.missing(call)))
-                call = None   # it holds an array
 
     def sleep_unless_interrupted(self):
         """Wait for the next look. After Ctrl-C a rank inside a call of MPI can't raise KeyboardInterrupt."""

@@ -60,7 +60,7 @@ class Messages:
         if found is None and timeout != 0:
             found = self._wait_for_any(timeout)
         if found is None:
-            state.look(Call(self, "recv_any", None, None))
+            state.look(Call(self, "recv_any"))
             return None
         src, nbytes = found
         envelope = np.empty(nbytes, np.uint8)
@@ -75,7 +75,7 @@ class Messages:
     def _wait_for_any(self, timeout):
         limit = None if timeout is None else time.monotonic() + timeout
         looks = 0
-        state.enter(Call(self, "recv_any", None, None))
+        state.enter(Call(self, "recv_any"))
         try:
             while (found := self._engine.probe(ENVELOPE)) is None and (limit is None or time.monotonic() < limit):
                 looks += 1

@@ -18,14 +18,20 @@ class Like(NamedTuple):
     dtype: object
     shape: tuple
 
+    @classmethod
+    def of(cls, x):
+        """That of an array; None for None."""
+        return None if x is None else cls(x.dtype, x.shape)
+
 
 class Call(NamedTuple):
-    """A blocking call that has begun and not yet returned."""
+    """A blocking call that has begun and not yet returned. Other threads look at it whenever they like, and must not
+    keep an array alive that the call's own thread has done with."""
 
     communicator: object
     op: str
-    x: object        # the array, or a Like, or None
-    peer: object     # rank within the communicator, or None for a collective
+    like: object = None     # the Like of its array, or None
+    peer: object = None     # rank within the communicator, or None for a collective
 
     def waits_for(self):
         """World ranks without which this call can't return."""
@@ -35,7 +41,7 @@ class Call(NamedTuple):
         return [rank for i, rank in enumerate(ranks) if i != self.communicator.rank]
 
     def __str__(self):
-        array = "" if self.x is None else f"{self.x.dtype}{list(self.x.shape)}"
+        array = "" if self.like is None else f"{self.like.dtype}{list(self.like.shape)}"
         peer = "" if self.peer is None else f", peer {self.peer}"
         return f"{self.op}({array}{peer}) on {self.communicator.name!r}"
 
@@ -91,8 +97,8 @@ class RankState:
         record = {"pid": os.getpid(), "calls": self.calls, "waiting": call is not None}
         if call is not None:
             record |= {"axis": call.communicator.name, "op": call.op, "peer": call.peer}
-            if call.x is not None:
-                record |= {"shape": list(call.x.shape), "dtype": str(call.x.dtype)}
+            if call.like is not None:
+                record |= {"shape": list(call.like.shape), "dtype": str(call.like.dtype)}
         os.pwrite(self._file, _record(record), 0)
 
 

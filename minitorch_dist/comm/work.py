@@ -6,7 +6,7 @@ it, and is False if that took more than `timeout` seconds (None: no limit). Engi
 
 from .. import ledger
 from .mismatch import MismatchError
-from .state import Call, state
+from .state import Call, Like, state
 
 
 def timeline_detail(x):
@@ -39,7 +39,7 @@ class Work:
         """Return when the buffers hold the result. TimeoutError after `timeout` seconds (None: no limit)."""
         if self._done:
             return
-        state.enter(Call(self._communicator, self.op, self.buffers[0], self.peer))
+        state.enter(Call(self._communicator, self.op, Like.of(self.buffers[0]), self.peer))
         begin = ledger.now() if ledger.open_ledgers else None
         try:
             completed = self._ask(self._request.wait, timeout)

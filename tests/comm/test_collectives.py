@@ -117,6 +117,14 @@ def test_works_outstanding_and_waited_for_in_another_order(n, nodes):
 
 
 @EVERYWHERE
+def test_a_look_at_where_a_rank_is_keeps_no_array_alive(n, nodes):
+    """The watchdog looks from a thread of its own, which may be put to sleep while it holds what it has seen."""
+    for ops, alive in on(n, nodes, "looked_at"):
+        assert ops >= {"all_reduce", "broadcast", "reduce_scatter", "all_gather"}
+        assert not alive
+
+
+@EVERYWHERE
 def test_data_movers(n, nodes):
     for rank, results in enumerate(on(n, nodes, "data_movers")):
         whole = held(n, 100 * n, "f4")

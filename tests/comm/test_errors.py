@@ -5,7 +5,7 @@ import pytest
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
-CASES = "tests.comm.cases:"
+CASES = "tests.comm.error_cases:"
 
 EXPECTED = {   # what is wrong: (type, words of the message)
     "strided": ("ValueError", "C-contiguous", "(32,)"),
