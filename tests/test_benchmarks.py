@@ -3,6 +3,8 @@
 import importlib
 import json
 import sys
+import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +21,8 @@ def gpu(monkeypatch):
     for folder in (FOLDER, FOLDER / "gpu"):
         monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module("_gpu")
-    for name in ("_gpu", "_harness"):
-        del sys.modules[name]
+    for name in ("_gpu", "_harness", "in_turn", "kit"):
+        sys.modules.pop(name, None)
 
 
 def test_a_row_that_fails_leaves_the_others(gpu, tmp_path, monkeypatch, capsys):
@@ -52,6 +54,7 @@ def test_parts_and_rehearsals_are_kept_apart(gpu, monkeypatch):
         report = gpu.report_of("train", "Steps", "a GPU", ["gpt"], parts)
         assert (report.name, report.title, report.folder.name) == ("train_gpt", "Steps (gpt) on a GPU", folder)
     assert gpu.report_of("train", "Steps", "a GPU", list(parts), parts).name == "train"
+    assert gpu.report_of("train", "Steps", "Emulated GPU (CuPy 14)").folder.name == "quick"
 
 
 def test_the_next_rival_finds_the_memory_of_the_last_one(gpu):
@@ -74,3 +77,84 @@ def test_the_next_rival_finds_the_memory_of_the_last_one(gpu):
 def test_what_is_misspelt_is_told_before_anything_is_measured(gpu, name):
     found = run(FOLDER / "gpu" / name, "--quikc")
     assert "unknown: --quikc" in str(found.status)
+
+
+# ---------------------------------------------------------------- a machine that is lent by the minute
+
+@pytest.fixture
+def in_turn(gpu, tmp_path, monkeypatch):
+    """benchmarks/gpu/in_turn.py, in a project of its own."""
+    module = importlib.import_module("in_turn")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def brought(folder, name):
+    """A file of what is brought back, as text."""
+    with tarfile.open(folder / "brought.tar.gz") as tar:
+        return tar.extractfile(name).read().decode()
+
+
+def test_a_part_that_fails_or_takes_too_long_takes_nothing_with_it(in_turn, tmp_path, capsys):
+    """Nor leaves anything: what it has started in the background ends with it."""
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    parts = [in_turn.Part("first", 1, 60, "echo {python}; echo {{}} > benchmarks/results/gpu_first.json", "one"),
+             in_turn.Part("bad", 1, 60, "echo why; exit 3", "another"),
+             in_turn.Part("slow", 1, 1, "sleep 600 & echo $!; wait", "a third"),
+             in_turn.Part("long", 3600, 9000, "echo never > benchmarks/results/gpu_long.json", "one that won't end"),
+             in_turn.Part("last", 1, 60, "echo here", "the last")]
+    rows = in_turn.in_turn(parts, 30, tmp_path / "out", tmp_path / "kit")
+    assert [(name, how.split(":")[0]) for name, how, _ in rows] == [
+        ("first", "done"), ("bad", "status 3"), ("slow", "ended after 1 s"), ("long", "left out"), ("last", "done")]
+    assert brought(tmp_path / "out", "first.log").strip() == sys.executable
+    assert brought(tmp_path / "out", "benchmarks/results/gpu_first.json").strip() == "{}"
+    assert brought(tmp_path / "out", "bad.log").strip() == "why" and "why" in capsys.readouterr().out
+    left = int(brought(tmp_path / "out", "slow.log"))
+    limit = time.monotonic() + 20
+    while is_running(left) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not is_running(left)
+
+
+def is_running(pid):
+    """Not a process that has ended and waits to be asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_time_that_is_over_is_no_time(in_turn, tmp_path):
+    part = in_turn.Part("part", 5, 60, "echo here", "something")
+    (name, how, _), = in_turn.in_turn([part], 0.05, tmp_path / "out", tmp_path / "kit")
+    assert name == "part" and how == "left out: 3 s were left of 5"
+
+
+def test_parts_find_the_kit_s_machine_code(in_turn, tmp_path):
+    part = in_turn.Part("part", 1, 60, "echo ${{XDG_CACHE_HOME:-none}}", "where the cache is")
+    for there in (False, True):
+        if there:
+            (tmp_path / "kit").mkdir()
+        in_turn.in_turn([part], 1, tmp_path / "out", tmp_path / "kit")
+        assert brought(tmp_path / "out", "part.log").strip().endswith("kit/cache") == there
+
+
+def test_every_part_is_a_program_that_is_there_and_in_the_readme(in_turn):
+    text = (FOLDER / "README.md").read_text()
+    for part in in_turn.PARTS:
+        assert part.likely < part.limit <= 600
+        assert f"| {part.name} | {part.shows} | {part.likely} | {part.limit} |" in text
+        for word in part.command.replace("&&", " ").split():
+            if word.endswith(".py"):
+                assert (FOLDER.parent / word).is_file(), part
+
+
+def test_a_kit_keeps_machine_code_alone(gpu, tmp_path):
+    kit, build = importlib.import_module("kit"), importlib.import_module("minitorch_dist.kernels.build")
+    folder = tmp_path / "minitorch_dist" / "kernels"
+    for name, cubin in (("code", b"\x7fELF..."), ("ptx", b".version 8.7")):
+        build.write(folder / f"{name}.json", build.Binary("kernel", ("*fp32",), 2, 0, 4, cubin))
+    (folder / "torn.json").write_text("{")
+    assert [path.name for path in kit.machine_code(tmp_path)] == ["code.json"]
+    assert [path.name for path in folder.iterdir()] == ["code.json"]

@@ -41,9 +41,11 @@ def gpu():
 
 
 def report_of(name, title, device, names=(), among=()):
-    """A Report of all of a benchmark, or of the parts that were asked for. One of --quick is kept apart."""
+    """A Report of all of a benchmark, or of the parts that were asked for. One of --quick is kept apart, and so is one
+    of an emulated GPU."""
     part = f" ({', '.join(names)})" if set(names) < set(among) else ""
-    return Report(result(name, names, among), f"{title}{part} on {device}", RESULTS / "quick" if QUICK else RESULTS)
+    apart = QUICK or device.startswith("Emulated")
+    return Report(result(name, names, among), f"{title}{part} on {device}", RESULTS / "quick" if apart else RESULTS)
 
 
 def rival(report):

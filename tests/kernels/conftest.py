@@ -23,5 +23,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Machine code that tests make doesn't stay in the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    """Machine code that tests make doesn't stay in the user's cache, but for a GPU's, where compiling takes the most of
+    the time: the next run of `make test-gpu`, and its other processes, find it there."""
+    if os.environ["TRITON_INTERPRET"] == "1":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -10,14 +10,26 @@ import sys
 import traceback
 
 from . import idle
-from .machine import CAPABILITY, NOT_READY, TOTAL, CudaError, Event, Function, Gpus, Graph, Module, Stream, function_of
+from .machine import (
+    CAPABILITY,
+    IDLE,
+    NOT_READY,
+    TOTAL,
+    CudaError,
+    Event,
+    Function,
+    Gpus,
+    Graph,
+    Module,
+    Stream,
+    function_of,
+)
 
 VERSION = 12090
 NOT_SUPPORTED, UNKNOWN = 801, 999
 POINTER, INT, UNSIGNED, SIZE, FLOAT = (
     ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_float)
 KINDS = {"p": POINTER, "i": INT, "u": UNSIGNED, "z": SIZE, "l": ctypes.c_longlong}
-IDLE = os.environ.get("IDLE_GPU")      # whether the GPU computes nothing, in no time: see idle.py
 NAME, UUID = b"Emulated GPU", b"minitorch_dist's"
 # cudaDeviceGetAttribute: number -> value. What isn't here is refused.
 ATTRIBUTES = {1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2 ** 31 - 1, 6: 65535, 7: 65535, 8: 48 << 10, 10: 32, 12: 65536,

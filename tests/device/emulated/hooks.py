@@ -10,6 +10,7 @@ import importlib.util
 import os
 import struct
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,8 +57,21 @@ def install():
     find = pathfinder.load_nvidia_dynamic_lib
     pathfinder.load_nvidia_dynamic_lib = lambda name: (
         SimpleNamespace(_handle_uint=loaded[name]._handle) if name in loaded else find(name))
-    # Triton's kernels, too, are loaded as PTX, which is kept apart from the machine code of others.
-    check = build.checked
-    build.FORMAT = "PTX"
-    build.checked = lambda kernel, types, compiled: replace(
-        check(kernel, types, compiled), cubin=compiled.asm["ptx"].encode() + b"\0")
+    load_ptx()
+
+
+def load_ptx():
+    """Triton's kernels, too, are loaded as PTX, which is kept apart from machine code. That is made as well, for a real
+    GPU to find, where MACHINE_CODE is set: Triton has compiled it anyway."""
+    build_it, machine_code, lock = build.build, (build.FORMAT, build.checked), threading.Lock()
+    ptx = "PTX", lambda kernel, types, compiled: replace(
+        machine_code[1](kernel, types, compiled), cubin=compiled.asm["ptx"].encode() + b"\0")
+
+    def both(*what):
+        with lock:
+            for build.FORMAT, build.checked in (machine_code, ptx):
+                binary = build_it(*what)
+        return binary
+    build.FORMAT, build.checked = ptx
+    if os.environ.get("MACHINE_CODE"):
+        build.build = both

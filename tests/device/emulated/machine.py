@@ -11,6 +11,7 @@ Who waits for a process holds nothing meanwhile.
 
 import bisect
 import ctypes
+import os
 import threading
 import time
 import traceback
@@ -23,7 +24,8 @@ from minitorch_dist.kernels.emulator.counts import Counts
 from minitorch_dist.kernels.emulator.machine import Code, run
 from minitorch_dist.kernels.emulator.memory import ALIGNED, SECTOR, GlobalMemory, Region
 
-TOTAL = 8 << 30         # bytes of a GPU
+IDLE = os.environ.get("IDLE_GPU")      # whether the GPU computes nothing, in no time: see idle.py
+TOTAL = (80 if IDLE else 8) << 30      # bytes of a GPU
 CAPABILITY = 90
 NULL = 0                # a GPU's stream that is there from the beginning, whose order all its "blocking" ones keep
 PATIENCE = 60           # seconds that one waits for another thread or process while nothing is given or done
@@ -146,7 +148,9 @@ class Gpus:
         self.refuse_in_capture("allocates memory", relaxed=True)
         if not pinned and size > self.free():
             raise CudaError(MEMORY, f"{size:,} bytes are asked for, {self.free():,} are free")
-        room = np.full(-(-size // SECTOR) * SECTOR + 2 * ALIGNED, 0xff, np.uint8)
+        room = np.empty(-(-size // SECTOR) * SECTOR + 2 * ALIGNED, np.uint8)
+        if not IDLE:
+            room.fill(0xff)
         first = -room.ctypes.data % ALIGNED
         at = room.ctypes.data + first
         if pinned:
