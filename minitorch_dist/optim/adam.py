@@ -87,11 +87,15 @@ class Adam(Optimizer):
         alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"])
                  for group in self.param_groups}
         scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in scaling]
+        rests = False
         for update, slots in self.fused:
-            update([None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots], *scaling)
+            settings = [None if slot.segment.tensor.grad is None else alike[id(slot.group)] for slot in slots]
+            rests = rests or None in settings
+            update(settings, *scaling)
         for flat, slots in zip(self.flats, self.slots, strict=True):
-            written = [slot.segment.tensor.data for slot in slots if slot.segment.tensor.grad is not None]
-            for array in [flat.params] if len(written) == len(flat.segments) else written:
+            whole = not rests and len(slots) == len(flat.segments)
+            for array in [flat.params] if whole else [
+                    slot.segment.tensor.data for slot in slots if slot.segment.tensor.grad is not None]:
                 wrote(array, f"{type(self).__name__}.step")
 
     def tables(self):
