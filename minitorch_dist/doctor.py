@@ -279,7 +279,8 @@ def cupy():
         return Finding("CuPy", "broken", f"{' and '.join(wheels)} overwrite each other's files",
                        f"pip uninstall -y {' '.join(CUPY_WHEELS)}; {gpu_extra()}")
     if not has_gpu:
-        return Finding("CuPy", "missing", f"{wheels[0] if wheels else 'none'}; not needed without a GPU")
+        return (Finding("CuPy", "ok", f"{wheels[0]}, with no GPU to run on") if wheels else
+                Finding("CuPy", "missing", "none; not needed without a GPU"))
     if not wheels:
         return Finding("CuPy", "warn", "none, so that the GPU stays idle", gpu_extra())
     answer = ask([sys.executable, "-c", ASK_CUPY], GPU_LIMIT)

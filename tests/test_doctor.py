@@ -171,6 +171,11 @@ def test_a_gpu_with_all_it_needs(machine):
     assert doctor.triton() == doctor.Finding("Triton", "ok", "triton 1.0, all right")
 
 
+def test_cupy_without_a_gpu_is_not_missing(machine):
+    machine(wheels=("cupy-cuda13x",))
+    assert doctor.cupy() == doctor.Finding("CuPy", "ok", "cupy-cuda13x 1.0, with no GPU to run on")
+
+
 def test_cupy_or_a_kernel_that_fails_on_the_gpu(machine):
     machine(**GPU | {"cupy": said(stderr="ImportError: libnvrtc.so.13\n", returncode=1)})
     assert doctor.cupy().status == "broken" and "libnvrtc" in doctor.cupy().value
