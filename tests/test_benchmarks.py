@@ -131,7 +131,9 @@ def test_time_that_is_over_is_no_time(in_turn, tmp_path):
     assert name == "part" and how == "left out: 3 s were left of 5"
 
 
-def test_parts_find_the_kit_s_machine_code(in_turn, tmp_path):
+def test_parts_find_the_checkout_and_the_kit_s_machine_code(in_turn, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert in_turn.environment(tmp_path)["PYTHONPATH"] == f"{tmp_path}:elsewhere"
     part = in_turn.Part("part", 1, 60, "echo ${{XDG_CACHE_HOME:-none}}", "where the cache is")
     for there in (False, True):
         if there:

@@ -62,9 +62,11 @@ PARTS = (
 
 
 def environment(kit):
-    """What the parts run in: the kit's machine code is found, its mpirun too."""
-    here = os.environ | {"PYTHONUNBUFFERED": "1", "PATH": os.pathsep.join([sys.prefix + "/bin", os.environ["PATH"]])}
-    return here | ({"XDG_CACHE_HOME": str(kit / "cache")} if kit.is_dir() else {})
+    """What the parts run in: they find this checkout, which nobody has installed, the kit's machine code and mpirun."""
+    first = {"PATH": f"{sys.prefix}/bin", "PYTHONPATH": str(ROOT)}
+    found = {name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()}
+    found |= {"XDG_CACHE_HOME": str(kit / "cache")} if kit.is_dir() else {}
+    return os.environ | found | {"PYTHONUNBUFFERED": "1"}
 
 
 def install(kit):
