@@ -54,13 +54,14 @@ class Argument:
 def mend():
     """Put right what Triton's interpreter does wrong: `range` up to a number of the kernel's (3.6 with NumPy 2.4 and
     newer), products of bfloat16 matrices, whose bits it multiplies as integers, casts of float32 to bfloat16, which it
-    truncates where GPUs round, and a search of Triton's modules for what to replace at every call of a function, a
-    quarter of the time of a kernel that calls many: one search is enough."""
+    truncates where GPUs round, comparisons of two numbers, of which it makes a block of the numbers' type (that isn't
+    a mask to 3.9, and no version has & of floats), and a search of Triton's modules for what to replace at every call
+    of a function, a quarter of the time of a kernel that calls many: one search is enough."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-    convert = interpreter._convert_float
+    builder, patch, convert = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor, interpreter._convert_float
+    dot, splat = builder.create_dot, builder.create_splat
 
     @functools.cache
     def builtins(module):
@@ -80,15 +81,22 @@ def mend():
             return x
         return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    interpreter._patch_builtin = patch_builtin
     def rounded(x, given, wanted, mode):
         if given == tl.float32 and wanted == tl.bfloat16:
             return x.astype(load_bfloat16()).view(np.uint16)
         return convert(x, given, wanted, mode)
 
+    def spread(self, block, x):
+        whole = splat(self, block, x)
+        if x.data.dtype == np.bool_:
+            return interpreter.TensorHandle(whole.data.astype(np.bool_), tl.int1)
+        return whole
+
+    interpreter._patch_builtin = patch_builtin
     interpreter._convert_float = rounded
     interpreter._patch_lang_tensor = patch_lang_tensor
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *more: dot(self, widened(a), widened(b), *more)
+    builder.create_splat = spread
+    builder.create_dot = lambda self, a, b, *more: dot(self, widened(a), widened(b), *more)
 
 
 def interpret(kernel, grid, args, options):
