@@ -45,6 +45,8 @@ UNKNOWN = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512
     sqrt.approx.ftz.f64 %x1, %x2
     setp.lt.s32 %p1|%p2, %r1, %r2
     setp.eq.and.s32 %p2, %r1, %r2, !%p1
+    setp.eq.f16x2 %p1, %r1, %r2
+    setp.eq.and.bf16x2 %p1|%p2, %r1, %r2, %p3
     vote.sync.any.pred %p2, !%p1, 0xffffffff
     vote.any.pred %p2, %p1
     shfl.bfly.b32 %r1, %lane, 1, 31
@@ -122,6 +124,21 @@ def test_lanes_that_part_meet_again():
         return 0 if n == 1 else 1 + steps(3 * n + 1 if n % 2 else n // 2)
     np.testing.assert_array_equal(out, [steps(n + 1) for n in range(64)])
     np.testing.assert_array_equal(total.reshape(2, 32), np.repeat(out.reshape(2, 32).sum(1)[:, None], 32, 1))
+
+
+def test_comparisons_of_two_numbers_in_a_register():
+    """setp's first predicate is that of the lower halves, NaN is unlike itself and -0 like 0."""
+    lower = np.array([1, np.nan, -0.0, 2], "f4").repeat(8)
+    upper = np.array([3, 1, np.nan, -1], "f4").repeat(8)
+    for kind, bits in (("f16x2", lambda x: x.astype("f2").view("u2")),
+                       ("bf16x2", lambda x: (x.view("u4") >> 16).astype("u2"))):
+        x = np.stack([bits(lower), bits(upper)], 1).view("u4").ravel()
+        y = np.stack([bits(np.abs(lower)), bits(np.abs(upper))], 1).view("u4").ravel()
+        out = np.zeros(32, "u4")
+        run(f"""add.s64 %x3, %x0, %at; ld.global.b32 %r1, [%x3]; add.s64 %x4, %x1, %at; ld.global.b32 %r2, [%x4];
+            setp.eq.{kind} %p1|%p2, %r1, %r2; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 2, 0, %p2;
+            or.b32 %r3, %r3, %r4; add.s64 %x5, %x2, %at; st.global.u32 [%x5], %r3;""", x=x, y=y, out=out)
+        assert out[::8].tolist() == [3, 2, 1, 1] and (out.reshape(4, 8) == out[::8, None]).all(), kind
 
 
 def test_shuffles():
@@ -430,6 +447,26 @@ def test_wide_accesses_take_a_wavefront_per_128_bytes():
                      f"st.shared.v{width}.b32 [%r1], {{{registers}}};", shared=512, out=np.zeros(1, "f4"))
         one = counts.access("shared store")
         assert (one.units, one.least) == (phases, phases)
+
+
+def test_inline_assembler_belongs_to_the_line_that_it_stands_for():
+    """From Triton 3.8 on its lines have numbers of their own, which are those of other lines of the Python."""
+    out = np.zeros(32, "u4")
+    text = """
+        .loc 1 7 5      // a.py:7:5
+        // begin inline asm
+        %smov.u32 %%r1, 1;
+        %sadd.u32 %%r1, %%r1, 2;
+        // end inline asm
+        .loc 1 9 5      // a.py:9:5
+        add.s64 %%x2, %%x0, %%at;
+        st.global.b32 [%%x2], %%r1;
+        """
+    numbered = text % (".loc 1 7 5\n", ".loc 1 8 5      // a.py:8:5\n")
+    for written in (text % ("", ""), numbered):
+        counts = run(written, out=out)
+        assert [n for (_, line), n in sorted(counts.instructions.items()) if line in (7, 8, 9)] == [2, 3], written
+    assert (out == 3).all()
 
 
 def test_operations_are_those_of_active_lanes():

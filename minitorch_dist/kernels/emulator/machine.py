@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from . import arithmetic
-from .arithmetic import TYPES, UNSIGNED
+from .arithmetic import TYPES, U32, UNSIGNED
 from .carries import carrying
 from .lanes import SPECIAL, EmulationError, Lanes, Unknown, reader, whole_warps, writer
 from .loads_and_stores import atomic, copy, load, parameter, store
@@ -27,6 +27,8 @@ def lane_by_lane(one):
     """An instruction of arithmetic.operation, or None."""
     if one.parts[0] == "mov" and any(isinstance(o, tuple) for o in one.operands):
         return packing(one)
+    if one.parts[0] == "setp" and one.parts[-1] in ("f16x2", "bf16x2"):
+        return compared_by_halves(one)
     if "cc" in one.parts:
         return carrying(one) if one.parts[0] in ("add", "sub", "mad") else None
     found = arithmetic.operation(one.parts)
@@ -40,6 +42,23 @@ def lane_by_lane(one):
 
     def run(state, mask):
         put(state, fit(np.asarray(function(*(get(state) for get in read)))[()]), mask)
+    return run
+
+
+def compared_by_halves(one):
+    """setp of two numbers in a register: p|q, where p is of the lower ones."""
+    p, _, q = one.operands[0].partition("|")
+    found = arithmetic.operation((*one.parts[:-1], arithmetic.PAIRS[one.parts[-1]][0]))
+    if found is None or not q or not len(one.operands) - 1 == len(found[0]) == 2:
+        return None
+    (dtype, _), test = found
+    read, puts = [reader(operand, U32) for operand in one.operands[1:]], [(0, writer(p)), (16, writer(q))]
+
+    def run(state, mask):
+        values = [get(state) for get in read]
+        for first, put in puts:
+            halves = [(value >> U32.type(first)).astype(np.uint16).view(dtype) for value in values]
+            put(state, np.asarray(test(*halves))[()], mask)
     return run
 
 

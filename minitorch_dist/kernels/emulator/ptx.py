@@ -23,6 +23,7 @@ PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,[]*?([$\w]+)\s
 VARIABLE = re.compile(r"""\.(shared|local|global|const|param)\s+ (?:\.align\s+(\d+)\s+)? \.([busf]\d+)\s+ ([$\w]+)\s*
     ((?:\[\d*\]\s*)*) (?:=\s*([^;]*))?""", re.X)
 CALL = re.compile(r"call(?:\.uni)?\s+(?:\(([^()]*)\)\s*,\s*)?([$\w]+)\s*(?:,\s*\(([^()]*)\)\s*)?$")
+INLINE = re.compile(r"//\s*begin inline asm\n.*?//\s*end inline asm\b", re.S)
 PLACE = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
 CALLER = re.compile(r"([^\s:]+):(\d+):\d+")    # in the comment behind it: what it was inlined into, the nearest first
 CODE = re.compile(r"(?:@(?P<no>!?)(?P<guard>[%$\w]+)\s+)?(?P<opcode>[\w.:]+)\s*(?P<operands>.*)", re.S)
@@ -267,6 +268,8 @@ def parse(text, name=None):
     """The Program of a PTX text's .entry of this name, or of the first. ValueError where it has none, or something that
     can't be read."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    # From Triton 3.8 on the lines of inline assembler are counted on from the one in Python that it stands for.
+    text = INLINE.sub(lambda found: re.sub(r"\n\s*\.loc\s[^\n]*", "", found[0]), text)
     text = re.sub(r"^(?!\s*\.loc\s)(.*?)//[^\n]*", r"\1", text, flags=re.M)
     headers = {header[1]: header for header in ENTRY.finditer(text)}
     if not headers:
