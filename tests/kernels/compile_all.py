@@ -20,6 +20,18 @@ CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
 PLACE = re.compile(r"/\*([0-9a-f]{4,})\*/")
 EXECUTABLE = 4      # of a section's flags
 MACHINES = {80: "80", 90: "90a"}        # as the disassembler calls them
+# What is compiled for 9.0, by how its name begins, and a version of Triton -> bytes of a thread's registers that this
+# version keeps in memory for want of room; nothing else has any. (3.9's assembler wants a product in float32 in 96
+# registers, too, and lacks three: one is loaded again in each round of 512 multiplications.)
+SPILLED = {("flash_attention", "3.7"): 8, ("flash_attention", "3.8"): 16,
+           ("matmul-1-", "3.9"): 16, ("a product in float32", "3.9"): 16}
+
+
+def spilled(name):
+    """Bytes of SPILLED for the Triton that is there; 0 if it isn't known to spill."""
+    import triton
+    version = ".".join(triton.__version__.split(".")[:2])
+    return max((size for (begin, of), size in SPILLED.items() if of == version and name.startswith(begin)), default=0)
 
 
 def compiled(kernel, number, capability):

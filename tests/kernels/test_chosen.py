@@ -22,6 +22,7 @@ from minitorch_dist.kernels import bias_gelu, build, dropout, launch, matmul, no
 from minitorch_dist.kernels import flash_attention as flash
 from minitorch_dist.kernels import softmax_cross_entropy as cross_entropy
 
+from .compile_all import spilled
 from .recording import DeviceArray, RecordingDriver, fake_build
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
@@ -122,5 +123,7 @@ def chosen(tmp_path_factory):
                          ids=lambda v: str(v) if not isinstance(v, tuple) else "")
 def test_what_is_chosen_fits_the_machine(chosen, name, capability, instructions):
     for kernel, facts in chosen[name, capability]:
-        assert facts.stack == facts.local == 0 and not {"LDL", "STL"} & set(facts.memory), (kernel, facts)
+        room = spilled(name) if capability == 90 else 0
+        assert facts.stack <= room and facts.local == 0, (kernel, facts)
+        assert room or not {"LDL", "STL"} & set(facts.memory), (kernel, facts)
         assert not instructions or set(instructions) & set(facts.memory), (kernel, facts)
