@@ -3,7 +3,8 @@
 The second stage of gradients of weights and biases (layer norm, RMS norm, bias + GELU): there each program adds up its
 own rows, and what the programs found is a matrix of a few hundred rows, which this kernel adds up. Where they found
 several things, as a weight's and a bias's gradient, those stand side by side: one launch makes up to four. Atomic
-additions would save the second stage, and give other bits on every run.
+additions would save the second stage, and give other bits on every run. It also adds up a linear layer's cotangents,
+for the gradient of its bias (ops/linalg.py). It reads each element once, 4 bytes in float32.
 
     program      0               1               2
     x        |  |  |  |  |   |  |  |  |  |   |  |  |  X  X      X: masked

@@ -30,6 +30,7 @@ import math
 
 from .. import backend, ledger
 from ..autodiff import ops
+from ..autodiff.ops.linalg import sum_of_rows
 from ..autodiff.primitive import Primitive, bind, place
 from ..backend import is_short, module_of, result_type, xp
 from .collectives import all_gather, reduce_scatter
@@ -151,7 +152,7 @@ def _gather_pullback(ct, wanted, x, weight, comm, regather, aux):
         dx = _scattered_product(ct, weight, comm, dw)
     for _ in dw:        # what is left
         pass
-    db = backend.add_up(_rows(ct), 0, out=place(wanted[2], ct.dtype)) if wanted[2] else None
+    db = sum_of_rows(_rows(ct), wanted[2]) if wanted[2] else None
     return dx, outer.result(), db
 
 

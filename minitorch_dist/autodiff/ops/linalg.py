@@ -2,7 +2,7 @@
 
 import math
 
-from ... import backend
+from ... import backend, kernels
 from ..dispatch import binary
 from ..primitive import LinearOp, Primitive, bind, place, state
 from .reduction import sum
@@ -55,12 +55,23 @@ def linear_forward(x, weight, bias):
     return out.reshape(*x.shape[:-1], len(weight))
 
 
+def sum_of_rows(x, wanted):
+    """The cotangent of a bias: Σ over the rows of a raw matrix, in the place that `wanted` may name (see `place`).
+
+    CuPy makes it by one block of threads per 32 columns, each of which waits for a load before it asks for the next:
+    768 columns keep 24 multiprocessors busy, with 2 KB each under way. Sums over other axes have no such need.
+    """
+    if kernels.usable(x) and x.flags.c_contiguous and backend.is_floating(x.dtype) and 0 < x.size < 2 ** 31:
+        return kernels.load("column_sums").column_sums(x, places=(wanted,))[0]
+    return backend.add_up(x, 0, out=place(wanted, x.dtype))
+
+
 def linear_pullback(ct, wanted, x, weight):
     """The cotangents of x, weight and bias, None where not wanted."""
     flat = _one_matrix(ct)
     return (backend.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
             backend.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
-            backend.add_up(flat, 0, out=place(wanted[2], flat.dtype)) if wanted[2] else None)
+            sum_of_rows(flat, wanted[2]) if wanted[2] else None)
 
 
 def _rows(shape):
