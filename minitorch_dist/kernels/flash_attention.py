@@ -23,7 +23,14 @@ Documents: positions have numbers, and look at their own number alone. A program
 from the first to the last position on the other side that has one of these: where documents lie side by side, next to
 nothing is loaded in vain; where they don't, it is more, and as right.
 
-Sources: Dao et al. 2022, "FlashAttention"; Dao 2023, "FlashAttention-2"; Milakov & Gimelshein 2018 (the running sum).
+Float32 on tensor cores, where they multiply tf32, 10 bits behind the leading one: x is tf32(x) + tf32(x - tf32(x)) but
+for 2⁻²² of it, so that a product is three of tf32, and what is left out is as small. Sums are float32's: results are as
+far from exact as by float32's own instructions (2.3e-7 and 1.8e-7 of their norm at 64 positions, 3.2e-7 and 2.9e-7 at
+512; by one product of tf32 3e-4), by less than a third as many instructions of other kinds.
+
+Sources: Dao et al. 2022, "FlashAttention"; Dao 2023, "FlashAttention-2"; Milakov & Gimelshein 2018 (the running sum);
+Ootomo & Yokota 2022, "Recovering single precision accuracy from tensor cores while surpassing the FP32 theoretical peak
+performance" (three products).
 """
 
 import numpy as np
@@ -34,21 +41,24 @@ from .autotune import best
 from .kernel import BELOW_80, Kernel
 
 WIDEST = 128        # elements of a head
-# (kernel, bytes of an element, heads up to this size) -> block of queries, block of sources, warps, where nothing has
-# been measured: large ones whose code for sm_90 keeps all in registers (`--show sass` has no STL), causal or not, but
-# for some bytes in float32. See block_options.
+# (kernel, how it multiplies, heads up to this size) -> block of queries, block of sources, warps and, where that isn't
+# the record's, stages, where nothing has been measured: large ones whose code for sm_90 keeps all in registers (`--show
+# sass` has no STL), causal or not, but for some bytes in "ieee". See block_options.
 BLOCKS = {
-    ("flash_attention", 2, 64): (64, 64, 4), ("flash_attention", 2, 128): (64, 64, 4),
-    ("flash_attention", 4, 64): (32, 32, 4), ("flash_attention", 4, 128): (32, 16, 8),
-    ("flash_attention_queries", 2, 64): (64, 64, 4), ("flash_attention_queries", 2, 128): (64, 64, 8),
-    ("flash_attention_queries", 4, 64): (32, 32, 4), ("flash_attention_queries", 4, 128): (32, 16, 8),
-    ("flash_attention_sources", 2, 64): (32, 64, 4), ("flash_attention_sources", 2, 128): (32, 64, 8),
-    ("flash_attention_sources", 4, 64): (16, 32, 4), ("flash_attention_sources", 4, 128): (16, 32, 4),
+    ("flash_attention", "16 bits", 64): (64, 64, 4), ("flash_attention", "16 bits", 128): (64, 64, 4),
+    ("flash_attention", "ieee", 64): (32, 32, 4), ("flash_attention", "ieee", 128): (32, 16, 8),
+    ("flash_attention", "tf32x3", 64): (64, 32, 4),
+    ("flash_attention_queries", "16 bits", 64): (64, 64, 4), ("flash_attention_queries", "16 bits", 128): (64, 64, 8),
+    ("flash_attention_queries", "ieee", 64): (32, 32, 4), ("flash_attention_queries", "ieee", 128): (32, 16, 8),
+    ("flash_attention_queries", "tf32x3", 64): (64, 32, 4),
+    ("flash_attention_sources", "16 bits", 64): (32, 64, 4), ("flash_attention_sources", "16 bits", 128): (32, 64, 8),
+    ("flash_attention_sources", "ieee", 64): (16, 32, 4), ("flash_attention_sources", "ieee", 128): (16, 32, 4),
+    ("flash_attention_sources", "tf32x3", 64): (32, 32, 4, 1),
 }
 # With documents, whose numbers are in registers, too.
 DOCUMENTS = BLOCKS | {
-    ("flash_attention", 4, 64): (32, 16, 4), ("flash_attention", 4, 128): (32, 16, 4),
-    ("flash_attention_queries", 2, 64): (64, 32, 4), ("flash_attention_queries", 4, 128): (32, 16, 4),
+    ("flash_attention", "ieee", 64): (32, 16, 4), ("flash_attention", "ieee", 128): (32, 16, 4),
+    ("flash_attention_queries", "16 bits", 64): (64, 32, 4), ("flash_attention_queries", "ieee", 128): (32, 16, 4),
 }
 
 
@@ -102,35 +112,52 @@ def _record(name, fn, arrays, strides, **more):
                       for q, s, warps in blocks for stages in (2, 3)), **more)
 
 
-def block_options(kernel, itemsize, size, capability, documents=False):
+def block_options(kernel, itemsize, size, capability, documents=False, precision="ieee"):
     """The options where nothing has been measured.
 
-    Below 8.0 Triton multiplies without tensor cores: there the blocks are those of float32, which has none either. The
+    Below 8.0 Triton multiplies without tensor cores: there the blocks are those of "ieee", which has none either. The
     forward kernel of float16 in blocks of (64, 64) would keep 3.7 KB of each thread in memory, in (32, 32) none.
     """
     table = DOCUMENTS if documents else BLOCKS
-    blocks = table[kernel, itemsize if capability >= 80 else 4, 64 if size <= 64 else 128]
-    return dict(zip(("QUERIES", "SOURCES", "num_warps"), blocks, strict=True))
+    kind = "ieee" if capability < 80 else "16 bits" if itemsize == 2 else precision
+    size = 64 if size <= 64 else 128
+    blocks = table.get((kernel, kind, size)) or table[kernel, "ieee", size]
+    return dict(zip(("QUERIES", "SOURCES", "num_warps", "num_stages"), blocks, strict=False))
 
 
-def _example(kernel, dtype, size, documents=False, **more):
+def float32_precision(size, capability):
+    """What float32 is multiplied in where nobody says: "tf32x3" or "ieee", of one accuracy (see above).
+
+    Tensor cores for heads up to 64 on 9.x: there all that three products need stays in registers. On 8.0 and 10.0 each
+    block that is as large has some 100 to 400 bytes of a thread in memory, and heads of 128 have on 9.0.
+    """
+    return "tf32x3" if size <= 64 and capability // 10 == 9 else "ieee"
+
+
+def _example(kernel, dtype, size, documents=False, precision="ieee", **more):
     """An example as a call of heads of `size` makes it."""
     more |= {} if documents else WITHOUT
     width, itemsize = launch.next_power_of_2(size), 4 if dtype == "fp32" else 2
-    return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width,
-            **block_options(kernel, itemsize, size, 90, documents),
-            BELOW_80: block_options(kernel, itemsize, size, 75, documents), **more}
+    return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width, "PRECISION": precision,
+            **block_options(kernel, itemsize, size, 90, documents, precision),
+            BELOW_80: {"PRECISION": "ieee", "num_stages": 2, **block_options(kernel, itemsize, size, 75, documents)},
+            **more}
 
 
 def _with_documents(kernel):
-    return _example(kernel, "fp16", 64, True), _example(kernel, "fp32", 24, True)
+    return (_example(kernel, "fp16", 64, True), _example(kernel, "fp32", 24, True),
+            _example(kernel, "fp32", 64, True, "tf32x3"))
+
+
+def _in_float32(kernel):
+    return _example(kernel, "fp32", 24), _example(kernel, "fp32", 64, precision="tf32x3")
 
 
 NUMBERS = {"documents": "*i64", "theirs": "*i64"}        # of the queries' documents, of the sources'
 WITHOUT = dict.fromkeys(NUMBERS)
 FORWARD = _record(
     "flash_attention", forward_program, {"q": "*", "k": "*", "v": "*", **NUMBERS, "out": "*", "logs": "*fp32"}, "qkvo",
-    examples=(_example("flash_attention", "fp16", 64), _example("flash_attention", "fp32", 24),
+    examples=(_example("flash_attention", "fp16", 64), *_in_float32("flash_attention"),
               _example("flash_attention", "bf16", 128, CAUSAL=False),
               *_with_documents("flash_attention")))
 QUERIES = _record(
@@ -138,34 +165,37 @@ QUERIES = _record(
     {"ct": "*", "q": "*", "k": "*", "v": "*", **NUMBERS, "out": "*", "logs": "*fp32", "deltas": "*fp32",
      "gq": "*"},
     ("c", "q", "k", "v", "o", "gq"),
-    examples=(_example("flash_attention_queries", "fp16", 64), _example("flash_attention_queries", "fp32", 24),
+    examples=(_example("flash_attention_queries", "fp16", 64), *_in_float32("flash_attention_queries"),
               *_with_documents("flash_attention_queries")))
 SOURCES = _record(
     "flash_attention_sources", sources_program,
     {"ct": "*", "q": "*", "k": "*", "v": "*", **NUMBERS, "logs": "*fp32", "deltas": "*fp32", "gk": "*",
      "gv": "*"},
     ("c", "q", "k", "v", "gk", "gv"),
-    examples=(_example("flash_attention_sources", "fp16", 64), _example("flash_attention_sources", "fp32", 24),
+    examples=(_example("flash_attention_sources", "fp16", 64), *_in_float32("flash_attention_sources"),
               *_with_documents("flash_attention_sources")))
 KERNELS = (FORWARD, QUERIES, SOURCES)
 
 
 def _constants(q, v, causal, precision):
     size, out = q.shape[3], v.shape[3]
+    if precision is None:
+        precision = "ieee" if q.itemsize == 2 else float32_precision(max(size, out), launch.capability(q))
     width, out_width = (max(16, launch.next_power_of_2(n)) for n in (size, out))
     return {"CAUSAL": bool(causal), "SIZE": size, "OUT": out, "WIDTH": width, "OUT_WIDTH": out_width,
             "PRECISION": precision}
 
 
-def _blocks(kernel, q, v, documents):
+def _blocks(kernel, q, v, documents, precision):
     return block_options(kernel.name, q.itemsize, max(q.shape[3], v.shape[3]), launch.capability(q),
-                         documents is not None)
+                         documents is not None, precision)
 
 
-def _sizes(q, k, documents):
-    """What measured options are for. With documents it is other code, which has less to do."""
+def _sizes(q, k, documents, precision):
+    """What measured options are for. With documents it is other code, which has less to do; and by three products."""
     batch, heads, times, size = q.shape
-    return batch * heads, times, k.shape[2], size, *([] if documents is None else [1])
+    other = [1] * (documents is not None) + [2] * (precision == "tf32x3")
+    return batch * heads, times, k.shape[2], size, *other
 
 
 def _side_by_side(x):
@@ -191,13 +221,13 @@ def _documents(documents):
     return (None, None) if documents is None else map(launch.contiguous, documents)
 
 
-def flash_attention(q, k, v, causal, scale, documents=None, precision="ieee"):
+def flash_attention(q, k, v, causal, scale, documents=None, precision=None):
     """(o, Kept((o, L))): q (batch, heads, time, size), k (batch, kv_heads, sources, size), v (batch, kv_heads, sources,
     out) of one dtype, sizes from 1 to 128; kv_heads divides heads.
 
     L is float32 (batch · heads, time), in powers of 2; -inf of a row that sees nothing, whose o is 0. documents: None,
-    or two arrays of int64, (batch, time) and (batch, sources). precision: what float32 is multiplied in, "ieee" or
-    "tf32". ValueError where the scale isn't more than 0.
+    or two arrays of int64, (batch, time) and (batch, sources). precision: what float32 is multiplied in, "ieee",
+    "tf32x3", "tf32"; None: see float32_precision. ValueError where the scale isn't more than 0.
     """
     if not scale > 0:
         raise ValueError(f"flash_attention: scale {scale} must be more than 0 (multiply q by a negative one's sign)")
@@ -212,11 +242,12 @@ def flash_attention(q, k, v, causal, scale, documents=None, precision="ieee"):
     def run(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
         FORWARD(grid, q, k, v, own, theirs, out, logs, *numbers, **constants, **options)
-    run(best(FORWARD, _sizes(q, k, documents), q, run) or _blocks(FORWARD, q, v, documents))
+    precision = constants["PRECISION"]
+    run(best(FORWARD, _sizes(q, k, documents, precision), q, run) or _blocks(FORWARD, q, v, documents, precision))
     return out, Kept((out, logs))
 
 
-def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, precision="ieee"):
+def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, precision=None):
     """The cotangents of q, k and v; `kept` is what forward has kept."""
     ct, q, k, v = map(_side_by_side, (ct, q, k, v))
     (out, logs), (batch, heads, times, size) = kept, q.shape
@@ -225,7 +256,8 @@ def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, p
     deltas = launch.empty(logs.shape, np.float32, q)
     own, theirs = _documents(documents)
     numbers = heads, heads // k.shape[1], times, k.shape[2], scale
-    sizes = _sizes(q, k, documents)
+    precision = constants["PRECISION"]
+    sizes = _sizes(q, k, documents, precision)
 
     def queries(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
@@ -236,8 +268,9 @@ def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, p
         grid = (batch * k.shape[1] * launch.cdiv(k.shape[2], options["SOURCES"]),)
         SOURCES(grid, ct, q, k, v, own, theirs, logs, deltas, gk, gv, *numbers, *_steps(ct, q, k, v, gk, gv),
                 **constants, **options)
-    queries(best(QUERIES, sizes, q, queries) or _blocks(QUERIES, q, v, documents))     # first: it makes the deltas
-    sources(best(SOURCES, sizes, q, sources) or _blocks(SOURCES, q, v, documents))
+    # First, for it makes the deltas:
+    queries(best(QUERIES, sizes, q, queries) or _blocks(QUERIES, q, v, documents, precision))
+    sources(best(SOURCES, sizes, q, sources) or _blocks(SOURCES, q, v, documents, precision))
     return gq, gk, gv
 
 

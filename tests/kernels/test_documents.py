@@ -70,12 +70,13 @@ def test_what_others_hold_is_never_read():
         assert np.isnan(got[:, :, ~mine]).all()
 
 
-def test_options_are_measured_for_documents_and_without_them(monkeypatch):
+def test_options_are_measured_for_documents_and_without_them_and_for_each_precision(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "best", lambda kernel, sizes, like, run: asked.append((kernel.name, *sizes)))
     q = random(1, 2, 5, 4)
     numbers = np.zeros((1, 5), np.int64)
     for documents in (None, (numbers, numbers)):
-        _, kept = module.flash_attention(q, q, q, True, 0.3, documents)
-        module.flash_attention_gradient(q, q, q, q, True, 0.3, kept, documents)
-    assert len(set(asked)) == 6 and asked[:3] == [(kernel.name, 2, 5, 5, 4) for kernel in module.KERNELS]
+        for precision in ("ieee", "tf32x3"):
+            _, kept = module.flash_attention(q, q, q, True, 0.3, documents, precision)
+            module.flash_attention_gradient(q, q, q, q, True, 0.3, kept, documents, precision)
+    assert len(set(asked)) == 12 and asked[:3] == [(kernel.name, 2, 5, 5, 4) for kernel in module.KERNELS]

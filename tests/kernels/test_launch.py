@@ -116,12 +116,13 @@ def test_attention_takes_smaller_blocks_where_there_are_no_tensor_cores(gpu, mon
     assert (options["QUERIES"], options["SOURCES"]) == blocks and grid == (2 * -(-100 // blocks[0]),)
 
 
-@pytest.mark.parametrize("documents, pointers, blocks", [(False, 5, (32, 32)), (True, 7, (32, 16))])
-def test_attention_of_documents_takes_two_pointers_more(gpu, monkeypatch, documents, pointers, blocks):
+@pytest.mark.parametrize("documents, pointers, precision, blocks", [
+    (False, 5, "ieee", (32, 32)), (True, 7, "ieee", (32, 16)), (False, 5, None, (64, 32)), (True, 7, None, (64, 32))])
+def test_attention_of_documents_takes_two_pointers_more(gpu, monkeypatch, documents, pointers, precision, blocks):
     """And blocks of its own; without documents the launch is what it was before there were any."""
     monkeypatch.setattr(launch, "empty", lambda shape, dtype, like: DeviceArray(np.empty(shape, dtype)))
     numbers = arrays(1, 100, dtype=np.int64, count=2) if documents else None
-    flash_attention.flash_attention(*arrays(1, 2, 100, 40), True, 1.0, numbers)
+    flash_attention.flash_attention(*arrays(1, 2, 100, 40), True, 1.0, numbers, precision)
     options, (_, _, _, _, args, _) = dict(gpu.asked[0].options), gpu.calls[0]
     assert (options["QUERIES"], options["SOURCES"]) == blocks
     assert sum(isinstance(a, np.uint64) and a != 0 for a in args) == pointers      # Triton's own are NULL
