@@ -289,7 +289,8 @@ class Tensor(Check):
     signatures = [
         when("a sum of gradients is written into an array that others hold, too: gradients[parent] += part changes the "
              "gradient that was handed in, or another Tensor's. Add as a + b",
-             lambda case, got: case["gradient"] is not None and not np.array_equal(case["gradient"], got["gradient"])),
+             lambda case, got: any(case[name] is not None and not np.array_equal(case[name], got[name])
+                                   for name in ("gradient", "second"))),
         gives("a Tensor that is used twice keeps only the last gradient that it was handed: what comes along its "
               "several ways must be added", with_tape(assigned=True)),
         gives("the gradient that backward is given is ignored, as if it were all ones", with_tape(upstream=True)),
@@ -297,6 +298,8 @@ class Tensor(Check):
               "each stands behind everything that was made from it", with_tape(breadth=True)),
         gives("calls don't add up: after the second one .grad holds what that one found, and not the sum of both",
               with_tape(replaced=True)),
+        gives("calls don't add up: the second one doubles .grad, which is right only if it was handed the same "
+              "gradient as the first. Add what it found", with_tape(doubled=True)),
         gives("Tensors in the middle keep their gradients from call to call, and hand them on once more: the second "
               "call on one graph adds too much. Collect in a dict that each call begins anew", with_tape(stale=True)),
         gives("the gradient of x * y by x is g · y: here each operand's gradient has its own value as the factor",
@@ -322,6 +325,8 @@ class Tensor(Check):
     def cases(self, rng, ranks):
         return [{"program": program, "gradient": rng.standard_normal(self.shape(program, leaves))
                  if program not in (NETWORK, IN_FLOAT32) else None,
+                 "second": (whole if program == IN_FLOAT32 else np.random.Generator.standard_normal)(
+                     rng, self.shape(program, leaves)),
                  "leaves": {name: whole(rng, shape) if program == IN_FLOAT32 else rng.standard_normal(shape)
                             for name, shape in leaves.items()}}
                 for program, leaves in PROGRAMS.items()]
@@ -331,8 +336,9 @@ class Tensor(Check):
 
     def truth(self, case):
         grads = by_steps(case, complex_step)
+        more = by_steps(case, complex_step, "second")
         return {"value": run_program(case, case["leaves"]), "once": grads,
-                "twice": {name: 2 * grad for name, grad in grads.items()}}
+                "twice": {name: grad + more[name] for name, grad in grads.items()}}
 
     def picture(self, runs, path):
         case, got = runs[1][-1]

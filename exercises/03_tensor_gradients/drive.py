@@ -55,7 +55,7 @@ def long_chain(x, y):
 
 
 def Tensor(learner, inputs, run):
-    """A program on Tensors, and backward twice."""
+    """A program on Tensors, and backward twice: the second time with another gradient."""
     undo = run.earlier["unbroadcast"]
     vars(run.module).update(run.earlier)
     run.module.unbroadcast = lambda g, shape: g if g.shape == shape else undo(g, shape)     # it may hand g itself on
@@ -63,15 +63,16 @@ def Tensor(learner, inputs, run):
     names = {"tanh": lambda x: x.tanh(), "total": lambda x, *how: x.sum(*how), "np": np,
              "turn": lambda x, *axes: x.transpose(*axes), "long": long_chain}
     gradient = None if inputs["gradient"] is None else inputs["gradient"].copy()
+    second = inputs["second"].copy()
     out = eval(inputs["program"], names | leaves)
     found = {"value": out.data, "shared": False}
-    for name in ("once", "twice"):
-        out.backward(gradient)
+    for name, handed in (("once", gradient), ("twice", second)):
+        out.backward(handed)
         grads = {leaf: tensor.grad for leaf, tensor in leaves.items()}
         found[name] = {leaf: np.array(grad) if isinstance(grad, (np.ndarray, np.generic)) else grad
                        for leaf, grad in grads.items()}
-        arrays = [gradient, *grads.values(), *(tensor.data for tensor in leaves.values())]
+        arrays = [gradient, second, *grads.values(), *(tensor.data for tensor in leaves.values())]
         arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         found["shared"] |= any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
     found["kept"] = None if any(out is leaf for leaf in leaves.values()) else out.grad
-    return found | {"gradient": gradient, "leaves": {name: tensor.data for name, tensor in leaves.items()}}
+    return found | {"gradient": gradient, "second": second, "leaves": {name: tensor.data for name, tensor in leaves.items()}}

@@ -13,12 +13,12 @@ def run_program(case, leaves):
     return eval(case["program"], names | leaves)
 
 
-def upstream_of(case, value):
-    return np.ones(np.shape(value)) if case["gradient"] is None else case["gradient"]
+def upstream_of(case, value, name="gradient"):
+    return np.ones(np.shape(value)) if case[name] is None else case[name]
 
 
-def by_steps(case, derivative):
-    """Gradients of Σ gradient · value. derivative(f) of a function of a step, for each element of each leaf."""
+def by_steps(case, derivative, upstream="gradient"):
+    """Gradients of Σ upstream · value, by the name of that in the case. derivative(f) of a function of a step, for each element of each leaf."""
     found = {}
     for name, array in case["leaves"].items():
         found[name] = np.zeros(array.shape)
@@ -27,7 +27,7 @@ def by_steps(case, derivative):
             unit[index] = 1.0
             slope = derivative(lambda h, name=name, array=array, unit=unit: run_program(
                 case, case["leaves"] | {name: array + h * unit}))
-            found[name][index] = (upstream_of(case, slope) * slope).sum()
+            found[name][index] = (upstream_of(case, slope, upstream) * slope).sum()
     return found
 
 
@@ -118,9 +118,9 @@ def with_tape(**how):
         leaves = {name: Node(array, how) for name, array in case["leaves"].items()}
         names = {"tanh": Node.tanh, "total": Node.sum, "turn": Node.transpose, "np": np, "long": long_chain}
         root = eval(case["program"], names | leaves)
-        gradient = np.array(upstream_of(case, root.data))
         grads, found = {}, {"value": root.data}
-        for name in ("once", "twice"):
+        for name, upstream in (("once", "gradient"), ("twice", "second")):
+            gradient = np.array(upstream_of(case, root.data, upstream))
             if how.get("replaced"):
                 grads = {}
             try:
@@ -141,6 +141,8 @@ def walk(root, gradient, how, grads):
         if how.get("stale"):
             g = node.kept = g if node.kept is None or node is root else node.kept + g
         if node.pull is None:
+            if how.get("doubled") and node in grads:
+                g = grads[node]
             grads[node] = g if how.get("stale") or node not in grads else grads[node] + g
             continue
         for parent, part in zip(node.parents, node.pull(g), strict=True):
