@@ -334,6 +334,11 @@ def tells(name):
     return lambda case, got: not got["dots"][name] < WRONG
 
 
+def one_element(case, got):
+    """Whether x.sin() of an array of one element is refused, or has its gradient."""
+    return got["of one element"] == "ValueError" or matches(got["of one element"], [np.cos(case["xs"][0][:1])])
+
+
 class Grad(Check):
     exercise = "04.4"
     tolerance = 1e-10
@@ -362,6 +367,8 @@ class Grad(Check):
         demand(lambda case, got: f"right, but programs are run {max(got['runs'].values())} times for one gradient: one "
                                  "run of the transposed program gives all of it, however many inputs there are",
                lambda case, got: set(got["runs"].values()) == {1}),
+        demand("right, but of a function that gives an array of one element, of shape (1,), grad gives neither a "
+               "ValueError nor its gradient: refuse it, or take u of y's shape", one_element),
         demand("dot_test must give a float", lambda case, got: all(isinstance(d, float) for d in got["dots"].values())),
         demand("dot_test gives a negative number: of the difference, only the magnitude counts",
                lambda case, got: not any(d < 0 for d in got["dots"].values())),

@@ -130,11 +130,16 @@ def grad(learner, inputs, run):
         found["calls"][text], found["runs"][text] = len(calls), len(passes)
     if "program" in made and "transposed" in made:
         found["drawn"] = [lines(made["program"]), lines(made["transposed"])]
-    try:
-        refused = learner(function("x.sin()", {}), inputs["xs"][:1], linearized, transposed)
-        found["refused"] = f"{type(refused).__name__} given back"
-    except ValueError:
-        found["refused"] = "ValueError"
+    def of_an_array(x):
+        try:
+            return learner(function("x.sin()", {}), [x], linearized, transposed)
+        except ValueError:
+            return "ValueError"
+
+    refused = of_an_array(inputs["xs"][0])
+    found["refused"] = refused if refused == "ValueError" else f"{type(refused).__name__} given back"
+    found["of one element"] = of_an_array(inputs["xs"][0][:1])
+
     def dot(one, other, seed):
         return run.module.dot_test(build(Program, one), build(Program, other), np.random.default_rng(seed))
 

@@ -27,7 +27,8 @@ def vjp(f, xs, linearize, transpose):
 
 
 def grad(f, xs, linearize, transpose):
-    """The gradient of f at xs, a list of arrays, one per x. f gives one number, else there is a ValueError."""
+    """The gradient of f at xs, a list of arrays, one per x. f gives one number, of shape (); for an array of several
+    there is a ValueError. An array of one element, of shape (1,), may be refused as well, or taken for its number."""
     # begin with vjp. Which u, of y's shape, makes Jᵀ·u the gradient?
     y, pull = vjp(f, xs, linearize, transpose)
     if np.shape(y) != ():
