@@ -75,4 +75,5 @@ def Tensor(learner, inputs, run):
         arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         found["shared"] |= any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
     found["kept"] = None if any(out is leaf for leaf in leaves.values()) else out.grad
-    return found | {"gradient": gradient, "second": second, "leaves": {name: tensor.data for name, tensor in leaves.items()}}
+    return found | {"gradient": gradient, "second": second,
+                    "leaves": {name: tensor.data for name, tensor in leaves.items()}}

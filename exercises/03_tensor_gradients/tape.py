@@ -18,7 +18,8 @@ def upstream_of(case, value, name="gradient"):
 
 
 def by_steps(case, derivative, upstream="gradient"):
-    """Gradients of Σ upstream · value, by the name of that in the case. derivative(f) of a function of a step, for each element of each leaf."""
+    """Gradients of Σ upstream · value, by the name of that in the case. derivative(f) of a function of a step, for each
+    element of each leaf."""
     found = {}
     for name, array in case["leaves"].items():
         found[name] = np.zeros(array.shape)
