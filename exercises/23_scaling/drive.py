@@ -1,5 +1,7 @@
 """How the answers of this chapter are called."""
 
+import math
+
 import numpy as np
 
 # ---------------------------------------------------------------- 23.1
@@ -140,5 +142,6 @@ def fit(learner, inputs, run):
     with np.errstate(all="ignore"):
         law = file.Law(*map(float, learner(inputs["n"].copy(), inputs["d"].copy(), inputs["losses"].copy())))
         large = file.loss(law, inputs["large n"], inputs["large d"])
-        best = [[float(x) for x in file.optimal(law, c)] for c in inputs["budgets"]]
+        best = [[math.nan if isinstance(x, complex) else float(x) for x in file.optimal(law, c)]    # α + β below 0
+                for c in inputs["budgets"]]
     return {"fit": list(law), "large": np.array(large, float), "best": best}

@@ -262,8 +262,9 @@ def diagnosis(case, got):
     for text, change in MISFITS:
         if near(law, change(right)):
             return f"fit: {text}"
-    if 0 < law[0] < 0.01:
-        return "fit: the law without E"
+    if 0 < law[0] < 0.01:       # fixed there, or gone there from one of the starts
+        return (f"fit: the law without E, which is {law[0]:.0e}: is e one of the numbers that your fit moves? If so, "
+                "this is another valley: try all STARTS, and take the result with the smallest value")
     for text, how in REFITS:
         if near(law, refitted(case, **how)):
             return f"fit: {text}"

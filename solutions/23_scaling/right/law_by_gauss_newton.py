@@ -84,7 +84,7 @@ def fit(n, d, losses):
             if damping > 1e9:
                 break
         return value, theta
-    starts = [np.array([x, x, 0.3, power, power]) for x in (4.0, 6.0) for power in (0.3, 0.4)]
+    starts = [np.array([x, x, 0.3, power, power]) for x in (3.0, 6.0, 9.0) for power in (0.3, 0.5, 0.7)]
     value, theta = min(map(descent, starts), key=lambda found: found[0])
     a, b, e, alpha, beta = theta.tolist()
     return Law(float(np.exp(e)), float(np.exp(a)), float(np.exp(b)), alpha, beta)

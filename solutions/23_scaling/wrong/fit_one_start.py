@@ -1,4 +1,4 @@
-# 23.4: fit: another valley
+# 23.4: another valley
 from typing import NamedTuple
 
 import numpy as np
