@@ -6,14 +6,14 @@ dtype is float32 unless given (arange of ints: int64); device a name, see backen
 library's default stream (manual_seed), on the host: the same numbers on every device.
 """
 
-from ..backend import as_dtype, module_on, next_stream, on, to, xp
+from ..backend import as_dtype, module_on, next_stream, on, to, wholes, xp
 from .primitive import lower
 from .tensor import Tensor
 
 
 def _shape(shape):
     """f(2, 3) and f((2, 3)) mean the same."""
-    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    return wholes(shape=shape[0] if len(shape) == 1 else shape)
 
 
 def _made(array, device, requires_grad):
@@ -22,7 +22,7 @@ def _made(array, device, requires_grad):
 
 def full(shape, value, dtype=None, device="cpu", requires_grad=False):
     """`value` everywhere; the dtype, unless given, is float32, int64 or bool, after the value."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = wholes(shape=shape)
     dtype = as_dtype(dtype or {bool: xp.bool_, int: xp.int64}.get(type(value), xp.float32))
     with on(device):        # filled where it shall live: nothing is sent
         return Tensor(module_on(device).full(shape, value, dtype)).requires_grad_(requires_grad)

@@ -4,7 +4,7 @@ They take functions of arrays (or of nested tuples, lists and dicts of arrays),
 nest in any order to any depth, and leave no trace on the arrays.
 """
 
-from ..backend import DEVICE_ARRAYS, check_devices, is_floating, module_of, xp, zeros_like
+from ..backend import DEVICE_ARRAYS, check_devices, is_floating, is_whole, module_of, wholes, xp, zeros_like
 from .forward import Dual
 from .primitive import TRACED, lower
 from .reverse import check_cotangent, new_level, run
@@ -102,7 +102,7 @@ def value_and_grad(f, argnums=0, has_aux=False):
     (number, anything), and the result is ((number, anything), gradient).
     argnums: an int gives one gradient, a tuple of ints a tuple of gradients.
     """
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen = wholes(argnums=argnums)
 
     def differentiated(*args, **kwargs):
         extra = []
@@ -122,7 +122,7 @@ def value_and_grad(f, argnums=0, has_aux=False):
             raise TypeError(f"grad needs a function that returns one number, {getattr(f, '__name__', f)} returned "
                             f"{'shape ' + str(y.shape) if hasattr(y, 'shape') else type(y).__name__}; use vjp or sum()")
         grads = pull(module_of(lower(y)).ones(y.shape, y.dtype))
-        grads = grads[0] if isinstance(argnums, int) else grads
+        grads = grads[0] if is_whole(argnums) else grads
         return ((y, extra[0]) if has_aux else y), grads
 
     differentiated.__name__ = f"value_and_grad({getattr(f, '__name__', 'f')})"

@@ -60,7 +60,7 @@ from ..autodiff import ops
 from ..autodiff.autocast import lowered
 from ..autodiff.custom import custom_vjp
 from ..autodiff.modes import is_grad_enabled
-from ..backend import is_floating, matmul, module_of, random_draws, to_device_of, uniform_of_draws, xp
+from ..backend import is_floating, is_whole, matmul, module_of, random_draws, to_device_of, uniform_of_draws, xp
 from ..nn.layers import Linear
 from ..nn.module import Module
 from ..parallel.parts import check_products, indices_of_ranks
@@ -91,7 +91,7 @@ class Recipe:
 
     def __post_init__(self):
         for name in ("block", "weight_block"):
-            if not all(n is None or isinstance(n, int) and n >= 1 for n in getattr(self, name)):
+            if not all(n is None or is_whole(n) and n >= 1 for n in getattr(self, name)):
                 raise ValueError(f"Recipe: {name} {getattr(self, name)} must be of numbers from 1, or None for all")
         if self.block[1] != self.weight_block[1]:
             raise ValueError(f"Recipe: block {self.block} and weight_block {self.weight_block} must have groups of the "

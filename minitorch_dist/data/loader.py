@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ..backend import to
-from .sampler import Sampler, whole
+from ..backend import to, whole
+from .sampler import Sampler
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .sampler import whole
+from ..backend import whole
 from .text import IGNORED
 
 PADDING = -1        # the document that padding belongs to

@@ -5,15 +5,7 @@ import operator
 import numpy as np
 
 from minitorch_dist import backend
-
-
-def whole(**named):
-    """The one argument, as an int. TypeError, naming it, where it is no whole number."""
-    (name, value), = named.items()
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r}: must be a whole number") from None
+from minitorch_dist.backend import whole
 
 
 class Sampler:

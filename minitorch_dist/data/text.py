@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..backend import stream
-from .sampler import whole
+from ..backend import stream, whole
 
 IGNORED = -100      # a target that counts for nothing; the number that torch ignores too
 

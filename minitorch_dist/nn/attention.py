@@ -58,7 +58,7 @@ class MultiHeadAttention(Module):
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True):
         super().__init__()
-        at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads)
+        dim, heads, kv_heads = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads)
         kv_heads = heads if kv_heads is None else kv_heads
         if dim % heads or heads % kv_heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")

@@ -3,9 +3,16 @@
 import math
 
 from ..autodiff import ops
-from ..backend import xp
+from ..autodiff.ops.windows import per_axis
+from ..backend import is_whole, wholes, xp
 from . import init
 from .module import Module, Parameter, at_least_1
+
+
+def _setting(name, what, value, n, least):
+    """A setting of a layer, checked: an int, or one per axis."""
+    values = per_axis(name, what, value, n, least)
+    return values[0] if is_whole(value) else values
 
 
 class _Conv(Module):
@@ -17,13 +24,16 @@ class _Conv(Module):
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
                  dtype=xp.float32, weight_init=None):
         super().__init__()
-        at_least_1(type(self).__name__, in_channels=in_channels, out_channels=out_channels, groups=groups)
+        name = type(self).__name__
+        in_channels, out_channels, groups = at_least_1(name, in_channels=in_channels, out_channels=out_channels,
+                                                       groups=groups)
         if in_channels % groups or out_channels % groups:
-            raise ValueError(f"{type(self).__name__}: {in_channels} channels in and {out_channels} out don't divide "
+            raise ValueError(f"{name}: {in_channels} channels in and {out_channels} out don't divide "
                              f"into {groups} groups")
-        kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else tuple(kernel_size)
-        shape = (out_channels, in_channels // groups, *kernel)
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        shape = (out_channels, in_channels // groups, *per_axis(name, "kernel_size", kernel_size, self.axes, 1))
+        self.stride = _setting(name, "stride", stride, self.axes, 1)
+        self.padding = _setting(name, "padding", padding, self.axes, 0)
+        self.dilation, self.groups = _setting(name, "dilation", dilation, self.axes, 1), groups
         self.weight = Parameter((weight_init or init.torch_linear)(shape, dtype))
         if bias:
             bound = 1 / math.sqrt(init.fans(shape)[0])
@@ -61,7 +71,10 @@ class MaxPool2d(Module):
 
     def __init__(self, kernel_size, stride=None, padding=0):
         super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        name = type(self).__name__
+        self.kernel_size = _setting(name, "kernel_size", kernel_size, 2, 1)
+        self.stride = None if stride is None else _setting(name, "stride", stride, 2, 1)
+        self.padding = _setting(name, "padding", padding, 2, 0)
 
     def forward(self, x):
         return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding)
@@ -82,7 +95,7 @@ class Reshape(Module):
 
     def __init__(self, *shape):
         super().__init__()
-        self.shape = shape
+        self.shape = wholes(shape=shape)
 
     def forward(self, x):
         return ops.reshape(x, (len(x), *self.shape))

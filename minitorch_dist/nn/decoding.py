@@ -103,7 +103,7 @@ class KeyValueCache:
             raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
         self.model, self.past, self.tokens = model, 0, None
         self.length = model.length if length is None else length
-        at_least_1("KeyValueCache", length=self.length)
+        self.length, = at_least_1("KeyValueCache", length=self.length)
         self.layers = {id(m): (m, _KeptLatents(self) if getattr(m, "keeps_latents", False) else _Kept(self))
                        for m in model.modules() if m is not model and hasattr(m, "context")}
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..backend import module_of, xp
+from ..backend import module_of, whole, xp
 from . import init
 from .attention import MultiHeadAttention, rotary
 from .decoding import by_position
@@ -54,12 +54,12 @@ class Sizes(NamedTuple):
 
 def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_rank=None, q_rank=None):
     """Sizes, those that are None by default. ValueError for what can't be."""
-    at_least_1("attention by latents", dim=dim, heads=heads)
+    dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
     nope_size = dim // heads if nope_size is None else nope_size
     usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
     given = (default if size is None else size for size, default in zip(
         (rope_size, value_size, kv_rank), usual, strict=True))
-    sizes = Sizes(nope_size, *given, q_rank)
+    sizes = Sizes(*(None if size is None else whole(size=size) for size in (nope_size, *given, q_rank)))
     if min(size for size in sizes if size is not None) < 1 or sizes.rope_size % 2:
         raise ValueError(f"attention by latents: {', '.join(f'{k}={v}' for k, v in sizes._asdict().items())} must be 1 "
                          "or more, and rope_size even: rotary positions turn pairs of features")
@@ -86,6 +86,7 @@ class LatentAttention(MultiHeadAttention):
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
                  value_size=None, kv_rank=None, q_rank=None):
         Module.__init__(self)
+        dim, heads = at_least_1("LatentAttention", dim=dim, heads=heads)
         sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
         self.nope_size, self.rope_size, self.value_size, self.kv_rank, self.q_rank = sizes
         self.size, self.heads, self.kv_heads = sizes.nope_size + sizes.rope_size, heads, heads
@@ -94,9 +95,9 @@ class LatentAttention(MultiHeadAttention):
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
         self.down = Linear(dim, sizes.down, bias, dtype, weights)
-        if q_rank is not None:
-            self.q_norm = RMSNorm(q_rank, dtype=dtype)
-        self.q = Linear(dim if q_rank is None else q_rank, heads * self.size, False, dtype, weights)
+        if self.q_rank is not None:
+            self.q_norm = RMSNorm(self.q_rank, dtype=dtype)
+        self.q = Linear(dim if q_rank is None else self.q_rank, heads * self.size, False, dtype, weights)
         self.kv_norm = RMSNorm(self.kv_rank, dtype=dtype)
         self.kv = Linear(self.kv_rank, heads * (self.nope_size + self.value_size), False, dtype, weights)
         self.out = Linear(heads * self.value_size, dim, bias, dtype, weights)

@@ -64,7 +64,7 @@ class ImageTransformer(Module):
         super().__init__()
         if pieces not in self.PIECES:
             raise ValueError(f"ImageTransformer: pieces={pieces!r}; use one of {sorted(self.PIECES)}")
-        at_least_1("ImageTransformer", layers=layers, heads=heads, dim=dim)
+        layers, heads, dim = at_least_1("ImageTransformer", layers=layers, heads=heads, dim=dim)
         self.pieces = pieces
         count, size = self.PIECES[pieces]
         self.embed = Linear(size, dim, dtype=dtype, weight_init=init.xavier_normal)

@@ -4,6 +4,7 @@ from .. import backend
 from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
+from ..backend import whole
 from ..torch_names import NAMES, tell
 from .absent import Absent, Unmade, building
 
@@ -23,9 +24,12 @@ def Parameter(values, requires_grad=True):
 
 
 def at_least_1(name, **sizes):
-    """ValueError where one of a module's sizes isn't; None: not given."""
+    """A module's sizes as a list of ints; None: not given. ValueError where one isn't 1 or more, TypeError where it is
+    no whole number."""
+    sizes = {key: size if size is None else whole(**{key: size}) for key, size in sizes.items()}
     if wrong := ", ".join(f"{key}={size}" for key, size in sizes.items() if size is not None and size < 1):
         raise ValueError(f"{name}: {wrong} must be 1 or more")
+    return list(sizes.values())
 
 
 class Module:

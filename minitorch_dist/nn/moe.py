@@ -28,7 +28,7 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import assign, module_of, to_device_of, xp, zeros_like
+from ..backend import assign, is_whole, module_of, to_device_of, whole, wholes, xp, zeros_like
 from . import init
 from .layers import Linear
 from .module import Module, Parameter, at_least_1
@@ -160,7 +160,7 @@ def check_choices(k, experts, nodes=None, score="softmax"):
         raise ValueError(f"mixture of experts: each token can't choose k={k} of {experts} experts; k is 1 to {experts}")
     if nodes is None:
         return
-    if isinstance(nodes, int) or len(nodes) != 2:
+    if is_whole(nodes) or len(nodes) != 2:
         raise ValueError(f"mixture of experts: nodes={nodes!r} must be two numbers: how many nodes the experts lie on, "
                          "and how many of these a token may go to")
     count, most = nodes
@@ -281,13 +281,16 @@ class MoE(Module):
                  dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
                  expert_bias=False, sequence_balance=0.0):
         super().__init__()
-        at_least_1("MoE", size=size, hidden=hidden, experts=experts)
+        size, hidden, experts = at_least_1("MoE", size=size, hidden=hidden, experts=experts)
+        k, shared = whole(k=k), whole(shared=shared)
+        nodes = None if nodes is None or is_whole(nodes) else wholes(nodes=nodes)
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
         if not 0 < capacity_factor < math.inf:
             raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0")
-        if group not in (None, "sequence") and not (isinstance(group, int) and group > 0):
+        group = whole(group=group) if is_whole(group) else group
+        if group not in (None, "sequence") and not (is_whole(group) and group > 0):
             raise ValueError(f"MoE: group={group!r} must be a number of tokens, 'sequence', or None for all of a call")
         self.k, self.capacity_factor, self.group, self.balance, self.z = k, capacity_factor, group, balance, z
         self.router = Linear(size, experts, bias=False, dtype=dtype,

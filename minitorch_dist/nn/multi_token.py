@@ -33,7 +33,7 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
-from ..backend import to_device_of, xp
+from ..backend import to_device_of, whole, xp
 from . import init
 from .attention import places
 from .decoding import KeyValueCache, beginning, by_position, evaluating
@@ -76,6 +76,7 @@ class MultiTokenPrediction(Module):
 
     def __init__(self, model, depth=1):
         super().__init__()
+        depth = whole(depth=depth)
         if depth < 1:
             raise ValueError(f"MultiTokenPrediction: depth={depth}; 1 or more tokens beside the next one")
         self.model, self.depth = model, depth

@@ -25,8 +25,8 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings, embedding_dim, dtype=xp.float32, std=1.0):
         super().__init__()
-        at_least_1("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        self.weight = Parameter(init.normal((num_embeddings, embedding_dim), std, dtype))
+        shape = at_least_1("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        self.weight = Parameter(init.normal(shape, std, dtype))
 
     @by_position
     def forward(self, indices):
@@ -98,7 +98,7 @@ class TransformerBlock(Module):
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
                  dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
         super().__init__()
-        at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
+        dim, heads, hidden = at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
         if norm not in NORMS:
             raise ValueError(f"TransformerBlock: norm={norm!r}; use {' or '.join(map(repr, NORMS))}")
@@ -168,7 +168,8 @@ class GPT(Module):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
-        at_least_1("GPT", vocabulary=vocabulary, length=length, layers=layers, heads=heads, dim=dim)
+        vocabulary, length, layers, heads, dim = at_least_1("GPT", vocabulary=vocabulary, length=length, layers=layers,
+                                                            heads=heads, dim=dim)
         self.length, self.positions = length, positions
         self.embed = Embedding(vocabulary, dim, dtype, std=0.02)
         if positions == "learned":

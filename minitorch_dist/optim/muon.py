@@ -28,7 +28,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..autodiff.writes import wrote
-from ..backend import module_of, on_host, to_device_of
+from ..backend import is_whole, module_of, on_host, to_device_of
 from .clip import check_pieces
 from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer
 
@@ -61,7 +61,7 @@ class Muon(Optimizer):
     elementwise = False
     rules = {"lr": AT_LEAST_0, "weight_decay": AT_LEAST_0, "momentum": AT_LEAST_0, "eps": MORE_THAN_0,
              "ns_coefficients": (lambda values, group: len(values) == 3, "three numbers"),
-             "ns_steps": (lambda n, group: isinstance(n, int) and 1 <= n < 100, "a whole number from 1 to 99"),
+             "ns_steps": (lambda n, group: is_whole(n) and 1 <= n < 100, "a whole number from 1 to 99"),
              "adjust_lr_fn": (lambda name, group: name in (None, *ADJUST), f"None, {' or '.join(ADJUST)}")}
     state_bits = (32,)      # in a step each direction has the same length, that of rounding too
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor, tensor
-from ..backend import is_array, is_floating, to
+from ..backend import is_array, is_floating, is_whole, to
 from ..comm.communicator import Communicator
 from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
@@ -124,7 +124,7 @@ def layout_of(name, shape, mesh, dims_mapping):
     for dim, entry in enumerate(dims_mapping):
         axes = []
         for axis, sections in _entries(entry):
-            axis = names[axis] if type(axis) is int and 0 <= axis < len(names) else axis
+            axis = names[axis] if is_whole(axis) and 0 <= axis < len(names) else axis
             if axis not in names:
                 raise ValueError(f"{name}: {axis!r} in dims_mapping {list(dims_mapping)} is no axis of the mesh: there "
                                  f"are {', '.join(f'{i} ({axis})' for i, axis in enumerate(names))}, and -1")

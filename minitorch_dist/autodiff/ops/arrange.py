@@ -1,6 +1,6 @@
 """Moving elements around, composed of reshape, transpose, concatenate, getitem and their transposes."""
 
-from ...backend import module_of, xp
+from ...backend import module_of, whole, wholes, xp
 from ..primitive import lower
 from .indexing import getitem, scatter_add
 from .reduction import broadcast_to
@@ -8,8 +8,8 @@ from .shape import concatenate, reshape, transpose
 
 
 def _axes(name, axis, ndim):
-    """An int or several as non-negative ints."""
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    """A whole number or several as non-negative ints."""
+    axes = wholes(axis=axis)
     if not {*axes} <= {*range(-ndim, ndim)}:
         raise ValueError(f"{name}: axis {axis} is out of range for {ndim} axes")
     axes = tuple(a % ndim for a in axes)
@@ -38,7 +38,7 @@ def flatten(x, start_dim=0, end_dim=-1):
 
 def expand_dims(x, axis):
     """x with new axes of extent 1 where the result has `axis` (an int or several)."""
-    n = len(x.shape) + (len(axis) if isinstance(axis, (tuple, list)) else 1)
+    n = len(x.shape) + len(wholes(axis=axis))
     new, old = _axes("expand_dims", axis, n), iter(x.shape)
     return reshape(x, tuple(1 if i in new else next(old) for i in range(n)))
 
@@ -89,7 +89,10 @@ def pad(x, pad_width, mode="constant", constant_values=0):
     if mode != "constant":
         raise ValueError(f"pad: mode {mode!r}; only 'constant' exists")
     n = len(x.shape)
-    widths = [tuple(int(w) for w in pair) for pair in xp.broadcast_to(xp.asarray(pad_width), (n, 2))] if n else []
+    given = xp.asarray(pad_width)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"pad: widths {pad_width} must be whole numbers")
+    widths = xp.broadcast_to(given, (n, 2)).tolist() if n else []
     if any(w < 0 for pair in widths for w in pair):
         raise ValueError(f"pad: widths {pad_width} must not be negative; cut with x[…]")
     shape = tuple(before + extent + after for extent, (before, after) in zip(x.shape, widths, strict=True))
@@ -104,7 +107,7 @@ def pad(x, pad_width, mode="constant", constant_values=0):
 
 def tile(x, reps):
     """x repeated reps[i] times along axis i as a whole: 1 2 -> 1 2 1 2."""
-    reps = tuple(reps) if isinstance(reps, (tuple, list)) else (reps,)
+    reps = wholes(reps=reps)
     n = max(len(reps), len(x.shape))
     reps, shape = (1,) * (n - len(reps)) + reps, (1,) * (n - len(x.shape)) + x.shape
     copies = broadcast_to(reshape(x, tuple(e for extent in shape for e in (1, extent))),
@@ -116,7 +119,7 @@ def repeat(x, repeats, axis=None):
     """Each element of x repeated `repeats` (an int) times along `axis` (None: of the flattened x): 1 2 -> 1 1 2 2."""
     if axis is None:
         x, axis = ravel(x), 0
-    axis, = _axes("repeat", axis, len(x.shape))
+    repeats, (axis,) = whole(repeats=repeats), _axes("repeat", axis, len(x.shape))
     left, right = x.shape[:axis + 1], x.shape[axis + 1:]
     copies = broadcast_to(reshape(x, (*left, 1, *right)), (*left, repeats, *right))
     return reshape(copies, (*left[:-1], left[-1] * repeats, *right))

@@ -15,7 +15,7 @@ extent of 1 that broadcasts is dropped (reshape).
 import math
 import string
 
-from ...backend import DEVICE_ARRAYS, check_devices, in_float32, is_half, module_of, xp
+from ...backend import DEVICE_ARRAYS, check_devices, in_float32, is_half, is_whole, module_of, whole, wholes, xp
 from ..primitive import LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
@@ -150,10 +150,11 @@ def _without_ones(x, own, extents):
 def tensordot(x, y, axes=2):
     """Σ of products over x's last `axes` axes and y's first, or over axes=(x's, y's), as np.tensordot."""
     n, m = len(x.shape), len(y.shape)
-    if isinstance(axes, int):
+    if is_whole(axes):
+        axes = whole(axes=axes)
         left, right = tuple(range(n - axes, n)), tuple(range(axes))
     else:
-        left, right = ((a,) if isinstance(a, int) else tuple(a) for a in axes)
+        left, right = (wholes(axes=a) for a in axes)
     left, right = tuple(a % n for a in left), tuple(a % m for a in right)
     if tuple(x.shape[a] for a in left) != tuple(y.shape[a] for a in right):
         raise ValueError(f"tensordot: axes {axes} of shapes {x.shape} and {y.shape} have different extents")

@@ -10,7 +10,7 @@ them. Sources: Ba et al. 2016; Zhang & Sennrich 2019; Ioffe & Szegedy 2015.
 
 import math
 
-from ...backend import add_up, adds_in_float32, finfo, to_half, xp
+from ...backend import add_up, adds_in_float32, finfo, to_half, wholes, xp
 from ..primitive import Primitive, bind
 from .elementwise import rsqrt
 from .reduction import mean, var
@@ -70,7 +70,7 @@ _layer_norm = Primitive("layer_norm", _layer_forward, "x weight bias", "n eps", 
 
 def _trailing(name, x, normalized_shape, *others):
     """How many trailing axes `normalized_shape` names. ValueError unless x ends in it and the others have it."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = wholes(normalized_shape=normalized_shape)
     n = len(shape)
     if not n or x.shape[-n:] != shape or any(o is not None and o.shape != shape for o in others):
         raise ValueError(f"{name}: normalized_shape {shape} must be the last axes of x {x.shape} and the shape of the "

@@ -1,6 +1,6 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, xp, zeros_like
+from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, is_whole, wholes, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, exp, isfinite, log, sqrt, where
@@ -134,9 +134,9 @@ def normal_axes(axis, ndim):
     """An axis argument as None, one non-negative int (NumPy is faster so) or a sorted tuple of several."""
     if axis is None or (axis.__class__ is int and 0 <= axis < ndim):
         return axis
-    if ndim == 0 and axis in (0, -1):       # as in NumPy
+    axes = wholes(axis=axis)
+    if ndim == 0 and axes in ((0,), (-1,)) and is_whole(axis):      # as in NumPy
         return None
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if not {*axes} <= {*range(-ndim, ndim)}:
         raise ValueError(f"axis {axis} is out of range for {ndim} axes")
     axes = tuple(sorted(a % ndim for a in axes))
@@ -229,7 +229,7 @@ def cumsum(x, axis=None):
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
-    shape = tuple(shape)
+    shape = wholes(shape=shape)
     return x if x.shape == shape else _broadcasting(x, (x.shape, shape))
 
 

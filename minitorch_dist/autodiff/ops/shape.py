@@ -1,7 +1,9 @@
 """Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
 arrange.py."""
 
-from ...backend import module_of, of_one_dtype, xp, zeros_like
+import operator
+
+from ...backend import is_whole, module_of, of_one_dtype, whole, wholes, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
@@ -90,6 +92,7 @@ _concatenate = Variadic("concatenate", _joined, "sizes axis",
 def reshape(x, *shape):
     """x with the same elements in row-major order in another shape; one extent may be -1."""
     shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    shape = tuple(map(operator.index, shape))
     old = x.shape
     if shape and min(shape) < 0:
         known = 1
@@ -101,14 +104,14 @@ def reshape(x, *shape):
         if shape.count(-1) != 1 or known <= 0 or count % known:
             raise ValueError(f"reshape: can't reshape {old} into {tuple(shape)}: {count} elements don't divide so")
         shape = tuple(count // known if extent == -1 else extent for extent in shape)
-    return _reshaping(x, (old, tuple(shape)))
+    return _reshaping(x, (old, shape))
 
 
 def transpose(x, *perm):
     """x with its axes in the order `perm` (default: reversed)."""
     perm = perm[0] if len(perm) == 1 and isinstance(perm[0], (tuple, list)) else perm
     n = len(x.shape)
-    perm = tuple(p + n if p < 0 else p for p in perm) if perm else tuple(range(n - 1, -1, -1))
+    perm = tuple(p + n if p < 0 else p for p in map(operator.index, perm)) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
         raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
     return _permuting(x, (perm,))
@@ -133,6 +136,7 @@ def concatenate(arrays, axis=0):
 
 def _one_axis(name, axis, shape):
     """An axis of `shape`, counted from the front."""
+    axis = whole(axis=axis)
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"{name}: axis {axis} is out of range for shape {shape}")
     return axis % len(shape)
@@ -140,11 +144,11 @@ def _one_axis(name, axis, shape):
 
 def cut_sizes(x, sizes, axis=0):
     """x cut along `axis` into a tuple of pieces of the given sizes."""
-    axis = _one_axis("split", axis, x.shape)
+    axis, sizes = _one_axis("split", axis, x.shape), wholes(sizes=sizes)
     if sum(sizes) != x.shape[axis] or any(size < 0 for size in sizes):
-        raise ValueError(f"split: sizes {tuple(sizes)} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
+        raise ValueError(f"split: sizes {sizes} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
                          f"{x.shape[axis]}; each must be at least 0")
-    return bind(_split, (x,), (tuple(sizes), axis, x.shape))
+    return bind(_split, (x,), (sizes, axis, x.shape))
 
 
 def split(x, indices_or_sections, axis=0):
@@ -153,22 +157,24 @@ def split(x, indices_or_sections, axis=0):
     The method x.split is torch's: an int is the size of each part, a sequence the sizes. Returns a tuple.
     """
     extent = x.shape[_one_axis("split", axis, x.shape)]
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1 or extent % indices_or_sections:
-            raise ValueError(f"split: {extent} elements don't divide into {indices_or_sections} equal parts")
-        return cut_sizes(x, (extent // indices_or_sections,) * indices_or_sections, axis)
+    cuts = wholes(indices_or_sections=indices_or_sections)
+    if is_whole(indices_or_sections):
+        parts, = cuts
+        if parts < 1 or extent % parts:
+            raise ValueError(f"split: {extent} elements don't divide into {parts} equal parts")
+        return cut_sizes(x, (extent // parts,) * parts, axis)
     # Cuts mean what slices mean: from the end where negative, at the end where too large.
-    ends = [0, *(slice(0, cut).indices(extent)[1] for cut in indices_or_sections), extent]
+    ends = [0, *(slice(0, cut).indices(extent)[1] for cut in cuts), extent]
     if sorted(ends) != ends:
-        raise ValueError(f"split: the cuts {tuple(indices_or_sections)} are not in ascending order")
+        raise ValueError(f"split: the cuts {cuts} are not in ascending order")
     return cut_sizes(x, tuple(b - a for a, b in zip(ends, ends[1:], strict=False)), axis)
 
 
 def split_by_size(x, split_size_or_sections, dim=0):
     """torch's x.split: pieces of one size (the last may be smaller), or of the given sizes. Returns a tuple."""
-    if not isinstance(split_size_or_sections, int):
+    if not is_whole(split_size_or_sections):
         return cut_sizes(x, split_size_or_sections, dim)
-    extent, size = x.shape[_one_axis("split", dim, x.shape)], split_size_or_sections
+    extent, size = x.shape[_one_axis("split", dim, x.shape)], whole(size=split_size_or_sections)
     if size < 1:
         raise ValueError(f"split: pieces of {size} elements; a size must be at least 1")
     return cut_sizes(x, tuple(min(size, extent - i) for i in range(0, extent, size)) or (0,), dim)
@@ -177,6 +183,7 @@ def split_by_size(x, split_size_or_sections, dim=0):
 def chunk(x, chunks, dim=0):
     """x cut along `dim` into at most `chunks` pieces of one size (the last may be smaller), as in torch; an empty
     one into `chunks`."""
+    chunks = whole(chunks=chunks)
     if chunks < 1:
         raise ValueError(f"chunk: {chunks} chunks; there must be at least 1")
     extent = x.shape[_one_axis("chunk", dim, x.shape)]

@@ -11,7 +11,7 @@ them has all derivatives to any order.
 
 import itertools
 
-from ...backend import in_float32, is_half, module_of, zeros_like
+from ...backend import in_float32, is_half, is_whole, module_of, wholes, zeros_like
 from ..primitive import LinearOp, Primitive, bind
 
 windowed = LinearOp("windows", lambda t, r: windows(t, *r[1:]), lambda c, r: fold(c, *r))
@@ -71,8 +71,11 @@ def fold(c, extents, kernel, stride, dilation):
 
 
 def per_axis(name, what, value, n, least):
-    """An int, or one per spatial axis, as a tuple; each at least `least`."""
-    values = (value,) * n if isinstance(value, int) else tuple(value)
-    if len(values) != n or not all(isinstance(v, int) and v >= least for v in values):
+    """A whole number, or one per spatial axis, as a tuple of ints; each at least `least`."""
+    try:
+        values = wholes(value=value) * (n if is_whole(value) else 1)
+    except TypeError:
+        values = ()
+    if len(values) != n or min(values) < least:
         raise ValueError(f"{name}: {what} {value!r} must be an int or {n} ints, at least {least}")
     return values
