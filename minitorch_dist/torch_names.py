@@ -120,7 +120,7 @@ NAMES = {
         "register_parameter": "self.name = nn.Parameter(values)",
         "register_full_backward_hook": "hooks on tensors: y.register_hook(f), p.register_post_accumulate_grad_hook(f)",
         "get_parameter": "dict(model.named_parameters())[name]",
-        "get_submodule": "dict(model.named_modules())[path]",
+        "get_submodule": "dict(model.named_modules(remove_duplicate=False))[path]",
         "compile": "mt.compile(model)",
     },
 }

@@ -128,7 +128,7 @@ def prepared(model, fold):
 
 def chosen(model, skip, types):
     """{path: layer} of these types exactly, each once, but for those skipped."""
-    paths = dict(model.named_modules())
+    paths = dict(model.named_modules(remove_duplicate=False))
     if unknown := [name for name in skip if name not in paths]:
         raise ValueError(f"skip: the model has no {', '.join(unknown)}; it has {', '.join(p for p in paths if p)}")
     kept = {id(inner) for name in skip for inner in paths[name].modules()}

@@ -166,7 +166,7 @@ def shrink(model, masks):
                          "call Pruning(model, masks) first")
     check_whole(model, "shrink")
     small = copy.deepcopy(model)
-    modules = dict(small.named_modules())
+    modules = dict(small.named_modules(remove_duplicate=False))
     for c in couplings(model):
         keep = _kept(c, masks, values)
         if keep.all() or not keep.any():

@@ -186,30 +186,38 @@ class Module:
 
     # ------------------------------------------------------------ the tree
 
-    def named_modules(self, prefix=""):
-        """(path, module) for this module and all below it, parents first."""
-        yield prefix, self
-        for name, module in self._modules.items():
-            yield from module.named_modules(_join(prefix, name))
+    def named_modules(self, prefix="", remove_duplicate=True):
+        """(path, module) for this module and all below it, parents first; one that is shared comes once, under its
+        first path, or with remove_duplicate=False under each."""
+        seen, stack = set(), [(prefix, self, ())]
+        while stack:
+            path, module, above = stack.pop()
+            if id(module) in (seen if remove_duplicate else above):     # above: it may be inside of itself
+                continue
+            seen.add(id(module))
+            yield path, module
+            above = above if remove_duplicate else (*above, id(module))
+            stack += [(_join(path, name), child, above) for name, child in reversed(module._modules.items())]
 
     def modules(self):
-        """All modules of the tree."""
+        """All modules of the tree, each once."""
         return (module for _, module in self.named_modules())
 
-    def _named(self, table):
+    def _named(self, table, remove_duplicate=True):
         seen = set()
-        for prefix, module in self.named_modules():
+        for prefix, module in self.named_modules(remove_duplicate=remove_duplicate):
             if module._lists:
                 module._look_again()
             for name, value in getattr(module, table).items():
-                if value is not None and id(value) not in seen:
+                if value is not None and not (remove_duplicate and id(value) in seen):
                     seen.add(id(value))
                     yield _join(prefix, name), value
 
-    def named_parameters(self):
-        """(name, Tensor) of every parameter; one that is shared comes once, under its first name. TypeError where a
-        list, dict or set has been filled with modules that are nobody's attributes."""
-        return self._named("_parameters")
+    def named_parameters(self, remove_duplicate=True):
+        """(name, Tensor) of every parameter; one that is shared comes once, under its first name, or with
+        remove_duplicate=False under each. TypeError where a list, dict or set has been filled with modules that are
+        nobody's attributes."""
+        return self._named("_parameters", remove_duplicate)
 
     def parameters(self):
         """Every parameter once."""
@@ -224,16 +232,17 @@ class Module:
         return (b for _, b in self.named_buffers())
 
     def named_children(self):
-        """(name, module) of the modules directly below."""
-        return ((name, module) for name, module in self._modules.items() if module is not None)
+        """(name, module) of the modules directly below, each once."""
+        first = {id(module): name for name, module in reversed(self._modules.items())}
+        return ((name, module) for name, module in self._modules.items() if first[id(module)] == name)
 
     def children(self):
-        """The modules directly below."""
+        """The modules directly below, each once."""
         return (module for _, module in self.named_children())
 
     def apply(self, function):
         """Call function(module) for all modules of the tree, children first. Returns self."""
-        for module in list(self._modules.values()):
+        for module in list(self.children()):
             module.apply(function)
         function(self)
         return self
@@ -247,14 +256,16 @@ class Module:
     # ------------------------------------------------------------ state
 
     def state_dict(self):
-        """{name: NumPy array} of all parameters and buffers, copied to the host."""
+        """{name: NumPy array} of all parameters and buffers, copied to the host; what is shared comes once, under its
+        first name (torch: under each)."""
         return {name: backend.xp.array(backend.to(_array(value), "cpu"))
                 for name, value in (*self.named_parameters(), *self.named_buffers())}
 
     def load_state_dict(self, state):
         """Write {name: array}, from any device, into parameters and buffers; nothing is written unless everything fits.
 
-        Raises KeyError for missing or unknown names, ValueError for another shape or dtype.
+        What is shared may stand there under any of its names, or under several with the same values. Raises KeyError
+        for missing or unknown names, ValueError for another shape or dtype, and for different values of one parameter.
         """
         targets, values = self.fitting(state)
         for target in targets.values():
@@ -271,6 +282,7 @@ class Module:
         shapes: {name: shape of the state's} where that isn't this module's."""
         targets = {name: p.data for name, p in self.named_parameters()}
         targets.update((name, _array(b)) for name, b in self.named_buffers())
+        state = state if state.keys() == targets.keys() else self._by_first_names(state)
         if missing := sorted(set(targets) - set(state)):
             raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: "
                            "{**model.state_dict(), **state}")
@@ -284,6 +296,19 @@ class Module:
                 raise ValueError(f"load_state_dict: {name} has shape {shape} and dtype {target.dtype}, the values have "
                                  f"shape {values[name].shape} and dtype {values[name].dtype}{lost}")
         return targets, values
+
+    def _by_first_names(self, state):
+        """The state with what is shared under its first name alone."""
+        first, names, found = {}, {}, dict(state)
+        for table in ("_parameters", "_buffers"):
+            for name, value in self._named(table, remove_duplicate=False):
+                names[name] = first.setdefault(id(value), name)
+        for name in [name for name in state if names.get(name, name) != name]:
+            other = found.pop(name)
+            if not _same_values(found.setdefault(names[name], other), other):
+                raise ValueError(f"load_state_dict: {name} and {names[name]} are one and the same in this model, and "
+                                 "the state has different values for them")
+        return found
 
     # ------------------------------------------------------------ devices
 
@@ -362,6 +387,12 @@ class Module:
 
 def _join(prefix, name):
     return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _same_values(a, b):
+    """Whether two arrays, on any devices, are equal to the bit."""
+    a, b = (backend.to(_array(x), "cpu") for x in (a, b))
+    return a is b or a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _array(value):

@@ -253,7 +253,7 @@ def _size(values):
 
 def _constants(model, base):
     """Set the constants that depend on the width; {name: value} of those that aren't base's."""
-    narrow, constants = dict(base.named_modules()), {}
+    narrow, constants = dict(base.named_modules(remove_duplicate=False)), {}
     for path, module in model.named_modules():
         prefix, other = f"{path}." if path else "", narrow.get(path)
         if isinstance(module, MultiHeadAttention):

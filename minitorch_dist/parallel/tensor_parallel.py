@@ -320,7 +320,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     sequences.check_choice("parallelize_module", sequence_parallel, tp_comm_overlap)
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     chosen = _chosen(modules, (sequences.between(module) if sequence_parallel else {}) | plan, sequence_parallel)
     if sequence_parallel:
         sequences.check_plan(modules, chosen)
