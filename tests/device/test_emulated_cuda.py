@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import math
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -401,6 +402,16 @@ def test_a_program_with_a_real_cupy():
     done = subprocess.run([sys.executable, "-m", "tests.device.emulated", "-c", PROGRAM], timeout=200,
                           capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "cuda:0 Emulated GPU\n"), done.stderr
+
+
+def test_without_cupy_one_line_says_so_and_nothing_is_started(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if "cupy" in name else find(name, *more))
+    monkeypatch.setattr("os.execve", lambda *args: pytest.fail("it was started"))
+    monkeypatch.setattr(sys, "argv", ["", "-c", "print(1)"])
+    with pytest.raises(SystemExit, match="^tests.device.emulated: there is no CuPy here: .*emulated-gpu") as ended:
+        runpy.run_module("tests.device.emulated", run_name="__main__")
+    assert "\n" not in ended.value.code
 
 
 # ---------------------------------------------------------------- a GPU that takes no time

@@ -9,6 +9,7 @@ What follows is what one would give to python. EMULATED_GPUS=2 in the environmen
 with NVIDIA's compiler (pip install .[emulated-gpu]), Triton and a C compiler. A step of a small network takes seconds.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,9 @@ if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:2] if argument != "--idle"] + sys.argv[2:]
     if not arguments:
         sys.exit(__doc__)
+    if importlib.util.find_spec("cupy_backends") is None:       # before each process that is started says it by itself
+        sys.exit("tests.device.emulated: there is no CuPy here: make test-emulated, or pip install '.[emulated-gpu]', "
+                 "installs it")
     if sys.argv[1] == "--idle":
         os.environ["IDLE_GPU"] = "1"
     os.execve(sys.executable, [sys.executable, *arguments], environment())
