@@ -8,6 +8,7 @@ import pytest
 
 from minitorch_dist import nn
 from minitorch_dist.plan import GPT, Generation, Job, plan
+from minitorch_dist.plan.adapters import counts
 from tests.crews import crews
 
 from . import plan_cases, plan_checks
@@ -41,9 +42,10 @@ def test_deepseek_v3s_module():
     assert further == block + join + 3 * 7168
 
 
-def test_it_writes_as_the_plain_model():
-    job = ahead({})
-    plain = replace(job, model=replace(job.model, predict=1))
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 3, "lora_targets": ("model.*.qkv", "further.*.qkv")}], ids=str)
+def test_it_writes_as_the_plain_model(adapters):
+    job = ahead(adapters)
+    plain = replace(job, model=replace(job.model, predict=1), lora_targets=job.targets)
     it, other = (Generation(each, V100, 2, 10) for each in (job, plain))
     assert (it.parameters, it.read, it.cache) == (other.parameters, other.read, other.cache)
 
@@ -73,6 +75,46 @@ def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
     plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
 
 
+ADAPTED = {     # depths' blocks have adapters, too, and what comes to them from the model's own has a gradient
+    "alone": {}, "4 bits": {"base_bits": 4, "state_bits": 8},
+    "one more": {"dp": 2, "model": {"predict": 2, "tied": False}}, "mlp": {"lora_targets": ("*mlp.2",), "batch": 14},
+    "head": {"lora_targets": ("*attention.*", "*head"), "model": {"tied": False}},
+    "checkpoints": {"checkpointing": True, "micro_batches": 3}, "2": {"dp": 2, "stage": 2, "micro_batches": 2},
+    "3, 4 bits": {"base_bits": 4, "dp": 2, "stage": 3, "micro_batches": 2},
+    "3, mlp": {"lora_targets": ("*mlp.0",), "dp": 2, "stage": 3},
+    "3, out, checkpoints": {"lora_targets": ("*attention.out",), "dp": 2, "stage": 3, "checkpointing": True},
+    "tensors, head": {"tp": 2, "lora_targets": ("*attention.*", "*head"), "model": {"tied": False}},
+    "tensors, checkpoints": {"tp": 2, "checkpointing": True, "micro_batches": 2, "model": {"predict": 2}},
+    "both": {"tp": 2, "dp": 2, "stage": 3},
+    "experts": {"ep": 2, "micro_batches": 2, "model": {"experts": 4, "shared_experts": 1}},
+    "experts, 3": {"dp": 2, "stage": 3, "model": {"experts": 4, "predict": 2}}}
+
+
+@pytest.mark.parametrize("family, name", [
+    *(("gpt", name) for name in ADAPTED), *(("llama", name) for name in ("alone", "3, 4 bits", "tensors, head")),
+    *(("deepseek", name) for name in ("one more", "3, mlp", "tensors, checkpoints", "experts"))])
+def test_of_adapters_too(family, name):
+    job = ahead({"lora_rank": 3} | ADAPTED[name], family)
+    plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
+
+
+@pytest.mark.parametrize("family, name", [("gpt", "alone"), ("gpt", "mlp"), ("gpt", "head"), ("llama", "checkpoints"),
+                                          ("deepseek", "4 bits")])
+def test_flops_of_adapters(family, name):
+    job = ahead({"lora_rank": 3} | ADAPTED[name] | {"micro_batches": 1}, family)
+    assert rank_of(job).flops == multiplied(job)
+
+
+@pytest.mark.parametrize("family", plan_cases.SIZES)
+def test_adapters_are_the_models(family):
+    job = ahead({"lora_rank": 3, "base_bits": 4}, family)
+    real = plan_cases.adapt(asdict(job), plan_cases.gpt(job.model)).named_parameters()
+    found = [(p.shape, p.dtype.itemsize, p.requires_grad) for _, p in real]
+    parts = [p for part in job.parameters((3, True, True)) for p in part]
+    assert sorted(found) == sorted((p.shape, p.itemsize, p.trained) for p in parts)
+    assert counts(job.model, job.adapters)[0] == sum(prod(shape) for shape, _, trained in found if trained)
+
+
 @pytest.mark.parametrize("family, more", [
     ("gpt", {}), ("gpt", {"checkpointing": True}), ("llama", {"model": {"predict": 2, "tied": False}}),
     ("deepseek", {"model": {"experts": 4, "shared_experts": 1}})], ids=str)
@@ -83,9 +125,10 @@ def test_flops_are_those_of_the_products(family, more):
                                            ).training_flops
 
 
-@pytest.mark.parametrize("family, tp", [("gpt", 1), ("gpt", 2), ("deepseek", 1)])
-def test_the_order_of_gradients(family, tp):
-    job = ahead({"tp": tp}, family)
+@pytest.mark.parametrize("family, tp, rank", [("gpt", 1, None), ("gpt", 2, None), ("deepseek", 1, None), ("gpt", 1, 3),
+                                              ("gpt", 2, 3), ("deepseek", 1, 2)])
+def test_the_order_of_gradients(family, tp, rank):
+    job = ahead({"tp": tp, "lora_rank": rank}, family)
     assert crews.call(CASES + "arrivals", job.ranks, (asdict(job),))[-1] == \
         [p.shape for p in job.arrivals(job.stages_of(0)[0])]
 
@@ -132,7 +175,10 @@ def test_what_the_library_refuses():
 
 @pytest.mark.parametrize("more, words", [
     ({"pp": 2, "model": {"tied": False}}, "--predict 3 with pp=2: all depths use the embedding"),
-    ({"lora_rank": 2}, "further depths have adapters"),
+    ({"lora_rank": 2, "dp": 2, "stage": 3, "model": {"predict": 2}}, "stage 3 of a single further depth with adapters"),
+    ({"lora_rank": 2, "lora_targets": ("*",)}, "meets further.0.join"),
+    ({"lora_rank": 2, "lora_targets": ("blocks.*",)}, "each below model.blocks.0 to model.blocks.2, further.0"),
+    ({"lora_rank": 2, "lora_targets": ("model.*",)}, "beside the same matrices of every block"),
     ({"model": {"predict": 0}}, "predict is 0; it must be at least 1"),
     ({"dp": 2, "stage": 3, "model": {"layers": 1}}, "stage 3 of a single layer")])
 def test_what_plan_refuses(more, words):

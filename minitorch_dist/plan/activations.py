@@ -189,6 +189,8 @@ AHEAD = {
     "float32": [Row("features, normalised", "whole", 4), Row("1/std", "row", 4), *norm("embeddings"),
                 Row("both, put together", "whole", 8)],
 }
+# The same where adapters alone are trained: no gradient comes to embeddings, nor to the matrix that joins both.
+AHEAD_OF_ADAPTERS = {"mixed": [], "float32": AHEAD["float32"][:2]}
 # Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials.
 OUTPUT = {
     "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2, "head"),
@@ -322,8 +324,9 @@ def depth(job, k, samples):
     count = elements(alone, samples)
     ends = "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
     whose = [Row("tokens, and whose row they are", "token", 9)] * (ends == "float32, divided")
-    ahead, block, behind = (sum(row.nbytes * count[row.per] for row in _there(rows, job.model))
-                            for rows in ([*AHEAD[job.precision], *whose], block_of(alone), OUTPUT[ends]))
+    before = [*AHEAD[job.precision], *whose] if job.adapters is None else AHEAD_OF_ADAPTERS[job.precision]
+    ahead, block, behind = (sum(row.nbytes * count[row.per] for row in _there(rows, job.model)) for rows in (
+        before, with_adapters(block_of(alone), alone), with_adapters(OUTPUT[ends], alone)))
     return Depth(ahead, count["whole"] * INPUT[job.precision], block, behind)
 
 

@@ -46,21 +46,28 @@ class Adapters:
 def adapters_of(model, rank, targets, bits):
     """The Adapters of a GPT. targets: patterns of paths as in file names, as lora.add's; None: its default. ValueError
     where one meets no matrix, or not the same ones in all blocks."""
-    layers = linears(model.block(1))
-    paths = [f"blocks.{i}.{layer}" for i in range(model.layers) for layer in layers] + ["head"] * (not model.tied)
+    layers, inside = linears(model.block(1)), "model." * (model.predict > 1)       # a MultiTokenPrediction's
+    blocks = [f"{inside}blocks.{i}" for i in range(model.layers)]
+    blocks += [f"further.{k}.block" for k in range(model.predict - 1)]
+    joins, head = [f"further.{k}.join" for k in range(model.predict - 1)], [f"{inside}head"] * (not model.tied)
+    paths = [f"{block}.{layer}" for block in blocks for layer in layers] + head + joins
     patterns = targets or TARGETS
     met = {path for pattern in patterns for path in matching(paths, pattern)}
     if targets and (unmet := [pattern for pattern in targets if not matching(paths, pattern)]):
+        below = f"{blocks[0]} to {blocks[model.layers - 1]}" + ", ".join(["", *blocks[model.layers:]])
         raise ValueError(f"--lora-targets {' '.join(unmet)} meets no matrix; there are {', '.join(layers)}, each below "
-                         f"blocks.0 to blocks.{model.layers - 1}{', and head' * (not model.tied)}")
-    chosen = [tuple(layer for layer in layers if f"blocks.{i}.{layer}" in met) for i in range(model.layers)]
+                         f"{below}{''.join(f', and {name}' for name in head)}")
+    chosen = [tuple(layer for layer in layers if f"{block}.{layer}" in met) for block in blocks]
     if len(set(chosen)) > 1 or not chosen[0]:
         raise ValueError(f"--lora-targets {' '.join(patterns)}: plan knows adapters beside the same matrices of every "
                          "block, one or more: give patterns such as '*attention.qkv'")
     if "mlp.router" in chosen[0]:
         raise ValueError(f"--lora-targets {' '.join(patterns)} meets mlp.router, and of routers plan knows none: "
                          "give patterns such as '*attention.*'")
-    return Adapters(rank, chosen[0] + ("head",) * ("head" in met), bits)
+    if met & {*joins}:
+        raise ValueError(f"--lora-targets {' '.join(patterns)} meets {joins[0]}, and of what joins features and "
+                         "embeddings plan knows none: give patterns such as '*attention.*'")
+    return Adapters(rank, chosen[0] + ("head",) * bool(met & {*head}), bits)
 
 
 def linears(named):
@@ -90,7 +97,7 @@ def parameters_of(named, adapters, itemsize):
 
 def counts(model, adapters):
     """(parameters of all adapters, parameters of the matrices beside them, bytes of these) of a whole GPT."""
-    named = model.block(1) * model.layers + model.output(1)
+    named = model.block(1) * model.layers + model.output(1) + model.further(1) * (model.predict - 1)
     held = parameters_of(named, adapters, adapters.bits / 8)
     beside = {f"{layer}.weight" for layer in adapters.layers}
     return (sum(prod(p.shape) for p in held if p.trained),

@@ -70,7 +70,7 @@ class Generation:
     @property
     def weights(self):
         """[Parameter] of a rank. Whoever predicts further tokens has none of that while it writes."""
-        job = replace(self.job, model=replace(self.job.model, predict=1))
+        job = replace(self.job, model=replace(self.job.model, predict=1), lora_targets=self.job.targets)
         return [p for part in job.parameters((job.model.layers, True, True)) for p in part]
 
     @property

@@ -1,6 +1,6 @@
 """Job: what is to be trained, and how it is divided. All that can't be is refused here, in one line."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 
@@ -128,10 +128,12 @@ class Job:
         if self.base_bits == 4 and self.tp > 1:
             raise ValueError(f"--base-bits 4 with tp={self.tp}: parts of a matrix would cut the blocks of 64 elements "
                              "that share a scale: take --tp 1 or leave --base-bits out")
-        if self.stage == 3 and self.model.layers == 1 and not self.model.experts:
-            raise ValueError("stage 3 of a single layer with adapters: its feed-forward's two matrices are units within"
-                             " the one around them, and which of these backward gathers again hangs on where adapters "
-                             "are, and on their bits; plan has no table of that: take --stage 2, or more --layers")
+        if self.stage == 3 and 1 in (self.model.layers, self.depth) and not self.model.experts:
+            what, more = ("layer", "--layers") if self.model.layers == 1 else ("further depth", "--predict")
+            raise ValueError(f"stage 3 of a single {what} with adapters: its feed-forward's two matrices are units "
+                             "within the one around them, and which of these backward gathers again hangs on where "
+                             f"adapters are, and on their bits; plan has no table of that: take --stage 2, or {more} "
+                             f"{2 if self.model.layers == 1 else 3}")
         _ = self.adapters       # looks its targets up, or raises
 
     def _check_cut(self):
@@ -184,10 +186,6 @@ class Job:
             raise ValueError(f"{what} with stage 3 of a single layer: its units lie in the one around them, which "
                              "further depths use in between; plan has no table of what is gathered again then: take "
                              "--stage 2, or more --layers")
-        if self.frozen:
-            raise ValueError(f"{what} with --lora-rank {self.lora_rank}: the blocks of further depths have adapters, "
-                             "too, and where gradients flow then, and what is kept for them, isn't in plan's tables: "
-                             "leave one of the two out")
 
     def _check_sequences(self):
         if self.cp == 1:
@@ -278,6 +276,11 @@ class Job:
         return adapters_of(self.model, self.lora_rank, self.lora_targets, self.frozen_bits)
 
     @property
+    def targets(self):
+        """The lora_targets that mean the same matrices of a part of the model by itself."""
+        return self.adapters and tuple(f"*{layer}" for layer in self.adapters.layers)
+
+    @property
     def frozen(self):
         """Whether adapters alone are trained."""
         return self.lora_rank is not None or self.lora_parameters is not None
@@ -300,7 +303,10 @@ class Job:
     def ahead(self, k):
         """The Job of depth k by itself, but for what puts its input together: a model of one layer, on shorter
         sequences."""
-        return replace(self, time=self.time - k, model=replace(self.model, layers=1, predict=1))
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        alone = replace(self.model, layers=1, predict=1)
+        sizes |= {"time": self.time - k, "model": alone, "lora_targets": self.targets}
+        return Ahead(**sizes | ({"stage": min(self.stage, 2)} if self.frozen else {}))      # of one layer there is no 3
 
     @property
     def samples(self):
@@ -363,8 +369,9 @@ class Job:
         return found
 
     def adapter_matrices(self, stages):
-        """[(layer, (shape of A, shape of B))] of a rank's stages, in the order of the model."""
-        trained = [p for stage in stages for part in self.parameters(stage) for p in part if p.trained]
+        """[(layer, (shape of A, shape of B))] of a rank's stages, in the order of the model, without further depths."""
+        parts = [part for stage in stages for part in self.parameters(stage)[:-self.depth or None]]
+        trained = [p for part in parts for p in part if p.trained]
         pairs = zip(trained[::2], trained[1::2], strict=True)
         return [(a.name.rpartition(".")[0], (a.shape, b.shape)) for a, b in pairs]
 
@@ -376,3 +383,10 @@ class Job:
             found += [(int(first), flow(self.adapters, self.model.takes, True)),
                       (blocks - first, flow(self.adapters, self.model.takes, False))]
         return found
+
+
+class Ahead(Job):
+    """A further depth by itself: what it begins with are features of blocks in front of it, and has a gradient."""
+
+    def flows(self, stages):
+        return [(1, flow(self.adapters, self.model.takes, False))]

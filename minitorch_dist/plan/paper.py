@@ -244,7 +244,7 @@ def buffers(job, stages):
     largest = max(prod(p.shape) for p in everything if p.trained)
     values, gradients = 0, largest + 4 * job.model.width
     if job.depth:       # which all depths add to
-        gradients += sum(prod(p.shape) for p in everything if p.name in ("embed.weight", "head.weight"))
+        gradients += sum(prod(p.shape) for p in everything if p.trained and p.name in ("embed.weight", "head.weight"))
     if job.stage > 1:
         modules = [module for stage in stages for module in units(job, stage)]
         values = gathered(job, modules) if job.stage == 3 else 0
@@ -300,7 +300,7 @@ def flops_of(job, stages):
     and backward for each gradient: of a matrix that isn't frozen, of an input that something trained is before."""
     time, forward, trained = job.time // job.cp, 2 if job.checkpointing else 1, job.adapters is None
     last = any(last for *_, last in stages)
-    ahead = sum(flops_of(job.ahead(k), [ALONE]) + 3 * job.samples * (job.time - k) * job.model.join_flops
+    ahead = sum(flops_of(job.ahead(k), [ALONE]) + (2 + trained) * job.samples * (job.time - k) * job.model.join_flops
                 for k in range(1, 1 + job.depth))
     found = last * (2 + trained) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
