@@ -7,6 +7,7 @@ import numpy as np
 from exercises.frame import Check, demand, gives, when
 
 from . import drawing, programs
+from .dots import BAD, GOOD, RIGHT, WRONG
 from .functions import cotangents_of, gradients, linearized, stale, value_at, value_of, with_rules
 
 # ---------------------------------------------------------------- 04.1
@@ -17,8 +18,8 @@ def ran(**wrong):
                          "tangents": case["tangents"]}
 
 
-def in_place(case, changing="add"):
-    """The op `changing` writes its result into its first operand."""
+def in_place(case, changing="add", operand=0):
+    """The op `changing` writes its result into one of its operands."""
     results, tangents = [], []
     for given in case["tangents"]:
         values = [np.array(t) for t in given]
@@ -28,8 +29,8 @@ def in_place(case, changing="add"):
                               "matvec": lambda a, r=r: r @ a, "sum": np.sum,
                               "spread": lambda a, r=r: np.full(r, a), "zero": lambda r=r: np.zeros(r)}[op](*ins))
             if op == changing:
-                ins[0][...] = out
-            values.append(ins[0] if op == changing else out)
+                ins[operand][...] = out
+            values.append(ins[operand] if op == changing else out)
         results.append([np.array(values[v]) for v in case["program"]["outputs"]])
         tangents.append(values[:len(given)])
     return {"runs": results, "tangents": tangents}
@@ -67,10 +68,14 @@ class Program(Check):
              "one", not_a_list),
         when("the program gives back all its variables: the outputs are those whose numbers are in self.outputs",
              lambda case, got: all(len(r) == len(programs.shapes_of(case["program"])) for r in got["runs"])),
+        when("the program gives back what each equation has made: the outputs are those whose numbers are in "
+             "self.outputs, and inputs may be among them",
+             lambda case, got: all(len(r) == len(case["program"]["equations"]) for r in got["runs"])),
         when("the outputs come in the order of the variables, each once: they come in the order of self.outputs, where "
              "a variable may stand twice", each_once),
-        gives("add writes its sum into its first operand (+=): but that variable, here an input, may be needed again "
-              "further down", in_place),
+        *(gives(f"add writes its sum into its {which}: but that variable, here an input, may be needed again "
+                "further down", lambda case, i=i: in_place(case, operand=i))
+          for i, which in enumerate(("first operand (+=)", "second operand"))),
         *(gives(f"{op} writes its result into its operand: but that variable, here an input, may be needed again "
                 "further down. Make a new array", lambda case, op=op: in_place(case, op)) for op in ("neg", "scale")),
         gives("matvec multiplies from the wrong side: W @ a, not a @ W, which is Wᵀ @ a",
@@ -295,26 +300,6 @@ def most(case):
 
 VECTORS = ["(W @ (x * y).tanh()).sin()", "x.sin() * y + x * 2", "c * y"]
 NUMBERS = ["(x * x).sum() * s.sin()", "s", "((V @ (x * y)).tanh() * x).sum()"]     # the last one is drawn
-RIGHT, WRONG = 1e-9, 1e-4
-GOOD = ("an unsquare matrix", "several outputs, several inputs", "everything zero")
-BAD = {
-    "elements in another order": "dot_test doesn't see that a transpose holds the right numbers in the wrong places: "
-    "ones add them up in any order. Draw u and v at random",
-    "the same matrix, not transposed": "dot_test takes W for its own transpose: with ones, or with u and v alike, ⟨u, "
-    "W·v⟩ and ⟨W·u, v⟩ are the same number for any W. Draw u and v at random, each for itself",
-    "the outputs in another order": "dot_test doesn't see that the outputs' cotangents are mixed up: with the same "
-    "number in all of u, their order makes no difference. Draw every element at random",
-    "the inputs in another order": "dot_test doesn't see that the inputs' cotangents are mixed up: with the same "
-    "number in all of v, their order makes no difference. Draw every element at random",
-    "the second input's cotangent is zero": "dot_test doesn't see that the second input's cotangent is wrong: ⟨Jᵀu, v⟩ "
-    "sums over all inputs",
-    "the second output is forgotten": "dot_test doesn't see that the transpose forgets the second output: ⟨u, Jv⟩ sums "
-    "over all outputs",
-    "the sign": "dot_test doesn't see a wrong sign: the difference counts, not that of the magnitudes",
-    "all cotangents are zero": "dot_test doesn't see a transpose that gives nothing but zeros",
-    "2 times too large, of small numbers": "dot_test doesn't see a factor of 2 where the numbers are small, about "
-    "1e-9: the difference must be divided by the larger of the two",
-}
 
 
 def shorter(name):

@@ -173,6 +173,18 @@ def doubled_without_end(case):
     return [{"x": x} for x in have]
 
 
+def up_the_tree(add):
+    """What rank 0 has at the end, if who receives makes add(own, received) of it."""
+    def found(case):
+        have, distance = [rank["x"] for rank in case], 1
+        while distance < len(case):
+            for rank in range(0, len(case) - distance, 2 * distance):
+                have[rank] = add(have[rank], have[rank + distance])
+            distance *= 2
+        return have[0]
+    return same_everywhere(found)
+
+
 class AllReduce(Check):
     exercise = "07.3"
     same_bits = ("x",)
@@ -180,6 +192,11 @@ class AllReduce(Check):
         when("only rank 0 has the sum: it must come back to the others", rank_0_only),
         when("the result is the array of one rank: what was received has overwritten what was there (add it), or the "
              "broadcast comes from a rank that hasn't the sum", one_of_them),
+        gives("the message is received into x itself, and overwrites what it is to be added to: it needs an array of "
+              "its own, np.empty_like(x)", up_the_tree(lambda own, received: 2 * received)),
+        gives("the broadcast comes after each step: it overwrites sums that haven't been added yet. Once, when rank 0 "
+              "has all",
+              same_everywhere(lambda case: 2 ** max(doublings(case) - 1, 0) * sum(r["x"] for r in case[:2]))),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
               same_everywhere(lambda case: total(case) / len(case))),
         gives("the largest of all ranks' numbers: their sum was asked for",
@@ -195,6 +212,8 @@ class AllReduce(Check):
               "{ranks} is no power of two", doubled_without_end),
         gives("on {ranks} ranks the last ones are left out: {ranks} is no power of two, and log₂N is rounded up",
               same_everywhere(lambda case: np.sum([rank["x"] for rank in case[:1 << len(case).bit_length() - 1]], 0))),
+        gives("the sum of ranks 0 and 1 alone: that is step 1, and partial sums go on to be added, until the distance "
+              "is N or more", same_everywhere(lambda case: sum(r["x"] for r in case[:2]))),
     ]
     demands = [
         waited,

@@ -154,7 +154,10 @@ class BroadcastParameters(Check):
         gives("all ranks have the parameters of the last rank; rank 0's were asked for",
               lambda case: [{"parameters": case[-1]["parameters"]}] * len(case)),
     ]
-    demands = [demand("the right values, but by another way than broadcast, which is made for it: in a sum every rank "
+    demands = [demand("the right values, but by messages from rank 0 to each: on N ranks it sends N-1 of them, one "
+                      "after the other. broadcast hands on, in ⌈log₂N⌉ steps",
+                      lambda case, got: not any({"send", "isend"} & set(g.ops()) for g in got)),
+               demand("the right values, but by another way than broadcast, which is made for it: in a sum every rank "
                       "sends",
                       lambda case, got: all(set(g.ops()) <= {"broadcast"} for g in got)),
                demand(lambda case, got: f"right, but with {len(got[0].calls)} broadcasts of {len(SHAPES)} parameters: "

@@ -269,6 +269,15 @@ def nan_of_800(case, got):
         and np.isnan(np.asarray(got[name])).any()
 
 
+def equals_mixed(case, got):
+    """Chosen are others with the same logits."""
+    if case["what"] != "route":
+        return False
+    found, right = np.asarray(got["expert"]), choices(case["logits"], case["k"])
+    return not np.array_equal(found, right) and np.array_equal(*(
+        np.take_along_axis(case["logits"], expert, 1) for expert in (found, right)))
+
+
 SIGNATURES = [
     capacity("rounded down before the division: the choices needn't be an integer", lambda tokens, experts, k, factor:
              min(tokens, math.ceil(int(factor * k * tokens) / experts))),
@@ -297,6 +306,8 @@ SIGNATURES = [
     chooses("the experts are right, but the likeliest stands last: it is the first choice", choose=likeliest_last),
     chooses("among equal logits the last expert is chosen; a sort turned round turns equal ones round as well",
             choose=last_of_equals),
+    when("among equal logits the lowest number comes first: np.argsort leaves equal ones in order only with "
+         "kind=\"stable\", and only if nothing is turned round behind it", equals_mixed),
     chooses("the chosen experts stand in the order of their numbers, not of their logits (np.argpartition doesn't "
             "sort): the likeliest is the first choice, and queues first", choose=by_number),
     chooses("a chosen expert's logit is set to 0, or another finite number, before the next choice; where logits are "
@@ -310,6 +321,9 @@ SIGNATURES = [
 
     chooses("the queue goes token by token: a token's second choice stands before the next token's first. All first "
             "choices come before all second ones", line=lambda expert, experts: queue(expert, experts, token_by_token)),
+    chooses("the places are right, but not whose they are: of a line of k · tokens numbers, first choices in front, "
+            "reshape(tokens, k) makes pairs of neighbours. reshape(k, tokens), and transpose that",
+            line=lambda expert, experts: queue(expert, experts).T.reshape(expert.shape)),
     chooses("the second choices queue anew from place 0, where the first choices stand already",
             line=lambda expert, experts: queue(expert, experts, begin=anew)),
     chooses("the last choices queue first", line=lambda expert, experts: queue(expert, experts, second_first)),

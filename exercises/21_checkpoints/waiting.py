@@ -117,6 +117,9 @@ class Watched(dict):
     def keys(self):
         return list(iter(self))
 
+    def __reduce_ex__(self, protocol):      # copy and pickle make a dict of it: this class is no module's
+        return dict, (), None, None, iter(self.items())
+
 
 def plain(value):
     """A copy of a state, of plain dicts and lists."""

@@ -1,0 +1,22 @@
+"""What dot_test is tried with: the names of programs.pairs, and what is said where it errs."""
+
+RIGHT, WRONG = 1e-9, 1e-4
+GOOD = ("an unsquare matrix", "several outputs, several inputs", "everything zero")
+BAD = {
+    "elements in another order": "dot_test doesn't see that a transpose holds the right numbers in the wrong places: "
+    "ones add them up in any order. Draw u and v at random",
+    "the same matrix, not transposed": "dot_test takes W for its own transpose: with ones, or with u and v alike, ⟨u, "
+    "W·v⟩ and ⟨W·u, v⟩ are the same number for any W. Draw u and v at random, each for itself",
+    "the outputs in another order": "dot_test doesn't see that the outputs' cotangents are mixed up: with the same "
+    "number in all of u, their order makes no difference. Draw every element at random",
+    "the inputs in another order": "dot_test doesn't see that the inputs' cotangents are mixed up: with the same "
+    "number in all of v, their order makes no difference. Draw every element at random",
+    "the second input's cotangent is zero": "dot_test doesn't see that the second input's cotangent is wrong: ⟨Jᵀu, v⟩ "
+    "sums over all inputs",
+    "the second output is forgotten": "dot_test doesn't see that the transpose forgets the second output: ⟨u, Jv⟩ sums "
+    "over all outputs",
+    "the sign": "dot_test doesn't see a wrong sign: the difference counts, not that of the magnitudes",
+    "all cotangents are zero": "dot_test doesn't see a transpose that gives nothing but zeros",
+    "2 times too large, of small numbers": "dot_test doesn't see a factor of 2 where the numbers are small, about "
+    "1e-9: the difference must be divided by the larger of the two",
+}

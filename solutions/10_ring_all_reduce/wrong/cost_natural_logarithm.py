@@ -1,0 +1,25 @@
+# 10.4: log is the natural logarithm
+import math
+
+
+def ring_seconds(size, nbytes, alpha, beta):
+    """Seconds for an all-reduce of `nbytes` by the ring of 10.3 on `size` ≥ 2 ranks; size divides nbytes."""
+    # begin with one step: how many bytes has its message, and how many such steps are there?
+    return 2 * (size - 1) * (alpha + beta * nbytes / size)
+
+
+def tree_seconds(size, nbytes, alpha, beta):
+    """Seconds for the tree of 07.3, a reduce and a broadcast of the whole array; size need be no power of two."""
+    # begin with the number of steps on 4 ranks, and on 5
+    return 2 * math.ceil(math.log(size)) * (alpha + beta * nbytes)
+
+
+def crossover(size, alpha, beta):
+    """The number of bytes from which on the ring is faster than the tree, as a float; 0.0 if it always is.
+
+    size         number of ranks, ≥ 2
+    alpha, beta  seconds per message, and per byte
+    """
+    # begin with both costs as straight lines over nbytes, and the point where they cross; for 2 and 3 ranks, too
+    steps = math.ceil(math.log2(size))
+    return alpha * (size - 1 - steps) / (beta * (steps - (size - 1) / size))
