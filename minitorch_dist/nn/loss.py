@@ -2,6 +2,7 @@
 
 from .. import backend
 from ..autodiff import ops
+from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import Placeholder, on_host
 
@@ -31,7 +32,7 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
     Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
     shapes or labels don't fit.
     """
-    labels = lower(labels)
+    labels = numbers_in(labels)
     shape = labels.shape
     if len(shape) != 1:
         if logits.shape[:-1] != shape:

@@ -99,12 +99,25 @@ class Optimizer:
         self._settle()
 
     def _check_groups(self, groups):
-        """ValueError for a setting outside of its rule."""
+        """ValueError for a setting outside of its rule, TypeError for one that is a tensor."""
+        for group in groups:
+            self._as_numbers(group)
         bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
         rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
         for group in groups:
             check_settings(**{name: (group[name], fits(group[name], group), must)
                               for name, (fits, must) in rules.items()})
+
+    def _as_numbers(self, group):
+        """NumPy's numbers among a group's settings become Python's, with which arrays are worked on in their own dtype:
+        a rate of float64 and the same one of float32 would give different bits."""
+        for name, value in group.items():
+            if isinstance(value, Tensor):
+                raise TypeError(f"{type(self).__name__}: {name} is a tensor; it must be a number: float({name})")
+            if isinstance(value, tuple):
+                group[name] = tuple(map(_plain, value))
+            elif name != "params":
+                group[name] = _plain(value)
 
     def _settle(self):
         """Make empty state where the parameters live now, an entry per flat buffer and state_bits; an exception changes
@@ -191,6 +204,8 @@ class Optimizer:
         kernel.
         """
         refuse_in_graph(f"{type(self).__name__}.step")
+        for group in self.param_groups:     # which schedules write into
+            self._as_numbers(group)
         begin = ledger.now() if ledger.open_ledgers else None
         if any(slot.segment.tensor.leaf.flat is not flat
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
@@ -400,6 +415,10 @@ def tensors(params):
     """[tensor] of tensors, of one, or of (name, tensor) pairs."""
     params = [params] if isinstance(params, Tensor) else list(params)
     return [p[1] if isinstance(p, tuple) else p for p in params]
+
+
+def _plain(value):
+    return value.item() if isinstance(value, (xp.generic, xp.ndarray)) and value.size == 1 else value
 
 
 def check_settings(**rules):

@@ -149,3 +149,17 @@ def test_other_numbers_are_refused(call):
 def test_windows_say_which_argument_is_wrong(make):
     with pytest.raises(ValueError, match="(stride|kernel_size|padding) .* must be an int or 2 ints, at least"):
         make()
+
+
+def test_labels_may_be_lists_and_numbers():
+    """As one_hot's."""
+    logits, table = mt.tensor(SQUARE, requires_grad=True), nn.Embedding(5, 3)
+    for given, array in (([0, 3, 1, 3], np.array([0, 3, 1, 3])), ((2, 2, 0, 1), np.array([2, 2, 0, 1]))):
+        for loss in (nn.cross_entropy, lambda x, y: mt.sum(mt.softmax_cross_entropy(x, y))):
+            assert float(loss(logits, given).numpy()) == float(loss(logits, array).numpy())
+        assert np.array_equal(table(given).numpy(), table(array).numpy())
+    assert float(nn.cross_entropy(logits[1], 2).numpy()) == float(nn.cross_entropy(logits[1:2], [2]).numpy())
+    assert np.array_equal(table(4).numpy(), table.weight.numpy()[4]) and table([[1], [2]]).shape == (2, 1, 3)
+    for call in (lambda: nn.cross_entropy(logits, [0.0, 1.0, 2.0, 3.0]), lambda: table([0.5])):
+        with pytest.raises(TypeError, match="they must be integers"):
+            call()

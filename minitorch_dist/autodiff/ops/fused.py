@@ -10,7 +10,7 @@ import math
 from ...backend import add_up, by_tiles, choose, to_device_of, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh, where
-from .indexing import check_numbers, getitem
+from .indexing import check_numbers, getitem, numbers_in
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import largest, logsumexp, sum
 
@@ -67,7 +67,7 @@ def softmax_cross_entropy(logits, labels, ignore_index=None):
     Stable for any finite logits. d/dlogits = softmax(logits) - one_hot(label).
     Raises ValueError on shapes that don't fit and on labels outside of 0 … classes-1.
     """
-    labels = lower(labels)
+    labels = numbers_in(labels)
     if len(logits.shape) != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(f"softmax_cross_entropy: logits {logits.shape} and labels {labels.shape}: "
                          "they must be (n, classes) and (n,)")

@@ -235,7 +235,7 @@ def one_hot(labels, num_classes, dtype=xp.float32):
     Raises ValueError on labels outside of 0 … num_classes-1, TypeError where that is no integer.
     """
     num_classes = whole(num_classes=num_classes)
-    raw = xp.asarray(labels) if isinstance(labels, (list, tuple, int)) else lower(labels)
+    raw = numbers_in(labels)
     check_numbers("one_hot", raw, num_classes, "labels", "classes")
     return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)
 
@@ -243,9 +243,14 @@ def one_hot(labels, num_classes, dtype=xp.float32):
 def embedding(input, weight):
     """Rows of weight (n, …) at integer `input` (…): -> (…, *weight.shape[1:]). The gradient of a row is the sum over
     its uses. Raises ValueError on numbers outside of 0 … n-1."""
-    input = lower(input)
+    input = numbers_in(input)
     check_numbers("embedding", input, weight.shape[0])
     return _gathering(weight, (to_device_of(input, lower(weight)), weight.shape))
+
+
+def numbers_in(x):
+    """Integers as a raw array: of an array, a list, or a number."""
+    return xp.asarray(x) if isinstance(x, (list, tuple, int)) else lower(x)
 
 
 def check_numbers(name, numbers, count, what="numbers", kinds="rows", ignore=None):
