@@ -52,7 +52,7 @@ def couplings(model):
     layer that stands in several places, or shares a parameter, or a convolution of groups has no coupling; between two
     layers may stand what leaves zeros as they are."""
     holders = {}
-    for m in model.modules():
+    for _, m in model.named_modules(remove_duplicate=False):
         for p in m._parameters.values():
             holders.setdefault(id(p), []).append(m)
 

@@ -86,7 +86,7 @@ class LatentAttention(MultiHeadAttention):
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
                  value_size=None, kv_rank=None, q_rank=None):
         Module.__init__(self)
-        dim, heads = at_least_1("LatentAttention", dim=dim, heads=heads)
+        dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
         sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
         self.nope_size, self.rope_size, self.value_size, self.kv_rank, self.q_rank = sizes
         self.size, self.heads, self.kv_heads = sizes.nope_size + sizes.rope_size, heads, heads

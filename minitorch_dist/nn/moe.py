@@ -283,7 +283,7 @@ class MoE(Module):
         super().__init__()
         size, hidden, experts = at_least_1("MoE", size=size, hidden=hidden, experts=experts)
         k, shared = whole(k=k), whole(shared=shared)
-        nodes = None if nodes is None or is_whole(nodes) else wholes(nodes=nodes)
+        nodes = nodes if nodes is None or is_whole(nodes) else wholes(nodes=nodes)
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
