@@ -10,7 +10,7 @@ from .shape import concatenate, inverse, reshape, transpose
 # ---------------------------------------------------------------- linear maps
 
 summed = LinearOp("sum", lambda t, r: sum(t, r[1], r[2]), lambda c, r: spread(c, *r))
-broadcasted = LinearOp("broadcast", lambda t, r: broadcast_to(t, r[1]), lambda c, r: unbroadcast(c, r[0]))
+broadcasted = LinearOp("broadcast", lambda t, r: _copied(t, r[1]), lambda c, r: unbroadcast(c, r[0]))
 cumulated = LinearOp("cumsum", lambda t, r: _cumulate(t, *r), lambda c, r: _cumulate(c, r[0], not r[1]))
 weighted = LinearOp("weighted sum", lambda t, r: sum(t * r[0], r[2], r[3]), lambda c, r: spread(c, *r[1:]) * r[0])
 
@@ -27,7 +27,7 @@ def spread(c, shape, axes, keepdims=False):
     """Copy a reduction's cotangent to all elements that were summed: the transpose of sum."""
     if axes is not None and not keepdims:
         c = reshape(c, kept(shape, axes))
-    return broadcast_to(c, shape)
+    return _copied(c, shape)
 
 
 def unbroadcast(c, shape):
@@ -229,7 +229,11 @@ def cumsum(x, axis=None):
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
-    shape = wholes(shape=shape)
+    return _copied(x, wholes(shape=shape))
+
+
+def _copied(x, shape):
+    """The same, of a tuple of ints: as rules call it, often."""
     return x if x.shape == shape else _broadcasting(x, (x.shape, shape))
 
 

@@ -1,7 +1,7 @@
 """Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
 arrange.py."""
 
-import operator
+from operator import index
 
 from ...backend import is_whole, module_of, of_one_dtype, whole, wholes, xp, zeros_like
 from ..dispatch import with_params
@@ -92,7 +92,7 @@ _concatenate = Variadic("concatenate", _joined, "sizes axis",
 def reshape(x, *shape):
     """x with the same elements in row-major order in another shape; one extent may be -1."""
     shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    shape = tuple(map(operator.index, shape))
+    shape = tuple(map(index, shape))
     old = x.shape
     if shape and min(shape) < 0:
         known = 1
@@ -111,7 +111,7 @@ def transpose(x, *perm):
     """x with its axes in the order `perm` (default: reversed)."""
     perm = perm[0] if len(perm) == 1 and isinstance(perm[0], (tuple, list)) else perm
     n = len(x.shape)
-    perm = tuple(p + n if p < 0 else p for p in map(operator.index, perm)) if perm else tuple(range(n - 1, -1, -1))
+    perm = tuple(p + n if p < 0 else p for p in map(index, perm)) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
         raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
     return _permuting(x, (perm,))
