@@ -1,6 +1,7 @@
 """What tests share: bytecode, ranks, a second pytest beside the first (aside.py), and a quick run (quick.py)."""
 
 import os
+import signal
 import sys
 
 # Hundreds of processes import the library: none of them should have to compile it.
@@ -9,6 +10,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A second BLAS thread makes one process on a busy machine slower, at four times the CPU seconds. Where bits mustn't
 # depend on it there are two: crews.threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A script's `make test &` has Ctrl-C ignored, and all that it starts: then Python makes no KeyboardInterrupt of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 
