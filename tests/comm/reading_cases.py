@@ -247,7 +247,7 @@ def repeated():
             posted[:] = 1
             work = world.all_reduce(posted, async_op=True)
         if step == 12:
-            x.shape = (300,)
+            x.resize(300)     # the same array, of another shape
         world.all_reduce(x, op)
         if step == 9:
             work.wait()
