@@ -121,7 +121,8 @@ class Rpc:
         try:
             packed = self._dumps((key, function, tuple(args), kwargs or {}))
         except Exception as error:
-            if "pickle" not in str(error):
+            # Python 3.13 says "Can't get local object", where others say "Can't pickle" too.
+            if "pickle" not in str(error) and "local object" not in str(error):
                 raise
             raise TypeError(f"rpc to rank {to}: {error}. Functions travel by name, and must stand at the top of a "
                             "module; arguments are pickled") from error
