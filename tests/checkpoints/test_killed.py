@@ -32,10 +32,16 @@ def loaded(folder):
 
 @pytest.mark.parametrize("async_op", [False, True])
 def test_killed_at_every_instant(tmp_path, async_op):
+    """By a process of its own, without threads: beside those that other tests have left a fork may hang."""
+    program = f"from {__name__} import kill_at_every_instant as kill; kill({str(tmp_path)!r}, {async_op})"
+    subprocess.run([sys.executable, "-W", "error::DeprecationWarning", "-c", program], cwd=ROOT, check=True)
+
+
+def kill_at_every_instant(folders, async_op):
     """Before the first thing that it asks of the file system, after it, before the second …"""
     seen = []
     for number in range(2, 200):
-        folder = tmp_path / str(number)
+        folder = Path(folders, str(number))
         child = os.fork()
         if child == 0:
             try:
