@@ -270,7 +270,7 @@ MISTAKES = {
     "--devices 2 --tp 2 --predict 2 --sequence-parallel " + MODEL: "puts positions together with later tokens",
     "--devices 2 --cp 2 --predict 2 " + MODEL: "with cp=2: the model looks at several positions",
     "--devices 2 --pp 2 --untied --predict 2 " + MODEL: "--predict 2 with pp=2: all depths use the embedding",
-    "--devices 1 --predict 2 --lora-rank 3 " + MODEL: "further depths have adapters",
+    "--devices 2 --stage 3 --predict 2 --lora-rank 3 " + MODEL: "take --stage 2, or --predict 3",
     "--devices 1 --kv-rank -1 --family deepseek " + MODEL: "kv_rank=-1, q_rank=None must be 1 or more",
     "--devices 2 --meshes --chunks 0 --batch 4 " + MODEL: "leave --chunks out",
     "--devices 1 --lora-parameters -1 --parameters 7e9": "--lora-parameters -1.0: must be a positive number",
@@ -283,7 +283,7 @@ MISTAKES = {
     "--devices 1 --lora-rank 8 --lora-targets blocks.0.* " + MODEL: "beside the same matrices of every block",
     "--devices 1 --lora-rank 8 --untied --lora-targets head " + MODEL: "beside the same matrices of every block",
     "--devices 1 --lora-rank 8 --lora-targets * " + EXPERTS: "* meets mlp.router, and of routers plan",
-    "--devices 2 --stage 3 --lora-rank 8 " + MODEL.replace("3", "1", 1): "take --stage 2, or more --layers",
+    "--devices 2 --stage 3 --lora-rank 8 " + MODEL.replace("3", "1", 1): "take --stage 2, or --layers 2",
     "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
 }
 
