@@ -180,6 +180,7 @@ def test_swiglu(cupy):
 
 def test_configurations_are_timed_by_events(cupy, monkeypatch):
     monkeypatch.setenv("MINITORCH_AUTOTUNE", "1")
+    monkeypatch.setattr(autotune, "recall", lambda path, kernel: None)      # what an earlier run has found is no test
     x = cupy.ones(1 << 20, cupy.float32)
     out = cupy.empty_like(x)
 
