@@ -9,7 +9,7 @@ from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
 # ---------------------------------------------------------------- linear maps
 
-reshaped = LinearOp("reshape", lambda t, r: reshape(t, r[1]), lambda c, r: reshape(c, r[0]), fresh=False)
+reshaped = LinearOp("reshape", lambda t, r: _shaped(t, r[1]), lambda c, r: _shaped(c, r[0]), fresh=False)
 permuted = LinearOp("transpose", lambda t, perm: transpose(t, perm), lambda c, perm: transpose(c, inverse(perm)),
                     fresh=False)
 placed = LinearOp("place", lambda t, r: concatenate(_among_zeros(t, r), r[2]),
@@ -105,6 +105,11 @@ def reshape(x, *shape):
             raise ValueError(f"reshape: can't reshape {old} into {tuple(shape)}: {count} elements don't divide so")
         shape = tuple(count // known if extent == -1 else extent for extent in shape)
     return _reshaping(x, (old, shape))
+
+
+def _shaped(x, shape):
+    """The same, of a tuple of ints that has been looked at: as rules call it, often."""
+    return _reshaping(x, (x.shape, shape))
 
 
 def transpose(x, *perm):
