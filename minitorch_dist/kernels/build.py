@@ -75,11 +75,19 @@ def compile_triton(kernel, types, divisible, options, capability):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    class Source(ASTSource):
+        def hash(self):
+            """What Triton keeps names the files of its lines, its own key doesn't: another copy of this project, moved
+            or deleted since, would be what the counts of --count quote."""
+            return hashlib.sha256(repr((super().hash(), *folders)).encode()).hexdigest()
+
+    folders = kernel.fn.fn.__code__.co_filename, str(Path(__file__).parent)
     constexprs, warps, stages = kernel.settings(options)
     left_out = {name: None for name, kind in types.items() if kind is None}
     signature = {name: types.get(name) or "constexpr" for name in kernel.fn.arg_names}
     places = {(kernel.fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in divisible}
-    source = ASTSource(kernel.fn, signature, {**constexprs, **left_out}, places)
+    source = Source(kernel.fn, signature, {**constexprs, **left_out}, places)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={
         "num_warps": warps, "num_stages": stages, "enable_fp_fusion": kernel.fp_fusion})
 

@@ -120,6 +120,36 @@ def test_names_depend_on_all_that_matters_and_a_second_process_compiles_nothing(
     assert [p.stem for p in (tmp_path / "minitorch_dist" / "kernels").iterdir()] == [keys[0]]
 
 
+ELSEWHERE = """
+import re
+from minitorch_dist.kernels import build
+from twice import TWICE
+ptx = build.compile_triton(TWICE, {"x": "*fp32"}, [], {}, 90).asm["ptx"]
+print(*re.findall(r'\\.file\\s+1\\s+"(.*)"', ptx))
+"""
+TWICE = """
+import triton
+from minitorch_dist.kernels.kernel import Kernel
+
+@triton.jit
+def twice(x):
+    triton.language.store(x, 2 * triton.language.load(x))
+
+TWICE = Kernel("twice", twice, {"x": "*"}, {})
+"""
+
+
+def test_the_same_kernel_in_another_place_names_the_lines_of_its_own_file(tmp_path):
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        folder.mkdir()
+        (folder / "twice.py").write_text(TWICE)
+        done = subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                              env=environment | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(folder / "twice.py")
+
+
 def test_a_record_that_does_not_describe_its_function_is_refused():
     for signature, constexprs, divisible in (({"x": "*", "y": "*", "n": "i32"}, {"BLOCK": 1}, ()),
                                              ({"y": "*", "x": "*", "out": "*", "n": "i32"}, {"BLOCK": 1}, ()),
