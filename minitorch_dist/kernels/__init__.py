@@ -59,7 +59,8 @@ class Entry(NamedTuple):
 
 
 # Op of the op table -> Entry.
-OPS = {"softmax_cross_entropy": Entry("softmax_cross_entropy"), "layer_norm": Entry("norms"),
+OPS = {"softmax_cross_entropy": Entry("softmax_cross_entropy"),
+       "linear_cross_entropy": Entry("softmax_cross_entropy"), "layer_norm": Entry("norms"),
        "rms_norm": Entry("norms"), "gelu": Entry("bias_gelu"), "linear_gelu": Entry("bias_gelu"),
        "swiglu": Entry("swiglu"), "attention": Entry("flash_attention")}
 

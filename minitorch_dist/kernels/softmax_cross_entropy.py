@@ -21,6 +21,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from ..backend.tiled_cross_entropy import rules
 from . import Kept, Op, launch
 from .autotune import best
 from .kernel import Kernel
@@ -180,4 +181,23 @@ def fits(logits, labels, ignore=None):
     return logits.shape[1] > 0 and (ignore is None or -2 ** 63 <= ignore < 2 ** 63)
 
 
-OPS = {"softmax_cross_entropy": Op(softmax_cross_entropy, pullback, fits)}
+def _tile_sums(z, labels):
+    return softmax_cross_entropy(z, labels)[1]
+
+
+def _tile_slopes(ct, z, labels, largest, total):
+    return pullback(ct, (True,), z, labels, None, (largest, total))[0]
+
+
+# linear_cross_entropy, with these kernels for each tile of logits. A label in another tile is out of range there: the
+# tile's own losses are NaN, and not used.
+tiled, tiled_pullback = rules(_tile_sums, _tile_slopes, Kept)
+
+
+def tiled_fits(x, weight, labels, ignore, wide):
+    """Whether there are logits, of x's dtype."""
+    return x.dtype == weight.dtype and len(x) > 0 and fits(weight.T, labels, ignore)
+
+
+OPS = {"softmax_cross_entropy": Op(softmax_cross_entropy, pullback, fits),
+       "linear_cross_entropy": Op(tiled, tiled_pullback, tiled_fits)}

@@ -7,7 +7,7 @@ from .attention import MultiHeadAttention
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
-from .loss import cross_entropy, mse_loss
+from .loss import cross_entropy, linear_cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
@@ -22,5 +22,5 @@ __all__ = [
     "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module",
     "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape",
     "ResidualBlock", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init",
-    "lenet", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
+    "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
 ]

@@ -32,31 +32,45 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
     Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
     shapes or labels don't fit.
     """
+    return _by_labels(ops.softmax_cross_entropy, logits, labels, reduction, ignore_index,
+                      lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
+
+
+def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=-100):
+    """cross_entropy(linear(x, weight), labels), the logits of which never exist as a whole: x (…, in), weight (classes,
+    in), labels (…) integers; see ops.linear_cross_entropy for what it keeps and costs, and cross_entropy for the rest.
+    """
+    def losses(x, labels, ignore=None):
+        return ops.linear_cross_entropy(x, weight, labels, ignore)
+    return _by_labels(losses, x, labels, reduction, ignore_index, lambda shapes: f"linear_cross_entropy: x {shapes}, "
+                      f"weight {tuple(weight.shape)}: they must be (…, in), (…), (classes, in)")
+
+
+def _by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
+    """The losses of rows of x (…, size), reduced. losses_of(x, labels, ignore=None) takes (n, size) and (n,)."""
     labels = numbers_in(labels)
     shape = labels.shape
+    if x.shape[:-1] != shape:
+        raise ValueError(misfit(f"{tuple(x.shape)}, labels {tuple(shape)}"))
     if len(shape) != 1:
-        if logits.shape[:-1] != shape:
-            raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
-        logits, labels = ops.reshape(logits, (labels.size, logits.shape[-1])), labels.reshape(-1)
+        x, labels = ops.reshape(x, (labels.size, x.shape[-1])), labels.reshape(-1)
     if not on_host(labels):     # how many count is known to the GPU alone: all stay, and those ignored become 0
         if isinstance(labels, Placeholder):     # a compiled kernel does this on its way
             counted = labels != ignore_index
-            logits = ops.where(counted[:, None], logits, 0.0)
+            x = ops.where(counted[:, None], x, 0.0)
             if reduction == "mean":
                 backend.refuse(backend.xp.logical_not(counted.any()), ValueError(EMPTY))
-            losses = ops.where(counted, ops.softmax_cross_entropy(logits, backend.xp.where(counted, labels, 0)), 0.0)
+            losses = ops.where(counted, losses_of(x, backend.xp.where(counted, labels, 0)), 0.0)
         else:
-            losses = ops.softmax_cross_entropy(logits, labels, ignore_index)
+            losses = losses_of(x, labels, ignore_index)
         if reduction == "mean" and labels.size:
             return ops.sum(losses) / (labels != ignore_index).sum().astype(losses.dtype)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
     counted = labels != ignore_index
     if counted.all():
-        losses = ops.softmax_cross_entropy(logits, labels)
+        losses = losses_of(x, labels)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
-    if logits.shape[:-1] != labels.shape:
-        raise ValueError(f"cross_entropy: logits {logits.shape}, labels {shape}: they must be (…, classes), (…)")
-    losses = ops.softmax_cross_entropy(logits[counted], labels[counted])
+    losses = losses_of(x[counted], labels[counted])
     if reduction == "none":
         return ops.reshape(ops.scatter_add(losses, counted, labels.shape), shape)
     return _reduced(losses, reduction)

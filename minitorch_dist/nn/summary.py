@@ -30,6 +30,7 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "matmul": _matmul,
     "linear": _linear,
     "linear_gelu": _linear,
+    "linear_cross_entropy": lambda shape, weight, **_: 2 * shape[0] * math.prod(weight.shape),
     "nf4_linear": _nf4,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,

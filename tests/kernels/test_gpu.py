@@ -5,6 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger, optim
+from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.kernels import add, autotune, segment_sums
 
 from . import harness, test_packing
@@ -161,6 +162,27 @@ def test_a_linear_layer_with_gelu(cupy):
         ends.append([t.cpu().numpy() for t in (y.detach(), *(leaf.grad for leaf in leaves))])
     for here, there in zip(*ends, strict=True):
         assert np.linalg.norm(there - here) <= 1e-5 * np.linalg.norm(here)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_a_loss_by_tiles(cupy, monkeypatch, dtype, tolerance):
+    """Of 700 classes in three tiles, each with a launch forward and one backward; the host's numbers, in float64."""
+    for name in ("HOST", "GPU"):
+        monkeypatch.setattr(tiled_cross_entropy, name, 1)
+    labels = np.array([699, 0, 255, 511, 256, 300, 77])
+    arrays = [np.random.default_rng(k).standard_normal((n, 33)).astype(backend.as_dtype(dtype)) / 4
+              for k, n in enumerate((7, 700))]
+    ends = []
+    for device, kind in (("cpu", "float64"), ("cuda", dtype)):
+        leaves = [mt.tensor(a.astype(backend.as_dtype(kind)), device=device, requires_grad=True) for a in arrays]
+        with ledger.record() as book:
+            losses = mt.linear_cross_entropy(*leaves, backend.to(labels, device), 300)
+            losses.backward(mt.tensor(np.arange(1.0, 8.0), dtype=losses.dtype, device=device))
+        names = [name for name, count in book.launches.items() if count == 3]
+        assert names == ([] if device == "cpu" else ["cross_entropy", "cross_entropy_backward"])
+        ends.append([t.cpu().numpy().astype("f8") for t in (losses.detach(), *(leaf.grad for leaf in leaves))])
+    for here, there in zip(*ends, strict=True):
+        assert np.linalg.norm(there - here) <= tolerance * np.linalg.norm(here)
 
 
 def test_swiglu(cupy):

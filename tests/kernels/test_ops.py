@@ -6,9 +6,10 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, kernels, ledger
 from minitorch_dist.autodiff.tensor import Tensor
+from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.kernels import dropout, launch, matmul, softmax_cross_entropy
 
-from .harness import poison, random
+from .harness import TOLERANCE, poison, random
 from .test_registry import DeviceLike
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
@@ -22,6 +23,12 @@ BY_INDEX = "segment_order segment_sums"
 CASES = {
     "softmax_cross_entropy": (lambda x: mt.softmax_cross_entropy(x, on_device(LABELS, x)), [(5, 7)],
                               "cross_entropy cross_entropy_backward"),
+    "linear_cross_entropy": (lambda x, w: mt.linear_cross_entropy(x, w, on_device(LABELS, x)), [(5, 4), (7, 4)],
+                             "cross_entropy cross_entropy_backward"),
+    "linear_cross_entropy of mixed dtypes": (
+        lambda x, w: mt.linear_cross_entropy(x, mt.astype(w, np.float64), on_device(LABELS, x)), [(5, 4), (7, 4)], ""),
+    "linear_cross_entropy of nothing": (
+        lambda x, w: mt.linear_cross_entropy(x[:0], w, on_device(LABELS[:0], x)), [(5, 4), (7, 4)], ""),
     "layer_norm": (lambda x, w, b: mt.layer_norm(x, 6, w, b), [(3, 5, 6), (6,), (6,)],
                    "norm norm_backward column_sums"),
     "layer_norm over two axes": (lambda x, w: mt.layer_norm(x, (5, 6), w), [(3, 5, 6), (5, 6)],
@@ -120,8 +127,8 @@ def test_an_op_by_its_kernels_is_the_op(name, device):
         assert np.linalg.norm(g - w) <= 2e-6 * np.linalg.norm(w)
 
 
-@pytest.mark.parametrize("name", ["softmax_cross_entropy", "layer_norm", "gelu", "linear_gelu", "swiglu", "rows",
-                                  "attention"])
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "linear_cross_entropy", "layer_norm", "gelu", "linear_gelu",
+                                  "swiglu", "rows", "attention"])
 def test_a_gradient_of_a_gradient_goes_by_the_definition(name, device):
     f, shapes, names = CASES[name]
 
@@ -133,6 +140,25 @@ def test_a_gradient_of_a_gradient_goes_by_the_definition(name, device):
         got = mt.grad(slope)(*[a.view(device) for a in arrays])
     assert set(book.launches) <= {*names.split(), *BY_INDEX.split()}       # by which a definition may pick its labels
     np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_each_tile_of_logits_has_a_launch_forward_and_one_backward(device, monkeypatch, dtype):
+    """Of 700 classes in three tiles; the third label is ignored."""
+    for name in ("HOST", "GPU"):
+        monkeypatch.setattr(tiled_cross_entropy, name, 1)
+    x, weight = (random(*shape, seed=k).astype(backend.as_dtype(dtype)) for k, shape in enumerate(((5, 4), (700, 4))))
+    labels = np.array([699, 0, 255, 511, 256])
+
+    def f(x, weight):
+        return mt.linear_cross_entropy(x, weight, on_device(labels, x), 255)
+    ct = np.arange(1.0, 6.0)
+    wanted = pulled(f, [x.astype("f8"), weight.astype("f8")], ct)
+    with ledger.record() as book:
+        got = pulled(f, [x.view(device), weight.view(device)], ct.astype(x.dtype).view(device))
+    assert book.launches == {"cross_entropy": 3, "cross_entropy_backward": 3}
+    for g, w in zip(got, wanted, strict=True):
+        assert g.dtype == x.dtype and np.linalg.norm(g.astype("f8") - w) <= TOLERANCE[dtype] * np.linalg.norm(w)
 
 
 def dropped(x, ct, rows):

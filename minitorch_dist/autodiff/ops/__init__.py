@@ -80,7 +80,7 @@ from .elementwise import (
     tanh,
     where,
 )
-from .fused import gelu, linear_gelu, log_softmax, softmax, softmax_cross_entropy, swiglu
+from .fused import gelu, linear_cross_entropy, linear_gelu, log_softmax, softmax, softmax_cross_entropy, swiglu
 from .indexing import (
     argsort,
     embedding,

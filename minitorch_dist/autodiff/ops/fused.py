@@ -7,9 +7,10 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import add_up, by_tiles, choose, to_device_of, xp
-from ..primitive import Primitive, bind, lower
-from .elementwise import erf, exp, raw_sigmoid, sigmoid, tanh, where
+from ...backend import add_up, by_tiles, choose, is_short, tiled_cross_entropy, to_device_of, xp
+from ...backend.tiled_cross_entropy import counted_labels
+from ..primitive import Primitive, bind, lower, state
+from .elementwise import astype, erf, exp, raw_sigmoid, sigmoid, tanh, where
 from .indexing import check_numbers, getitem, numbers_in
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import largest, logsumexp, sum
@@ -21,22 +22,14 @@ def _picked(logits, labels):
     return getitem(logits, (xp.arange(len(labels), like=labels), labels))
 
 
-def _counted(labels, ignore):
-    """(which labels count, None for all of them; the labels, 0 where they don't)."""
-    if ignore is None:
-        return None, labels
-    counted = labels != ignore
-    return counted, xp.where(counted, labels, 0)
-
-
 def _xent_definition(logits, labels, ignore):
-    counted, labels = _counted(labels, ignore)
+    counted, labels = counted_labels(labels, ignore)
     losses = logsumexp(logits, axis=1) - _picked(logits, labels)
     return losses if counted is None else where(counted, losses, 0.0)
 
 
 def _xent_forward(logits, labels, ignore):
-    counted, labels = _counted(labels, ignore)
+    counted, labels = counted_labels(labels, ignore)
     rows = xp.arange(len(labels), like=labels)
     z = logits - logits.max(axis=1, keepdims=True)      # so that exp can't overflow
     right = z[rows, labels]
@@ -49,7 +42,7 @@ def _xent_forward(logits, labels, ignore):
 
 
 def _xent_pullback(ct, wanted, labels, ignore, aux):
-    counted, labels = _counted(labels, ignore)
+    counted, labels = counted_labels(labels, ignore)
     ct = ct if counted is None else choose(counted, ct, 0.0)
     g = aux * ct[:, None]
     g[xp.arange(len(labels), like=labels), labels] -= ct
@@ -73,6 +66,37 @@ def softmax_cross_entropy(logits, labels, ignore_index=None):
                          "they must be (n, classes) and (n,)")
     check_numbers("softmax_cross_entropy", labels, logits.shape[1], "labels", "classes", ignore_index)
     return bind(_xent, (logits,), (to_device_of(labels, lower(logits)), ignore_index))
+
+
+# ---------------------------------------------------------------- the same of x Wᵀ, by tiles
+
+def _tiled_xent_definition(x, weight, labels, ignore, wide):
+    logits = linear(x, weight)
+    return _xent_definition(astype(logits, xp.float32) if wide and is_short(logits.dtype) else logits, labels, ignore)
+
+
+_tiled_xent_forward, _tiled_xent_pullback = tiled_cross_entropy.rules(tiled_cross_entropy.sums,
+                                                                      tiled_cross_entropy.slopes)
+_tiled_xent = Primitive("linear_cross_entropy", _tiled_xent_forward, "x weight", "labels ignore wide", aux=True,
+                        own_sums=True, definition=_tiled_xent_definition, pullback=_tiled_xent_pullback)
+
+
+def linear_cross_entropy(x, weight, labels, ignore_index=None):
+    """softmax_cross_entropy(linear(x, weight), labels), whose logits never exist as a whole: x (n, in), weight
+    (classes, in), labels (n,) integers -> (n,), 0 where the label is ignore_index. For many classes: kept for backward
+    are 8 bytes per row, besides x and weight; backward makes the logits again.
+
+    Under autocast the products are made in 16 bits, and the losses in float32.
+    ValueError on shapes that don't fit and on labels outside of 0 … classes-1. Source: Wijmans et al. 2024.
+    """
+    labels = numbers_in(labels)
+    if (len(x.shape) != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[1] or not weight.shape[0]
+            or labels.shape != x.shape[:1]):
+        raise ValueError(f"linear_cross_entropy: x {tuple(x.shape)}, weight {tuple(weight.shape)} and labels "
+                         f"{tuple(labels.shape)}: they must be (n, in), (classes, in) and (n,), of a class or more")
+    check_numbers("linear_cross_entropy", labels, weight.shape[0], "labels", "classes", ignore_index)
+    wide = state.autocast is not None
+    return bind(_tiled_xent, (x, weight), (to_device_of(labels, lower(x)), ignore_index, wide))
 
 
 # ---------------------------------------------------------------- softmax

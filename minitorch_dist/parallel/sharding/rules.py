@@ -287,7 +287,7 @@ RULES = {
     "max_pool": _text("bc*->bc*"), "avg_pool": _text("bc*->bc*"),
     "windows": functools.partial(_windows, more=True), "fold": functools.partial(_windows, more=False),
     "layer_norm": _norm, "rms_norm": _norm, "batch_norm": _text("bc*,c,c->bc*,c,c", "b"),
-    "softmax_cross_entropy": _text("bc,b->b", "c"),
+    "softmax_cross_entropy": _text("bc,b->b", "c"), "linear_cross_entropy": _text("bk,ck,b->b", "kc"),
 }
 
 # Which collective makes the whole of the parts where a factor is lost.

@@ -222,8 +222,12 @@ def _cross_entropy(logits, labels, ignore):
     return losses if ignore is None else ops.where(labels != ignore, losses, 0.0)
 
 
+def _linear_cross_entropy(x, weight, labels, ignore, wide):
+    return _cross_entropy(ops.linear(x, weight), labels, ignore)
+
+
 DEFINITIONS = {"linear": _linear, "linear_gelu": _linear_gelu, "conv": _conv,
-               "softmax_cross_entropy": _cross_entropy} | {
+               "softmax_cross_entropy": _cross_entropy, "linear_cross_entropy": _linear_cross_entropy} | {
     name: OPS[name].definition for name in ("softmax", "log_softmax", "layer_norm", "rms_norm", "batch_norm")}
 
 

@@ -1,0 +1,115 @@
+"""-log softmax(x Wᵀ)[label] without the logits, the largest array of a language model: by tiles of some classes.
+
+    forward    z = x W_tileᵀ     m, s and z[label] take it in
+    backward   z = x W_tileᵀ     g = ct · (exp(z - m) / s - [class = label])     x̄ += g W_tile     W̄_tile = gᵀ x
+
+m is a row's largest logit, s its Σ exp(z - m): these two are kept, 8 bytes per row, where logits of V classes and their
+cotangent take 8·V in float32. One tile exists at a time. The price is one product of four: backward makes the logits
+again. All arrays here are raw.
+
+Source: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models".
+"""
+
+import numpy as xp
+
+from .devices import on_host
+from .dtypes import is_short
+from .passes import choose
+from .products import matmul
+
+HOST, GPU = 1 << 23, 1 << 25        # elements of a tile
+STEP = 64                           # classes that a tile has a multiple of; four times as many at least
+
+
+def counted_labels(labels, ignore):
+    """(which labels count, None for all of them; the labels, 0 where they don't)."""
+    if ignore is None:
+        return None, labels
+    counted = labels != ignore
+    return counted, xp.where(counted, labels, 0)
+
+
+def tiles(rows, classes, most):
+    """[(first class, end)]: tiles of up to `most` elements, all but the last of one width."""
+    width = max(4 * STEP, most // max(1, rows) // STEP * STEP)
+    return [(at, min(at + width, classes)) for at in range(0, classes, width)]
+
+
+def _tiles(x, weight):
+    return tiles(len(x), len(weight), HOST if on_host(x) else GPU)
+
+
+def _wide(z):
+    """Floats of 16 bits in float32, in which exponentials are made and added up; others as they are."""
+    return z.astype(xp.float32) if is_short(z.dtype) else z
+
+
+def sums(z, labels):
+    """(the largest, Σ exp(z - the largest)) of each row; z is used up."""
+    z = _wide(z)
+    largest = z.max(axis=1)
+    z -= largest[:, None]
+    return largest, xp.exp(z, out=z).sum(axis=1)
+
+
+def slopes(ct, z, labels, largest, total):
+    """The cotangents of a tile of logits, which is used up; labels count from its first class."""
+    out = _wide(z)
+    out -= largest[:, None]
+    xp.exp(out, out=out)
+    out *= (ct / total)[:, None]
+    inside, rows, at = _within(labels, out)
+    out[rows, at] -= choose(inside, ct, 0.0)
+    return out.astype(z.dtype, copy=False)
+
+
+def _within(labels, z):
+    """(whether a row's label is in a tile of logits, rows, a class of the tile for each: the label if it is there)."""
+    classes = z.shape[1]
+    return ((labels >= 0) & (labels < classes), xp.arange(len(labels), like=labels),
+            xp.minimum(xp.maximum(labels, 0), classes - 1))
+
+
+def rules(sums, slopes, kept=tuple):
+    """(forward, pullback) by what a tile of logits gives: sums(z, labels) -> (largest, sums of exponentials),
+    slopes(ct, z, labels, largest, sums) -> its cotangents; labels count from the tile's first class, so that most lie
+    outside. kept: the class of what backward gets."""
+
+    def forward(x, weight, labels, ignore, wide):
+        counted, labels = counted_labels(labels, ignore)
+        labels = labels.astype(xp.int64)
+        most = None
+        for first, end in _tiles(x, weight):
+            z = matmul(x, weight[first:end].T)
+            inside, rows, at = _within(labels - first, z)
+            picked = _wide(z[rows, at])
+            largest, share = sums(z, labels - first)
+            if most is None:
+                most, total, right = largest, share, picked
+            else:
+                larger = xp.maximum(most, largest)
+                total = total * xp.exp(most - larger) + share * xp.exp(largest - larger)
+                most, right = larger, choose(inside, picked, right)
+        losses = xp.log(total) + (most - right)
+        losses = losses if counted is None else choose(counted, losses, 0.0)
+        return losses if wide else losses.astype(z.dtype, copy=False), kept((most, total))
+
+    def pullback(ct, wanted, x, weight, labels, ignore, aux):
+        counted, labels = counted_labels(labels, ignore)
+        labels = labels.astype(xp.int64)
+        ct = _wide(ct) if counted is None else choose(counted, _wide(ct), 0.0)
+        gx = gw = None
+        for first, end in _tiles(x, weight):
+            part = weight[first:end]
+            g = slopes(ct, matmul(x, part.T), labels - first, *aux)
+            if wanted[0]:
+                share = _wide(matmul(g, part))
+                gx = share if gx is None else xp.add(gx, share, out=gx)
+            if wanted[1]:
+                if gw is None:
+                    gw = getattr(wanted[1], "array", None)      # where `wanted` is an Into of the engine's
+                    gw = gw if gw is not None and gw.dtype == g.dtype else xp.empty(weight.shape, g.dtype, like=g)
+                matmul(g.T, x, out=gw[first:end])
+        return gx if gx is None else gx.astype(x.dtype, copy=False), gw
+
+    return forward, pullback
