@@ -12,6 +12,7 @@ from .attention import MultiHeadAttention, places
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
+from .loss import linear_cross_entropy
 from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
@@ -146,7 +147,8 @@ class GPT(Module):
 
     model(tokens, documents) with the number of each position's document, integers (batch, time), works on several
     documents in a row (data/packing.py) as on each alone: nobody looks into another, and positions begin anew in each,
-    wherever the number changes. So numbers are a stretch each.
+    wherever the number changes. So numbers are a stretch each. With targets=, the integers (batch, time) to predict, it
+    gives the losses (batch, time) in place of the logits, which then never exist as a whole (see losses).
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
@@ -183,10 +185,11 @@ class GPT(Module):
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
 
     @by_position
-    def forward(self, tokens, documents=None):
+    def forward(self, tokens, documents=None, targets=None):
         x, aux = self.features(tokens, documents)
-        logits = self.scores(self.norm(x))
-        return logits if aux is None else (logits, aux)
+        x = self.norm(x)
+        y = self.scores(x) if targets is None else self.losses(x, targets)
+        return y if aux is None else (y, aux)
 
     def features(self, tokens, documents=None):
         """What the last block gives, (batch, time, dim), and the sum of the auxiliary losses, or None."""
@@ -213,6 +216,19 @@ class GPT(Module):
         """The output layer: logits (batch, time, vocabulary) of features (batch, time, dim) behind a norm."""
         x = x if self.output_multiplier is None else self.output_multiplier * x
         return self.embed.attend(x) if self.head is None else self.head(x)
+
+    def losses(self, x, targets):
+        """-log softmax(logits)[target] (batch, time), 0 where a target is -100, of features (batch, time, dim) behind a
+        norm and integers (batch, time), without the logits: ops.linear_cross_entropy. ValueError where the output layer
+        does more than a product: hooks, adapters, a share of the vocabulary."""
+        tied = self.head is None
+        if not (type(self.embed).attend is Embedding.attend if tied else
+                _plain(self.head, Linear) and self.head.bias is None):
+            raise ValueError(f"GPT: targets want an output layer that is a product with one matrix and nothing else, "
+                             f"not {self.embed if tied else self.head!r}, which has more to it: leave them out, and "
+                             "take the loss of the logits")
+        x = x if self.output_multiplier is None else self.output_multiplier * x
+        return linear_cross_entropy(x, (self.embed if tied else self.head).weight, targets, "none")
 
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.

@@ -34,6 +34,11 @@ def loss_sum(model, shard):
     return nn.cross_entropy(model(*apart(shard.inputs)), shard.labels, reduction="sum")
 
 
+def tiled_loss_sum(model, shard):
+    """The same without logits."""
+    return model(*apart(shard.inputs), targets=shard.labels).sum()
+
+
 def batches(rows, rank=0, size=1, micro_shards=1):
     loader = data.Loader(rows.rows, rows.targets, BATCH, seed=2, rank=rank, size=size, micro_shards=micro_shards)
     every = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
@@ -68,7 +73,8 @@ def train(family, options):
     return trained(family, **options)
 
 
-def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False, dropout=0.0, **options):
+def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False, dropout=0.0, loss=loss_sum,
+            **options):
     """sizes: {axis: ranks}; options: train_step's."""
     mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "tp": 1} | (sizes or {}))
     rows, model, ranks = packed(), gpt(family, dropout), mesh["dp", "cp"]
@@ -82,7 +88,7 @@ def trained(family, sizes=None, stage=0, how="ring", sequence=False, exact=False
     optimizer, losses = optimizer_of(replica), []
     for step, batch in batches(rows, mesh.coords["dp"], mesh["dp"].size, MICRO_SHARDS if exact else 1):
         part = cp.cut_sequence(batch, mesh["cp"]) if mesh["cp"].size > 1 else batch
-        losses.append(training.train_step(replica, optimizer, part, loss_sum, ranks, seed=3, step=step,
+        losses.append(training.train_step(replica, optimizer, part, loss, ranks, seed=3, step=step,
                                           units=rows.units, micro_shards=MICRO_SHARDS, **options)[0])
     return losses, ranks.broadcast_object(tp.full_state_dict(replica)) if stage else tp.full_state_dict(model)
 

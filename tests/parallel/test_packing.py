@@ -13,6 +13,7 @@ from . import packing_cases
 
 CASES = "tests.parallel.packing_cases:"
 WANTED = {}
+TILED = {"loss": packing_cases.tiled_loss_sum}
 
 
 def wanted(family):
@@ -29,6 +30,8 @@ FORMS = {
     "ring": (2, {"sizes": {"cp": 2}}), "all-to-all": (2, {"sizes": {"cp": 2}, "how": "all_to_all"}),
     "ring, tensor, ZeRO 3": (4, {"sizes": {"cp": 2, "tp": 2}, "stage": 3}),
     "ring, DDP": (4, {"sizes": {"cp": 2}}),
+    "by tiles, DDP": (2, TILED), "by tiles, ZeRO 3": (2, {"stage": 3} | TILED),
+    "by tiles, ring": (2, {"sizes": {"cp": 2}} | TILED),
 }
 
 
@@ -46,7 +49,7 @@ def test_one_curve(family, form):
             np.testing.assert_allclose(value, parameters[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"stage": 3}], ids=["DDP", "ZeRO 3"])
+@pytest.mark.parametrize("options", [{}, {"stage": 3}, TILED], ids=["DDP", "ZeRO 3", "by tiles"])
 def test_exact_mode_has_the_same_bits_on_any_ranks(options):
     options = options | {"exact": True, "dropout": 0.2}
     (losses, state), = crews.call(CASES + "train", 1, ("gpt", options), env=threads(1))
