@@ -107,10 +107,13 @@ def arrivals(job):
     return found
 
 
-def loss(sizes, model, x, y, group=None):
+def loss(sizes, model, x, y, group=None, tiled=False):
     """The sum of the losses, of all tokens that are predicted. group: of tensor-parallel ranks, each of which has some
-    of the scores. A function, so that nobody holds the logits afterwards."""
-    logits, aux = model(x) if sizes.experts else (model(x), None)
+    of the scores. tiled: without logits. A function, so that nobody holds the logits afterwards."""
+    more = {"targets": y} if tiled else {}
+    logits, aux = model(x, **more) if sizes.experts else (model(x, **more), None)
+    if tiled:
+        return logits.sum() if aux is None else logits.sum() + y.size * aux
     if group is not None and group.size > 1:
         return sum(tp.vocab_parallel_cross_entropy(scores, targets_at(k, y), group, sizes.vocabulary, "sum")
                    for k, scores in enumerate(logits if sizes.predict > 1 else [logits]))
@@ -136,8 +139,8 @@ def step(job, folder=None):
     def train():
         for x, y in pieces[:-1]:
             with model.no_sync():
-                loss(sizes, model, x, y, group).backward()
-        loss(sizes, model, *pieces[-1], group).backward()
+                loss(sizes, model, x, y, group, job["tiled_loss"]).backward()
+        loss(sizes, model, *pieces[-1], group, job["tiled_loss"]).backward()
         optimizer.step()
     train()
     model.zero_grad()

@@ -203,6 +203,26 @@ def test_flops_are_the_models(family, experts, k, shared):
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
+def test_a_tiled_loss_costs_the_output_layer_s_product_once_more():
+    tokens = np.zeros((5, 11), int)
+    job = Job(SMALL, batch=5, time=11, tiled_loss=True)
+    model = plan_cases.gpt(SMALL)
+    flops = nn.summary(model, tokens, None, tokens).training_flops
+    assert flops == nn.summary(model, tokens).training_flops
+    assert rank_of(job, 0).flops == flops + 2 * 55 * SMALL.width * SMALL.vocabulary
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"model": Parameters(7e9)}, "only the number of parameters"), ({"tp": 2}, "--tp 2, where each rank has logits"),
+    ({"pp": 3, "micro_batches": 3, "batch": 3}, "--pp 3, where what the last stage"),
+    ({"model": replace(SMALL, predict=2)}, "--predict 2, where each depth"),
+    ({"model": replace(SMALL, tied=False), "lora_rank": 2, "lora_targets": ("*",)},
+     "an adapter beside the output layer")])
+def test_where_logits_are_wanted_a_tiled_loss_is_refused(more, words):
+    with pytest.raises(ValueError, match=f"--tiled-loss .*{words}"):
+        Job(**{"model": replace(SMALL, tied=False), "batch": 2, "time": 4, "tiled_loss": True} | more)
+
+
 def test_flops_of_micro_batches_are_the_models():
     """2, 2 and 3 samples, each routed alone."""
     job = job_of({"ep": 2, "batch": 14, "micro_batches": 3, "model": {"experts": 4}})
@@ -212,6 +232,7 @@ def test_flops_of_micro_batches_are_the_models():
 
 # ---------------------------------------------------------------- the ledger
 
+TILED = {"tiled_loss": True}
 RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "alone": {}, "ddp": {"dp": 2}, "ddp, no dropout, untied": {"dp": 4, "model": {"dropout": False, "tied": False}},
     "1": {"dp": 3, "stage": 1}, "2": {"dp": 2, "stage": 2}, "3": {"dp": 2, "stage": 3}, "3 on 4": {"dp": 4, "stage": 3},
@@ -250,11 +271,17 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, shared": {"micro_batches": 2, "model": {"experts": 3, "top_k": 1, "shared_experts": 1}},
     "experts, shared, 3, divided": {"dp": 2, "ep": 2, "stage": 3, "checkpointing": True,
                                     "model": {"experts": 4, "shared_experts": 2, "dropout": False}},
+    "by tiles": TILED,
+    "by tiles, 3, untied": {"dp": 2, "stage": 3, "micro_batches": 2, "model": {"tied": False}} | TILED,
+    "by tiles, ring": {"cp": 2, "time": 12, "model": {"dropout": False}} | TILED,
+    "by tiles, checkpoints": {"dp": 2, "checkpointing": True} | TILED,
+    "by tiles, experts": {"ep": 2, "model": {"experts": 4, "tied": False}} | TILED,
 }
 
 
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
-          "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided")
+          "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
+          "by tiles")
 
 
 OF_X = {"q_rank": None}     # whose queries have no latents of their own

@@ -135,6 +135,8 @@ RUNS = {    # as test_plan.py's
     "sequences, again, two": {"lora_rank": 3, "tp": 2, "time": 10, "sequence_parallel": "regather",
                               "lora_targets": ("*mlp.?",), "checkpointing": True},
     "ring": {"lora_rank": 3, "cp": 2, "time": 12},
+    "by tiles": {"lora_rank": 3, "tiled_loss": True},
+    "by tiles, 3, untied": {"lora_rank": 3, "dp": 2, "stage": 3, "tiled_loss": True, "model": {"tied": False}},
     "ring, mlp": {"lora_rank": 3, "cp": 2, "time": 12, "lora_targets": ("*mlp.2",), "checkpointing": True},
     "all-to-all, 3": FOUR | {"cp": 2, "cp_by": "all_to_all", "time": 12, "stage": 3},
     "experts": {"lora_rank": 3, "ep": 2, "model": {"experts": 4}},

@@ -191,13 +191,17 @@ AHEAD = {
 }
 # The same where adapters alone are trained: no gradient comes to embeddings, nor to the matrix that joins both.
 AHEAD_OF_ADAPTERS = {"mixed": [], "float32": AHEAD["float32"][:2]}
-# Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials.
+# Scores: mixed: in float32 for the loss; float32: they and their softmax; divided: their exponentials. By tiles: none.
 OUTPUT = {
     "mixed": [Row("norm: its input", "whole", 2), Row("output layer: its input", "input", 2, 2, "head"),
               Row("its cotangent", "logit", 0, 2, "head"), Row("scores", "logit", 4)],
     "float32": [*norm("norm"), Row("output layer: its input", "input", 4, 4, "head"),
                 Row("its cotangent", "logit", 0, 4, "head"), Row("scores, softmax", "logit", 8),
                 Row("labels", "token", 8, 8)],
+    **{f"{precision}, by tiles": [*first, Row("output layer: its input", "input", size, size, "head"),
+                                  Row("largest scores, sums of exponentials", "token", 8), *labels]
+       for precision, size, first, labels in (("mixed", 2, [Row("norm: its input", "whole", 2)], []),
+                                              ("float32", 4, norm("norm"), [Row("labels", "token", 8, 8)]))},
     # The loss takes scores by three indices, of which samples and positions are two.
     "float32, divided": [*norm("norm"), Row("output layer: its input", "input", 4, 4, "head"),
                          Row("its cotangent", "logit", 0, 4, "head"), Row("exponentials of scores", "logit", 4),
@@ -249,8 +253,11 @@ def with_adapters(rows, job, flows=True):
 
 
 def fused(layer, job):
-    """Whether a frozen matrix's input is kept all the same: by one op for x Wᵀ + b, which may be differentiated again.
+    """Whether a frozen matrix's input is kept all the same: by one op for x Wᵀ + b, or for x Wᵀ and the loss behind it,
+    which may be differentiated again.
     Where the ranks' parts of the result are added up, b comes later; a llama has none."""
+    if layer == "head":
+        return job.tiled_loss
     biased = ("attention.qkv", "mlp.0", *["attention.out", "mlp.2"] * (job.tp == 1))
     return job.model.family == "gpt" and layer in biased
 
@@ -281,7 +288,8 @@ def activations(job, stage, samples):
         before = [*before, Row("positions", "position", 8)]
     of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
     before = with_adapters(before, job, False)
-    behind, rows = with_adapters(OUTPUT[ends] if last else [], job), block_of(job)
+    output = OUTPUT[ends + ", by tiles" * job.tiled_loss] if last else []
+    behind, rows = with_adapters(output, job), block_of(job)
     block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
     blocks = [begin if first else block, *[block] * (layers - 1)]
     if job.cp > 1:      # its labels aren't a view of the batch's, but a copy, which I drops

@@ -81,6 +81,8 @@ def add_command(commands):
     p.add_argument("--schedule", default="1f1b", help=f"of the pipeline: {', '.join(SCHEDULES)}")
     p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
     p.add_argument("--checkpointing", action="store_true", help="keep the blocks' inputs alone, and compute twice")
+    p.add_argument("--tiled-loss", action="store_true", help="make the loss by tiles of the vocabulary: no logits are "
+                   "kept, and they are made twice")
     p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
                    help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
     p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
@@ -126,7 +128,7 @@ def plans_of(args):
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
     job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
               args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
-              args.offload_optimizer, args.shard_over, args.state_bits, **_lora(args))
+              args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -152,7 +154,8 @@ def every_of(args):
     device, model = _device(args), _model(args)
     job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
               micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing,
-              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits, **_lora(args))
+              cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits,
+              tiled_loss=args.tiled_loss, **_lora(args))
     check_choice("--sequence-parallel", args.sequence_parallel)
     plans, refused = every(job, device, args.devices, None if args.stage is None else [args.stage],
                               args.micro_batches, args.sequence_parallel, args.cp, args.ep)

@@ -38,6 +38,7 @@ class Job:
                    without dropout of their own
     base_bits      of the matrices beside which they stand: the precision's, or 4 (None: the precision's)
     lora_parameters  of a model of which only the number of parameters is known: how many adapters have beside it
+    tiled_loss     the loss is made by tiles of the vocabulary, without logits (nn.linear_cross_entropy)
     ValueError where it can't be done.
     """
 
@@ -64,6 +65,7 @@ class Job:
     lora_targets: tuple | None = None
     base_bits: int | None = None
     lora_parameters: float | None = None
+    tiled_loss: bool = False
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -94,11 +96,28 @@ class Job:
                              f"micro-batch: --batch {by * self.micro_batches} or a multiple, or fewer --micro-batches")
         self._check_lora()
         self._check_cut()
+        self._check_loss()
         if self.model.layers is not None:
             self._check_ahead()
             self._check_sequences()
             self._check_experts()
         self._check_schedule()
+
+    def _check_loss(self):
+        """A GPT's forward, given targets, makes its losses from the output layer's input; see nn.GPT.losses."""
+        if not self.tiled_loss:
+            return
+        if self.model.layers is None:
+            raise ValueError("--tiled-loss of a model of which only the number of parameters is known: give a GPT's "
+                             "sizes, or leave it out")
+        for name, size, why in (("tp", self.tp, "each rank has logits of a share of the vocabulary"),
+                                ("pp", self.pp, "what the last stage gives is logits"),
+                                ("predict", self.model.predict, "each depth gives logits")):
+            if size > 1:
+                raise ValueError(f"--tiled-loss with --{name} {size}, where {why}: leave one of them out")
+        if self.adapters is not None and "head" in self.adapters.layers:
+            raise ValueError("--tiled-loss with an adapter beside the output layer, whose logits are the sum of two "
+                             "products: leave one of them out")
 
     def _check_lora(self):
         if not self.frozen:
