@@ -127,6 +127,24 @@ class Elsewhere:
         return json.loads(answer)
 
 
+def child(program, what, *args):
+    """Call a function of a benchmark program in a fresh process; arguments and result are JSON."""
+    code = f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import {program}; " \
+           f"print(json.dumps({program}.{what}(*json.loads(sys.argv[1]))))"
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def resident():
+    """The most memory that this process has had resident; NaN where the system has no /proc. (getrusage would hand on
+    what the parent process had.)"""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 def serve(function):
     """The other side of Elsewhere: for each number on stdin call the function so often, and print the seconds and
     what the last call returned. Ends with stdin."""

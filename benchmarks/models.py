@@ -3,13 +3,9 @@
     python benchmarks/models.py [lenet] [gpt]
 """
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-from _harness import HERE, Report, compare, installed, named, one_core, result
+from _harness import Report, child, compare, installed, named, one_core, resident, result
 
 one_core()
 
@@ -67,16 +63,6 @@ def profile(name, seconds):
     return [{"part": part, "ms": f"{1e3 * s:.2f}", "share": f"{100 * s / seconds:.0f} %"} for part, s in parts.items()]
 
 
-def resident():
-    """The most memory that this process has had resident; NaN where the system has no /proc. (getrusage would hand on
-    what the parent process had.)"""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return float("nan")
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
 def peak_bytes(name, who):
     """(the most resident memory after some steps, how much of it came after the imports), of a process of its own."""
     import _models
@@ -87,14 +73,6 @@ def peak_bytes(name, who):
     for _ in range(MEMORY_STEPS):
         step()
     return resident(), resident() - before
-
-
-def child(what, *args):
-    """Call one of the above in a fresh process."""
-    code = f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import models; " \
-           f"print(json.dumps(models.{what}(*json.loads(sys.argv[1]))))"
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(args)], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(names):
@@ -110,13 +88,13 @@ def main(names):
             raise RuntimeError(f"{name}: ours and torch compute different things: {losses}")
         seconds = compare(steps, rounds=ROUNDS[name])
         ours = seconds["ours"].best
-        memory = {who: child("peak_bytes", name, who) for who in steps}
+        memory = {who: child("models", "peak_bytes", name, who) for who in steps}
         rival = seconds.get("torch eager", seconds["ours"]).best
         report.table(_models.title(name), [
             {"step of": who, "ms": f"{1e3 * s.best:.1f}", "median": f"{1e3 * s.median:.1f}",
              "× torch's speed": f"{rival / s.best:.2f}", "peak MB": f"{memory[who][0] / 1e6:.0f}",
              "beyond the imports, MB": f"{memory[who][1] / 1e6:.0f}"} for who, s in seconds.items()])
-        report.table(f"where ours goes: {name}", child("profile", name, ours))
+        report.table(f"where ours goes: {name}", child("models", "profile", name, ours))
         if "torch eager" in seconds:
             report.aim(f"{name}: ours against torch eager", f"≥ {AIMS[name]} ×", f"{rival / ours:.2f} ×",
                        rival / ours >= AIMS[name])
