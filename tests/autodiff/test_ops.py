@@ -70,6 +70,15 @@ def test_a_nan_branch_that_where_does_not_take_stays_out_of_forward_mode():
     np.testing.assert_allclose(t, [0.0, 0.25])
 
 
+def test_where_gives_a_tensor_where_its_condition_is_one():
+    a, x = np.array([0.5, -1.0]), mt.tensor(np.array([0.5, -1.0]))
+    choose = lambda x: mt.where(x > 0, 1.0, 2.0)     # noqa: E731
+    for f in (choose, mt.compile(choose)):
+        assert isinstance(f(x), mt.Tensor) and np.array_equal(f(x).numpy(), [1.0, 2.0])
+    assert isinstance(mt.where(x > 0, a, -a), mt.Tensor) and isinstance(choose(a), np.ndarray)
+    np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(choose(x) * x))(a), [1.0, 2.0])
+
+
 def test_power_at_zero_and_below():
     x, y = mt.tensor(np.array([0.0, -2.0]), requires_grad=True), mt.tensor(np.array([2.0, 3.0]), requires_grad=True)
     mt.power(x, y).sum().backward()

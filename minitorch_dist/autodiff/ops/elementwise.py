@@ -193,9 +193,9 @@ _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
-    condition = lower(condition)
-    out = bind(_where, (xp.bool_(condition) if condition.__class__ is bool else condition, weak(x, y), weak(y, x)))
-    return out if out.__class__ in TRACED else constant(out, None)
+    mask = lower(condition)
+    out = bind(_where, (xp.bool_(mask) if mask.__class__ is bool else mask, weak(x, y), weak(y, x)))
+    return out if out.__class__ in TRACED else constant(out, condition)
 
 
 def astype(x, dtype):
