@@ -21,6 +21,7 @@ AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
 MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
 BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) == 2 and all(0 <= b < 1 for b in betas),
          "two numbers in [0, 1)")
+PLAIN = float, int, bool, str, type(None)       # of settings: nothing to make of them before a step
 
 
 @dataclass
@@ -112,12 +113,15 @@ class Optimizer:
         """NumPy's numbers among a group's settings become Python's, with which arrays are worked on in their own dtype:
         a rate of float64 and the same one of float32 would give different bits."""
         for name, value in group.items():
-            if isinstance(value, Tensor):
-                raise TypeError(f"{type(self).__name__}: {name} is a tensor; it must be a number: float({name})")
-            if isinstance(value, tuple):
-                group[name] = tuple(map(_plain, value))
-            elif name != "params":
-                group[name] = _plain(value)
+            if name != "params" and value.__class__ not in PLAIN:
+                group[name] = self._as_number(name, value)
+
+    def _as_number(self, name, value):
+        if isinstance(value, Tensor):
+            raise TypeError(f"{type(self).__name__}: {name} is a tensor; it must be a number: float({name})")
+        if isinstance(value, (tuple, list)):
+            return tuple(self._as_number(name, each) for each in value)
+        return value.item() if isinstance(value, (xp.generic, xp.ndarray)) and value.size == 1 else value
 
     def _settle(self):
         """Make empty state where the parameters live now, an entry per flat buffer and state_bits; an exception changes
@@ -415,10 +419,6 @@ def tensors(params):
     """[tensor] of tensors, of one, or of (name, tensor) pairs."""
     params = [params] if isinstance(params, Tensor) else list(params)
     return [p[1] if isinstance(p, tuple) else p for p in params]
-
-
-def _plain(value):
-    return value.item() if isinstance(value, (xp.generic, xp.ndarray)) and value.size == 1 else value
 
 
 def check_settings(**rules):

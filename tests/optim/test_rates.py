@@ -22,3 +22,17 @@ def test_a_rate_is_no_tensor(make):
             mt.sum(model(mt.tensor(np.ones((3, 2), np.float32)))).backward()
             optimizer.step()
         assert all(np.array_equal(a, plain.state_dict()[name]) for name, a in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("numbers", [tuple, list])
+def test_numbers_in_a_groups_list_are_pythons_too(numbers):
+    layer, plain = (nn.Linear(3, 2, bias=False) for _ in range(2))
+    plain.load_state_dict(layer.state_dict())
+    for model, betas in ((layer, numbers(np.array([0.9, 0.99]))), (plain, (0.9, 0.99))):
+        optimizer = optim.Adam([{"params": model.parameters(), "betas": betas}], lr=0.003)
+        for _ in range(3):
+            mt.sum(mt.tanh(model(mt.tensor(np.ones((3, 3), np.float32))))).backward()
+            optimizer.step()
+    assert layer.weight.numpy().tobytes() == plain.weight.numpy().tobytes()
+    with pytest.raises(TypeError, match="betas is a tensor"):
+        optim.Adam([{"params": layer.parameters(), "betas": numbers([mt.tensor(0.9), 0.99])}])
