@@ -13,7 +13,7 @@ from .tensor import Tensor
 
 def _shape(shape):
     """f(2, 3) and f((2, 3)) mean the same."""
-    return wholes(shape=shape[0] if len(shape) == 1 else shape)
+    return wholes("shape", shape[0] if len(shape) == 1 else shape)
 
 
 def _made(array, device, requires_grad):
@@ -22,7 +22,7 @@ def _made(array, device, requires_grad):
 
 def full(shape, value, dtype=None, device="cpu", requires_grad=False):
     """`value` everywhere; the dtype, unless given, is float32, int64 or bool, after the value."""
-    shape = wholes(shape=shape)
+    shape = wholes("shape", shape)
     dtype = as_dtype(dtype or {bool: xp.bool_, int: xp.int64}.get(type(value), xp.float32))
     with on(device):        # filled where it shall live: nothing is sent
         return Tensor(module_on(device).full(shape, value, dtype)).requires_grad_(requires_grad)

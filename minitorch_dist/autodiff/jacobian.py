@@ -35,7 +35,7 @@ def _block(slices, front, back, columns=False):
 
 def _of_chosen(f, args, argnums):
     """(f as a function of the chosen argument alone, that argument): a tuple of them where argnums is a tuple."""
-    chosen = wholes(argnums=argnums)
+    chosen = wholes("argnums", argnums)
 
     def of_x(x):
         full = list(args)

@@ -102,7 +102,7 @@ def value_and_grad(f, argnums=0, has_aux=False):
     (number, anything), and the result is ((number, anything), gradient).
     argnums: an int gives one gradient, a tuple of ints a tuple of gradients.
     """
-    chosen = wholes(argnums=argnums)
+    chosen = wholes("argnums", argnums)
 
     def differentiated(*args, **kwargs):
         extra = []

@@ -13,21 +13,23 @@ def is_whole(value):
     return True
 
 
-def whole(**named):
-    """The one argument, as an int. TypeError, naming it, where it is no whole number."""
-    (name, value), = named.items()
+def whole(name, value):
+    """The argument of this name, as an int. TypeError where it is no whole number."""
     try:
         return index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be a whole number") from None
 
 
-def wholes(**named):
-    """The one argument, one whole number or several, as a tuple of ints. TypeError, naming it, where it isn't that."""
-    (name, value), = named.items()
+def wholes(name, value):
+    """The argument of this name, one whole number or several, as a tuple of ints. TypeError where it isn't that."""
+    if value.__class__ is tuple:        # mostly of ints, which is seen in half the time of making them
+        for each in value:
+            if each.__class__ is not int:
+                break
+        else:
+            return value
     try:
-        if value.__class__ is tuple:
-            return tuple(map(index, value))
         return (index(value),) if is_whole(value) else tuple(map(index, value))
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be a whole number, or several") from None

@@ -89,7 +89,7 @@ class Loader:
             if not getattr(array, "shape", ()):
                 raise TypeError(f"{name}: a Loader cuts arrays of one sample per first index, got "
                                 f"{type(array).__name__}.")
-        micro_shards = whole(micro_shards=micro_shards)
+        micro_shards = whole("micro_shards", micro_shards)
         if len(images) != len(labels):
             raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
         if not 0 <= rank < size:

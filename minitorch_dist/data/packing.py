@@ -124,7 +124,7 @@ def concatenate(documents, length):
 
 def _pairs(documents, length):
     """[(number of a document, its pairs of a token and the next)], of those that have one."""
-    if whole(length=length) < 1:
+    if whole("length", length) < 1:
         raise ValueError(f"packing: rows of length={length}; they have 1 position or more")
     if bad := [f"document {i} is {d.dtype} {d.shape}" for i, d in enumerate(map(np.asarray, documents))
                if d.ndim != 1 or d.size and d.dtype.kind not in "iu"]:

@@ -22,7 +22,7 @@ class Sampler:
     """
 
     def __init__(self, n, batch_size, seed=0, shuffle=True, drop_last=False):
-        self.n, self.batch_size, self.seed = (whole(**{name: value}) for name, value in (
+        self.n, self.batch_size, self.seed = (whole(name, value) for name, value in (
             ("n", n), ("batch_size", batch_size), ("seed", seed)))
         self.shuffle, self.drop_last = shuffle, drop_last
         if self.n < 1:

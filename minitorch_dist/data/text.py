@@ -51,7 +51,7 @@ class Windows:
     short for one."""
 
     def __init__(self, tokens, length):
-        if whole(length=length) < 1 or len(tokens) < length + 1:
+        if whole("length", length) < 1 or len(tokens) < length + 1:
             raise ValueError(f"a text of {len(tokens)} characters has no window of {length} and one more; take "
                              "a longer text or shorter windows")
         windows = np.lib.stride_tricks.sliding_window_view(tokens, length)

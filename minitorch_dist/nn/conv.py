@@ -95,7 +95,7 @@ class Reshape(Module):
 
     def __init__(self, *shape):
         super().__init__()
-        self.shape = wholes(shape=shape)
+        self.shape = wholes("shape", shape)
 
     def forward(self, x):
         return ops.reshape(x, (len(x), *self.shape))

@@ -59,7 +59,7 @@ def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_ran
     usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
     given = (default if size is None else size for size, default in zip(
         (rope_size, value_size, kv_rank), usual, strict=True))
-    sizes = Sizes(*(None if size is None else whole(size=size) for size in (nope_size, *given, q_rank)))
+    sizes = Sizes(*(None if size is None else whole("size", size) for size in (nope_size, *given, q_rank)))
     if min(size for size in sizes if size is not None) < 1 or sizes.rope_size % 2:
         raise ValueError(f"attention by latents: {', '.join(f'{k}={v}' for k, v in sizes._asdict().items())} must be 1 "
                          "or more, and rope_size even: rotary positions turn pairs of features")

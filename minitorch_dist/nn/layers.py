@@ -17,7 +17,7 @@ class Linear(Module):
 
     def __init__(self, in_features, out_features, bias=True, dtype=xp.float32, weight_init=None):
         super().__init__()
-        in_features, out_features = whole(in_features=in_features), whole(out_features=out_features)
+        in_features, out_features = whole("in_features", in_features), whole("out_features", out_features)
         shape = (out_features, in_features)
         self.weight = Parameter((weight_init or init.torch_linear)(shape, dtype))
         if bias:

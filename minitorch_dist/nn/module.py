@@ -26,7 +26,7 @@ def Parameter(values, requires_grad=True):
 def at_least_1(name, **sizes):
     """A module's sizes as a list of ints; None: not given. ValueError where one isn't 1 or more, TypeError where it is
     no whole number."""
-    sizes = {key: size if size is None else whole(**{key: size}) for key, size in sizes.items()}
+    sizes = {key: size if size is None else whole(key, size) for key, size in sizes.items()}
     if wrong := ", ".join(f"{key}={size}" for key, size in sizes.items() if size is not None and size < 1):
         raise ValueError(f"{name}: {wrong} must be 1 or more")
     return list(sizes.values())

@@ -282,14 +282,14 @@ class MoE(Module):
                  expert_bias=False, sequence_balance=0.0):
         super().__init__()
         size, hidden, experts = at_least_1("MoE", size=size, hidden=hidden, experts=experts)
-        k, shared = whole(k=k), whole(shared=shared)
-        nodes = nodes if nodes is None or is_whole(nodes) else wholes(nodes=nodes)
+        k, shared = whole("k", k), whole("shared", shared)
+        nodes = nodes if nodes is None or is_whole(nodes) else wholes("nodes", nodes)
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
         if not 0 < capacity_factor < math.inf:
             raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0")
-        group = whole(group=group) if is_whole(group) else group
+        group = whole("group", group) if is_whole(group) else group
         if group not in (None, "sequence") and not (is_whole(group) and group > 0):
             raise ValueError(f"MoE: group={group!r} must be a number of tokens, 'sequence', or None for all of a call")
         self.k, self.capacity_factor, self.group, self.balance, self.z = k, capacity_factor, group, balance, z

@@ -76,7 +76,7 @@ class MultiTokenPrediction(Module):
 
     def __init__(self, model, depth=1):
         super().__init__()
-        depth = whole(depth=depth)
+        depth = whole("depth", depth)
         if depth < 1:
             raise ValueError(f"MultiTokenPrediction: depth={depth}; 1 or more tokens beside the next one")
         self.model, self.depth = model, depth

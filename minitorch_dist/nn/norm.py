@@ -13,7 +13,7 @@ class LayerNorm(Module):
 
     def __init__(self, normalized_shape, eps=1e-5, dtype=xp.float32):
         super().__init__()
-        self.normalized_shape = wholes(normalized_shape=normalized_shape)
+        self.normalized_shape = wholes("normalized_shape", normalized_shape)
         self.eps = eps
         self.weight = Parameter(xp.ones(self.normalized_shape, as_dtype(dtype)))
         self.bias = Parameter(xp.zeros(self.normalized_shape, as_dtype(dtype)))
@@ -30,7 +30,7 @@ class RMSNorm(Module):
 
     def __init__(self, normalized_shape, eps=1e-6, dtype=xp.float32):
         super().__init__()
-        self.normalized_shape = wholes(normalized_shape=normalized_shape)
+        self.normalized_shape = wholes("normalized_shape", normalized_shape)
         self.eps = eps
         self.weight = Parameter(xp.ones(self.normalized_shape, as_dtype(dtype)))
 
@@ -57,7 +57,7 @@ class BatchNorm(Module):
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, dtype=xp.float32):
         super().__init__()
-        num_features = whole(num_features=num_features)
+        num_features = whole("num_features", num_features)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         dtype = as_dtype(dtype)
         self.weight = Parameter(xp.ones(num_features, dtype))

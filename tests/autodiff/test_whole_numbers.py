@@ -131,15 +131,24 @@ def test_layers(name):
 
 @pytest.mark.parametrize("call", [
     lambda: mt.sum(X, 1.0), lambda: mt.sum(X, "1"), lambda: mt.softmax(X, 1.0), lambda: mt.flip(X, 1.5),
-    lambda: mt.reshape(X, 4.0, 6), lambda: mt.pad(X, 1.5), lambda: mt.repeat(X, 1.5), lambda: mt.tile(X, 1.5),
-    lambda: mt.chunk(X, 1.5), lambda: mt.split(X, 1.5), lambda: mt.topk(X, 1.5), lambda: mt.zeros(1.5),
-    lambda: mt.conv2d(IMAGES, KERNEL, groups=1.5), lambda: mt.layer_norm(X, 4.0), lambda: nn.Linear(4.0, 3),
-    lambda: nn.Embedding(4, 3.0), lambda: nn.MultiHeadAttention(8, 2.0), lambda: nn.GPT(7, 8, 2, 2, 8.0),
-    lambda: nn.LayerNorm("4"), lambda: mt.grad(mt.sum, 0.0)(X),
+    lambda: mt.reshape(X, 4.0, 6), lambda: mt.transpose(X, 2.0, 0, 1), lambda: mt.pad(X, 1.5),
+    lambda: mt.repeat(X, 1.5), lambda: mt.tile(X, 1.5), lambda: mt.chunk(X, 1.5), lambda: mt.split(X, 1.5),
+    lambda: mt.topk(X, 1.5), lambda: mt.zeros(1.5), lambda: mt.conv2d(IMAGES, KERNEL, groups=1.5),
+    lambda: mt.layer_norm(X, 4.0), lambda: nn.Linear(4.0, 3), lambda: nn.Embedding(4, 3.0),
+    lambda: nn.MultiHeadAttention(8, 2.0), lambda: nn.GPT(7, 8, 2, 2, 8.0), lambda: nn.LayerNorm("4"),
+    lambda: mt.grad(mt.sum, 0.0)(X),
 ])
 def test_other_numbers_are_refused(call):
-    with pytest.raises(TypeError, match="whole number|integer"):
+    with pytest.raises(TypeError, match="must be (a )?whole number"):
         call()
+
+
+def test_several_may_be_an_array_or_a_list():
+    for kind in (np.array, list):
+        assert mt.reshape(X, kind([6, -1])).shape == (6, 4) and mt.tensor(X).reshape(kind([6, 4])).shape == (6, 4)
+        assert mt.broadcast_to(X, kind([5, 2, 3, 4])).shape == (5, 2, 3, 4)
+        assert mt.transpose(X, kind([2, 0, -2])).shape == (4, 2, 3) and mt.sum(X, kind([0, -1])).shape == (3,)
+        assert mt.zeros(kind([2, 3])).shape == (2, 3) and mt.tile(X, kind([2, 1, 1])).shape == (4, 3, 4)
 
 
 @pytest.mark.parametrize("make", [

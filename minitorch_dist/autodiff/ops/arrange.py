@@ -9,7 +9,7 @@ from .shape import concatenate, reshape, transpose
 
 def _axes(name, axis, ndim):
     """A whole number or several as non-negative ints."""
-    axes = wholes(axis=axis)
+    axes = wholes("axis", axis)
     if not {*axes} <= {*range(-ndim, ndim)}:
         raise ValueError(f"{name}: axis {axis} is out of range for {ndim} axes")
     axes = tuple(a % ndim for a in axes)
@@ -38,7 +38,7 @@ def flatten(x, start_dim=0, end_dim=-1):
 
 def expand_dims(x, axis):
     """x with new axes of extent 1 where the result has `axis` (an int or several)."""
-    n = len(x.shape) + len(wholes(axis=axis))
+    n = len(x.shape) + len(wholes("axis", axis))
     new, old = _axes("expand_dims", axis, n), iter(x.shape)
     return reshape(x, tuple(1 if i in new else next(old) for i in range(n)))
 
@@ -107,7 +107,7 @@ def pad(x, pad_width, mode="constant", constant_values=0):
 
 def tile(x, reps):
     """x repeated reps[i] times along axis i as a whole: 1 2 -> 1 2 1 2."""
-    reps = wholes(reps=reps)
+    reps = wholes("reps", reps)
     n = max(len(reps), len(x.shape))
     reps, shape = (1,) * (n - len(reps)) + reps, (1,) * (n - len(x.shape)) + x.shape
     copies = broadcast_to(reshape(x, tuple(e for extent in shape for e in (1, extent))),
@@ -119,7 +119,7 @@ def repeat(x, repeats, axis=None):
     """Each element of x repeated `repeats` (an int) times along `axis` (None: of the flattened x): 1 2 -> 1 1 2 2."""
     if axis is None:
         x, axis = ravel(x), 0
-    repeats, (axis,) = whole(repeats=repeats), _axes("repeat", axis, len(x.shape))
+    repeats, (axis,) = whole("repeats", repeats), _axes("repeat", axis, len(x.shape))
     left, right = x.shape[:axis + 1], x.shape[axis + 1:]
     copies = broadcast_to(reshape(x, (*left, 1, *right)), (*left, repeats, *right))
     return reshape(copies, (*left[:-1], left[-1] * repeats, *right))

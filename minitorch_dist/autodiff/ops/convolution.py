@@ -124,7 +124,7 @@ _conv = Primitive("conv", _forward, "x weight bias", "stride padding dilation gr
 def _conv_nd(n, x, weight, bias, stride, padding, dilation, groups):
     name = f"conv{n}d"
     stride, dilation = (per_axis(name, what, v, n, 1) for what, v in (("stride", stride), ("dilation", dilation)))
-    padding, groups = per_axis(name, "padding", padding, n, 0), whole(groups=groups)
+    padding, groups = per_axis(name, "padding", padding, n, 0), whole("groups", groups)
     if len(x.shape) != n + 2 or len(weight.shape) != n + 2:
         raise ValueError(f"{name}: x {x.shape} and weight {weight.shape} must both have {n + 2} axes")
     channels, (out, inner) = x.shape[1], weight.shape[:2]
@@ -157,7 +157,7 @@ def _conv_transpose_nd(n, x, weight, bias, stride, padding, output_padding, grou
     stride, dilation = (per_axis(name, what, v, n, 1) for what, v in (("stride", stride), ("dilation", dilation)))
     padding, more = (per_axis(name, what, v, n, 0) for what, v in (("padding", padding),
                                                                     ("output_padding", output_padding)))
-    groups = whole(groups=groups)
+    groups = whole("groups", groups)
     if len(x.shape) != n + 2 or len(weight.shape) != n + 2 or x.shape[1] != weight.shape[0] \
             or groups < 1 or x.shape[1] % groups:
         raise ValueError(f"{name}: x {x.shape} and weight {weight.shape} (in, out/groups, *kernel) with {groups} "

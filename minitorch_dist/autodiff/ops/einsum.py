@@ -151,10 +151,10 @@ def tensordot(x, y, axes=2):
     """Σ of products over x's last `axes` axes and y's first, or over axes=(x's, y's), as np.tensordot."""
     n, m = len(x.shape), len(y.shape)
     if is_whole(axes):
-        axes = whole(axes=axes)
+        axes = whole("axes", axes)
         left, right = tuple(range(n - axes, n)), tuple(range(axes))
     else:
-        left, right = (wholes(axes=a) for a in axes)
+        left, right = (wholes("axes", a) for a in axes)
     left, right = tuple(a % n for a in left), tuple(a % m for a in right)
     if tuple(x.shape[a] for a in left) != tuple(y.shape[a] for a in right):
         raise ValueError(f"tensordot: axes {axes} of shapes {x.shape} and {y.shape} have different extents")

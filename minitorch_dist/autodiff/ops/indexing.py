@@ -170,7 +170,7 @@ def getitem(x, index):
 
 def scatter_add(x, index, shape):
     """Zeros of `shape` with x added at `index` (repeated places add up): the transpose of getitem."""
-    return bind(_scatter_add, (x,), (_placed(_plain(index), x, shape), wholes(shape=shape)))
+    return bind(_scatter_add, (x,), (_placed(_plain(index), x, shape), wholes("shape", shape)))
 
 
 def reorder(x, order, axis):
@@ -180,7 +180,7 @@ def reorder(x, order, axis):
 
 
 def _axis(axis, shape):
-    axis = whole(axis=axis)
+    axis = whole("axis", axis)
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis {axis} is out of range for shape {shape}")
     return axis % len(shape)
@@ -220,7 +220,7 @@ def topk(x, k, dim=-1, largest=True):
     """(values, indices) of the k largest (or smallest) elements along `dim`, best first, as in torch. Among equal ones
     the first wins. Gradients go to the chosen elements; the indices have none."""
     axis = _axis(dim, x.shape)
-    k = whole(k=k)
+    k = whole("k", k)
     if not 0 <= k <= x.shape[axis]:
         raise ValueError(f"topk: k is {k}, but axis {dim} of {x.shape} has {x.shape[axis]} elements")
     array = lower(x)
@@ -234,7 +234,7 @@ def one_hot(labels, num_classes, dtype=xp.float32):
 
     Raises ValueError on labels outside of 0 … num_classes-1, TypeError where that is no integer.
     """
-    num_classes = whole(num_classes=num_classes)
+    num_classes = whole("num_classes", num_classes)
     raw = numbers_in(labels)
     check_numbers("one_hot", raw, num_classes, "labels", "classes")
     return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)

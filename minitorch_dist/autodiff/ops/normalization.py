@@ -70,7 +70,7 @@ _layer_norm = Primitive("layer_norm", _layer_forward, "x weight bias", "n eps", 
 
 def _trailing(name, x, normalized_shape, *others):
     """How many trailing axes `normalized_shape` names. ValueError unless x ends in it and the others have it."""
-    shape = wholes(normalized_shape=normalized_shape)
+    shape = wholes("normalized_shape", normalized_shape)
     n = len(shape)
     if not n or x.shape[-n:] != shape or any(o is not None and o.shape != shape for o in others):
         raise ValueError(f"{name}: normalized_shape {shape} must be the last axes of x {x.shape} and the shape of the "

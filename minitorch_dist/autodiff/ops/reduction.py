@@ -134,15 +134,14 @@ def normal_axes(axis, ndim):
     """An axis argument as None, one non-negative int (NumPy is faster so) or a sorted tuple of several."""
     if axis is None or (axis.__class__ is int and 0 <= axis < ndim):
         return axis
-    axes = wholes(axis=axis)
-    if ndim == 0 and axes in ((0,), (-1,)) and is_whole(axis):      # as in NumPy
+    axes = sorted(a + ndim if a < 0 else a for a in wholes("axis", axis))
+    if ndim == 0 and axes in ([0], [-1]) and is_whole(axis):        # as in NumPy
         return None
-    if not {*axes} <= {*range(-ndim, ndim)}:
+    if axes and not 0 <= axes[0] <= axes[-1] < ndim:
         raise ValueError(f"axis {axis} is out of range for {ndim} axes")
-    axes = tuple(sorted(a % ndim for a in axes))
-    if len(set(axes)) != len(axes):
+    if len({*axes}) != len(axes):
         raise ValueError(f"axis {axis} names an axis twice")
-    return axes[0] if len(axes) == 1 else axes
+    return axes[0] if len(axes) == 1 else tuple(axes)
 
 
 # ---------------------------------------------------------------- what users call
@@ -229,7 +228,7 @@ def cumsum(x, axis=None):
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
-    return _copied(x, wholes(shape=shape))
+    return _copied(x, wholes("shape", shape))
 
 
 def _copied(x, shape):

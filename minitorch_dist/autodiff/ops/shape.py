@@ -1,8 +1,6 @@
 """Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
 arrange.py."""
 
-from operator import index
-
 from ...backend import is_whole, module_of, of_one_dtype, whole, wholes, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
@@ -91,9 +89,7 @@ _concatenate = Variadic("concatenate", _joined, "sizes axis",
 
 def reshape(x, *shape):
     """x with the same elements in row-major order in another shape; one extent may be -1."""
-    shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    shape = tuple(map(index, shape))
-    old = x.shape
+    shape, old = wholes("shape", shape[0] if len(shape) == 1 else shape), x.shape
     if shape and min(shape) < 0:
         known = 1
         for extent in shape:
@@ -102,7 +98,7 @@ def reshape(x, *shape):
         for extent in old:
             count *= extent
         if shape.count(-1) != 1 or known <= 0 or count % known:
-            raise ValueError(f"reshape: can't reshape {old} into {tuple(shape)}: {count} elements don't divide so")
+            raise ValueError(f"reshape: can't reshape {old} into {shape}: {count} elements don't divide so")
         shape = tuple(count // known if extent == -1 else extent for extent in shape)
     return _reshaping(x, (old, shape))
 
@@ -114,9 +110,8 @@ def _shaped(x, shape):
 
 def transpose(x, *perm):
     """x with its axes in the order `perm` (default: reversed)."""
-    perm = perm[0] if len(perm) == 1 and isinstance(perm[0], (tuple, list)) else perm
-    n = len(x.shape)
-    perm = tuple(p + n if p < 0 else p for p in map(index, perm)) if perm else tuple(range(n - 1, -1, -1))
+    perm, n = wholes("perm", perm[0] if len(perm) == 1 else perm), len(x.shape)
+    perm = tuple(p + n if p < 0 else p for p in perm) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
         raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
     return _permuting(x, (perm,))
@@ -141,7 +136,7 @@ def concatenate(arrays, axis=0):
 
 def _one_axis(name, axis, shape):
     """An axis of `shape`, counted from the front."""
-    axis = whole(axis=axis)
+    axis = whole("axis", axis)
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"{name}: axis {axis} is out of range for shape {shape}")
     return axis % len(shape)
@@ -149,7 +144,7 @@ def _one_axis(name, axis, shape):
 
 def cut_sizes(x, sizes, axis=0):
     """x cut along `axis` into a tuple of pieces of the given sizes."""
-    axis, sizes = _one_axis("split", axis, x.shape), wholes(sizes=sizes)
+    axis, sizes = _one_axis("split", axis, x.shape), wholes("sizes", sizes)
     if sum(sizes) != x.shape[axis] or any(size < 0 for size in sizes):
         raise ValueError(f"split: sizes {sizes} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
                          f"{x.shape[axis]}; each must be at least 0")
@@ -162,7 +157,7 @@ def split(x, indices_or_sections, axis=0):
     The method x.split is torch's: an int is the size of each part, a sequence the sizes. Returns a tuple.
     """
     extent = x.shape[_one_axis("split", axis, x.shape)]
-    cuts = wholes(indices_or_sections=indices_or_sections)
+    cuts = wholes("indices_or_sections", indices_or_sections)
     if is_whole(indices_or_sections):
         parts, = cuts
         if parts < 1 or extent % parts:
@@ -179,7 +174,7 @@ def split_by_size(x, split_size_or_sections, dim=0):
     """torch's x.split: pieces of one size (the last may be smaller), or of the given sizes. Returns a tuple."""
     if not is_whole(split_size_or_sections):
         return cut_sizes(x, split_size_or_sections, dim)
-    extent, size = x.shape[_one_axis("split", dim, x.shape)], whole(size=split_size_or_sections)
+    extent, size = x.shape[_one_axis("split", dim, x.shape)], whole("size", split_size_or_sections)
     if size < 1:
         raise ValueError(f"split: pieces of {size} elements; a size must be at least 1")
     return cut_sizes(x, tuple(min(size, extent - i) for i in range(0, extent, size)) or (0,), dim)
@@ -188,7 +183,7 @@ def split_by_size(x, split_size_or_sections, dim=0):
 def chunk(x, chunks, dim=0):
     """x cut along `dim` into at most `chunks` pieces of one size (the last may be smaller), as in torch; an empty
     one into `chunks`."""
-    chunks = whole(chunks=chunks)
+    chunks = whole("chunks", chunks)
     if chunks < 1:
         raise ValueError(f"chunk: {chunks} chunks; there must be at least 1")
     extent = x.shape[_one_axis("chunk", dim, x.shape)]

@@ -73,7 +73,7 @@ def fold(c, extents, kernel, stride, dilation):
 def per_axis(name, what, value, n, least):
     """A whole number, or one per spatial axis, as a tuple of ints; each at least `least`."""
     try:
-        values = wholes(value=value) * (n if is_whole(value) else 1)
+        values = wholes("value", value) * (n if is_whole(value) else 1)
     except TypeError:
         values = ()
     if len(values) != n or min(values) < least:
