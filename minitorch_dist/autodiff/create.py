@@ -6,7 +6,7 @@ dtype is float32 unless given (arange of ints: int64); device a name, see backen
 library's default stream (manual_seed), on the host: the same numbers on every device.
 """
 
-from ..backend import as_dtype, module_on, next_stream, on, to, wholes, xp
+from ..backend import as_dtype, is_whole, module_on, next_stream, on, to, wholes, xp
 from .primitive import lower
 from .tensor import Tensor
 
@@ -23,7 +23,9 @@ def _made(array, device, requires_grad):
 def full(shape, value, dtype=None, device="cpu", requires_grad=False):
     """`value` everywhere; the dtype, unless given, is float32, int64 or bool, after the value."""
     shape = wholes("shape", shape)
-    dtype = as_dtype(dtype or {bool: xp.bool_, int: xp.int64}.get(type(value), xp.float32))
+    if dtype is None:
+        dtype = xp.bool_ if isinstance(value, (bool, xp.bool_)) else xp.int64 if is_whole(value) else xp.float32
+    dtype = as_dtype(dtype)
     with on(device):        # filled where it shall live: nothing is sent
         return Tensor(module_on(device).full(shape, value, dtype)).requires_grad_(requires_grad)
 

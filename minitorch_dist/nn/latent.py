@@ -55,11 +55,12 @@ class Sizes(NamedTuple):
 def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_rank=None, q_rank=None):
     """Sizes, those that are None by default. ValueError for what can't be."""
     dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
-    nope_size = dim // heads if nope_size is None else nope_size
+    nope_size = dim // heads if nope_size is None else whole("nope_size", nope_size)
     usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
     given = (default if size is None else size for size, default in zip(
         (rope_size, value_size, kv_rank), usual, strict=True))
-    sizes = Sizes(*(None if size is None else whole("size", size) for size in (nope_size, *given, q_rank)))
+    sizes = Sizes(*(None if size is None else whole(name, size) for name, size in zip(
+        Sizes._fields, (nope_size, *given, q_rank), strict=True)))
     if min(size for size in sizes if size is not None) < 1 or sizes.rope_size % 2:
         raise ValueError(f"attention by latents: {', '.join(f'{k}={v}' for k, v in sizes._asdict().items())} must be 1 "
                          "or more, and rope_size even: rotary positions turn pairs of features")

@@ -60,7 +60,7 @@ FUNCTIONS = {
     "conv_transpose2d": lambda i: mt.conv_transpose2d(IMAGES, KERNEL, None, i(2), i(1), i(1), i(2), i(2)),
     "softmax_cross_entropy": lambda i: mt.softmax_cross_entropy(SQUARE, np.array([0, 3, 1, 3]), i(3)),
     "zeros": lambda i: mt.zeros(i(2), i(3)), "ones": lambda i: mt.ones((i(2), i(3))), "eye": lambda i: mt.eye(i(3)),
-    "full": lambda i: mt.full(i(3), 2.0), "full of a whole number": lambda i: mt.full((i(3),), 7),
+    "full": lambda i: mt.full(i(3), 2.0), "full of a whole number": lambda i: mt.full((i(3),), i(7)),
     "arange": lambda i: mt.arange(i(1), i(7), i(2)),
     "rand": lambda i: mt.rand(i(2), i(3)), "randn": lambda i: mt.randn((i(2), i(3))),
     "grad": lambda i: mt.grad(lambda x, y: mt.sum(x * y * y), i(1))(SQUARE, SQUARE),
@@ -85,6 +85,7 @@ LAYERS = {
     "MultiHeadAttention": (lambda i: nn.MultiHeadAttention(i(4), i(2), i(1), rotary=True), X),
     "LatentAttention": (lambda i: nn.LatentAttention(i(4), i(2), True, nope_size=i(2), rope_size=i(2), value_size=i(2),
                                                      kv_rank=i(3), q_rank=i(3)), X),
+    "LatentAttention by default": (lambda i: nn.LatentAttention(i(4), i(2), nope_size=i(80)), X),   # 4 · 80 > 255
     "TransformerBlock": (lambda i: nn.TransformerBlock(i(4), i(2), i(1), hidden=i(6)), X),
     "MoE": (lambda i: nn.MoE(i(4), i(6), i(4), i(2), shared=i(1)), X),
     "MoE by groups": (lambda i: nn.MoE(i(4), i(6), i(4), i(2), group=i(3), nodes=(i(2), i(1))), X),
@@ -141,6 +142,18 @@ def test_layers(name):
 def test_other_numbers_are_refused(call):
     with pytest.raises(TypeError, match="must be (a )?whole number"):
         call()
+
+
+def test_sizes_of_attention_by_latents_are_refused_by_name():
+    for name in ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank"):
+        with pytest.raises(TypeError, match=f"{name}=2.5: must be a whole number"):
+            nn.LatentAttention(8, 2, **{name: 2.5})
+
+
+def test_full_has_the_dtype_of_its_value():
+    for value in (True, np.True_, 3, np.uint8(3), np.array(3), 3.0, np.float64(3)):
+        expected = {"b": np.bool_, "f": np.float32}.get(np.asarray(value).dtype.kind, np.int64)
+        assert mt.full(2, value).dtype == expected, value
 
 
 def test_several_may_be_an_array_or_a_list():
