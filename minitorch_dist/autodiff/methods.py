@@ -14,7 +14,7 @@ from ..torch_names import NAMES, tell
 from . import ops
 from .modes import is_grad_enabled
 from .ops.indexing import At
-from .ops.shape import split_by_size
+from .ops.shape import one_axis, split_by_size
 from .primitive import Traced
 
 NUMPY_NAMES = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}
@@ -90,7 +90,7 @@ def std(x, axis=None, correction=1, keepdims=False):
 
 def gather(x, dim, index):
     """out[i, j, …] = x[index[i, j, …], j, …] for dim 0, and so on; elsewhere index may be shorter than x."""
-    dim = dim % len(x.shape)
+    dim = one_axis("gather", dim, x.shape)
     cut = tuple(slice(None) if i == dim else slice(0, n) for i, n in enumerate(index.shape))
     return ops.take_along_axis(x[cut], index, dim)
 

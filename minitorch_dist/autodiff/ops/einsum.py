@@ -20,7 +20,7 @@ from ..primitive import LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
 from .reduction import sum
-from .shape import reshape, transpose
+from .shape import one_axis, reshape, transpose
 
 # Below this many multiplications NumPy's own loop is faster than planning for BLAS.
 SMALL = 10_000
@@ -155,8 +155,8 @@ def tensordot(x, y, axes=2):
         left, right = tuple(range(n - axes, n)), tuple(range(axes))
     else:
         left, right = (wholes("axes", a) for a in axes)
-    left, right = tuple(a % n for a in left), tuple(a % m for a in right)
-    if tuple(x.shape[a] for a in left) != tuple(y.shape[a] for a in right):
+    left, right = ([one_axis("tensordot", a, z.shape) for a in group] for z, group in ((x, left), (y, right)))
+    if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
         raise ValueError(f"tensordot: axes {axes} of shapes {x.shape} and {y.shape} have different extents")
     free_x, free_y = [a for a in range(n) if a not in left], [a for a in range(m) if a not in right]
     rows, inner = [math.prod(x.shape[a] for a in group) for group in (free_x, left)]

@@ -130,11 +130,11 @@ def concatenate(arrays, axis=0):
     arrays = list(arrays)
     if not arrays:
         raise ValueError("concatenate: needs at least one array")
-    axis = _one_axis("concatenate", axis, arrays[0].shape)
+    axis = one_axis("concatenate", axis, arrays[0].shape)
     return bind(_concatenate.of(len(arrays)), arrays, (tuple(a.shape[axis] for a in arrays), axis))
 
 
-def _one_axis(name, axis, shape):
+def one_axis(name, axis, shape):
     """An axis of `shape`, counted from the front."""
     axis = whole("axis", axis)
     if not -len(shape) <= axis < len(shape):
@@ -144,7 +144,7 @@ def _one_axis(name, axis, shape):
 
 def cut_sizes(x, sizes, axis=0):
     """x cut along `axis` into a tuple of pieces of the given sizes."""
-    axis, sizes = _one_axis("split", axis, x.shape), wholes("sizes", sizes)
+    axis, sizes = one_axis("split", axis, x.shape), wholes("sizes", sizes)
     if sum(sizes) != x.shape[axis] or any(size < 0 for size in sizes):
         raise ValueError(f"split: sizes {sizes} add up to {sum(sizes)}, axis {axis} of {x.shape} has "
                          f"{x.shape[axis]}; each must be at least 0")
@@ -156,7 +156,7 @@ def split(x, indices_or_sections, axis=0):
 
     The method x.split is torch's: an int is the size of each part, a sequence the sizes. Returns a tuple.
     """
-    extent = x.shape[_one_axis("split", axis, x.shape)]
+    extent = x.shape[one_axis("split", axis, x.shape)]
     cuts = wholes("indices_or_sections", indices_or_sections)
     if is_whole(indices_or_sections):
         parts, = cuts
@@ -174,7 +174,7 @@ def split_by_size(x, split_size_or_sections, dim=0):
     """torch's x.split: pieces of one size (the last may be smaller), or of the given sizes. Returns a tuple."""
     if not is_whole(split_size_or_sections):
         return cut_sizes(x, split_size_or_sections, dim)
-    extent, size = x.shape[_one_axis("split", dim, x.shape)], whole("size", split_size_or_sections)
+    extent, size = x.shape[one_axis("split", dim, x.shape)], whole("size", split_size_or_sections)
     if size < 1:
         raise ValueError(f"split: pieces of {size} elements; a size must be at least 1")
     return cut_sizes(x, tuple(min(size, extent - i) for i in range(0, extent, size)) or (0,), dim)
@@ -186,5 +186,5 @@ def chunk(x, chunks, dim=0):
     chunks = whole("chunks", chunks)
     if chunks < 1:
         raise ValueError(f"chunk: {chunks} chunks; there must be at least 1")
-    extent = x.shape[_one_axis("chunk", dim, x.shape)]
+    extent = x.shape[one_axis("chunk", dim, x.shape)]
     return split_by_size(x, -(-extent // chunks) or (0,) * chunks, dim)
