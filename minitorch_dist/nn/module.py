@@ -196,8 +196,9 @@ class Module:
                 continue
             seen.add(id(module))
             yield path, module
-            above = above if remove_duplicate else (*above, id(module))
-            stack += [(_join(path, name), child, above) for name, child in reversed(module._modules.items())]
+            if module._modules:     # most have none
+                above = above if remove_duplicate else (*above, id(module))
+                stack += [(_join(path, name), child, above) for name, child in reversed(module._modules.items())]
 
     def modules(self):
         """All modules of the tree, each once."""
