@@ -273,12 +273,8 @@ def _check_untouched(model):
 
 def _chosen(model, targets):
     """{path: layer} of the targets, each layer once."""
-    plain, seen = {}, set()
-    for path, m in model.named_modules():
-        is_linear = type(m) is Linear or isinstance(m, PARTS) and m.product is ops.linear
-        if is_linear and "forward" not in vars(m) and id(m) not in seen:
-            seen.add(id(m))
-            plain[path] = m
+    plain = {path: m for path, m in model.named_modules() if "forward" not in vars(m)
+             and (type(m) is Linear or isinstance(m, PARTS) and m.product is ops.linear)}
     if callable(targets):
         found = {path: m for path, m in plain.items() if targets(m, path)}
     else:

@@ -148,7 +148,7 @@ def replaced(model, found, sequential=None):
     def of(module):
         if id(module) not in found:
             for name, child in list(module._modules.items()):
-                if child is not None and (new := of(child)) is not child:
+                if (new := of(child)) is not child:
                     module.add_module(name, new)
             found[id(module)] = (sequential(module._modules) if sequential and type(module) is Sequential else module)
         new = found[id(module)]
@@ -281,11 +281,10 @@ class Description:
 def describe(model):
     """The Description of a quantised model. Its rows are the quantised layers, and everything that computes beside
     them, attention or a model's own sums for instance; what only holds others in order has none."""
-    rows, seen, passing = [], set(), passing_layers(model)
+    rows, passing = [], passing_layers(model)
     for path, module in model.named_modules():
-        if id(module) in seen or type(module) in (Sequential, IntegerSequential, Folded):
+        if type(module) in (Sequential, IntegerSequential, Folded):
             continue
-        seen.add(id(module))
         if isinstance(module, Quantized):
             rows.append(Row(path, module.layer.partition("(")[0], module.scheme, module.bytes_before, module.nbytes,
                             module.max_error))

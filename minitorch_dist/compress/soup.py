@@ -288,7 +288,7 @@ def update_bn(model, batches):
     are in training mode meanwhile: with dropout on they would see other variances than in evaluation. In exact mode the
     means are over all ranks' batches, each of which is a batch by itself. ValueError without a batch.
     """
-    layers = list({id(m): m for m in model.modules() if isinstance(m, BatchNorm)}.values())
+    layers = [m for m in model.modules() if isinstance(m, BatchNorm)]
     if not layers:
         return
     sums = {}

@@ -43,7 +43,7 @@ def other_buffers(module):
 
 def layers(module):
     """The module's BatchNorms, each once."""
-    return list({id(m): m for m in module.modules() if isinstance(m, BatchNorm)}.values())
+    return [m for m in module.modules() if isinstance(m, BatchNorm)]
 
 
 class MicroShardStatistics:

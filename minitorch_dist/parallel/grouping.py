@@ -43,9 +43,7 @@ def group(module, units, which=trained, apart=None):
         for child in m._modules.values():
             walk(child, outside)
     walk(module, ())
-    paths = {}
-    for path, m in module.named_modules():
-        paths.setdefault(id(m), (path, m))
+    paths = {id(m): (path, m) for path, m in module.named_modules()}
     if strangers := [type(m).__name__ for m in units if id(m) not in paths]:
         raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
     groups = {}
