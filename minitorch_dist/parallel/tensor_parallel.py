@@ -399,7 +399,7 @@ def _check_separate(modules, chosen):
         for p in modules[path].parameters():
             if others := {o for o in owners[id(p)] if o != path and not o.startswith(f"{path}.")}:
                 raise ValueError(f"parallelize_module: {path} shares a parameter with {', '.join(sorted(others))}, "
-                                 "which would keep all of it; give both one module instead")
+                                 "which would keep all of it: untie them, or let one module, in one place, do for both")
 
 
 def parts_of(model):
