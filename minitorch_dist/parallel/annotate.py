@@ -124,7 +124,8 @@ def layout_of(name, shape, mesh, dims_mapping):
     for dim, entry in enumerate(dims_mapping):
         axes = []
         for axis, sections in _entries(entry):
-            axis = names[axis] if axis is not True and is_whole(axis) and 0 <= axis < len(names) else axis
+            if is_whole(axis) and not isinstance(axis, bool) and 0 <= axis < len(names):
+                axis = names[axis]
             if axis not in names:
                 raise ValueError(f"{name}: {axis!r} in dims_mapping {list(dims_mapping)} is no axis of the mesh: there "
                                  f"are {', '.join(f'{i} ({axis})' for i, axis in enumerate(names))}, and -1")

@@ -240,6 +240,7 @@ def errors():
     attempt("one section", lambda: a.mesh_split(x, mesh, [("tp", (4,)), -1]))
     attempt("a fraction", lambda: a.Shard(0, (2.0, 2.0)))
     attempt("a flag", lambda: a.mesh_split(x, mesh, [True, -1]))
+    attempt("no flag", lambda: a.mesh_split(x, mesh, [False, -1]))
     attempt("another mesh", lambda: cut.detach().requires_grad_().backward(a.split(x, 1, other["tp"])))
     attempt("too few", lambda: a.split(x[:1], 0, mesh["tp"]))
     attempt("sections", lambda: a.mesh_split(x, mesh, [("tp", (1, 3)), -1]))

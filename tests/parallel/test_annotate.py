@@ -195,6 +195,7 @@ def test_errors_say_what_to_do():
         "one section": ("ValueError", "Shard(0, (4,)): one section is the dimension: leave it out"),
         "a fraction": ("TypeError", "'float' object cannot be interpreted as an integer"),
         "a flag": ("ValueError", "True in dims_mapping [True, -1] is no axis of the mesh"),
+        "no flag": ("ValueError", "False in dims_mapping [False, -1] is no axis of the mesh"),
         "another mesh": ("ValueError", "backward: two of its values lie on axes 'tp' of different meshes"),
         "too few": ("ValueError", "1 elements, fewer than the 2 ranks of axis 'tp'"),
         "sections": ("ValueError", "axis 'tp': sections (1, 3) of dimension 0 must add up to its 4 elements, and each"),
