@@ -144,6 +144,13 @@ def test_other_numbers_are_refused(call):
         call()
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "std", "prod", "max", "logsumexp", "softmax", "log_softmax"])
+def test_axes_may_be_anything_that_gives_them(name):
+    function = getattr(mt, name)
+    for several in (list, set, iter, np.array):
+        assert np.array_equal(function(X, several([0, 2])), function(X, (0, 2)))
+
+
 def test_sizes_of_attention_by_latents_are_refused_by_name():
     for name in ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank"):
         with pytest.raises(TypeError, match=f"{name}=2.5: must be a whole number"):

@@ -13,7 +13,7 @@ from ..primitive import Primitive, bind, lower, state
 from .elementwise import astype, erf, exp, raw_sigmoid, sigmoid, tanh, where
 from .indexing import check_numbers, getitem, numbers_in
 from .linalg import check_linear, linear, linear_forward, linear_pullback
-from .reduction import largest, logsumexp, sum
+from .reduction import largest, logsumexp, normal_axes, sum
 
 # ---------------------------------------------------------------- softmax cross-entropy
 
@@ -125,7 +125,7 @@ _softmax = Primitive("softmax", _softmax_forward, "x", "axis",
 
 def softmax(x, axis=-1):
     """exp(x) / Σ exp(x) along `axis`, without overflow."""
-    return bind(_softmax, (x,), (axis,))
+    return bind(_softmax, (x,), (normal_axes(axis, len(x.shape)),))
 
 
 def _log_softmax_forward(x, axis):
@@ -147,7 +147,7 @@ _log_softmax = Primitive(
 
 def log_softmax(x, axis=-1):
     """log of softmax(x) along `axis`, without overflow."""
-    return bind(_log_softmax, (x,), (axis,))
+    return bind(_log_softmax, (x,), (normal_axes(axis, len(x.shape)),))
 
 
 # ---------------------------------------------------------------- gelu

@@ -165,7 +165,8 @@ def mean(x, axis=None, keepdims=False):
     """The mean over `axis`."""
     if is_short(x.dtype) and state.autocast is None:    # how many they are may be beyond float16's range
         return astype(mean(astype(x, xp.float32), axis, keepdims), x.dtype)
-    return sum(x, axis, keepdims) / count(x.shape, normal_axes(axis, len(x.shape)))
+    axes = normal_axes(axis, len(x.shape))
+    return sum(x, axes, keepdims) / count(x.shape, axes)
 
 
 def var(x, axis=None, keepdims=False, correction=0):
@@ -173,9 +174,9 @@ def var(x, axis=None, keepdims=False, correction=0):
     at least 0."""
     if is_short(x.dtype) and state.autocast is None:
         return astype(var(astype(x, xp.float32), axis, keepdims, correction), x.dtype)
-    centred = x - mean(x, axis, keepdims=True)
-    n = count(x.shape, normal_axes(axis, len(x.shape)))
-    return sum(centred * centred, axis, keepdims) / (n - correction if n > correction else 0)
+    axes = normal_axes(axis, len(x.shape))
+    centred, n = x - mean(x, axes, keepdims=True), count(x.shape, axes)
+    return sum(centred * centred, axes, keepdims) / (n - correction if n > correction else 0)
 
 
 def std(x, axis=None, keepdims=False, correction=0):
@@ -244,11 +245,11 @@ def largest(x, axis):
 
 def logsumexp(x, axis=None, keepdims=False):
     """log Σ exp(x) over `axis`, without overflow; of nothing, and where all are -inf, -inf."""
-    top = largest(lower(x), axis)
+    axes = normal_axes(axis, len(x.shape))
+    top = largest(lower(x), axes)
     top = where(isfinite(top), top, 0.0)        # inf - inf would be NaN
-    total = log(sum(exp(x - top), axis, keepdims=True)) + top
+    total = log(sum(exp(x - top), axes, keepdims=True)) + top
     if keepdims:
         return total
-    axes = normal_axes(axis, len(x.shape))
     gone = range(len(x.shape)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return reshape(total, tuple(e for i, e in enumerate(x.shape) if i not in gone))
