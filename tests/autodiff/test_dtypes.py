@@ -26,6 +26,16 @@ def test_python_scalars_are_weak(f):
     assert x.grad.dtype == np.float32
 
 
+@pytest.mark.parametrize("norm", [
+    lambda x, eps: mt.layer_norm(x, 3, eps=eps), lambda x, eps: mt.rms_norm(x, 3, eps=eps),
+    lambda x, eps: mt.batch_norm(x, eps=eps)[0]])
+def test_numpys_eps_is_weak_too(norm):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for f in (norm, lambda x, eps: mt.jvp(lambda x: norm(x, eps), (x,), (x,))[1]):
+        y = f(x, np.float64(1e-5))
+        assert y.dtype == np.float32 and np.array_equal(y, f(x, 1e-5))
+
+
 def test_mixed_dtypes_promote_and_each_gradient_keeps_its_own():
     x, y = leaf(1.0, 2.0, dtype=np.float32), leaf(3.0, 4.0)
     z = mt.concatenate([x, y]) * mt.stack([x, y])[:, :1].sum() + mt.einsum("i,i->", x, y)

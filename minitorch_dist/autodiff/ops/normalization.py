@@ -81,7 +81,8 @@ def _trailing(name, x, normalized_shape, *others):
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(var + eps) · weight + bias, mean and variance over the last axes `normalized_shape` (an int or
     a tuple), of which shape weight and bias are."""
-    return bind(_layer_norm, (x, weight, bias), (_trailing("layer_norm", x, normalized_shape, weight, bias), eps))
+    n = _trailing("layer_norm", x, normalized_shape, weight, bias)
+    return bind(_layer_norm, (x, weight, bias), (n, float(eps)))
 
 
 # ---------------------------------------------------------------- RMS norm
@@ -113,7 +114,7 @@ _rms_norm = Primitive("rms_norm", _rms_forward, "x weight", "n eps", aux=True,
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean(x²) + eps) · weight over the last axes `normalized_shape`; eps defaults to the dtype's."""
     n = _trailing("rms_norm", x, normalized_shape, weight)
-    return bind(_rms_norm, (x, weight), (n, float(finfo(x.dtype).eps) if eps is None else eps))
+    return bind(_rms_norm, (x, weight), (n, float(finfo(x.dtype).eps if eps is None else eps)))
 
 
 # ---------------------------------------------------------------- batch norm
@@ -184,4 +185,4 @@ def batch_norm(x, weight=None, bias=None, eps=1e-5):
                          f"{[w.shape for w in (weight, bias) if w is not None]} of shape (channels,)")
     if not math.prod(x.shape):
         raise ValueError(f"batch_norm: x {x.shape} is empty, so it has no mean")
-    return bind(_batch_norm, (x, weight, bias), (eps,))
+    return bind(_batch_norm, (x, weight, bias), (float(eps),))
