@@ -10,7 +10,8 @@ all but the products; with activations, the optimizer's state, or both on disk. 
 bits; with --device cuda those that the GPU updates, and those that the host does where it has the optimizer's state:
 the two round in their own ways. Memory is what the ledger counts, at its highest. Then a stack of 24 layers of 1024²
 runs forward with its parameters in memory, and streamed from disk; memory there is what Python has allocated, of every
-kind (on a GPU: the ledger's parameters).
+kind (on a GPU: the ledger's parameters). Last the loss of a large vocabulary, of all logits, and by tiles of them that
+are made again in backward.
 """
 
 import hashlib
@@ -20,6 +21,8 @@ import time
 import tracemalloc
 from contextlib import nullcontext
 from statistics import median
+
+import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, ledger, nn, optim, program
@@ -45,12 +48,14 @@ def parse(argv):
     p.add_argument("--steps", type=int, default=5, help=f"timed ones, after {WARM_UP}; the table shows the median")
     p.add_argument("--stack", type=int, default=24, help="layers of the stack that is streamed")
     p.add_argument("--width", type=int, default=1024, help="of its layers")
+    p.add_argument("--vocabulary", type=int, default=50257, help="classes of the loss that is made by tiles")
     p.add_argument("--prefetch", type=int, default=1, help="so many arrays, or units, are read ahead")
     p.add_argument("--folder", help="where the disk is (default: the system's folder for temporary files)")
     p.add_argument("--to", choices=["disk", "cpu"], default="disk", help="where a step's things go; cpu: from a GPU")
     p.add_argument("--device", default="cpu", help="cpu, or cuda")
     args = p.parse_args(argv)
-    p.check_ranges(args, {program.AT_LEAST_1: ("layers", "dim", "length", "batch", "steps", "stack", "width"),
+    p.check_ranges(args, {program.AT_LEAST_1: ("layers", "dim", "length", "batch", "steps", "stack", "width",
+                                               "vocabulary"),
                           program.AT_LEAST_0: ("prefetch",)})
     if args.to == "cpu" and args.device == "cpu":
         p.error("--to cpu: from the host's memory things can only go to disk; it is meant for --device cuda")
@@ -159,6 +164,34 @@ def streaming_table(args, folder):
     return [*lines, verdict("outputs", digests)]
 
 
+LOSSES = {"of all logits": lambda x, weight, labels: nn.cross_entropy(mt.linear(x, weight), labels),
+          "by tiles": nn.linear_cross_entropy}
+
+
+def loss_table(args):
+    """Lines of text: the loss of an output layer of many classes, both ways."""
+    tokens, stream = args.batch * args.length, backend.stream("loss")
+    arrays = [stream.standard_normal((n, args.dim)).astype("f4") / args.dim ** 0.5 for n in (tokens, args.vocabulary)]
+    labels = backend.to(stream.integers(0, args.vocabulary, tokens), args.device)
+    lines, found = [f"the loss of {tokens:,} tokens of {args.vocabulary:,} classes; MB that are kept for backward",
+                    f"{'loss':16}{'activation':>12}{'ms':>10}"], []
+    for way, loss_of in LOSSES.items():
+        seconds = []
+        for _ in range(2):
+            leaves = [mt.tensor(a, device=args.device, requires_grad=True) for a in arrays]
+            begin = time.perf_counter()
+            with ledger.record(memory=True) as book:
+                loss = loss_of(*leaves, labels)
+                kept = book.live["activation"]
+            loss.backward()
+            loss.item()
+            seconds.append(time.perf_counter() - begin)
+        found.append([loss.item(), *(leaf.grad.cpu().numpy() for leaf in leaves)])
+        lines.append(f"{way:16}{kept / 1e6:12.2f}{1e3 * min(seconds):10.0f}")
+    apart = max(abs(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in zip(*found, strict=True))
+    return [*lines, f"loss and gradients differ by {apart:.0e} of their norms"]
+
+
 def main(argv=None):
     """The program; returns the exit status."""
     args = parse(argv)
@@ -169,7 +202,7 @@ def main(argv=None):
             gpt = nn.GPT(VOCABULARY, args.length, layers=args.layers, heads=4, dim=args.dim)
         print(f"a GPT of {sum(p.size for p in gpt.parameters()):,} parameters in float32, AdamW, {args.batch} "
               f"sequences of {args.length} tokens; MB in memory at most")
-        print("\n".join([*training_table(args, folder), "", *streaming_table(args, folder)]))
+        print("\n".join([*training_table(args, folder), "", *streaming_table(args, folder), "", *loss_table(args)]))
     return 0
 
 

@@ -13,7 +13,7 @@ from ..device.fake_cupy import installed
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "offload.py"
 SMALL = ["--layers", "2", "--dim", "64", "--length", "64", "--batch", "16", "--steps", "1", "--stack", "6", "--width",
-         "300"]
+         "300", "--vocabulary", "700"]
 
 
 def run(*flags):
@@ -39,6 +39,10 @@ def test_its_tables(tmp_path, capsys):
                         ("in memory", "streamed, 0 ahead", "streamed, 2 ahead"))
     assert 6 * unit - 0.1 < whole < 6 * unit + 0.4 and unit - 0.1 < none < unit + 0.4
     assert 3 * unit - 0.1 < two < 3 * unit + 0.4 and not list(tmp_path.iterdir())
+    # 1,024 tokens: 700 logits of each and their softmax, or two numbers; and a label
+    kept = [float(re.search(rf"{name} +(\d+\.\d+) ", said)[1]) for name in ("of all logits", "by tiles")]
+    assert kept == [round(1024 * (8 * 700 + 8) / 1e6, 2), round(1024 * (8 + 8) / 1e6, 2)]
+    assert float(re.search(r"differ by (\S+) of", said)[1]) < 1e-5
 
 
 @pytest.mark.parametrize("to", ["cpu", "disk"])
