@@ -4,7 +4,7 @@
     backward   z = x W_tileᵀ     g = ct · (exp(z - m) / s - [class = label])     x̄ += g W_tile     W̄_tile = gᵀ x
 
 m is a row's largest logit, s its Σ exp(z - m): these two are kept, 8 bytes per row, where logits of V classes and their
-cotangent take 8·V in float32. One tile exists at a time. The price is one product of four: backward makes the logits
+softmax take 8·V in float32. One tile exists at a time. The price is one product of four: backward makes the logits
 again. All arrays here are raw.
 
 Source: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models".
