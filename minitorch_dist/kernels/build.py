@@ -15,10 +15,11 @@ import re
 import sys
 import tempfile
 import warnings
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FORMAT = 1      # of the files in the cache
+FORMAT = 2      # of the files in the cache
 NOT_PROVIDED = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
 PTX_TYPES = {"i1": "u8", "i8": "u8", "u8": "u8", "i16": "u16", "i32": "u32", "u32": "u32", "i64": "u64", "u64": "u64",
              "fp32": "f32", "fp64": "f64"}
@@ -143,8 +144,8 @@ def build(kernel, types, divisible, options, capability):
 
 
 def write(path, binary):
-    """Put machine code into the cache."""
-    facts = asdict(binary) | {"cubin": base64.b64encode(binary.cubin).decode(),
+    """Put machine code into the cache, in a third of its bytes."""
+    facts = asdict(binary) | {"cubin": base64.b64encode(zlib.compress(binary.cubin)).decode(),
                               "sha256": hashlib.sha256(binary.cubin).hexdigest()}
     write_atomically(path, json.dumps(facts))
 
@@ -153,9 +154,9 @@ def read(path):
     """What `write` put there; None where there is nothing, or nothing whole."""
     try:
         facts = json.loads(path.read_text())
-        cubin = base64.b64decode(facts.pop("cubin"))
+        cubin = zlib.decompress(base64.b64decode(facts.pop("cubin")))
         if facts.pop("sha256") == hashlib.sha256(cubin).hexdigest():
             return Binary(**facts | {"types": tuple(facts["types"]), "cubin": cubin})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, zlib.error):
         pass
     return None

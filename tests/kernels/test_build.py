@@ -1,9 +1,13 @@
 """Machine code on disk, and what is refused before it gets there. Compiling itself: test_compiled.py."""
 
+import base64
+import json
 import os
 import subprocess
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,12 +64,19 @@ def test_what_was_written_is_read(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["f.json"]
 
 
+def test_machine_code_takes_little_room(tmp_path):
+    build.write(tmp_path / "f.json", replace(BINARY, cubin=bytes(range(256)) * 400))
+    assert (tmp_path / "f.json").stat().st_size < 2000
+    assert build.read(tmp_path / "f.json").cubin == bytes(range(256)) * 400
+
+
 def test_a_damaged_file_counts_as_none(tmp_path):
     path = tmp_path / "f.json"
     build.write(path, BINARY)
-    whole = path.read_text()
-    for text in (whole[:len(whole) // 2], "", "{}", "[]", whole.replace("AGNvZG", "AGNvZH", 1),
-                 whole.replace('"warps"', '"worps"')):
+    whole, other = path.read_text(), base64.b64encode(zlib.compress(b"other")).decode()
+    code = json.loads(whole)["cubin"]
+    for text in (whole[:len(whole) // 2], "", "{}", "[]", whole.replace(code, other), whole.replace(code, code[:-8]),
+                 whole.replace(code, "AAAA" + code), whole.replace('"warps"', '"worps"')):
         assert text != whole
         path.write_text(text)
         assert build.read(path) is None
