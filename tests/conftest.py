@@ -1,4 +1,5 @@
-"""What tests share: bytecode, ranks, a second pytest beside the first (aside.py), and a quick run (quick.py)."""
+"""What tests share: bytecode, ranks, a second pytest beside the first (aside.py), a quick run (quick.py), and workers of
+pytest-xdist that have lost their GPU (lost_gpu.py)."""
 
 import os
 import signal
@@ -16,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest  # noqa: E402
 
-from . import aside, quick  # noqa: E402
+from . import aside, lost_gpu, quick  # noqa: E402
 from .crews import crews  # noqa: E402
 
 
@@ -28,6 +29,8 @@ def pytest_configure(config):
     config.pluginmanager.register(aside.plugin(config), "aside")
     if config.getoption("quick"):
         config.pluginmanager.register(quick.Quick(), "quick")
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(lost_gpu.Worker(), "lost_gpu")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -107,10 +107,10 @@ def test_a_part_that_fails_or_takes_too_long_takes_nothing_with_it(in_turn, tmp_
     rows = in_turn.in_turn(parts, 30, tmp_path / "out", tmp_path / "kit")
     assert [(name, how.split(":")[0]) for name, how, _ in rows] == [
         ("first", "done"), ("bad", "status 3"), ("slow", "ended after 1 s"), ("long", "left out"), ("last", "done")]
-    assert brought(tmp_path / "out", "first.log").strip() == sys.executable
+    assert brought(tmp_path / "out", "runs/logs/first.log").strip() == sys.executable
     assert brought(tmp_path / "out", "benchmarks/results/gpu_first.json").strip() == "{}"
-    assert brought(tmp_path / "out", "bad.log").strip() == "why" and "why" in capsys.readouterr().out
-    left = int(brought(tmp_path / "out", "slow.log"))
+    assert brought(tmp_path / "out", "runs/logs/bad.log").strip() == "why" and "why" in capsys.readouterr().out
+    left = int(brought(tmp_path / "out", "runs/logs/slow.log"))
     limit = time.monotonic() + 20
     while is_running(left) and time.monotonic() < limit:
         time.sleep(0.01)
@@ -139,7 +139,7 @@ def test_parts_find_the_checkout_and_the_kit_s_machine_code(in_turn, tmp_path, m
         if there:
             (tmp_path / "kit").mkdir()
         in_turn.in_turn([part], 1, tmp_path / "out", tmp_path / "kit")
-        assert brought(tmp_path / "out", "part.log").strip().endswith("kit/cache") == there
+        assert brought(tmp_path / "out", "runs/logs/part.log").strip().endswith("kit/cache") == there
 
 
 def test_every_part_is_a_program_that_is_there_and_in_the_readme(in_turn):
