@@ -1,5 +1,5 @@
-"""What tests share: bytecode, ranks, a second pytest beside the first (aside.py), a quick run (quick.py), and workers of
-pytest-xdist that have lost their GPU (lost_gpu.py)."""
+"""What tests share: bytecode, ranks, a second pytest beside the first (aside.py), a quick run (quick.py), workers that
+have lost their GPU (lost_gpu.py)."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""An illegal address or a failed assertion in a kernel ends all of CUDA's work in that process: whatever test comes next
-fails as well. A worker of pytest-xdist that has lost its GPU so ends itself, and xdist starts another in its place."""
+"""An illegal address or a failed assertion in a kernel ends all of CUDA's work in that process: whatever test comes
+next fails as well. A worker of pytest-xdist that has so lost its GPU ends itself, and xdist starts another."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def is_lost():
 
 
 class Worker:
-    """The plugin of a worker. The test that has failed is reported once more, as one in which the worker has crashed."""
+    """The plugin of a worker. The test that has failed is reported once more, as one that the worker has crashed in."""
 
     failed = False
 

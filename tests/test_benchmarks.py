@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import tarfile
 import time
@@ -21,7 +22,7 @@ def gpu(monkeypatch):
     for folder in (FOLDER, FOLDER / "gpu"):
         monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module("_gpu")
-    for name in ("_gpu", "_harness", "in_turn", "kit"):
+    for name in ("_gpu", "_harness", "again", "in_turn", "kit"):
         sys.modules.pop(name, None)
 
 
@@ -125,6 +126,29 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_part_whose_time_is_over_may_say_what_it_knows(in_turn, tmp_path, monkeypatch, deaf):
+    """As pytest does when it is interrupted; one that doesn't listen is ended all the same."""
+    monkeypatch.setattr(in_turn, "GRACE", 1 if deaf else 30)
+    trap = "" if deaf else "echo 3 failed; exit"
+    part = in_turn.Part("part", 1, 2, f"trap '{trap}' INT; echo begun; sleep 600 & wait", "something")
+    begin = time.monotonic()
+    (_, how, _), = in_turn.in_turn([part], 30, tmp_path / "out", tmp_path / "kit")
+    assert how == "ended after 2 s" and time.monotonic() - begin < 30
+    assert brought(tmp_path / "out", "runs/logs/part.log").split("\n")[1] == ("" if deaf else "3 failed")
+
+
+def test_the_gpu_s_clocks_are_written_down_meanwhile(in_turn, tmp_path, monkeypatch):
+    program = "import time; print(1980, flush=True); time.sleep(600)"
+    monkeypatch.setattr(in_turn, "CLOCKS", [sys.executable, "-c", program])
+    part = in_turn.Part("part", 1, 60, "until [ -s runs/logs/clocks.csv ]; do sleep 0.1; done", "something")
+    (_, how, _), = in_turn.in_turn([part], 30, tmp_path / "runs" / "out", tmp_path / "kit")
+    assert how == "done" and brought(tmp_path / "runs" / "out", "runs/logs/clocks.csv") == "1980\n"
+    assert [path.name for path in (tmp_path / "runs" / "out").iterdir()] == ["brought.tar.gz"]
+    with tarfile.open(tmp_path / "runs" / "out" / "brought.tar.gz") as tar:
+        assert not any("brought" in name for name in tar.getnames())
+
+
 def test_time_that_is_over_is_no_time(in_turn, tmp_path):
     part = in_turn.Part("part", 5, 60, "echo here", "something")
     (name, how, _), = in_turn.in_turn([part], 0.05, tmp_path / "out", tmp_path / "kit")
@@ -150,6 +174,32 @@ def test_every_part_is_a_program_that_is_there_and_in_the_readme(in_turn):
         for word in part.command.replace("&&", " ").split():
             if word.endswith(".py"):
                 assert (FOLDER.parent / word).is_file(), part
+
+
+def test_failed_tests_are_run_again_one_by_one(gpu, tmp_path, monkeypatch, capsys):
+    """The first under compute-sanitizer, too; every launch is waited for."""
+    again = importlib.import_module("again")
+    (tmp_path / "test_some.py").write_text("import os\ndef test_one():\n"
+                                           "    assert 'first' == os.environ['CUDA_LAUNCH_BLOCKING']\n"
+                                           "def test_other():\n    assert 'second' == 2\n")
+    (tmp_path / "compute-sanitizer").write_text('#!/bin/sh\necho looked at "$4"\nexit 7\n')
+    (tmp_path / "compute-sanitizer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(again, "ROOT", tmp_path)
+    monkeypatch.setattr(again, "SANITIZED", 1)
+    monkeypatch.setattr(sys, "argv", ["again.py"])
+    again.main()
+    assert capsys.readouterr().out == "0 tests have failed\n"
+    names = ["test_some.py::test_one", "test_some.py::test_other"]
+    cache = tmp_path / ".pytest_cache" / "v" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(names, True)))
+    again.main()
+    said = capsys.readouterr().out
+    assert said.startswith("2 tests have failed\n") and said.count("--- status 1\n") == 2
+    assert "assert 'first' == '1'" in said and "assert 'second' == 2" in said
+    assert said.endswith("--- status 7\n") and said.count("looked at") == 1
+    assert again.spread(list("abcdefgh"), 3) == ["a", "c", "f"] and again.spread(["a"], 3) == ["a"]
 
 
 def test_a_kit_keeps_machine_code_alone(gpu, tmp_path):

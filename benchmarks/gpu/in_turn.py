@@ -5,12 +5,15 @@ of its own with a limit, what it printed and measured kept as soon as it ends.
     python benchmarks/gpu/in_turn.py --minutes 4 --out FOLDER gpt2 lenet    # of the parts those that are named
     python benchmarks/gpu/in_turn.py --list                                 # which parts there are
 
-FOLDER/brought.tar.gz has the logs, benchmarks/results/gpu_*.json and the runs: unpack it where they belong. A folder
-kit/ in the current one, made by kit.py, is used: its wheels are installed, its machine code is found.
+FOLDER/brought.tar.gz has benchmarks/results/gpu_*.json and runs/, with what each part printed and the GPU's clocks in
+runs/logs: unpack it where they belong. A folder kit/ in the current one, made by kit.py, is used: its wheels are
+installed, its machine code is found. The last part may take 20 seconds more than are left: to say what it knows.
 """
 
 import argparse
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +27,10 @@ sys.path.insert(0, str(ROOT))
 from minitorch_dist.tables import aligned  # noqa: E402
 
 KIT = "kit"
-LAST = 8        # lines of a log that are shown
+LAST, MORE = 8, 30      # lines of a log that are shown, and of a part that fails
+GRACE = 20      # seconds that a part whose time is over has to say what it knows: pytest then shows what has failed
+CLOCKS = ["nvidia-smi", "--format=csv", "--loop=2", "--query-gpu=timestamp,clocks.sm,clocks.mem,temperature.gpu,"
+          "power.draw,utilization.gpu,memory.used,clocks_event_reasons.active"]
 
 
 class Part(NamedTuple):
@@ -39,11 +45,14 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("doctor", 15, 60, "{python} -m minitorch_dist doctor", "whether driver, CuPy, Triton and MPI fit together"),
+    Part("doctor", 15, 60, "nvidia-smi; nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,ECC; lscpu; {python} -m pip list; "
+         "{python} -m minitorch_dist doctor", "whether driver, CuPy, Triton and MPI fit together; versions"),
     Part("adam", 45, 150, "{python} benchmarks/gpu/adam.py", "GB/s, and torch's Adam; state of 8 bits"),
     Part("tests", 240, 420,
-         "TRITON_INTERPRET=0 {python} -m pytest -q -rs -m gpu -n 12 --durations=15 tests/kernels tests/device",
+         "TRITON_INTERPRET=0 {python} -m pytest -q -rsfE -m gpu -n 12 --durations=15 -o faulthandler_timeout=120 "
+         "tests/kernels tests/device",
          "the op table, kernels, models, graphs and shared GPUs against the host"),
+    Part("again", 5, 150, "{python} benchmarks/gpu/again.py", "the tests that have failed, each alone"),
     Part("gpt", 60, 150, "{python} benchmarks/gpu/train.py gpt", "a small GPT's step beside torch's"),
     Part("fused", 30, 90, "{python} benchmarks/gpu/kernels.py fused", "softmax cross-entropy and layer norm"),
     Part("gpt2", 90, 180, "{python} benchmarks/gpu/train.py gpt2", "GPT-2's size: the GPU is the slower one there"),
@@ -78,7 +87,7 @@ def install(kit):
 
 
 def run(part, seconds, log, env):
-    """Run a part for so many seconds at most: how it ended, in words. All that it has started ends with it."""
+    """Run a part for so many seconds, and GRACE: how it ended, in words. All that it has started ends with it."""
     with open(log, "w") as out:
         process = subprocess.Popen(["bash", "-c", part.command.format(python=sys.executable)], cwd=ROOT, env=env,
                                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
@@ -87,42 +96,60 @@ def run(part, seconds, log, env):
             status = process.wait(seconds)
             return "done" if status == 0 else f"status {status}"
         except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(GRACE)
             return f"ended after {seconds:.0f} s"
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)      # ranks and compilers that it has left
-            except ProcessLookupError:
-                pass
             process.wait()
+
+
+@contextlib.contextmanager
+def clocks(path):
+    """Meanwhile the GPU's clocks are written down: whether it was throttled where a figure is low."""
+    if shutil.which(CLOCKS[0]) is None:
+        yield
+        return
+    with open(path, "a") as out, subprocess.Popen(CLOCKS, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
 def pack(folder):
     """What is there so far, in one file, which is never half written."""
     fresh = folder / "brought.tar.gz.new"
     with tarfile.open(fresh, "w:gz") as tar:
-        for path in [*folder.glob("*.log"), *ROOT.glob("benchmarks/results/gpu_*.json"), *ROOT.glob("runs/*")]:
-            tar.add(path, path.name if path.parent == folder else path.relative_to(ROOT))
+        for path in [*ROOT.glob("benchmarks/results/gpu_*.json"), *ROOT.glob("runs/*")]:
+            if path.absolute() != folder:
+                tar.add(path, path.relative_to(ROOT))
     fresh.replace(folder / "brought.tar.gz")
 
 
 def in_turn(parts, minutes, folder, kit):
     """Run the parts until the time is over: [(name, how it ended, seconds)]. One that isn't likely to end is left out,
     for a shorter one behind it."""
-    end, rows = time.monotonic() + 60 * minutes, []
-    folder.mkdir(parents=True, exist_ok=True)
+    end, rows, logs = time.monotonic() + 60 * minutes, [], ROOT / "runs" / "logs"
+    for each in (folder, logs):
+        each.mkdir(parents=True, exist_ok=True)
     install(kit)
-    for part in parts:
-        begin = time.monotonic()
-        if begin + part.likely > end:
-            rows.append((part.name, f"left out: {max(0, end - begin):.0f} s were left of {part.likely}", ""))
-            continue
-        print(f"\n--- {part.name}: {part.shows}", flush=True)
-        log = folder / f"{part.name}.log"
-        how = run(part, min(part.limit, end - begin), log, environment(kit))
-        rows.append((part.name, how, f"{time.monotonic() - begin:.0f}"))
-        print("\n".join(log.read_text(errors="replace").splitlines()[-LAST:]), flush=True)
-        print(f"--- {part.name}: {how}", flush=True)
-        pack(folder)
+    with clocks(logs / "clocks.csv"):
+        for part in parts:
+            begin = time.monotonic()
+            if begin + part.likely > end:
+                rows.append((part.name, f"left out: {max(0, end - begin):.0f} s were left of {part.likely}", ""))
+                continue
+            print(f"\n--- {time.strftime('%T')} {part.name}: {part.shows}", flush=True)
+            log = logs / f"{part.name}.log"
+            how = run(part, min(part.limit, end - begin), log, environment(kit))
+            rows.append((part.name, how, f"{time.monotonic() - begin:.0f}"))
+            lines = log.read_text(errors="replace").splitlines()
+            print("\n".join(lines[-(LAST if how == "done" else MORE):]), flush=True)
+            print(f"--- {part.name}: {how}", flush=True)
+            pack(folder)
     return rows
 
 
