@@ -65,16 +65,18 @@ def layer_norm(cupy, torch, dtype):
     return runs, 5 * x.nbytes
 
 
-def attention(cupy, torch, dtype):
+def attention(cupy, torch, dtype, precision=None):
     """Causal; the second number is the floating-point operations: 4·b·h·t²·d forward, 2.5 times that backward, half of
-    it masked. torch has several implementations: the one that it chooses, and cuDNN's, which it leaves out."""
+    it masked; the third how far from exact forward is. torch has several implementations: the one that it chooses, and
+    cuDNN's, which it leaves out."""
     from minitorch_dist.kernels import flash_attention as kernel
     q, k, v, ct = (draw(cupy, ATTENTION, dtype) for _ in range(4))
     scale = ATTENTION[3] ** -0.5
 
     def ours():
-        _, kept = kernel.flash_attention(q, k, v, True, scale)
-        kernel.flash_attention_gradient(ct, q, k, v, True, scale, kept)
+        out, kept = kernel.flash_attention(q, k, v, True, scale, precision=precision)
+        kernel.flash_attention_gradient(ct, q, k, v, True, scale, kept, precision=precision)
+        return out
     runs = {"ours": ours}
     if torch:
         leaves = [as_torch(torch, a) for a in (q, k, v)]
@@ -88,7 +90,16 @@ def attention(cupy, torch, dtype):
                 theirs()
         runs |= {"torch": theirs} | ({"torch, cuDNN": cudnn} if dtype == "float16" else {})
     batch, heads, time, size = ATTENTION
-    return runs, 4 * batch * heads * time ** 2 * size * 3.5 / 2
+    exact = one_head(cupy, *(x[-1, -1].astype(cupy.float64) for x in (q, k, v)), scale)
+    off = cupy.linalg.norm(ours()[-1, -1] - exact) / cupy.linalg.norm(exact)
+    return runs, 4 * batch * heads * time ** 2 * size * 3.5 / 2, {"off": f"{float(off):.1e}"}
+
+
+def one_head(cupy, q, k, v, scale):
+    """Causal attention as it is defined."""
+    scores = cupy.where(cupy.tri(len(q), dtype=bool), q @ k.T * scale, -cupy.inf)
+    weights = cupy.exp(scores - scores.max(1, keepdims=True))
+    return weights @ v / weights.sum(1, keepdims=True)
 
 
 def product(cupy, torch, dtype, sizes, precision):
@@ -105,13 +116,13 @@ def product(cupy, torch, dtype, sizes, precision):
 
 
 def measure(cupy, torch, report, title, unit, cases):
-    """One table: cases are (name, a function that gives {who: run} and bytes or operations)."""
+    """One table: cases are (name, a function that gives {who: run}, bytes or operations, and more columns or none)."""
     rows = []
     for name, make in cases:
         def measured(name=name, make=make):
             free(cupy, torch)
-            runs, amount = make()
-            ms, row = {"ours": milliseconds(cupy, runs.pop("ours"))}, {}
+            runs, amount, *more = make()
+            ms, row = {"ours": milliseconds(cupy, runs.pop("ours"))}, dict(*more)
             for who, run in runs.items():
                 try:
                     ms[who] = milliseconds(cupy, run)
@@ -192,8 +203,9 @@ def main():
             (f"{kind}, {dtype}", lambda make=make, dtype=dtype: make(cupy, torch, dtype))
             for kind, make in kinds for dtype in ("float32", "float16")]),
         "attention": (f"causal attention {ATTENTION}, forward and backward", "GFLOP/s", [
-            (f"attention, {dtype}", lambda dtype=dtype: attention(cupy, torch, dtype))
-            for dtype in ("float16", "float32")]),
+            *((f"attention, {dtype}", lambda dtype=dtype: attention(cupy, torch, dtype))
+              for dtype in ("float16", "float32")),
+            ("attention, float32 by its own instructions", lambda: attention(cupy, None, "float32", "ieee"))]),
         "products": ("matrix products", "GFLOP/s", [
             (f"{'×'.join(map(str, sizes))}, {dtype} {precision}",
              lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))
