@@ -22,7 +22,7 @@ def gpu(monkeypatch):
     for folder in (FOLDER, FOLDER / "gpu"):
         monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module("_gpu")
-    for name in ("_gpu", "_harness", "again", "in_turn", "kit"):
+    for name in ("_gpu", "_harness", "again", "in_turn", "kit", "train"):
         sys.modules.pop(name, None)
 
 
@@ -72,6 +72,25 @@ def test_the_next_rival_finds_the_memory_of_the_last_one(gpu):
     torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: order.append("torch's")))
     gpu.free(SimpleNamespace(get_default_memory_pool=lambda: pool), torch)
     assert order == ["gone", "CuPy's pool", "torch's"]
+
+
+def test_what_torch_compiles_comes_when_the_rest_is_kept(gpu, monkeypatch):
+    train, order, tables = importlib.import_module("train"), [], []
+
+    def maker(who):
+        order.append(who)
+        return lambda: SimpleNamespace(item=lambda: 1.0)
+    makers = {who: lambda who=who: maker(who) for who in (train.EAGER, *train.COMPILED, train.OURS)}
+    monkeypatch.setattr(train, "makers", lambda torch, name: makers)
+    monkeypatch.setattr(train, "kernels_of", lambda steps: "")
+    monkeypatch.setattr(train, "ROUNDS", 1)
+    monkeypatch.setattr(train, "TURN", 0)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None)))
+    report = SimpleNamespace(table=lambda caption, rows: tables.append(rows), aim=lambda *about: None,
+                             save=lambda: order.append([row["step of"] for row in tables[0] if "ms" in row]))
+    train.measure(cupy, "torch", report, "mlp")
+    assert order == [train.EAGER, train.OURS, [train.EAGER, train.OURS], *train.COMPILED]
+    assert [row["step of"] for row in tables[0] if "ms" in row] == [train.EAGER, train.OURS, *train.COMPILED]
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted((FOLDER / "gpu").glob("[!_]*.py"))])
