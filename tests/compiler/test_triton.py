@@ -17,6 +17,7 @@ import minitorch_dist as mt
 from minitorch_dist import kernels, ledger
 from minitorch_dist.compiler import gpu, triton_source
 from tests.autodiff.samples import SAMPLES
+from tests.kernels import PATIENCE
 from tests.kernels.harness import guarded
 
 from . import test_table
@@ -154,7 +155,7 @@ def compiled():
     """{name: facts} of compile_generated.py."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-m", f"{__package__}.compile_generated"], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=400)
+                          capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return {facts.pop("name"): facts for facts in map(json.loads, done.stdout.splitlines())}
 

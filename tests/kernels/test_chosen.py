@@ -22,6 +22,7 @@ from minitorch_dist.kernels import bias_gelu, build, dropout, launch, matmul, no
 from minitorch_dist.kernels import flash_attention as flash
 from minitorch_dist.kernels import softmax_cross_entropy as cross_entropy
 
+from . import PATIENCE
 from .compile_all import spilled
 from .recording import DeviceArray, RecordingDriver, fake_build
 
@@ -114,7 +115,7 @@ def chosen(tmp_path_factory):
     (folder / "asked").write_bytes(pickle.dumps([(v, capability) for (_, capability), v in calls]))
     done = subprocess.run([sys.executable, "-m", f"{__package__}.compile_all", folder / "asked"], cwd=ROOT,
                           env=os.environ | {"TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(folder)},
-                          capture_output=True, text=True, timeout=540)
+                          capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     found = {}
     for (case, v), line in zip(calls, done.stdout.splitlines(), strict=True):

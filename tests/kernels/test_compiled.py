@@ -10,6 +10,7 @@ import pytest
 
 from minitorch_dist import kernels
 
+from . import PATIENCE
 from .compile_all import examples, spilled
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def compiled(tmp_path_factory):
                                 env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                for half in halves]
     try:
-        answers = [process.communicate(timeout=540) for process in running]
+        answers = [process.communicate(timeout=PATIENCE) for process in running]
     finally:
         for process in running:
             process.kill()      # where a test run is interrupted

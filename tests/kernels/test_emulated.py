@@ -11,7 +11,7 @@ import pytest
 
 from minitorch_dist import kernels
 
-from . import harness
+from . import PATIENCE, harness
 
 ROOT = Path(__file__).parents[2]
 # tf32 and 16-bit products are of warps on 8.0 and of four warps on 9.0; 7.5 has none of ours.
@@ -22,8 +22,8 @@ OLDER = [(80, sample.id) for sample in harness.samples() if sample.size <= 100] 
 
 def emulated(*task):
     """The lines that emulate_all.py prints."""
-    done = subprocess.run([sys.executable, "-m", f"{__package__}.emulate_all", *map(str, task)], cwd=ROOT, timeout=900,
-                          env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", f"{__package__}.emulate_all", *map(str, task)], cwd=ROOT,
+                          timeout=PATIENCE, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -16,7 +16,7 @@ from minitorch_dist import kernels, ledger
 from minitorch_dist.kernels import build, flash_attention, interpret, launch, norms, show
 from minitorch_dist.kernels.add import ADD
 
-from . import harness
+from . import PATIENCE, harness
 from .recording import DeviceArray, RecordingDriver, Variant, fake_build
 
 pytestmark = pytest.mark.skipif(not kernels.interpreting(), reason="Triton compiles in this process")
@@ -65,7 +65,7 @@ def compiled(launches, tmp_path_factory):
     (folder / "asked").write_bytes(pickle.dumps(list(variants.values())))
     done = subprocess.run([sys.executable, "-m", f"{__package__}.recording", folder / "asked", folder / "made"],
                           cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True,
-                          timeout=540)
+                          timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return {(v.kernel, v.types): made for v, made in pickle.loads((folder / "made").read_bytes()).items()}
 
