@@ -4,7 +4,7 @@ whose logits never exist as a whole, and of all logits; beside torch's linear an
     python benchmarks/loss.py
 """
 
-from _harness import Report, child, compare, installed, named, one_core, resident
+from _harness import Report, child, compare, forget_peak, installed, named, one_core, resident
 
 one_core()
 
@@ -21,7 +21,7 @@ def arrays(name):
     rows, width, classes = SIZES[name]
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal((n, width), np.float32) for n in (rows, classes))
-    weight /= 16        # in place: what peak_bytes counts from
+    weight /= 16
     return x, weight, rng.integers(0, classes, rows)
 
 
@@ -63,6 +63,7 @@ def peak_bytes(name, way):
     """The most memory of some passes, beyond the imports, inputs and gradients, of a process of its own."""
     run = WAYS[way](name)
     rows, width, classes = SIZES[name]
+    forget_peak()
     before = resident()
     for _ in range(3):
         run()
