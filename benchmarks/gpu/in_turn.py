@@ -60,6 +60,7 @@ PARTS = (
     Part("lenet", 60, 150, "{python} benchmarks/gpu/train.py lenet", "LeNet's step"),
     Part("attention", 20, 90, "{python} benchmarks/gpu/kernels.py attention", "flash attention beside torch's two"),
     Part("products", 20, 90, "{python} benchmarks/gpu/kernels.py products", "our matrix products beside cuBLAS"),
+    Part("loss", 20, 60, "{python} benchmarks/gpu/kernels.py loss", "a loss by tiles, and of all logits"),
     Part("curves", 60, 120,
          "{python} mnist_demo/train.py --data digits --steps 200 --out runs/cpu && "
          "{python} mnist_demo/train.py --data digits --steps 200 --device cuda --out runs/gpu && "

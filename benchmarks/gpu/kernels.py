@@ -1,9 +1,10 @@
-"""Each kernel, forward and backward, beside torch: softmax cross-entropy, norms, attention, matrix products; and beside
-CuPy's unfused formulas, by the size from which it is faster: wins_from in minitorch_dist/kernels/__init__.py.
+"""Each kernel, forward and backward, beside torch: softmax cross-entropy, norms, attention, matrix products, the loss
+of an output layer; and beside CuPy's unfused formulas, by the size from which it is faster: wins_from in
+minitorch_dist/kernels/__init__.py.
 
     python benchmarks/gpu/kernels.py                # needs an NVIDIA GPU with CuPy and Triton; torch is a rival
-    python benchmarks/gpu/kernels.py attention      # of fused, attention, products, thresholds those that are named:
-                                                    # into a result of its own
+    python benchmarks/gpu/kernels.py attention      # of fused, attention, products, loss, thresholds those that are
+                                                    # named: into a result of its own
     python benchmarks/gpu/kernels.py --quick        # small, and once: whether it runs; kept in results/quick/
 
 MINITORCH_AUTOTUNE=1 chooses each kernel's configuration by measuring first.
@@ -11,11 +12,12 @@ MINITORCH_AUTOTUNE=1 chooses each kernel's configuration by measuring first.
 
 from _gpu import QUICK, asked, attempt, copy_bandwidth, free, gpu, in_a_row, milliseconds, report_of, rival
 
-TABLES = ("fused", "attention", "products", "thresholds")
+TABLES = ("fused", "attention", "products", "loss", "thresholds")
 AIMS = {"softmax cross-entropy": 1.0, "layer norm": 1.0}    # times torch's speed
 LOGITS = (5, 67) if QUICK else (8192, 50257)
 NORM = (5, 67) if QUICK else (16384, 4096)
 ATTENTION = (1, 2, 33, 16) if QUICK else (4, 16, 2048, 64)       # batch, heads, time, size
+HEAD = (5, 8, 67) if QUICK else (4096, 768, 50257)      # rows, features, classes: GPT-2's output layer
 SIZES = (512, 1024) if QUICK else tuple(4 ** k for k in range(5, 13))       # elements of an op's first input
 PRODUCTS = ((48, 16, 32),) if QUICK else ((4096, 4096, 4096), (8192, 1024, 4096))
 
@@ -115,6 +117,36 @@ def product(cupy, torch, dtype, sizes, precision):
     return runs, 2 * m * n * k
 
 
+def output_layer(cupy, torch, dtype, tiled):
+    """A product and its loss, by tiles or of all logits; the second number is the operations of three products, the
+    third the bytes of the tape."""
+    import minitorch_dist as mt
+    from minitorch_dist import ledger, nn
+    rows, width, classes = HEAD
+    arrays = [draw(cupy, (n, width), dtype) / 16 for n in (rows, classes)]
+    labels = cupy.random.default_rng(1).integers(0, classes, rows)
+    leaves = [mt.tensor(a, requires_grad=True) for a in arrays]
+
+    def loss():
+        return nn.linear_cross_entropy(*leaves, labels) if tiled else nn.cross_entropy(mt.linear(*leaves), labels)
+
+    def ours():
+        loss().backward()
+        for leaf in leaves:
+            leaf.grad = None
+    runs = {"ours": ours}
+    if torch:
+        x, weight = (as_torch(torch, a) for a in arrays)
+        y, functional = as_torch(torch, labels, False), torch.nn.functional
+        runs["torch"] = lambda: torch.autograd.grad(functional.cross_entropy(functional.linear(x, weight), y),
+                                                    (x, weight))
+    with ledger.record(memory=True) as book:
+        kept = loss()
+        held = book.live["activation"]
+    del kept
+    return runs, 6 * rows * width * classes, {"kept, MB": f"{held / 1e6:.1f}"}
+
+
 def measure(cupy, torch, report, title, unit, cases):
     """One table: cases are (name, a function that gives {who: run}, bytes or operations, and more columns or none)."""
     rows = []
@@ -151,6 +183,7 @@ def steps_of_ops(cupy, size):
     labels = cupy.zeros(rows, cupy.int64)
     heads = [t.detach().reshape(-1, 1, min(rows, 128), width).requires_grad_() for t in (x, y, z)]
     calls = {"softmax_cross_entropy": ((x,), lambda: mt.softmax_cross_entropy(x, labels)),
+             "linear_cross_entropy": ((x, square), lambda: mt.linear_cross_entropy(x, square, labels)),
              "layer_norm": ((x, vector), lambda: mt.layer_norm(x, width, vector, vector)),
              "rms_norm": ((x, vector), lambda: mt.rms_norm(x, width, vector)),
              "gelu": ((x,), lambda: mt.gelu(x, "tanh")),
@@ -210,7 +243,10 @@ def main():
             (f"{'×'.join(map(str, sizes))}, {dtype} {precision}",
              lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))
             for sizes in PRODUCTS
-            for dtype, precision in (("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"))])}
+            for dtype, precision in (("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee"))]),
+        "loss": (f"the loss of {HEAD[0]:,} rows of {HEAD[1]} features, {HEAD[2]:,} classes, both ways", "GFLOP/s", [
+            (f"{way}, {dtype}", lambda dtype=dtype, tiled=tiled: output_layer(cupy, torch, dtype, tiled))
+            for dtype in ("float32", "float16") for way, tiled in (("by tiles", True), ("all logits", False))])}
     for name in names:
         thresholds(cupy, torch, report) if name == "thresholds" else measure(cupy, torch, report, *tables[name])
         report.save()       # what is measured is kept, should the next one fail
