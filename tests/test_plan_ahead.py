@@ -52,7 +52,7 @@ def test_it_writes_as_the_plain_model(adapters):
 
 # ---------------------------------------------------------------- the ledger
 
-RUNS = {    # as test_plan.py's, of three tokens
+RUNS = {    # as test_plan_ledger.py's, of three tokens
     "alone": {}, "one more": {"dp": 2, "model": {"predict": 2, "tied": False}}, "8 bits": {"state_bits": 8},
     "uneven": {"batch": 14, "dp": 2, "micro_batches": 2}, "checkpoints": {"checkpointing": True, "micro_batches": 3},
     "2": {"dp": 2, "stage": 2, "micro_batches": 2}, "3": {"dp": 2, "stage": 3, "model": {"vocabulary": 300}},

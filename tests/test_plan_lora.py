@@ -112,7 +112,7 @@ def test_what_frozen_matrices_keep_of_korthikantis_activations():
 
 # ---------------------------------------------------------------- the ledger
 
-RUNS = {    # as test_plan.py's
+RUNS = {    # as test_plan_ledger.py's
     "alone": {"lora_rank": 3}, "4 bits": FOUR | {"state_bits": 8},
     "ddp, qkv": {"lora_rank": 5, "lora_targets": QKV, "dp": 2},
     "ddp, out": {"lora_rank": 5, "lora_targets": ("*attention.out",), "dp": 2, "micro_batches": 2},
