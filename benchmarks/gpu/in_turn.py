@@ -62,10 +62,10 @@ PARTS = (
     Part("products", 20, 90, "{python} benchmarks/gpu/kernels.py products", "our matrix products beside cuBLAS"),
     Part("loss", 20, 60, "{python} benchmarks/gpu/kernels.py loss", "a loss by tiles, and of all logits"),
     Part("curves", 60, 120,
-         "{python} mnist_demo/train.py --data digits --steps 200 --out runs/cpu && "
-         "{python} mnist_demo/train.py --data digits --steps 200 --device cuda --out runs/gpu && "
-         "mpirun -n 2 {python} mnist_demo/train.py --data digits --steps 200 --device cuda --out runs/gpu-2 && "
-         "{python} mnist_demo/compare.py runs/cpu runs/gpu runs/gpu-2 --tolerance 1e-2 -o runs/curves.png",
+         "{python} mnist_demo/train.py --data digits --steps 50 --out runs/cpu && "
+         "{python} mnist_demo/train.py --data digits --steps 50 --device cuda --out runs/gpu && "
+         "mpirun -n 2 {python} mnist_demo/train.py --data digits --steps 50 --device cuda --out runs/gpu-2 && "
+         "{python} mnist_demo/compare.py runs/cpu runs/gpu runs/gpu-2 -o runs/curves.png",
          "one curve: the host's, a GPU's, that of two ranks that share it"),
     Part("thresholds", 90, 200, "{python} benchmarks/gpu/kernels.py thresholds", "from which size each kernel wins"),
 )

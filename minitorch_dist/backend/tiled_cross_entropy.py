@@ -71,9 +71,10 @@ def _within(labels, z):
 
 
 def rules(sums, slopes, kept=tuple):
-    """(forward, pullback) by what a tile of logits gives: sums(z, labels) -> (largest, sums of exponentials),
-    slopes(ct, z, labels, largest, sums) -> its cotangents; labels count from the tile's first class, so that most lie
-    outside. kept: the class of what backward gets."""
+    """(forward, pullback) of x (n, in), weight (classes, in) and integer labels (n,), by what a tile of logits z (n,
+    width) gives: sums(z, labels) -> (largest, sums of exponentials), each (n,), in float32 where z has 16 bits;
+    slopes(ct, z, labels, largest, sums) -> its cotangents, of z's shape and dtype. There labels count from the tile's
+    first class, so that most lie outside. kept: the class of what backward gets."""
 
     def forward(x, weight, labels, ignore, wide):
         counted, labels = counted_labels(labels, ignore)

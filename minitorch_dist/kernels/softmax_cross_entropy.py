@@ -14,6 +14,9 @@ m and s, 8 bytes per row; backward reads the logits again and makes softmax in r
 bytes in forward and 8 in backward. Separate operations move 32 in forward (maximum, difference, exp, sum, quotient) and
 8 in backward, and keep 4; at 50,257 classes this is the largest array of a language model.
 
+The same kernels make the tiles of linear_cross_entropy (backend/tiled_cross_entropy.py), m and s growing from tile to
+tile.
+
 Source of the one-pass sum: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax".
 """
 
