@@ -113,7 +113,8 @@ def loss(sizes, model, x, y, group=None, tiled=False):
     more = {"targets": y} if tiled else {}
     logits, aux = model(x, **more) if sizes.experts else (model(x, **more), None)
     if tiled:
-        return logits.sum() if aux is None else logits.sum() + y.size * aux
+        losses = nn.multi_token_loss(logits) if sizes.predict > 1 else logits.sum()
+        return losses if aux is None else losses + y.size * aux
     if group is not None and group.size > 1:
         return sum(tp.vocab_parallel_cross_entropy(scores, targets_at(k, y), group, sizes.vocabulary, "sum")
                    for k, scores in enumerate(logits if sizes.predict > 1 else [logits]))

@@ -41,8 +41,9 @@ def check_step(job, everyone):
     # Tokens and labels are the program's: those of micro-batches that are through are there as well, if the tape has
     # kept them. A frozen embedding's tokens it doesn't keep.
     even = job.samples % job.micro_batches == 0     # else the first is the largest, and nothing was before it
-    nbytes = 16 if job.adapters is None else 8
-    others = nbytes * job.time // job.cp * (job.samples - job.pieces[0]) if job.tp == 1 and even else 0
+    whole = job.tp == 1
+    nbytes = 8 * ((whole and job.adapters is None) + (whole or job.tiled_loss))
+    others = nbytes * job.time // job.cp * (job.samples - job.pieces[0]) if even else 0
     assert peak["activation"] == rank.activations + others
     assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers
     if job.stage == 3:

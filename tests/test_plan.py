@@ -203,19 +203,19 @@ def test_flops_are_the_models(family, experts, k, shared):
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 
 
-def test_a_tiled_loss_costs_the_output_layer_s_product_once_more():
-    tokens = np.zeros((5, 11), int)
-    job = Job(SMALL, batch=5, time=11, tiled_loss=True)
-    model = plan_cases.gpt(SMALL)
-    flops = nn.summary(model, tokens, None, tokens).training_flops
-    assert flops == nn.summary(model, tokens).training_flops
-    assert rank_of(job, 0).flops == flops + 2 * 55 * SMALL.width * SMALL.vocabulary
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_tiled_loss_costs_the_output_layer_s_products_once_more(depth):
+    job = Job(replace(SMALL, predict=1 + depth), batch=5, time=11)
+    rows = 5 * sum(11 - k for k in range(1 + depth))
+    assert rank_of(replace(job, tiled_loss=True), 0).flops == \
+        rank_of(job, 0).flops + 2 * rows * SMALL.width * SMALL.vocabulary
+    model, tokens = plan_cases.gpt(SMALL), np.zeros((5, 11), int)       # a model's count is without them
+    assert nn.summary(model, tokens, None, tokens).training_flops == nn.summary(model, tokens).training_flops
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"model": Parameters(7e9)}, "only the number of parameters"), ({"tp": 2}, "--tp 2, where each rank has logits"),
+    ({"model": Parameters(7e9)}, "only the number of parameters"),
     ({"pp": 3, "micro_batches": 3, "batch": 3}, "--pp 3, where what the last stage"),
-    ({"model": replace(SMALL, predict=2)}, "--predict 2, where each depth"),
     ({"model": replace(SMALL, tied=False), "lora_rank": 2, "lora_targets": ("*",)},
      "an adapter beside the output layer")])
 def test_where_logits_are_wanted_a_tiled_loss_is_refused(more, words):

@@ -64,7 +64,10 @@ RUNS = {    # as test_plan_ledger.py's, of three tokens
     "both": {"tp": 2, "dp": 2, "stage": 3},
     "experts": {"ep": 2, "micro_batches": 2, "model": {"experts": 4, "shared_experts": 1}},
     "experts, 3, checkpoints": {"dp": 2, "stage": 3, "checkpointing": True, "model": {"experts": 3, "top_k": 1}},
-    "experts, 3": {"ep": 2, "stage": 3, "model": {"experts": 4, "predict": 2}}}
+    "experts, 3": {"ep": 2, "stage": 3, "model": {"experts": 4, "predict": 2}},
+    "by tiles": {"dp": 2, "stage": 3, "micro_batches": 2, "tiled_loss": True},
+    "by tiles, checkpoints": {"checkpointing": True, "tiled_loss": True, "model": {"predict": 2, "tied": False}},
+    "by tiles, tensors": {"tp": 2, "tiled_loss": True, "model": {"vocabulary": 53}}}
 
 
 @pytest.mark.parametrize("family, name", [
@@ -87,7 +90,8 @@ ADAPTED = {     # depths' blocks have adapters, too, and what comes to them from
     "tensors, checkpoints": {"tp": 2, "checkpointing": True, "micro_batches": 2, "model": {"predict": 2}},
     "both": {"tp": 2, "dp": 2, "stage": 3},
     "experts": {"ep": 2, "micro_batches": 2, "model": {"experts": 4, "shared_experts": 1}},
-    "experts, 3": {"dp": 2, "stage": 3, "model": {"experts": 4, "predict": 2}}}
+    "experts, 3": {"dp": 2, "stage": 3, "model": {"experts": 4, "predict": 2}},
+    "by tiles, tensors": {"tp": 2, "tiled_loss": True, "model": {"predict": 2, "tied": False}}}
 
 
 @pytest.mark.parametrize("family, name", [

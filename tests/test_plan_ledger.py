@@ -56,12 +56,18 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "by tiles, ring": {"cp": 2, "time": 12, "model": {"dropout": False}} | TILED,
     "by tiles, checkpoints": {"dp": 2, "checkpointing": True} | TILED,
     "by tiles, experts": {"ep": 2, "model": {"experts": 4, "tied": False}} | TILED,
+    "by tiles, tensors": {"tp": 2, "model": {"vocabulary": 301}} | TILED,
+    "by tiles, tensors, checkpoints": {"tp": 2, "dp": 2, "checkpointing": True, "model": {"tied": False}} | TILED,
+    "by tiles, sequences": {"tp": 2, "time": 10, "sequence_parallel": True, "micro_batches": 2} | TILED,
+    "by tiles, sequences, gathered again": {"tp": 4, "time": 12, "sequence_parallel": "regather",
+                                            "model": {"tied": False}} | TILED,
+    "by tiles, both": {"tp": 2, "dp": 2, "stage": 3} | TILED,
 }
 
 
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
-          "by tiles")
+          "by tiles", "by tiles, sequences", "by tiles, tensors, checkpoints")
 
 
 OF_X = {"q_rank": None}     # whose queries have no latents of their own

@@ -5,7 +5,8 @@
 
 m is a row's largest logit, s its Σ exp(z - m): these two are kept, 8 bytes per row, where logits of V classes and their
 softmax take 8·V in float32. One tile exists at a time. The price is one product of four: backward makes the logits
-again. All arrays here are raw.
+again. Where each rank has a share of the classes, m, s and z[label] are brought together between the two. All arrays
+here are raw.
 
 Source: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models".
 """
@@ -74,11 +75,19 @@ def rules(sums, slopes, kept=tuple):
     """(forward, pullback) of x (n, in), weight (classes, in) and integer labels (n,), by what a tile of logits z (n,
     width) gives: sums(z, labels) -> (largest, sums of exponentials), each (n,), in float32 where z has 16 bits;
     slopes(ct, z, labels, largest, sums) -> its cotangents, of z's shape and dtype. There labels count from the tile's
-    first class, so that most lie outside. kept: the class of what backward gets."""
+    first class, so that most lie outside. kept: the class of what backward gets.
 
-    def forward(x, weight, labels, ignore, wide):
+    shares  None, or whose share of the classes `weight` has: shares.here(labels), counted from this rank's first class,
+            -1 for others', and shares.together(m, s, z[label], here), of all classes, of those of this rank's
+    """
+
+    def numbered(labels, ignore, shares):
         counted, labels = counted_labels(labels, ignore)
         labels = labels.astype(xp.int64)
+        return counted, labels if shares is None else shares.here(labels)
+
+    def forward(x, weight, labels, ignore, wide, shares=None):
+        counted, labels = numbered(labels, ignore, shares)
         most = None
         for first, end in _tiles(x, weight):
             z = matmul(x, weight[first:end].T)
@@ -91,13 +100,14 @@ def rules(sums, slopes, kept=tuple):
                 larger = xp.maximum(most, largest)
                 total = total * xp.exp(most - larger) + share * xp.exp(largest - larger)
                 most, right = larger, choose(inside, picked, right)
+        if shares is not None:
+            most, total, right = shares.together(most, total, right, labels)
         losses = xp.log(total) + (most - right)
         losses = losses if counted is None else choose(counted, losses, 0.0)
         return losses if wide else losses.astype(z.dtype, copy=False), kept((most, total))
 
-    def pullback(ct, wanted, x, weight, labels, ignore, aux):
-        counted, labels = counted_labels(labels, ignore)
-        labels = labels.astype(xp.int64)
+    def pullback(ct, wanted, x, weight, labels, ignore, shares, aux):
+        counted, labels = numbered(labels, ignore, shares)
         ct = _wide(ct) if counted is None else choose(counted, _wide(ct), 0.0)
         gx = gw = None
         for first, end in _tiles(x, weight):

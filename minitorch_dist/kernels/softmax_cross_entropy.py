@@ -197,7 +197,7 @@ def _tile_slopes(ct, z, labels, largest, total):
 tiled, tiled_pullback = rules(_tile_sums, _tile_slopes, Kept)
 
 
-def tiled_fits(x, weight, labels, ignore, wide):
+def tiled_fits(x, weight, labels, ignore, wide, shares):
     """Whether there are logits, of x's dtype."""
     return x.dtype == weight.dtype and len(x) > 0 and fits(weight.T, labels, ignore)
 

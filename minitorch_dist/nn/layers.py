@@ -5,6 +5,7 @@ import math
 from ..autodiff import ops
 from ..backend import whole, xp
 from . import init
+from .loss import linear_cross_entropy
 from .module import Module, Parameter
 
 
@@ -28,6 +29,13 @@ class Linear(Module):
 
     def forward(self, x):
         return ops.linear(x, self.weight, self.bias)
+
+    def losses(self, x, targets):
+        """linear_cross_entropy (…) of y as logits, which aren't made: (…, in_features), integers (…). Without a bias:
+        ValueError with one."""
+        if self.bias is not None:
+            raise ValueError("Linear: losses are of logits x Wᵀ, and this one has a bias: take the loss of its result")
+        return linear_cross_entropy(x, self.weight, targets, "none")
 
     def extra_repr(self):
         out, inside = self.weight.shape

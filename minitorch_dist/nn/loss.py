@@ -6,6 +6,7 @@ from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import Placeholder, on_host
 
+IGNORED = -100      # ignore_index, as in torch
 EMPTY = "the mean loss of an empty batch, or where all labels are ignored, is undefined; use reduction='sum'"
 
 
@@ -22,7 +23,7 @@ def _reduced(losses, reduction):
     return total / losses.size
 
 
-def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
+def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED):
     """-log softmax(logits)[label]: logits (…, classes), labels (…) integers.
 
     reduction     "mean" over the labels that count, "sum", or "none" -> (…), 0 where ignored.
@@ -32,21 +33,21 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=-100):
     Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
     shapes or labels don't fit.
     """
-    return _by_labels(ops.softmax_cross_entropy, logits, labels, reduction, ignore_index,
+    return by_labels(ops.softmax_cross_entropy, logits, labels, reduction, ignore_index,
                       lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
 
 
-def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=-100):
+def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED):
     """cross_entropy(linear(x, weight), labels), the logits of which never exist as a whole: x (…, in), weight (classes,
     in), labels (…) integers; see ops.linear_cross_entropy for what it keeps and costs, and cross_entropy for the rest.
     """
     def losses(x, labels, ignore=None):
         return ops.linear_cross_entropy(x, weight, labels, ignore)
-    return _by_labels(losses, x, labels, reduction, ignore_index, lambda shapes: f"linear_cross_entropy: x {shapes}, "
+    return by_labels(losses, x, labels, reduction, ignore_index, lambda shapes: f"linear_cross_entropy: x {shapes}, "
                       f"weight {tuple(weight.shape)}: they must be (…, in), (…), (classes, in)")
 
 
-def _by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
+def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
     """The losses of rows of x (…, size), reduced. losses_of(x, labels, ignore=None) takes (n, size) and (n,)."""
     labels = numbers_in(labels)
     shape = labels.shape

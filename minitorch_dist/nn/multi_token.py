@@ -11,6 +11,7 @@ position; afterwards the further depths are left out, and the model is a plain G
 
     model = MultiTokenPrediction(nn.GPT(…), depth=1)
     loss = multi_token_loss(model(tokens), targets) / TARGETS       # a sum; TARGETS of the GLOBAL batch
+    loss = multi_token_loss(model(tokens, targets=targets)) / TARGETS       # the same, without logits
     model.eval()                                                    # now model(tokens) is model.model(tokens)
 
 The loss is that of the next tokens, and weight/depth times the sum of the others'. All are sums that are divided by the
@@ -38,10 +39,8 @@ from . import init
 from .attention import places
 from .decoding import KeyValueCache, beginning, by_position, evaluating
 from .layers import Linear
-from .loss import cross_entropy
+from .loss import IGNORED, cross_entropy
 from .module import Module, ModuleList
-
-IGNORED = -100      # cross_entropy's ignore_index
 
 
 class Further(Module):
@@ -70,8 +69,9 @@ class MultiTokenPrediction(Module):
 
     In training, of tokens (batch, time) and perhaps documents, as GPT's: logits in a tuple, of depth k (batch,
     time - k, vocabulary), k = 0 … depth; with experts a pair of this tuple and the sum of the auxiliary losses. In
-    evaluation the GPT's own result. ValueError unless there are more tokens than depths, and for a GPT that has a part
-    of the sequences.
+    evaluation the GPT's own result. Given targets, integers (batch, time), it gives losses in the logits' place, as a
+    GPT does: of depth k (batch, time - k). ValueError unless there are more tokens than depths, and for a GPT that has
+    a part of the sequences.
     """
 
     def __init__(self, model, depth=1):
@@ -82,9 +82,9 @@ class MultiTokenPrediction(Module):
         self.model, self.depth = model, depth
         self.further = ModuleList(Further(model) for _ in range(depth))
 
-    def forward(self, tokens, documents=None):
+    def forward(self, tokens, documents=None, targets=None):
         if not self.training:
-            return self.model(tokens, documents)
+            return self.model(tokens, documents, targets)
         if self.model.context is not None:
             raise ValueError("MultiTokenPrediction: positions are put together with later tokens, of which the GPT has "
                              f"a part ({self.model.context}): take one that is not divided")
@@ -95,13 +95,16 @@ class MultiTokenPrediction(Module):
         model, here = self.model, lower(self.model.embed.weight)
         if documents is not None:
             documents = to_device_of(numbered(documents, tokens.shape), here)
+
+        def at(depth, x):
+            return model.scores(x) if targets is None else model.losses(x, targets_at(depth, targets, documents))
         x, aux = model.features(tokens, documents)
-        logits = [model.scores(model.norm(x))]
+        found = [at(0, model.norm(x))]
         for k, further in enumerate(self.further, 1):
             x, y, aux = further(x[:, :-1], model.embed(tokens[:, k:]), aux,
                                 None if documents is None else documents[:, :time - k])
-            logits.append(model.scores(y))
-        return tuple(logits) if aux is None else (tuple(logits), aux)
+            found.append(at(k, y))
+        return tuple(found) if aux is None else (tuple(found), aux)
 
     def generate(self, *args, **options):
         """GPT's."""
@@ -122,14 +125,15 @@ def targets_at(depth, targets, documents=None):
     return xp.where(there, found.astype(xp.int64), IGNORED)     # bytes have no IGNORED
 
 
-def multi_token_loss(logits, targets, documents=None, weight=0.3):
+def multi_token_loss(logits, targets=None, documents=None, weight=0.3):
     """The sum of the losses: of the next tokens, and weight/depth times those of the tokens behind them.
 
-    logits     a MultiTokenPrediction's, of its training
-    targets    integers (batch, time), the next tokens; IGNORED for none
+    logits     a MultiTokenPrediction's, of its training; or its losses, where it was given the targets
+    targets    integers (batch, time), the next tokens; IGNORED for none. None: the model was given them
     documents  what the model was given
     """
-    main, *further = (cross_entropy(scores, targets_at(depth, targets, documents), "sum")
+    main, *further = (ops.sum(scores) if targets is None else
+                      cross_entropy(scores, targets_at(depth, targets, documents), "sum")
                       for depth, scores in enumerate(logits))
     return main + weight / len(further) * sum(further[1:], further[0])
 

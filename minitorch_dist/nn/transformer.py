@@ -37,6 +37,10 @@ class Embedding(Module):
         """Scores of all rows, x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), the output layer of tied weights."""
         return ops.linear(x, self.weight)
 
+    def losses(self, x, targets):
+        """nn.linear_cross_entropy of attend's scores, (…), without them: (…, embedding_dim), integers (…)."""
+        return linear_cross_entropy(x, self.weight, targets, "none")
+
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape))
 
@@ -62,8 +66,19 @@ def is_gated(mlp):
 
 
 def _plain(layer, kind):
+    """Whether a call of the layer does what this class says and nothing else."""
+    return type(layer) is kind and _bare(layer)
+
+
+def _bare(layer):
     """Whether a call of the layer does what its class says and nothing else."""
-    return type(layer) is kind and layer._hooks is None and "forward" not in vars(layer)
+    return layer._hooks is None and "forward" not in vars(layer)
+
+
+def _has_losses_of(scores, kind):
+    """Whether a class of output layers has a method `losses` of what this method of its own gives."""
+    first = next((c for c in kind.__mro__ if {scores, "losses"} & vars(c).keys()), Module)
+    return {scores, "losses"} <= vars(first).keys()
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
@@ -220,15 +235,13 @@ class GPT(Module):
     def losses(self, x, targets):
         """-log softmax(logits)[target] (batch, time), 0 where a target is -100, of features (batch, time, dim) behind a
         norm and integers (batch, time), without the logits: ops.linear_cross_entropy. ValueError where the output layer
-        does more than a product: hooks, adapters, a share of the vocabulary."""
-        tied = self.head is None
-        if not (type(self.embed).attend is Embedding.attend if tied else
-                _plain(self.head, Linear) and self.head.bias is None):
+        does more than a product: hooks, adapters."""
+        layer, scores = (self.embed, "attend") if self.head is None else (self.head, "forward")
+        if not (_has_losses_of(scores, type(layer)) and (layer is self.embed or _bare(layer) and layer.bias is None)):
             raise ValueError(f"GPT: targets want an output layer that is a product with one matrix and nothing else, "
-                             f"not {self.embed if tied else self.head!r}, which has more to it: leave them out, and "
-                             "take the loss of the logits")
+                             f"not {layer!r}, which has more to it: leave them out, and take the loss of the logits")
         x = x if self.output_multiplier is None else self.output_multiplier * x
-        return linear_cross_entropy(x, (self.embed if tied else self.head).weight, targets, "none")
+        return layer.losses(x, targets)
 
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.

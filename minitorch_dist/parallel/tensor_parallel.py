@@ -27,13 +27,14 @@ import functools
 import numpy as np
 
 from ..autodiff import ops
-from ..autodiff.ops.indexing import check_numbers
+from ..autodiff.ops.indexing import check_numbers, numbers_in
 from ..autodiff.primitive import lower
-from ..backend import is_short, module_of, to, to_device_of, xp
+from ..backend import module_of, to, to_device_of
 from ..data.loader import share
 from ..nn.attention import MultiHeadAttention
 from ..nn.decoding import by_matrix, by_position
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
+from ..nn.loss import IGNORED
 from ..nn.module import Module, Parameter, Sequential
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, TransformerBlock, is_gated
@@ -43,6 +44,8 @@ from .collectives import copy_to, gather_from, reduce_from, scatter_to
 from .full_state import full_state_dict as pieces_together
 from .fully_sharded import FullySharded
 from .parts import Part
+from .vocabulary import Shares, here
+from .vocabulary import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .wrapping import check_not_annotated
 
 
@@ -110,12 +113,31 @@ class _Part(Module):
 
     def _linear(self, x, bias=None, product=ops.linear):
         """x Wᵀ + b of what lies between the parts: Megatron's f, and a product."""
-        regather = self.sequence_parallel == "regather"
         if self._overlaps(product):
-            return all_gather_matmul(x, self.weight, self.comm, bias, regather)
+            return all_gather_matmul(x, self.weight, self.comm, bias, self.sequence_parallel == "regather")
+        return self._entered(x, bias, product)
+
+    def _entered(self, x, bias, product):
         if self.sequence_parallel:
-            return sequences.linear(x, self.weight, bias, self.comm, regather, product)
+            return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather", product)
         return product(copy_to(x, self.comm), self.weight, bias)
+
+    def _losses(self, x, targets):
+        """-log softmax(x Wᵀ)[target], W being all ranks' rows, which share the classes in order; see nn.GPT.losses."""
+        shares, targets = Shares(self.comm, self.parts["weight"][2]), numbers_in(targets)
+        shape = tuple(x.shape[:-1])
+        if self.sequence_parallel:
+            sequences.check_axes(f"{type(self).__name__}'s losses", x)
+            shape = (shape[0], shape[1] * self.comm.size)
+        if tuple(targets.shape) != shape:
+            raise ValueError(f"{type(self).__name__}: targets {tuple(targets.shape)} for positions {shape}: they must "
+                             "be as many, and the same on all ranks")
+
+        def losses(x, weight, _):       # behind an axis more, in a result's place
+            rows = ops.reshape(x, (targets.size, x.shape[-1])) if len(x.shape) != 2 else x
+            found = ops.linear_cross_entropy(rows, weight, targets.reshape(-1), IGNORED, shares)
+            return ops.reshape(found, (*x.shape[:-1], 1))
+        return ops.reshape(self._entered(x, None, losses), shape)
 
     def _sum(self, y):
         """The sum of all ranks' y, for what lies between the parts: Megatron's g."""
@@ -147,6 +169,15 @@ class ColumnParallelLinear(_Part):
     def forward(self, x):
         y = self._linear(x, self.bias, self.product)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
+
+    def losses(self, x, targets):
+        """Linear's, on all ranks, of outputs that they share in order: ValueError for others, and for a product that is
+        not ops.linear."""
+        _, rows, count = self.parts["weight"]
+        if self.product is not ops.linear or not np.array_equal(rows, _rows(count, self.comm)):
+            raise ValueError("ColumnParallelLinear: losses are of plain products of rows that the ranks share in "
+                             f"order: not of product={self.product}, rows={rows.tolist()}; take the loss of the logits")
+        return self._losses(x, targets)
 
 
 class RowParallelLinear(_Part):
@@ -196,46 +227,17 @@ class VocabParallelEmbedding(_Part):
     def forward(self, indices):
         indices = to_device_of(lower(indices), self.weight.data)
         check_numbers("embedding", indices, self.num_embeddings)
-        here, row = _here(indices, self.num_embeddings, self.comm)
-        mine = ops.embedding(row, self.weight)
-        return self._sum(ops.where(here[..., None], mine, 0.0))
+        mine, row = here(indices, self.num_embeddings, self.comm)
+        return self._sum(ops.where(mine[..., None], ops.embedding(row, self.weight), 0.0))
 
     def attend(self, x):
         """x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), or this rank's share of them."""
         y = self._linear(x)
         return gather_from(y, self.comm, -1, self.num_embeddings) if self.gather_output else y
 
-
-def _here(numbers, count, comm):
-    """(whether each number is in this rank's share, its place there; 0 for others)."""
-    lo, hi = share(count, comm.rank, comm.size)
-    here = (lo <= numbers) & (numbers < hi)
-    return here, xp.where(here, numbers - lo, 0)
-
-
-def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="mean"):
-    """Cross-entropy of logits whose last axis is divided, without bringing them together.
-
-    logits (…, this rank's share of num_classes), labels (…) integers, the same on all ranks -> the mean loss, the
-    "sum", or with "none" (…), on all ranks. Each sends three numbers per label forward and none backward.
-    """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"vocab_parallel_cross_entropy: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
-    labels = to_device_of(lower(labels), lower(logits))
-    if tuple(labels.shape) != tuple(logits.shape[:-1]):
-        raise ValueError(f"vocab_parallel_cross_entropy: labels of shape {tuple(labels.shape)} for logits of shape "
-                         f"{tuple(logits.shape)}; they must be {tuple(logits.shape[:-1])}")
-    check_numbers("vocab_parallel_cross_entropy", labels, num_classes, "labels", "classes")
-    if is_short(logits.dtype):      # sums of exponentials
-        logits = logits.astype(xp.float32)
-    greatest = lower(logits).max(-1)
-    comm.all_reduce(greatest, "max")      # a constant: what is subtracted doesn't change the loss
-    z = logits - greatest[..., None]
-    here, place = _here(labels, num_classes, comm)
-    picked = ops.reshape(ops.take_along_axis(z, place[..., None], -1), labels.shape)
-    total = reduce_from(ops.sum(ops.exp(z), -1), comm)
-    losses = ops.log(total) - reduce_from(ops.where(here, picked, 0.0), comm)
-    return losses if reduction == "none" else (ops.mean if reduction == "mean" else ops.sum)(losses)
+    def losses(self, x, targets):
+        """Embedding's, on all ranks."""
+        return self._losses(x, targets)
 
 
 # ---------------------------------------------------------------- whole models

@@ -282,13 +282,13 @@ def activations(job, stage, samples):
     layer). With checkpointing only a block's input is kept, and backward has one block at a time whole."""
     layers, first, last = stage
     count = elements(job, samples)
-    ends = "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
+    ends = _ends(job)
     before = EMBEDDING[ends] if first else []
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
     of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
     before = with_adapters(before, job, False)
-    output = OUTPUT[ends + ", by tiles" * job.tiled_loss] if last else []
+    output = _output(job) if last else []
     behind, rows = with_adapters(output, job), block_of(job)
     block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
     blocks = [begin if first else block, *[block] * (layers - 1)]
@@ -299,7 +299,8 @@ def activations(job, stage, samples):
         return sum(row.nbytes * count[row.per] for row in _there(rows, job.model))
     if job.checkpointing:
         inputs = count["whole"] * INPUT[job.precision]
-        labels = 8 * count["token"] if last and ends == "float32" else 0        # the program's own: they stay
+        own_labels = any(row.what == "labels" for row in output)
+        labels = 8 * count["token"] * own_labels        # the program's: they stay
         again = of(blocks[-1]) - inputs * (blocks[-1] is block)     # what nothing is trained before keeps no input
         own = of(before) + layers * inputs + of(behind)
         most = own + again - of(behind) + labels
@@ -317,6 +318,16 @@ def activations(job, stage, samples):
     return Kept(kept, 0, most, kept + now)
 
 
+def _ends(job):
+    """By which the embedding's rows are found."""
+    return "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
+
+
+def _output(job):
+    """The rows behind the last block."""
+    return OUTPUT[f"{job.precision}, by tiles" if job.tiled_loss else _ends(job)]
+
+
 class Depth(NamedTuple):
     """Bytes that a further depth keeps: before its block, of the block's input, of the block, behind it."""
 
@@ -330,11 +341,10 @@ def depth(job, k, samples):
     """Depth k's Depth, of so many samples."""
     alone = job.ahead(k)
     count = elements(alone, samples)
-    ends = "float32, divided" if job.precision == "float32" and job.tp > 1 else job.precision
-    whose = [Row("tokens, and whose row they are", "token", 9)] * (ends == "float32, divided")
+    whose = [Row("tokens, and whose row they are", "token", 9)] * (_ends(job) == "float32, divided")
     before = [*AHEAD[job.precision], *whose] if job.adapters is None else AHEAD_OF_ADAPTERS[job.precision]
     ahead, block, behind = (sum(row.nbytes * count[row.per] for row in _there(rows, job.model)) for rows in (
-        before, with_adapters(block_of(alone), alone), with_adapters(OUTPUT[ends], alone)))
+        before, with_adapters(block_of(alone), alone), with_adapters(_output(job), alone)))
     return Depth(ahead, count["whole"] * INPUT[job.precision], block, behind)
 
 

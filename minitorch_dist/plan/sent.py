@@ -126,7 +126,8 @@ def gathered_again(job, flows, last):
     if job.adapters is None:
         return last + sum(count for count, _ in flows) * sum(name in job.model.takes for name in COLUMNS)
     layers = job.adapters.layers
-    return last * ("head" in layers) + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
+    head = ("head" in layers or job.tiled_loss)
+    return last * head + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
                                            for count, flow in flows for name in COLUMNS if name in flow)
 
 

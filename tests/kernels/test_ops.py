@@ -8,6 +8,7 @@ from minitorch_dist import backend, kernels, ledger
 from minitorch_dist.autodiff.tensor import Tensor
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.kernels import dropout, launch, matmul, softmax_cross_entropy
+from minitorch_dist.parallel.vocabulary import Shares
 
 from .harness import TOLERANCE, poison, random
 from .test_registry import DeviceLike
@@ -18,6 +19,16 @@ LABELS = np.array([2, 0, 6, 6, 3])
 MASK = np.array([True, False, True, True])
 DOCUMENTS = np.array([[0, 0, 1, 1, 1], [4, 2, 4, 2, 4]])
 
+
+class Alone:
+    """The second of two ranks, the first of which has nothing to say."""
+
+    rank, size = 1, 2
+
+    def all_reduce(self, x, op="sum"):
+        pass
+
+
 # op -> (function, shapes, the kernels of forward and backward)
 BY_INDEX = "segment_order segment_sums"
 CASES = {
@@ -25,6 +36,9 @@ CASES = {
                               "cross_entropy cross_entropy_backward"),
     "linear_cross_entropy": (lambda x, w: mt.linear_cross_entropy(x, w, on_device(LABELS, x)), [(5, 4), (7, 4)],
                              "cross_entropy cross_entropy_backward"),
+    "linear_cross_entropy of a share of the classes": (
+        lambda x, w: mt.linear_cross_entropy(x, w, on_device(LABELS + 8, x), 8, Shares(Alone(), 15)), [(5, 4), (8, 4)],
+        "cross_entropy cross_entropy_backward"),
     "linear_cross_entropy of mixed dtypes": (
         lambda x, w: mt.linear_cross_entropy(x, mt.astype(w, np.float64), on_device(LABELS, x)), [(5, 4), (7, 4)], ""),
     "linear_cross_entropy of nothing": (

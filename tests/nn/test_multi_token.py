@@ -60,6 +60,10 @@ def test_the_loss_is_the_papers(depth):
     found = nn.multi_token_loss(logits, tokens[:, 1:], weight=0.7).item()
     wanted = sum(of_one_document(values(model), row[:-1], row[1:], depth, 0.7) for row in tokens)
     assert found == pytest.approx(wanted, rel=1e-12)
+    losses = model(tokens[:, :-1], targets=tokens[:, 1:])
+    assert [x.shape for x in losses] == [(3, 7 - k) for k in range(1 + depth)]
+    assert nn.multi_token_loss(losses, weight=0.7).item() == pytest.approx(wanted, rel=1e-12)
+    assert model.eval()(tokens[:, :-1], targets=tokens[:, 1:]).shape == (3, 7)
 
 
 def test_of_packed_rows_it_is_the_sum_over_their_documents():
@@ -70,25 +74,27 @@ def test_of_packed_rows_it_is_the_sum_over_their_documents():
     wanted = sum(of_one_document(values(model), tokens[at], packed.targets[at], 2, 0.3) for at in stretches)
     logits = model(tokens, documents)
     assert nn.multi_token_loss(logits, packed.targets, documents).item() == pytest.approx(wanted, rel=1e-12)
+    losses = model(tokens, documents, packed.targets)
+    assert nn.multi_token_loss(losses).item() == pytest.approx(wanted, rel=1e-12)
     assert abs(nn.multi_token_loss(logits, packed.targets).item() - wanted) > 0.1
     again = np.array([[0, 0, 0, 1, 1, 0, 0]])        # a number's second stretch is another document
     for dtype in (int, np.uint8):
         assert targets_at(2, np.arange(7, dtype=dtype)[None], again).tolist() == [[2, -100, -100, -100, -100]]
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("depth, options", [(2, {}), (1, FAMILIES["deepseek"] | {"hidden": 5, "moe": {
     "experts": 3, "k": 3, "group": "sequence"}})], ids=["gpt", "latents and experts"])
-def test_gradients_along_random_directions(depth, options):
+def test_gradients_along_random_directions(depth, options, tiled):
     """Of every parameter, beside central differences; checkpointed the same."""
     model, tokens = model_of(depth, options, layers=1), random(0).integers(0, 11, (2, 7))
     documents = np.array([[0] * 4 + [1] * 2, [0] * 6])
 
     def loss():
-        logits = model(tokens[:, :-1], documents)
-        aux = 0.0
+        found, aux = model(tokens[:, :-1], documents, tokens[:, 1:] if tiled else None), 0.0
         if "moe" in options:
-            logits, aux = logits
-        return nn.multi_token_loss(logits, tokens[:, 1:], documents) + aux
+            found, aux = found
+        return (nn.multi_token_loss(found) if tiled else nn.multi_token_loss(found, tokens[:, 1:], documents)) + aux
     loss().backward()
     grads = [p.grad.numpy().copy() for p in model.parameters()]
     for i, (name, p) in enumerate(model.named_parameters()):

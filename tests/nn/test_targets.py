@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist import ledger, nn, optim
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.compress import lora
-from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.nn.transformer import FAMILIES, Embedding
 
 VOCABULARY = 300        # two tiles, as narrow as they get
 GPTS = {"tied": {}, "untied": {"tied": False}, "llama": FAMILIES["llama"] | {"tied": False},
@@ -84,24 +83,44 @@ def hooked(model):
     return model
 
 
+def biased(model):
+    model.head = nn.Linear(8, VOCABULARY, dtype=np.float64)
+    return model
+
+
 def adapted(model):
     lora.add(model, rank=2, targets=["head"])
     return model
 
 
-def cut(model):
-    tp.parallelize_module(model, comm.world(), tp.plan_of(model))
+def doubled(model):
+    model.head = Doubled(8, VOCABULARY, bias=False, dtype=np.float64)
     return model
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Shifted(Embedding):
+    def attend(self, x):
+        return super().attend(x) + 1
+
+
 @pytest.mark.parametrize("change, words", [
-    (hooked, r"not Linear\(8, 300, bias=False\)"), (adapted, "not LoRA"), (cut, "not ColumnParallelLinear")])
+    (hooked, r"not Linear\(8, 300, bias=False\)"), (adapted, "not LoRA"), (biased, "not Linear"),
+    (doubled, "not Doubled")])
 def test_an_output_layer_that_does_more_is_refused(change, words):
     tokens, targets, _ = batch()
     with pytest.raises(ValueError, match=f"GPT: targets want an output layer.*{words}.*take the loss of the logits"):
         change(gpt(tied=False))(tokens, targets=targets)
-    with pytest.raises(ValueError, match="VocabParallelEmbedding"):
-        cut(gpt())(tokens, targets=targets)
+    model = gpt()
+    model.embed = Shifted(VOCABULARY, 8, np.float64)
+    with pytest.raises(ValueError, match="Shifted"):
+        model(tokens, targets=targets)
+    with pytest.raises(ValueError, match="this one has a bias"):
+        nn.Linear(3, 4).losses(mt.tensor(np.ones((2, 3))), [0, 1])
 
 
 @pytest.mark.parametrize("targets", [np.zeros((3, 6), int), np.zeros(21, int)])

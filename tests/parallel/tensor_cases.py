@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+from unittest.mock import patch
 
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel import tensor_parallel as tp
 
@@ -15,6 +17,7 @@ SETTINGS = {        # GPT's arguments, and what the plan says of its output
     "tied": ({"kv_heads": 2, "dropout": 0.2}, None),
     "rotary, untied": ({"positions": "rotary", "tied": False, "norm": "rms"}, None),
     "logits stay apart": ({"dropout": 0.1}, "vocabulary, not gathered"),
+    "by tiles": ({"dropout": 0.1}, None),
 }
 
 
@@ -49,6 +52,8 @@ def train(setting, tp_size, sequence_parallel=False):
     loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
 
     def loss_sum(model, shard):
+        if setting == "by tiles":
+            return model(shard.inputs, targets=shard.labels).sum()
         if setting == "logits stay apart" and tp_size > 1:
             return tp.vocab_parallel_cross_entropy(model(shard.inputs), shard.labels, mesh["tp"], VOCABULARY, "sum")
         return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
@@ -92,9 +97,62 @@ def loss_of_parts(shift):
     lo, hi = data.loader.share(n, world.rank, world.size)
     logits = mt.tensor(values((4, 3, n), 4)[..., lo:hi] * 3 + shift, requires_grad=True)
     labels = np.random.default_rng(5).integers(0, n, (4, 3))
+    labels[2, 1] = -100
     losses = tp.vocab_parallel_cross_entropy(logits, labels, world, n, "none")
     losses.backward(mt.tensor(values((4, 3), 6)))
     return tp.vocab_parallel_cross_entropy(logits, labels, world, n).item(), losses.numpy(), logits.grad.numpy()
+
+
+def of_bytes():
+    """Rows for tokens in 8 bits, of more rows than these can number, and losses for labels of this kind."""
+    world, numbers = comm.world(), np.array([[3, 255, 0]], np.uint8)
+    embedding = tp.VocabParallelEmbedding(nn.Embedding(700, 2), world)
+    whole = tp.full_state_dict(embedding)["weight"]
+    lo, hi = data.loader.share(700, world.rank, world.size)
+    logits = values((1, 3, 700), 4)
+    losses = tp.vocab_parallel_cross_entropy(mt.tensor(logits[..., lo:hi]), numbers, world, 700, "none")
+    return ((embedding(numbers).numpy() == whole[numbers]).all(),
+            np.allclose(losses.numpy(), nn.cross_entropy(mt.tensor(logits), numbers, "none").numpy(), rtol=1e-12))
+
+
+def tiled(n, dtype, cut):
+    """Of losses by tiles of divided classes, with labels that are ignored: (losses, gradients of the sum of x over all
+    ranks and of this rank's rows, a directional second derivative, bytes sent forward and backward, bytes kept)."""
+    world = comm.world()
+    whole = nn.Linear(5, n, bias=False, weight_init=lambda shape, _: values(shape, 4).astype(dtype))
+    layer = tp.ColumnParallelLinear(whole, world, gather_output=cut != "not gathered")
+    labels = np.random.default_rng(5).integers(0, n, (4, 3))
+    labels[1, 2] = -100
+    x, u = mt.tensor(values((4, 3, 5), 7).astype(dtype), requires_grad=True), values((4, 3), 6).astype(dtype)
+    with ledger.record(memory=True) as forward:
+        losses = layer.losses(x, labels)
+        kept = forward.live["activation"]
+    with ledger.record() as backward:
+        losses.backward(mt.tensor(u))
+
+    def slope(x):
+        return (mt.grad(lambda x: (layer.losses(x, labels) * u).sum())(x) * u[..., None]).sum()
+    return (losses.numpy(), x.grad.numpy(), layer.weight.grad.numpy(), mt.grad(slope)(x.detach()).numpy(),
+            sum(forward.bytes_sent.values()), sum(backward.bytes_sent.values()), kept)
+
+
+def losses_of(options, sequence_parallel=None, overlap=False, compiled=False):
+    """(losses, whole gradients) of a GPT that is cut, and given targets; by default of a whole one's logits."""
+    mt.manual_seed(5)
+    world, model = comm.world(), nn.GPT(701, 8, layers=1, heads=2, dim=8, dtype=np.float64, **options)
+    tokens, targets = np.random.default_rng(8).integers(0, 701, (2, 3, 8))
+    targets[0, 2] = targets[2, 7] = -100
+    if sequence_parallel is None:
+        losses = nn.cross_entropy(model(tokens), targets, "none")
+    else:
+        tp.parallelize_module(model, world, tp.plan_of(model), sequence_parallel, overlap)
+        with patch.object(tiled_cross_entropy, "HOST", 1):      # two narrow tiles for each of two ranks
+            losses = (mt.compile(model) if compiled else model)(tokens, targets=targets)
+    losses.sum().backward()
+    with mt.no_grad():      # so that full_state_dict gives gradients
+        for p in model.parameters():
+            p[...] = p.grad
+    return losses.numpy(), tp.full_state_dict(model)
 
 
 def counted(options):
@@ -164,7 +222,16 @@ def errors():
     attempt("number", lambda: embedding(np.array([0, 5])))
     attempt("labels", lambda: tp.vocab_parallel_cross_entropy(values((4, 3), 9), np.zeros(3, int), world, 6))
     attempt("label", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6))
-    attempt("reduction", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([6]), world, 6, "avg"))
+    attempt("ignored", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([-100]), world, 6))
+    plain = nn.Linear(4, 6, bias=False)
+    column = tp.ColumnParallelLinear(plain, world, gather_output=True)
+    attempt("targets", lambda: column.losses(values((2, 3, 4), 9), np.zeros((3, 2), int)))
+    attempt("target", lambda: column.losses(values((2, 4), 9), np.array([5, 6])))
+    attempt("order", lambda: tp.ColumnParallelLinear(plain, world, np.arange(world.rank, 6, 2)).losses(
+        values((2, 4), 9), np.array([0, 1])))
+    column.product = backwards
+    attempt("product", lambda: column.losses(values((2, 4), 9), np.array([0, 1])))
+    attempt("reduction", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([5]), world, 6, "avg"))
     copied = pickle.loads(pickle.dumps(list(tp.ColumnParallelLinear(nn.Linear(3, 4), world).parameters())))
     attempt("norm", lambda: optim.clip_grad_norm_(copied, 1.0))
     attempt("scaler", lambda: optim.GradScaler().unscale_(optim.SGD(copied, lr=0.1)))
@@ -175,6 +242,10 @@ def errors():
     alone(values((2, 3), 9)).sum().backward()
     optim.clip_grad_norm_(alone.parameters(), 1.0)
     return found
+
+
+def backwards(x, weight, bias):
+    return mt.linear(x, -weight, bias)
 
 
 def tied():

@@ -40,15 +40,63 @@ def test_layers_that_are_cut_are_whole_layers(n):
 def test_the_loss_of_divided_logits(n, shift):
     x, u = values((4, 3, 11), 4) * 3 + shift, values((4, 3), 6)
     labels = np.random.default_rng(5).integers(0, 11, (4, 3))
+    counted = np.ones((4, 3))
+    counted[2, 1] = 0       # is ignored
     z = x - x.max(-1, keepdims=True)
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
-    losses = -np.log(np.take_along_axis(p, labels[..., None], -1))[..., 0]
-    slope = (p - np.eye(11)[labels]) * u[..., None]
+    losses = -np.log(np.take_along_axis(p, labels[..., None], -1))[..., 0] * counted
+    slope = (p - np.eye(11)[labels]) * (u * counted)[..., None]
     found = crews.call(CASES + "loss_of_parts", n, args=(shift,))
     for mean, each, _ in found:
         np.testing.assert_allclose(each, losses, rtol=1e-10, atol=1e-10)
-        assert abs(mean - losses.mean()) < 1e-10
+        assert abs(mean - losses.sum() / 11) < 1e-10
     np.testing.assert_allclose(np.concatenate([grad for *_, grad in found], -1), slope, rtol=1e-10, atol=1e-10)
+
+
+def test_numbers_in_bytes_of_more_rows_than_these_have():
+    assert crews.call(CASES + "of_bytes", 2) == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("n, classes, dtype, cut", [(1, 11, "float64", ""), (2, 11, "float64", "not gathered"),
+                                                    (3, 1000, "float64", ""), (2, 700, "float32", "")])
+def test_losses_by_tiles_of_divided_classes(n, classes, dtype, cut):
+    """Against the closed form: d²/dx² is Wᵀ (diag(p) - p pᵀ) W."""
+    w, x, u = values((classes, 5), 4), values((4, 3, 5), 7), values((4, 3), 6)
+    labels = np.random.default_rng(5).integers(0, classes, (4, 3))
+    counted = np.ones((4, 3))
+    counted[1, 2] = 0
+    z = x @ w.T
+    p = np.exp(z - z.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    losses = -np.log(np.take_along_axis(p, labels[..., None], -1))[..., 0] * counted
+    g = (p - np.eye(classes)[labels]) * (u * counted)[..., None]
+    along = w.sum(1) * u[..., None] * (u * counted)[..., None]      # the change of logits where x moves along u
+    second = (p * along - p * (p * along).sum(-1, keepdims=True)) @ w
+    found, tolerance = crews.call(CASES + "tiled", n, args=(classes, dtype, cut)), 1e-10 if dtype == "float64" else 2e-4
+    for each, dx, _, dxx, forward, backward, kept in found:
+        for got, wanted in ((each, losses), (dx, g @ w), (dxx, second)):
+            assert got.dtype == dtype
+            np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+        # A ring's all-reduce of three numbers per label, and of x's cotangent.
+        size = np.dtype(dtype).itemsize
+        if n == 2:
+            assert forward == 3 * 12 * size and backward == 60 * size
+        # x and labels, whatever they are kept for, and two numbers per label.
+        assert kept <= 60 * size + 12 * 8 + 2 * 12 * size
+    rows = np.concatenate([dw for _, _, dw, *_ in found])
+    np.testing.assert_allclose(rows, g.reshape(12, -1).T @ x.reshape(12, 5), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}, {"tied": False, "positions": "rotary", "norm": "rms"}],
+                         ids=["tied", "untied", "rotary"])
+def test_a_gpt_that_is_cut_and_given_targets(options):
+    """Losses and gradients of one process's logits, whatever lies between the parts."""
+    (losses, wanted), = crews.call(CASES + "losses_of", 1, args=(options,))
+    for way in ((False,), (True,), ("regather", False, True), (True, True)):
+        for got, grads in crews.call(CASES + "losses_of", 2, args=(options, *way)):
+            np.testing.assert_allclose(got, losses, rtol=1e-10, err_msg=str(way))
+            for name, gradient in wanted.items():
+                np.testing.assert_allclose(grads[name], gradient, rtol=1e-9, atol=1e-11, err_msg=f"{way} {name}")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +106,7 @@ def one_process():
 
 
 @pytest.mark.parametrize(("setting", "n", "size"), [("tied", 2, 2), ("tied", 4, 2), ("rotary, untied", 2, 2),
-                                                    ("logits stay apart", 2, 2)])
+                                                    ("logits stay apart", 2, 2), ("by tiles", 4, 2)])
 def test_one_curve_on_any_mesh(one_process, setting, n, size):
     """AdamW, dropout, clipping, float64: the parameters of one process, within 1e-10, on every rank."""
     losses, wanted, nbytes = one_process[setting]
@@ -101,8 +149,13 @@ def test_errors_say_what_to_do():
         "nested": ("ValueError", "blocks.0.attention and blocks.0.attention.qkv inside of it both stand in the plan"),
         "rows": ("ValueError", "1 rows can't be shared by 2 ranks"),
         "late": ("RuntimeError", "cut the model before making those"), "number": ("ValueError", "there are 5 rows"),
-        "labels": ("ValueError", "labels of shape (3,) for logits of shape (4, 3)"),
-        "label": ("ValueError", "there are 6 classes"), "reduction": ("ValueError", "'avg' must be"),
+        "labels": ("ValueError", "logits (4, 3), labels (3,): they must be (…, this rank's share of 6), (…)"),
+        "ignored": ("ValueError", "the mean loss of an empty batch, or where all labels are ignored"),
+        "targets": ("ValueError", "targets (3, 2) for positions (2, 3)"),
+        "target": ("ValueError", "there are 6 classes"),
+        "order": ("ValueError", "losses are of plain products of rows that the ranks share in order"),
+        "product": ("ValueError", "not of product=<function backwards"),
+        "label": ("ValueError", "there are 6 classes"), "reduction": ("ValueError", "'avg': use"),
         "norm": ("ValueError", "(2, 3) of (4, 3), (2,) of (4,) …) and don't say which ranks have the others"),
         "scaler": ("ValueError", "GradScaler: 2 of these parameters are this rank's parts of larger ones"),
     }

@@ -70,22 +70,27 @@ def softmax_cross_entropy(logits, labels, ignore_index=None):
 
 # ---------------------------------------------------------------- the same of x Wᵀ, by tiles
 
-def _tiled_xent_definition(x, weight, labels, ignore, wide):
+def _tiled_xent_definition(x, weight, labels, ignore, wide, shares):
     logits = linear(x, weight)
-    return _xent_definition(astype(logits, xp.float32) if wide and is_short(logits.dtype) else logits, labels, ignore)
+    logits = astype(logits, xp.float32) if wide and is_short(logits.dtype) else logits
+    if shares is None:
+        return _xent_definition(logits, labels, ignore)
+    return astype(shares.losses(logits, labels, ignore), logits.dtype)
 
 
 _tiled_xent_forward, _tiled_xent_pullback = tiled_cross_entropy.rules(tiled_cross_entropy.sums,
                                                                       tiled_cross_entropy.slopes)
-_tiled_xent = Primitive("linear_cross_entropy", _tiled_xent_forward, "x weight", "labels ignore wide", aux=True,
+_tiled_xent = Primitive("linear_cross_entropy", _tiled_xent_forward, "x weight", "labels ignore wide shares", aux=True,
                         own_sums=True, definition=_tiled_xent_definition, pullback=_tiled_xent_pullback)
 
 
-def linear_cross_entropy(x, weight, labels, ignore_index=None):
+def linear_cross_entropy(x, weight, labels, ignore_index=None, shares=None):
     """softmax_cross_entropy(linear(x, weight), labels), whose logits never exist as a whole: x (n, in), weight
     (classes, in), labels (n,) integers -> (n,), 0 where the label is ignore_index. For many classes: kept for backward
     are 8 bytes per row, besides x and weight; backward makes the logits again.
 
+    shares  whose share of the classes `weight` has, if not all: parallel.vocabulary.Shares; x's
+            cotangent is then this rank's own
     Under autocast the products are made in 16 bits, and the losses in float32.
     ValueError on shapes that don't fit and on labels outside of 0 … classes-1. Source: Wijmans et al. 2024.
     """
@@ -94,9 +99,10 @@ def linear_cross_entropy(x, weight, labels, ignore_index=None):
             or labels.shape != x.shape[:1]):
         raise ValueError(f"linear_cross_entropy: x {tuple(x.shape)}, weight {tuple(weight.shape)} and labels "
                          f"{tuple(labels.shape)}: they must be (n, in), (classes, in) and (n,), of a class or more")
-    check_numbers("linear_cross_entropy", labels, weight.shape[0], "labels", "classes", ignore_index)
+    classes = weight.shape[0] if shares is None else shares.classes
+    check_numbers("linear_cross_entropy", labels, classes, "labels", "classes", ignore_index)
     wide = state.autocast is not None
-    return bind(_tiled_xent, (x, weight), (to_device_of(labels, lower(x)), ignore_index, wide))
+    return bind(_tiled_xent, (x, weight), (to_device_of(labels, lower(x)), ignore_index, wide, shares))
 
 
 # ---------------------------------------------------------------- softmax

@@ -222,7 +222,7 @@ def _cross_entropy(logits, labels, ignore):
     return losses if ignore is None else ops.where(labels != ignore, losses, 0.0)
 
 
-def _linear_cross_entropy(x, weight, labels, ignore, wide):
+def _linear_cross_entropy(x, weight, labels, ignore, wide, shares):
     return _cross_entropy(ops.linear(x, weight), labels, ignore)
 
 
