@@ -194,8 +194,8 @@ class CompiledModule(Module):
         return self.compiled(*args, **kwargs)
 
     # The module says itself what its parameters are: fully_shard's are this rank's pieces.
-    def named_parameters(self, remove_duplicate=True):
-        return self._modules[""].named_parameters(remove_duplicate)
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        return self._modules[""].named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self):
         return self._modules[""].state_dict()

@@ -204,33 +204,33 @@ class Module:
         """All modules of the tree, each once."""
         return (module for _, module in self.named_modules())
 
-    def _named(self, table, remove_duplicate=True):
+    def _named(self, table, prefix="", recurse=True, remove_duplicate=True):
         seen = set()
-        for prefix, module in self.named_modules(remove_duplicate=remove_duplicate):
+        for path, module in self.named_modules(prefix, remove_duplicate) if recurse else [(prefix, self)]:
             if module._lists:
                 module._look_again()
             for name, value in getattr(module, table).items():
                 if value is not None and not (remove_duplicate and id(value) in seen):
                     seen.add(id(value))
-                    yield _join(prefix, name), value
+                    yield _join(path, name), value
 
-    def named_parameters(self, remove_duplicate=True):
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         """(name, Tensor) of every parameter; one that is shared comes once, under its first name, or with
-        remove_duplicate=False under each. TypeError where a list, dict or set has been filled with modules that are
-        nobody's attributes."""
-        return self._named("_parameters", remove_duplicate)
+        remove_duplicate=False under each. Names begin with the prefix, if any, and a dot; recurse=False: this module's
+        own. TypeError where a list, dict or set has been filled with modules that are nobody's attributes."""
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
 
-    def parameters(self):
+    def parameters(self, recurse=True):
         """Every parameter once."""
-        return (p for _, p in self.named_parameters())
+        return (p for _, p in self.named_parameters(recurse=recurse))
 
-    def named_buffers(self):
-        """(name, array) of every buffer."""
-        return self._named("_buffers")
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        """(name, array) of every buffer, as named_parameters."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
 
-    def buffers(self):
+    def buffers(self, recurse=True):
         """Every buffer once."""
-        return (b for _, b in self.named_buffers())
+        return (b for _, b in self.named_buffers(recurse=recurse))
 
     def named_children(self):
         """(name, module) of the modules directly below, each once."""

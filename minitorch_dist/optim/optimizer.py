@@ -106,7 +106,7 @@ class Optimizer:
         bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
         rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
         for group in groups:
-            check_settings(**{name: (group[name], fits(group[name], group), must)
+            check_settings(**{name: (group[name], _holds(fits, group[name], group), must)
                               for name, (fits, must) in rules.items()})
 
     def _as_numbers(self, group):
@@ -425,7 +425,15 @@ def check_settings(**rules):
     """Raise ValueError for a setting outside of its range: check_settings(lr=(lr, lr >= 0, "at least 0"))."""
     for name, (value, ok, wanted) in rules.items():
         if not ok:
-            raise ValueError(f"{name} is {value}; it must be {wanted}")
+            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+
+
+def _holds(fits, value, group):
+    """Whether a setting fits; one that is no number doesn't."""
+    try:
+        return bool(fits(value, group))
+    except (TypeError, ValueError):
+        return False
 
 
 def check_elementwise(optimizer, what):

@@ -146,10 +146,11 @@ class FullySharded(ReducingModule):
         for m, units in of_module.values() if self.stage == 3 else ():
             self.values.watch(m, units)
 
-    def named_parameters(self, remove_duplicate=True):
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         """(name, this rank's piece) of every parameter, under the module's names; in stages 1 and 2 frozen ones are
         whole."""
-        return ((name, self.piece_of.get(id(p), p)) for name, p in self.module.named_parameters(remove_duplicate))
+        return ((name, self.piece_of.get(id(p), p)) for name, p in self.module.named_parameters(
+            prefix, recurse, remove_duplicate))
 
     # ------------------------------------------------------------ forward
 

@@ -195,6 +195,8 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.tensordot(np.ones((2, 3)), np.ones((2, 3)), 1), "different extents"),
     (lambda: mt.take_along_axis(np.ones((2, 3)), np.ones(2, int), 0), "as many axes"),
     (lambda: mt.topk(np.ones(3), 4), "k is 4"),
+    (lambda: mt.argmax(np.ones((2, 3)), (0, 1)), r"argmax: axis \(0, 1\): an index is of one axis"),
+    (lambda: mt.argmin(np.ones((2, 3)), ()), r"argmin: axis \(\): an index is of one axis"),
     (lambda: mt.one_hot(np.array([0, 3]), 3), "0 to 2"),
     (lambda: mt.embedding(np.array([-1]), np.ones((3, 2))), "from -1"),
     (lambda: mt.layer_norm(np.ones((2, 3)), 2), "must be the last axes"),

@@ -5,6 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import comm, compress, nn
+from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.tensor_parallel import parallelize_module
 
 
@@ -58,6 +59,20 @@ def test_parameters_have_one_name_or_all_of_theirs():
     assert [name for name, _ in model.named_parameters(remove_duplicate=False)] == [
         "tied", "first.weight", "first.bias", "inside.1.weight", "inside.1.bias", "inside.2.weight", "inside.2.bias"]
     assert list(model.state_dict()) == ["tied", "first.bias"]
+
+
+def test_names_may_begin_with_a_prefix_and_be_of_one_module_alone():
+    """torch's arguments, in torch's order."""
+    model = Twice()
+    wanted = [(f"net.{name}", p) for name, p in model.named_parameters(remove_duplicate=False)]
+    for wrapped in (model, mt.compile(model), DistributedDataParallel(Twice(), comm.world())):
+        assert [name for name, _ in wrapped.named_parameters("net", True, False)] == [name for name, _ in wanted]
+    assert all(p is q for (_, p), (_, q) in zip(wanted, model.named_parameters("net", True, False), strict=True))
+    assert [name for name, _ in model.named_parameters("net", recurse=False)] == ["net.tied"]
+    assert list(model.parameters(recurse=False)) == [model.tied] and list(model.buffers(False)) == []
+    norm = nn.Sequential(nn.BatchNorm(3))
+    assert [name for name, _ in norm.named_buffers("a.b")] == [f"a.b.{name}" for name, _ in norm.named_buffers()]
+    assert not list(norm.named_buffers(recurse=False)) and list(norm[0].buffers(recurse=False))
 
 
 def test_a_state_may_say_any_of_the_names():

@@ -364,5 +364,5 @@ def test_matrices_without_elements_and_settings_of_groups():
         p, = leaves([np.zeros(shape)])
         p.grad = mt.tensor(np.zeros(shape))
         optim.Muon([p]).step()
-    with pytest.raises(ValueError, match="adjust_lr_fn is foo"):
+    with pytest.raises(ValueError, match="adjust_lr_fn is 'foo'"):
         optim.Muon([{"params": leaves(start(SHAPES[:1])), "adjust_lr_fn": "foo"}])

@@ -194,14 +194,22 @@ def min(x, axis=None, keepdims=False):
     return bind(_min, (x,), (x.shape, normal_axes(axis, len(x.shape)), keepdims))
 
 
+def _axis_or_all(name, axis, ndim):
+    found = normal_axes(axis, ndim)
+    if found.__class__ is tuple:
+        raise ValueError(f"{name}: axis {axis}: an index is of one axis, or with None of the flattened x: reshape "
+                         "these axes to one")
+    return found
+
+
 def argmax(x, axis=None, keepdims=False):
     """The index (int64) of the first largest element along one axis (None: in the flattened x); no derivative."""
-    return bind(_argmax, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+    return bind(_argmax, (x,), (_axis_or_all("argmax", axis, len(x.shape)), keepdims))
 
 
 def argmin(x, axis=None, keepdims=False):
     """The index (int64) of the first smallest element along one axis (None: in the flattened x); no derivative."""
-    return bind(_argmin, (x,), (normal_axes(axis, len(x.shape)), keepdims))
+    return bind(_argmin, (x,), (_axis_or_all("argmin", axis, len(x.shape)), keepdims))
 
 
 def any(x, axis=None, keepdims=False):
