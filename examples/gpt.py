@@ -167,6 +167,8 @@ def parse(argv):
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
                    "rest by AdamW")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
+    p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine", help="of the learning rate, after "
+                   "the warmup, to a tenth; wsd: it stays, and falls over the last fifth")
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
@@ -243,7 +245,7 @@ def prepare(args, world):
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     warmup = min(args.warmup, args.steps // 2)
-    schedule = optim.LambdaLR(optimizer, optim.cosine(args.steps, warmup, final=0.1))
+    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, warmup, final=0.1))
     checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume, args.async_save)

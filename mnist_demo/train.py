@@ -76,8 +76,8 @@ def parse(argv):
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default: mlp sgd, the others adamw")
     p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam 0.002, adamw 0.003)")
     p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
-    p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine",
-                   help="of the learning rate, after the warmup")
+    p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine",
+                   help="of the learning rate, after the warmup; wsd: it stays, and falls over the last fifth")
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
@@ -181,8 +181,7 @@ def prepare(args, world, plugged):
                          f"take {batch_size} or fewer")
     groups = training.decay_groups(model, args.weight_decay)
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
-    factor = optim.cosine(steps, min(args.warmup, steps // 2)) if args.schedule == "cosine" else optim.constant()
-    schedule = optim.LambdaLR(optimizer, factor)
+    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](steps, min(args.warmup, steps // 2)))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     checks = Checks(args, world, model, steps, plugged.loss_sum or loss_sum, seed=args.seed, amp=args.amp,
                     micro_shards=args.micro_shards)

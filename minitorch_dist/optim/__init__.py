@@ -8,10 +8,10 @@ from .combined import Combined
 from .muon import Muon
 from .optimizer import Optimizer
 from .scaler import GradScaler
-from .schedule import LambdaLR, constant, cosine
+from .schedule import SCHEDULES, LambdaLR, constant, cosine, linear, warmup_stable_decay
 from .sgd import SGD
 from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
-__all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon", "Optimizer",
-           "clip_grad_norm_", "constant", "cosine"]
+__all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon",
+           "Optimizer", "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]

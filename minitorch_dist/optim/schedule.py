@@ -5,9 +5,9 @@ import math
 from ..torch_names import NAMES, tell
 
 
-def constant():
-    """Always 1."""
-    return lambda step: 1.0
+def constant(warmup=0):
+    """Rise linearly over `warmup` steps, then 1."""
+    return _warmed("constant", math.inf, warmup, lambda step: 1.0)
 
 
 def cosine(total, warmup=0, final=0.0):
@@ -15,15 +15,51 @@ def cosine(total, warmup=0, final=0.0):
 
     Source: Loshchilov & Hutter 2017, "SGDR".
     """
-    if not 0 <= warmup < total:
-        raise ValueError(f"cosine: warmup is {warmup} of {total} steps; it must be at least 0 and less than the total")
+    return _warmed("cosine", total, warmup, lambda step: final + (1 - final) * 0.5 * (
+        1 + math.cos(math.pi * _share(step, warmup, total))))
 
-    def factor(step):
-        if step < warmup:
-            return (step + 1) / warmup
-        done = min(1.0, (step - warmup) / (total - warmup))
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
-    return factor
+
+def linear(total, warmup=0, final=0.0):
+    """Rise linearly over `warmup` steps, then fall along a line from 1 to `final` at step `total`.
+
+    Source: Defazio et al. 2023, "Optimal linear decay learning rate schedules and further refinements".
+    """
+    return _warmed("linear", total, warmup, lambda step: final + (1 - final) * (1 - _share(step, warmup, total)))
+
+
+def warmup_stable_decay(total, warmup=0, decay=None, final=0.0):
+    """Rise linearly over `warmup` steps, stay at 1, and fall over the last `decay` ones to `final` at step `total`, as
+    1 less the square root of their share. Default: a fifth of all steps, and not those that rise.
+
+    Until the fall the rates don't depend on `total`: what is trained there may be ended at any time, and a longer run
+    go on from it. Sources: Hu et al. 2024, "MiniCPM"; of the root Hägele et al. 2024, "Scaling laws and
+    compute-optimal training beyond fixed training durations".
+    """
+    if decay is None:
+        decay = min(math.ceil(total / 5), total - warmup)
+    if not 0 < decay <= total - max(0, warmup):
+        raise ValueError(f"warmup_stable_decay: decay is {decay} and warmup {warmup} of {total} steps; it must be more "
+                         "than 0, and both together no more than the total")
+    return _warmed("warmup_stable_decay", total, warmup, lambda step: final + (1 - final) * (
+        1 - math.sqrt(_share(step, total - decay, total))))
+
+
+def _warmed(name, total, warmup, after):
+    """The factor: a rise over `warmup` steps, then after(step)."""
+    if not 0 <= warmup < total:
+        raise ValueError(f"{name}: warmup is {warmup} of {total} steps; it must be at least 0 and less than the total")
+    return lambda step: (step + 1) / warmup if step < warmup else after(step)
+
+
+def _share(step, begin, end):
+    """Of a stretch of steps those that are through, 0 to 1."""
+    return min(1.0, max(0.0, (step - begin) / (end - begin)))
+
+
+# As programs name them: of (total, warmup, final).
+SCHEDULES = {"cosine": cosine, "linear": linear,
+             "wsd": lambda total, warmup=0, final=0.0: warmup_stable_decay(total, warmup, final=final),
+             "constant": lambda total, warmup=0, final=0.0: constant(warmup)}
 
 
 class LambdaLR:

@@ -30,10 +30,52 @@ def test_warmup_rises_linearly_and_meets_the_cosine():
     assert all(factor(t) > factor(t + 1) for t in range(5, 25))
 
 
+def test_linear_is_a_line():
+    factor = optim.linear(30, warmup=10, final=0.2)
+    np.testing.assert_allclose([factor(t) for t in range(10)], np.arange(1, 11) / 10, rtol=1e-15)
+    np.testing.assert_allclose([factor(10 + t) for t in range(21)], np.linspace(1, 0.2, 21), rtol=1e-15)
+    assert factor(31) == factor(500) == factor(30) == 0.2
+
+
+def test_warmup_stable_decay_is_the_papers():
+    """Of Hägele et al.: f(n) = 1 - √((n - (N - N_decay)) / N_decay) over the last N_decay of N."""
+    factor = optim.warmup_stable_decay(100, warmup=4, decay=25)
+    assert [factor(t) for t in range(4)] == [0.25, 0.5, 0.75, 1] and {factor(t) for t in range(4, 76)} == {1}
+    np.testing.assert_allclose([factor(t) for t in range(75, 101)], 1 - np.sqrt(np.arange(26) / 25), atol=1e-15)
+    assert factor(101) == 0
+    ended = optim.warmup_stable_decay(100, final=0.1)       # a fifth
+    assert ended(79) == ended(80) == 1 > ended(81) and math.isclose(ended(85), 0.1 + 0.9 * 0.5)
+    assert math.isclose(ended(100), 0.1)
+    assert [optim.warmup_stable_decay(10, 9)(t) for t in (8, 9, 10)] == [1, 1, 0]
+
+
+def test_until_the_decay_a_run_may_become_longer():
+    short, long = optim.warmup_stable_decay(100, 10, 20), optim.warmup_stable_decay(300, 10)
+    assert all(short(t) == long(t) for t in range(81)) and short(81) != long(81)
+
+
+@pytest.mark.parametrize("name", optim.SCHEDULES)
+def test_every_schedule_warms_up_alike_and_falls_to_its_end_or_not_at_all(name):
+    factor = optim.SCHEDULES[name](50, 8, 0.25)
+    rates = [factor(t) for t in range(60)]
+    assert rates[:8] == [t / 8 for t in range(1, 9)] and rates[8] == 1 and all(type(rate) is float for rate in rates)
+    assert rates[8:] == sorted(rates[8:], reverse=True)
+    assert rates[50:] == pytest.approx([1 if name == "constant" else 0.25] * 10, abs=1e-15)
+
+
+@pytest.mark.parametrize("schedule", [optim.cosine, optim.linear, optim.warmup_stable_decay])
 @pytest.mark.parametrize(("total", "warmup"), [(0, 0), (10, 10), (10, 11), (10, -1)])
-def test_what_leaves_no_cosine_raises(total, warmup):
-    with pytest.raises(ValueError, match=f"{warmup} of {total}"):
-        optim.cosine(total, warmup)
+def test_what_leaves_no_fall_raises(schedule, total, warmup):
+    with pytest.raises(ValueError, match=f"{schedule.__name__}: .*warmup.* {warmup} of {total}"):
+        schedule(total, warmup)
+
+
+@pytest.mark.parametrize("decay", [0, -1, 7, float("nan")])
+def test_a_decay_must_fit(decay):
+    with pytest.raises(ValueError, match=f"decay is {decay} and warmup 4 of 10 steps"):
+        optim.warmup_stable_decay(10, 4, decay)
+    with pytest.raises(ValueError, match="warmup is -1"):
+        optim.constant(-1)
 
 
 def test_the_rate_of_every_group_follows():
