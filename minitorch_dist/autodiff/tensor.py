@@ -35,18 +35,19 @@ class Leaf:
     rank's share of a parameter, the Communicator of the ranks with the others;
     `part_of`: the shape of that parameter; `part`: which part, where tensor
     parallelism has cut it; `piece_of`: of a piece that fully_shard has cut, and
-    of its copies, which no Unit knows of: the name.
+    of its copies, which no Unit knows of: the name; `tied`: of one that several
+    stages of a pipeline have: parallel.tied's Tie.
     """
 
     __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "over", "part_of",
-                 "part", "piece_of", "__weakref__")
+                 "part", "piece_of", "tied", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
         self.shape, self.dtype = shape, dtype
         self.tensor = weakref.ref(tensor) if tensor is not None else None
         self.hooks = self.grad_view = self.flat = self.over = self.part_of = self.part = None
-        self.piece_of = None
+        self.piece_of = self.tied = None
 
 
 class Tensor(Traced):
@@ -248,7 +249,7 @@ class Tensor(Traced):
             twin = Tensor(self.data.copy())
         if self.leaf is not None:
             twin.requires_grad_()
-            for name in "over", "part_of", "part", "piece_of":
+            for name in "over", "part_of", "part", "piece_of", "tied":
                 setattr(twin.leaf, name, getattr(self.leaf, name))
             twin.requires_grad_(self.requires_grad)
         if self.grad is not None:

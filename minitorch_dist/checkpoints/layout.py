@@ -11,6 +11,7 @@ import numpy as np
 from ..autodiff.primitive import lower
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
+from ..parallel.tied import name_of, tie_of
 from ..parallel.wrapping import annotated
 
 
@@ -59,14 +60,16 @@ def layouts(model):
     DistributedDataParallel, fully_shard or cut by parallelize_module, or by annotate.shard_parameters."""
     if not isinstance(model, Module):
         found = [pair for chunk in model for pair in layouts(chunk).items()]
-        if twice := [name for name, times in Counter(name for name, _ in found).items() if times > 1]:
+        tied = {name_of(p, name) for chunk in model for name, p in chunk.named_parameters() if tie_of(p)}
+        if twice := [name for name, times in Counter(name for name, _ in found).items()
+                     if times > 1 and name not in tied]:
             raise ValueError(f"{', '.join(twice[:4])} is in several of this rank's chunks: names must be those of the "
                              "whole model, as cut_sequential leaves them")
         return dict(found)
     from ..parallel.tensor_parallel import parts_of  # it brings further ops into the table: not unasked
     cut = parts_of(model)
     found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
-             for name, value in named_arrays(model)}
+             for name, value in (*model.named_parameters(), *model.named_buffers())}
     found |= {name: boxed(p.shape, p.layout.local_intervals(p.shape, p.ranks)) for name, p in annotated(model).items()}
     if isinstance(model, FullySharded):
         for unit in model.units:
@@ -75,7 +78,8 @@ def layouts(model):
                 mine = start, start + piece.size
                 found[name] = (parted(s.tensor.shape, *cut[name][1:], mine) if name in cut
                                else ranged(s.tensor.shape, mine))
-    return found
+    names = {name: name_of(p, name) for name, p in model.named_parameters()}
+    return {names.get(name, name): kind for name, kind in found.items()}
 
 
 def whole(shape):
@@ -155,9 +159,11 @@ def chunks_of(model):
 
 
 def named_arrays(model):
-    """[(name, this rank's array)] of all parameters and buffers."""
+    """[(name in the whole model, this rank's array)] of all parameters and buffers. What a pipeline's stages share
+    comes for each."""
     return [(name, lower(value)) for chunk in chunks_of(model)
-            for name, value in (*chunk.named_parameters(), *chunk.named_buffers())]
+            for name, value in (*((name_of(p, name), p) for name, p in chunk.named_parameters()),
+                                *chunk.named_buffers())]
 
 
 def buffer_names(model):
@@ -167,7 +173,7 @@ def buffer_names(model):
 
 def optimizer_names(model, optimizer):
     """The name of each of the optimizer's parameters, in its order, per group. ValueError where one is no model's."""
-    names = {id(p): name for chunk in chunks_of(model) for name, p in chunk.named_parameters()}
+    names = {id(p): name_of(p, name) for chunk in chunks_of(model) for name, p in chunk.named_parameters()}
     try:
         return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     except KeyError:

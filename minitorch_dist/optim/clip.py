@@ -194,7 +194,8 @@ def measured(stages, comm=None):
         flat.collect(fill_missing=False)
     tabled = tables(flats, seen)
     sums = block_sums(tabled)
-    found = {stage: squares(params, sums) for stage, params in chosen.items()}
+    found = {stage: squares([p for p in params if p.leaf.tied is None or not p.leaf.tied.copied], sums)
+             for stage, params in chosen.items()}       # of tied ones the first stage's
     if comm is not None:
         found = {stage: both for each in comm.all_gather_object(found) for stage, both in each.items()}
     in_order = [found[stage] for stage in sorted(found)]

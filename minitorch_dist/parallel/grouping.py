@@ -50,12 +50,14 @@ def group(module, units, which=trained, apart=None):
     for name, p in module.named_parameters():
         if which(p):
             place = around[id(p)][-1] if around[id(p)] else None
-            groups.setdefault((place, p.dtype, apart.get(id(p))), []).append((name, p))
+            tied = p.leaf.tied if p.leaf is not None else None      # by itself: cut alike in each stage that has it
+            groups.setdefault((place, p.dtype, apart.get(id(p)), tied and tied.name), []).append((name, p))
     found = []
-    for (place, dtype, divided), named in groups.items():
+    for (place, dtype, divided, tied), named in groups.items():
         path, m = paths[place] if place is not None else ("", None)
         text = path or ("the rest" if m is None else "the model")
         text += f" ({dtype})" if len({key[1] for key in groups if key[0] == place}) > 1 else ""
         text += f" (experts over {divided[1].size} ranks)" if divided else ""
+        text += f" (tied: {tied})" if tied else ""
         found.append((m, text, named))
     return found

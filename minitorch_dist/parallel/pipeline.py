@@ -51,7 +51,7 @@ from ..data.packing import apart
 from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import clip_stages, tree_sum
-from . import documents
+from . import documents, tied
 from .documents import Stage
 from .fully_sharded import FullySharded
 from .same_model import check_same
@@ -83,7 +83,8 @@ def balanced(costs, parts):
 
 def cut_sequential(model, stages, costs=None):
     """A Sequential as a list of so many Stages, one after another. Their layers keep their names, so that all
-    parameters are called as they were, and random numbers, which are keyed by names, are the same.
+    parameters are called as they were, and random numbers, which are keyed by names, are the same. A stage that shares
+    a parameter with an earlier one is a copy (tied.py).
 
     costs   what each layer costs (default: its number of parameters, at least 1)
     """
@@ -99,13 +100,7 @@ def cut_sequential(model, stages, costs=None):
         for name, layer in layers[lo:hi]:
             stage.add_module(name, layer)
         found.append(stage)
-    owners = {}
-    for i, stage in enumerate(found):
-        for name, p in stage.named_parameters():
-            if owners.setdefault(id(p), (i, name))[0] != i:
-                raise ValueError(f"cut_sequential: {name} of stage {i} is {owners[id(p)][1]} of stage "
-                                 f"{owners[id(p)][0]}: stages on different ranks can't share a parameter")
-    return found
+    return tied.apart(found)
 
 
 def full_state_dict(chunks, comm):
@@ -114,8 +109,9 @@ def full_state_dict(chunks, comm):
     from .tensor_parallel import full_state_dict as whole  # it brings further ops
     mine = {}
     for chunk in chunks:
-        state = whole(chunk)
-        mine |= chunk.comm.broadcast_object(state) if isinstance(chunk, FullySharded) else state
+        state, copies = whole(chunk), [name for name, p in chunk.named_parameters() if tied.is_copy(p)]
+        state = chunk.comm.broadcast_object(state) if isinstance(chunk, FullySharded) else state
+        mine |= {name: value for name, value in state.items() if name not in copies}
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
 
 
@@ -161,7 +157,8 @@ class Pipeline:
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
-    ValueError for a schedule that isn't for these ranks, or can't be done, or isn't everybody's.
+    A parameter that several stages share gets the sum of their gradients (tied.py), not in exact mode. ValueError for a
+    schedule that isn't for these ranks, or can't be done, or isn't everybody's.
     """
 
     def __init__(self, chunks, comm, schedule):
@@ -188,6 +185,12 @@ class Pipeline:
         self.lowest = min((stage for stage, (rank, chunk) in self.places.items() if trained[rank][chunk]),
                           default=self.last)
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
+        self.ties = tied.Ties({stage: self.chunks[chunk] for stage, (rank, chunk) in self.places.items()
+                               if rank == comm.rank}, comm)
+        if self.exact and self.ties.names:
+            raise ValueError("Pipeline: exact mode adds gradients up in the order of one process, micro-shard by "
+                             f"micro-shard, and {', '.join(self.ties.names)} gets them from several stages: untie it, "
+                             "or leave exact mode")
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0
@@ -234,6 +237,7 @@ class Pipeline:
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         self.left = [self.micro_batches] * len(self.chunks)
         self.random = seed, step, batch.count, micro_shards
+        self.ties.begin()
         for steps in combined(self.steps):
             works = [partial(self._do, *step) for step in steps]
             if len(works) == 1:
@@ -243,6 +247,7 @@ class Pipeline:
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
+        self.ties.add_up()
         loss = self._mean_loss(over)
         self.under_way = False
         return loss
@@ -286,6 +291,7 @@ class Pipeline:
                       if rank == self.comm.rank and stage < self.lowest and is_trained(self.chunks[chunk])]:
             raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
+        self.ties.check()
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""

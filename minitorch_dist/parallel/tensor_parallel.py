@@ -95,11 +95,12 @@ class _Part(Module):
                                    "DistributedDataParallel already: cut the model before making those")
             if value is not None and axis is not None:
                 self.parts[name], trained = (axis, indices, value.shape[axis]), value.requires_grad
-                shape = value.shape
+                shape, tied = value.shape, value.leaf and value.leaf.tied
                 mine = value.data[(slice(None),) * axis + (to_device_of(indices, value.data),)]
                 value = Parameter(module_of(mine).ascontiguousarray(mine))      # a frozen one is broadcast as it is
                 if comm.size > 1:
                     value.leaf.part_of, value.leaf.part = shape, Part(comm, *self.parts[name])
+                value.leaf.tied = tied
                 value.requires_grad_(trained)
             self._register(self._parameters, name, value)       # a frozen one as well
 

@@ -291,9 +291,6 @@ def errors():
     attempt("few", lambda: cut_sequential(nn.Sequential(nn.Tanh()), 2))
     attempt("kind", lambda: cut_sequential(nn.Linear(2, 2), 1))
     attempt("costs", lambda: cut_sequential(model(np.float64), 2, [1, 2]))
-    shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    shared._modules["1"].weight = shared._modules["0"].weight
-    attempt("shared", lambda: cut_sequential(shared, 2))
     exact = next(iter(loader_for(np.float64, 8, 0, 1, True).epoch(0)))
     attempt("shards", lambda: Pipeline(mine, world, gpipe(2, 4)).run(exact, loss_of, seed=0, step=0))
     attempt("others", lambda: Pipeline(mine, world, one_forward_one_backward(2, 4 - 2 * world.rank)))

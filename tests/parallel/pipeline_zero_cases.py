@@ -17,7 +17,30 @@ from .pipeline_cases import SEED, Sometimes, loader_for, loss_of, special
 from .pipeline_cases import model as layers
 
 STEPS, CLIP = 3, 0.05
-MODELS = {"layers": layers, "norms": lambda dtype: layers(dtype, norms=True), "special": lambda dtype: special()}
+
+
+class Again(nn.Module):
+    """x W or x Wᵀ, of another layer's weight."""
+
+    def __init__(self, layer, turned):
+        super().__init__()
+        self.weight, self.turned = layer.weight, turned
+
+    def forward(self, x):
+        return mt.linear(x, self.weight.T if self.turned else self.weight)
+
+
+def tied(dtype):
+    """Ten layers, of which the first, the sixth and the ninth have one matrix, and the fourth and the tenth another
+    one."""
+    mt.manual_seed(5)
+    first, fourth = nn.Linear(plain.FEATURES, 9, dtype=dtype), nn.Linear(9, 9, dtype=dtype)
+    return nn.Sequential(first, nn.Tanh(), nn.Dropout(0.2), fourth, nn.Tanh(), Again(first, True), nn.Tanh(),
+                         nn.Dropout(0.2), Again(first, False), Again(fourth, False))
+
+
+MODELS = {"layers": layers, "norms": lambda dtype: layers(dtype, norms=True), "special": lambda dtype: special(),
+          "tied": tied}
 
 
 def adamw(chunks):
@@ -188,18 +211,46 @@ def in_16_bits():
     return {op: n for (axis, op), n in book.bytes_sent.items() if axis == "dp"}, it.state(), alone
 
 
-def from_one_to_another(folder):
-    """[the state after STEPS steps] of two pipelines that go on from the checkpoint of another one."""
+def half(folder, model, pipeline):
+    """Two steps of a pipeline, or of one process, and a checkpoint."""
     world = comm.world()
-    it = Stages(comm.DeviceMesh(dp=2, pp=2), "1f1b", 3, 3)
-    it.train([pair for pair in batches("f8", 13, it.dp, False) if pair[0] < 2])
-    checkpoints.save(Path(folder) / "half", it.chunks, it.optimizer, {}, world)
-    other = Stages(comm.DeviceMesh(dp=1, pp=4), "zb-h1", 4, 2)
-    again = Stages(comm.DeviceMesh(dp=2, pp=2), "interleaved", 4, 3)
+    if pipeline:
+        it = Stages(comm.DeviceMesh(dp=2, pp=2), "1f1b", 3, 3, model)
+        it.train([pair for pair in batches("f8", 13, it.dp, False) if pair[0] < 2])
+        checkpoints.save(Path(folder) / "half", it.chunks, it.optimizer, {}, world)
+        return
+    module = DistributedDataParallel(MODELS[model]("f8"), world)
+    optimizer = adamw([module])
+    make_steps(module, optimizer, range(2))
+    checkpoints.save(Path(folder) / "half", module, optimizer, {}, world)
+
+
+def make_steps(module, optimizer, which):
+    """Of one process."""
+    for step, batch in batches("f8", 13, comm.world(), False):
+        if step in which:
+            training.train_step(module, optimizer, batch, lambda m, s: loss_of(m(s.inputs), s.labels), comm.world(),
+                                seed=SEED, step=step)
+
+
+def one_goes_on(folder, model):
+    """The state after STEPS steps of one process that goes on from a checkpoint."""
+    module = DistributedDataParallel(MODELS[model]("f8"), comm.world())
+    optimizer = adamw([module])
+    checkpoints.load(Path(folder) / "half", module, optimizer, comm.world())
+    make_steps(module, optimizer, range(2, STEPS))
+    return module.state_dict()
+
+
+def pipelines_go_on(folder, model):
+    """[the state after STEPS steps] of two pipelines that go on from a checkpoint."""
+    world = comm.world()
+    other = Stages(comm.DeviceMesh(dp=1, pp=4), "zb-h1", 4, 2, model)
+    again = Stages(comm.DeviceMesh(dp=2, pp=2), "interleaved", 4, 3, model)
     found = []
     for it in other, again:
         with mt.no_grad():
-            for chunk in it.chunks:     # what has been gathered is to be forgotten
+            for chunk in it.chunks if model == "layers" else ():    # what has been gathered is to be forgotten
                 chunk(np.zeros((2, next(chunk.module.parameters()).shape[1])))
         checkpoints.load(Path(folder) / "half", it.chunks, it.optimizer, world)
         it.train([pair for pair in batches("f8", 13, it.dp, False) if pair[0] >= 2])

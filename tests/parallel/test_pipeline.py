@@ -166,7 +166,6 @@ def test_errors_say_what_to_do():
         "W before I": ("ValueError", "rank 0 before W0 of stage 0"),
         "order": ("ValueError", "exact mode adds", "on rank 1 of this schedule", "5, 7, 6: sort these"),
         "kind": ("TypeError", "got a Linear"), "costs": ("ValueError", "2 costs for 10 layers"),
-        "shared": ("ValueError", "can't share a parameter"),
         "shards": ("ValueError", "4 micro-batches, and this rank's batch comes in 8"),
         "others": ("ValueError", "rank 0: 2 ranks, 2 stages, 4 micro-batches",
                    "rank 1: 2 ranks, 2 stages, 2 micro-batches"),

@@ -14,7 +14,10 @@ STAGES = 1, 2, 3
 CURVES = {      # by ranks: (schedule, pp, micro-batches, stage, model, dtype, samples, greatest norm)
     4: [*((name, 2, m, stage, "layers", "f8", 13, cases.CLIP)
           for name, m in (("1f1b", 3), ("interleaved", 4), ("zb-h1", 3)) for stage in STAGES),
-        ("zb-h1", 2, 3, 3, "special", "f8", 13, None), ("1f1b", 4, 5, 3, "layers", "f8", 13, cases.CLIP)],
+        ("zb-h1", 2, 3, 3, "special", "f8", 13, None), ("1f1b", 4, 5, 3, "layers", "f8", 13, cases.CLIP),
+        *((name, 2, m, stage, "tied", "f8", 13, cases.CLIP)
+          for name, m in (("1f1b", 3), ("interleaved", 4), ("zb-h1", 3), ("zb-v", 4)) for stage in (0, *STAGES)),
+        ("1f1b", 4, 5, 0, "tied", "f8", 13, None), ("gpipe", 4, 2, 2, "tied", "f8", 13, cases.CLIP)],
     2: [("interleaved", 1, 3, 3, "layers", "f8", 13, cases.CLIP), ("zb-v", 2, 4, 1, "special", "f8", 13, None)],
 }
 EXACT = {
@@ -118,11 +121,15 @@ def test_16_bits_beside_float32():
         same(state, alone, 5e-3)
 
 
-def test_checkpoints_of_other_pipelines(tmp_path):
-    _, state = wanted([(None, 1, 3, 3, "layers", "f8", 13, None)])["layers", "f8", 13, None]
-    for found in crews.call(CASES + "from_one_to_another", 4, (str(tmp_path),)):
+@pytest.mark.parametrize("model", ["layers", "tied"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_checkpoints_of_other_pipelines_and_of_one_process(model, n, tmp_path):
+    _, state = wanted([(None, 1, 3, 3, model, "f8", 13, None)])[model, "f8", 13, None]
+    crews.call(CASES + "half", n, (str(tmp_path), model, n > 1))
+    for found in crews.call(CASES + "pipelines_go_on", 4, (str(tmp_path), model)):
         for got in found:
             same(got, state, 1e-10)
+    same(crews.call(CASES + "one_goes_on", 1, (str(tmp_path), model))[0], state, 1e-10)
 
 
 @pytest.mark.parametrize("name, calls", [("1f1b", 0), ("zb-h1", 1)])

@@ -1,0 +1,109 @@
+"""Parameters that several stages of a pipeline have are one: beside one process that has them once.
+
+test_pipeline_zero.py has whole trainings, ZeRO and checkpoints.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+
+from minitorch_dist import nn, optim
+from minitorch_dist.parallel.pipeline import cut_sequential
+from minitorch_dist.parallel.tied import Tie, is_copy, name_of, tie_of
+from tests.crews import crews
+
+from .pipeline_zero_cases import tied
+
+CASES = "tests.parallel.tied_cases:"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_gradients_are_one_process_s_of_two_batches(name):
+    """Plain stages, to whose gradients a second batch adds its own; of zb-v one rank has the first and the last."""
+    found = crews.call(CASES + "summed", 2, (name,))
+    for gradients, wanted, norm, sent in found:
+        for key, value in gradients.items():
+            np.testing.assert_allclose(value, wanted[key], rtol=1e-11, atol=1e-13, err_msg=key)
+        once = {id_: wanted[id_] for id_ in ("0.weight", "0.bias", "3.weight", "3.bias")}
+        assert norm == pytest.approx(np.sqrt(sum((value ** 2).sum() for value in once.values())), rel=1e-12)
+        # A ring's all-reduce between two: of the matrix 7 × 9 in both schedules, and of 9 × 9.
+        assert sent == {"world tied": 8 * (63 + 81)}
+    assert {key for gradients, *_ in found for key in gradients} >= {"0.weight", "5.weight", "3.weight", "9.weight"}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_shards_of_it_are_alike_in_each_stage_whatever_is_beside_it(stage):
+    """6,300 elements, more than a block, in stages that are one unit otherwise."""
+    found = crews.call(CASES + "shards", 4, (stage,))
+    for part, (gradients, wanted) in enumerate(found):
+        assert set(gradients) == ({"0.weight", "0.bias", "1.weight", "1.bias"} if part % 2 == 0 else
+                                  {"2.weight", "3.weight", "3.bias"})
+        for name, value in gradients.items():
+            np.testing.assert_allclose(value, wanted[name].reshape(-1), rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+def test_one_that_a_stage_does_not_use_gets_the_others_gradient():
+    first, second = crews.call(CASES + "unused", 2)
+    for mine, theirs in zip(first, second, strict=True):
+        assert np.abs(mine).max() > 1e-3
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_stages_have_tensors_of_their_own():
+    model = tied("f8")
+    before = {name: p.numpy().copy() for name, p in model.named_parameters(remove_duplicate=False)}
+    stages = cut_sequential(model, 3, [1] * 10)
+    params = [dict(stage.named_parameters()) for stage in stages]
+    assert [sorted(each) for each in params] == [["0.bias", "0.weight"], ["3.bias", "3.weight", "5.weight"],
+                                                 ["8.weight", "9.weight"]]
+    assert len({id(p) for each in params for p in each.values()}) == 7
+    for each in params:
+        for name, p in each.items():
+            np.testing.assert_array_equal(p.numpy(), before[name])
+    assert tie_of(params[0]["0.weight"]) == Tie("0.weight", False) and tie_of(params[0]["0.bias"]) is None
+    for each, name, original in ((params[1], "5.weight", "0.weight"), (params[2], "8.weight", "0.weight"),
+                                 (params[2], "9.weight", "3.weight")):
+        assert tie_of(each[name]) == Tie(original, True) and is_copy(each[name])
+        assert name_of(each[name], name) == original
+    assert not is_copy(params[1]["3.weight"]) and name_of(params[1]["3.bias"], "3.bias") == "3.bias"
+    assert all(a is b for a, b in zip(stages[0], list(model)[:3], strict=False))    # what shares nothing is as it was
+    twin = dict(copy.deepcopy(stages[2]).named_parameters())
+    assert tie_of(twin["9.weight"]) == Tie("3.weight", True)
+
+
+def test_within_a_stage_one_tensor_stays_one():
+    first = nn.Linear(4, 4)
+    twice = nn.Sequential(first, nn.Tanh(), first, first)
+    stage = cut_sequential(twice, 2, [1] * 4)[1]
+    assert stage._modules["2"] is stage._modules["3"] is not first and len(list(stage.parameters())) == 2
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    stage = cut_sequential(nn.Sequential(frozen, frozen), 2)[1]
+    assert tie_of(stage._modules["1"].weight) == Tie("0.weight", True) and not stage._modules["1"].weight.requires_grad
+
+
+def test_a_copy_counts_once_in_a_norm():
+    stages = cut_sequential(tied("f8"), 2, [1] * 10)
+    params = [p for stage in stages for p in stage.parameters()]
+    for p in params:
+        p.grad = np.ones(p.shape)
+    size = sum(p.size for p in tied("f8").parameters())
+    assert sum(p.size for p in params) == size + 2 * 63 + 81 - 63
+    assert optim.clip_grad_norm_(params, 1.0) == pytest.approx(np.sqrt(size), rel=1e-12)
+    for p in params:        # and is scaled like all
+        np.testing.assert_allclose(p.grad.numpy(), 1 / np.sqrt(size), rtol=1e-5)
+
+
+def test_errors_say_what_to_do():
+    expected = {
+        "exact": ("ValueError", "in the order of one process", "0.weight, 3.weight gets them from several stages"),
+        "frozen": ("ValueError", "0.weight is tied, and not alike: float64 [9, 7] in stage 0; float64 [9, 7], frozen"),
+        "shape": ("ValueError", "3.weight is tied", "float64 [9, 9] in stage 0; float64 [4, 4] in stage 1"),
+        "later": ("MismatchError", "0.weight, which several stages have, was trained when the Pipeline was made, and "
+                                   "is frozen"),
+    }
+    for found in crews.call(CASES + "errors", 2):
+        assert set(found) == set(expected)
+        for name, (kind, *words) in expected.items():
+            assert found[name] is not None, f"{name}: accepted"
+            assert found[name][0] == kind and all(each in found[name][1] for each in words), found[name]

@@ -1,0 +1,113 @@
+"""What the ranks do in the tests of parameters that several stages of a pipeline have."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, ledger, nn
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, placement_of, zb_v
+
+from . import plain
+from .pipeline_cases import loader_for, loss_of
+from .pipeline_zero_cases import Again, tied
+
+SCHEDULES = {"1f1b": lambda: one_forward_one_backward(2, 4), "zb-v": lambda: zb_v(2, 4)}
+
+
+def batches(count=2):
+    return list(loader_for(np.float64, 16, 0, 1, False).epoch(0))[:count]
+
+
+def summed(name):
+    """({parameter of this rank: its gradient} after two batches, that of a process alone, the norm that
+    clip_grad_norm_ gives, bytes sent by all-reduces of a batch)."""
+    world, schedule = comm.world(), SCHEDULES[name]()
+    placement = placement_of(schedule)
+    stages = cut_sequential(tied(np.float64), sum(map(len, placement)), [1] * 10)
+    mine = [stages[stage] for stage in placement[world.rank]]
+    pipeline = Pipeline(mine, world, schedule)
+    alone = tied(np.float64)
+    one = Pipeline([alone], world.split(world.rank), gpipe(1, 4))
+    for step, batch in enumerate(batches()):
+        with ledger.record() as book:
+            pipeline.run(batch, loss_of, seed=1, step=step)
+        one.run(batch, loss_of, seed=1, step=step)
+    gradients = {name: p.grad.numpy().copy() for stage in mine for name, p in stage.named_parameters()}
+    wanted = {name: p.grad.numpy() for name, p in alone.named_parameters(remove_duplicate=False)}
+    return (gradients, wanted, pipeline.clip_grad_norm_(1e9),
+            {axis: n for (axis, op), n in book.bytes_sent.items() if op == "all_reduce"})
+
+
+def wide():
+    mt.manual_seed(5)
+    first = nn.Linear(90, 70, dtype=np.float64)
+    return nn.Sequential(nn.Linear(plain.FEATURES, 90, dtype=np.float64), first, Again(first, True),
+                         nn.Linear(90, plain.CLASSES, dtype=np.float64))
+
+
+def shards(stage):
+    """({parameter of this rank's stage: its gradient}, all of the whole model in one process)."""
+    mesh = comm.DeviceMesh(dp=2, pp=2)
+    mine = fully_shard(cut_sequential(wide(), 2, [1] * 4)[mesh["pp"].rank], mesh["dp"], stage, units=[])
+    Pipeline([mine], mesh["pp"], one_forward_one_backward(2, 4)).run(
+        next(iter(loader_for(np.float64, 16, mesh["dp"].rank, 2, False).epoch(0))), loss_of, seed=1, step=0,
+        over=mesh["dp"])
+    alone, one = wide(), comm.world_of_one()
+    Pipeline([alone], one, gpipe(1, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
+    return ({name: np.concatenate(mesh["dp"].all_gather_object(p.grad.numpy().reshape(-1)))
+             for name, p in mine.named_parameters()},
+            {name: p.grad.numpy() for name, p in alone.named_parameters(remove_duplicate=False)})
+
+
+def unused():
+    """The gradients of two copies of which only the second is used, wrapped or not."""
+    world, found = comm.world(), []
+    for wrap in (lambda m: m, lambda m: DistributedDataParallel(m, world.split(world.rank)),
+                 lambda m: fully_shard(m, world.split(world.rank), 2)):
+        mt.manual_seed(1)
+        first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64)
+        stages = cut_sequential(nn.Sequential(Idle(first), Again(first, False)), 2)
+        pipeline = Pipeline([wrap(stages[world.rank])], world, gpipe(2, 4))
+        pipeline.run(batches(1)[0], loss_of, seed=1, step=0)
+        found += [p.grad.numpy().reshape(-1).copy() for p in pipeline.chunks[0].parameters()]
+    return found
+
+
+class Idle(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = layer.weight
+
+    def forward(self, x):
+        return mt.tensor(x)
+
+
+def errors():
+    """{what is wrong: (type, message)}."""
+    world, found = comm.world(), {}
+
+    def attempt(name, action):
+        try:
+            action()
+            found[name] = None
+        except Exception as error:
+            found[name] = type(error).__name__, str(error)
+
+    def stage():
+        return cut_sequential(tied(np.float64), 2, [1] * 10)[world.rank]
+    schedule, batch = gpipe(2, 4), batches(1)[0]
+    attempt("exact", lambda: Pipeline([DistributedDataParallel(stage(), world.split(world.rank), exact=True,
+                                                               micro_shards=4)], world, schedule))
+    attempt("frozen", lambda: Pipeline([stage().requires_grad_(world.rank == 0)], world, schedule))
+    other = stage()
+    if world.rank:
+        last = other._modules["9"]
+        tie, last.weight = last.weight.leaf.tied, nn.Parameter(np.ones((4, 4)))
+        last.weight.leaf.tied = tie
+    attempt("shape", lambda: Pipeline([other], world, schedule))
+    mine = stage()
+    pipeline = Pipeline([mine], world, schedule)
+    mine.requires_grad_(world.rank == 0)
+    attempt("later", lambda: pipeline.run(batch, loss_of, seed=0, step=0))
+    return found
