@@ -208,6 +208,16 @@ class GPT(Module):
 
     def features(self, tokens, documents=None):
         """What the last block gives, (batch, time, dim), and the sum of the auxiliary losses, or None."""
+        if documents is not None:
+            documents = numbered(documents, tokens.shape)
+            documents = documents if self.context is None else self.context.whole(documents)
+        x, more = self.embedded(tokens, documents)
+        x = self.blocks(x, *more)
+        return x if isinstance(x, tuple) else (x, None)
+
+    def embedded(self, tokens, documents=None):
+        """What the first block takes: x (batch, time, dim), and a tuple of what else, the documents, if there are any:
+        integers (batch, time), of whole sequences."""
         if len(tokens.shape) != 2:
             raise ValueError(f"GPT: tokens {tuple(tokens.shape)} must be (batch, time); of packed rows, (batch, time, "
                              "2), the documents are an argument of their own: model(*packing.apart(rows))")
@@ -219,13 +229,11 @@ class GPT(Module):
         positions = slice(time) if self.context is None else self.context.positions(part)
         more = ()
         if documents is not None:
-            documents = to_device_of(numbered(documents, tokens.shape), lower(x))
-            documents = documents if self.context is None else self.context.whole(documents)
+            documents = to_device_of(documents, lower(x))
             positions, more = places(documents)[:, positions], (documents,)
         if self.positions == "learned":
             x = x + self.position(positions)
-        x = self.blocks(self.dropout(x), *more)
-        return x if isinstance(x, tuple) else (x, None)
+        return self.dropout(x), more
 
     def scores(self, x):
         """The output layer: logits (batch, time, vocabulary) of features (batch, time, dim) behind a norm."""

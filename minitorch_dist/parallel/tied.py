@@ -55,12 +55,20 @@ def apart(stages):
                 again[name] = original
                 _mark(p, Tie(original, False))
         if again:
-            stage = copy.deepcopy(stage)        # as a whole: what it has in several places stays one
+            stage = _with_copies(stage, again)
             mine = dict(stage.named_parameters())
             for name, original in again.items():
                 _mark(mine[name], Tie(original, True))
         found.append(stage)
     return found
+
+
+def _with_copies(stage, names):
+    """The stage with copies of these parameters, and of the modules around them; the others are as they were."""
+    copied = {id(p) for name, p in stage.named_parameters() if name in names}
+    kept = [m for m in stage.modules() if copied.isdisjoint(map(id, m.parameters()))]
+    kept += [p for p in stage.parameters() if id(p) not in copied] + list(stage.buffers())
+    return copy.deepcopy(stage, {id(each): each for each in kept})
 
 
 def _mark(p, tie):

@@ -8,6 +8,7 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.gpt_stages import cut_gpt
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import one_forward_one_backward
 
@@ -15,7 +16,7 @@ VOCABULARY, TIME, BATCH, FEATURES, CLASSES = 11, 5, 12, 7, 3
 # way of cutting -> the numbers of ranks it is tried with
 WAYS = {"one": (1,), "data": (2, 3), "stage 1": (3,), "stage 2": (2,), "stage 3": (2, 3), "heads": (2,),
         "heads and data": (4,), "layers": (2,), "layers and data": (4,)}
-OF = {"gpt": [way for way in WAYS if "layers" not in way], "mlp": [way for way in WAYS if "heads" not in way]}
+OF = {"gpt": list(WAYS), "mlp": [way for way in WAYS if "heads" not in way]}
 
 
 def gpt(dtype="f8", layers=2):
@@ -69,7 +70,8 @@ class Training:
         if axes == "tp":
             tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
         if axes == "pp":
-            chunk = cut_sequential(model, 2, costs=[1] * len(model))[mesh.coords["pp"]]
+            stages = cut_gpt(model, 2) if name == "gpt" else cut_sequential(model, 2, costs=[1] * len(model))
+            chunk = stages[mesh.coords["pp"]]
             self.model = DistributedDataParallel(chunk, self.axis)
             self.pipeline = Pipeline([self.model], mesh["pp"], one_forward_one_backward(2, 3))
         elif way.startswith("stage"):
@@ -93,7 +95,7 @@ class Training:
             if hasattr(self, "pipeline"):
                 self.optimizer.zero_grad()
                 self.pipeline.run(batches[step], lambda y, t: nn.cross_entropy(y, t, reduction="sum"), seed=3,
-                                  step=step, over=self.axis)
+                                  step=step, over=self.axis, units=self.units, micro_shards=4)
                 self.optimizer.step()
             else:
                 training.train_step(self.model, self.optimizer, batches[step], loss_sum, self.world, seed=3, step=step,
