@@ -1,5 +1,6 @@
 """What the ranks do in the tests of plan: small GPTs really trained, with the ledger open."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -11,9 +12,10 @@ from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.multi_token import targets_at
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe, tied
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
+from minitorch_dist.parallel.gpt_stages import GPTStage
 from minitorch_dist.parallel.offload import offload_optimizer
 from minitorch_dist.parallel.pipeline import Pipeline
 from minitorch_dist.parallel.schedules import placement_of, schedule_of
@@ -227,22 +229,6 @@ def crossing(sizes):
 
 # ---------------------------------------------------------------- a pipeline
 
-class Front(nn.Module):
-    """What a GPT does before its blocks."""
-
-    def __init__(self, whole):
-        super().__init__()
-        self.embed, self.dropout, self.context = whole.embed, whole.dropout, whole.context
-        self.position = whole.position if whole.positions == "learned" else None
-
-    def forward(self, x):
-        time = x.shape[1]
-        if self.position is None:
-            return self.dropout(self.embed(x))
-        return self.dropout(self.embed(x) + self.position(slice(time) if self.context is None else
-                                                          self.context.positions(time)))
-
-
 def loss_sum(output, labels):
     return nn.cross_entropy(output, labels, reduction="sum")
 
@@ -255,12 +241,10 @@ def pipeline(job, bounds):
     if job["cp"] > 1:
         context_parallel(whole, mesh["cp"], job["cp_by"])
     schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"])
-    chunks, count = [], len(bounds) - 1
-    for stage in placement_of(schedule)[mesh.coords["pp"]]:
-        layers = list(whole.blocks)[bounds[stage]:bounds[stage + 1]]
-        layers = [Front(whole)] * (stage == 0) + layers + [whole.norm, whole.head] * (stage == count - 1)
-        module, blocks = nn.Sequential(*layers), [layer for layer in layers if isinstance(layer, nn.TransformerBlock)]
-        chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=blocks) if job["stage"] else
+    chunks, last = [], len(bounds) - 2
+    stages = tied.apart([GPTStage(whole, range(*pair), i == 0, i == last) for i, pair in enumerate(pairwise(bounds))])
+    for module in (stages[stage] for stage in placement_of(schedule)[mesh.coords["pp"]]):
+        chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=list(module.blocks)) if job["stage"] else
                       DistributedDataParallel(module, mesh["dp", "cp"]))
     optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)

@@ -62,9 +62,13 @@ def check_pipeline(job, everyone):
         aligned = 64 * job.stages_per_rank if job.replicas == 1 else 0
         assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
         assert held["gradient"] == rank.gradients + aligned
-        assert out["pp", "send"] == sent(rank, "pp")
+        tied = sum(c.sent for c in rank.collectives if c.axis == "pp" and c.op == "all_reduce")
+        assert out["pp", "send"] == sent(rank, "pp") - tied
+        # Of a piece the mean over the ranks that share it, whose pieces are cut at blocks.
+        others = [n for i, (_, _, n) in enumerate(everyone) if i // job.cp % job.pp == place]
+        assert sum(n.get(("pp tied", "all_reduce"), 0) for n in others) == tied * len(others)
         if job.stage:
-            counted = sum(n for (axis, _), n in out.items() if axis != "pp")
+            counted = sum(n for (axis, _), n in out.items() if axis not in ("pp", "pp tied"))
             assert counted == sent(rank, "dp") + 8, (counted, sent(rank, "dp"), out)      # and the loss
             gathered = sum(c.nbytes for c in rank.collectives if c.op == "all_gather") * (job.stage == 3)
             assert held["buffer"] == 0 and peak["buffer"] == gathered

@@ -129,6 +129,7 @@ def test_what_crosses_to_the_host():
     assert (cut.host, cut.crossing) == (12 * 1.5e9, 6 * 1.5e9)
 
 
+TIED = {"tied": True, "vocabulary": 301}
 PIPELINES = {
     "1f1b": ({"pp": 2, "micro_batches": 4}, [0, 2, 5]),
     "with ddp": ({"pp": 2, "dp": 2, "micro_batches": 3}, [0, 2, 5]),
@@ -146,6 +147,14 @@ PIPELINES = {
     "2, interleaved": ({"pp": 2, "dp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "stage": 2},
                        [0, 1, 2, 3, 5]),
     "3, zb-h1": ({"pp": 2, "dp": 2, "micro_batches": 3, "schedule": "zb-h1", "stage": 3}, [0, 2, 5]),
+    "tied": ({"pp": 2, "micro_batches": 4, "model": TIED}, [0, 2, 5]),
+    "tied, with ddp": ({"pp": 3, "dp": 2, "micro_batches": 3, "model": TIED}, [0, 1, 3, 5]),
+    "tied, interleaved": ({"pp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "model": TIED},
+                          [0, 1, 2, 3, 5]),
+    "tied, zb-v": ({"pp": 2, "micro_batches": 4, "schedule": "zb-v", "model": TIED}, [0, 1, 2, 3, 5]),
+    "tied, 1": ({"pp": 2, "dp": 2, "micro_batches": 3, "stage": 1, "model": TIED}, [0, 2, 5]),
+    "tied, 3, zb-h1": ({"pp": 2, "dp": 2, "micro_batches": 3, "schedule": "zb-h1", "stage": 3, "model": TIED},
+                       [0, 2, 5]),
 }
 
 

@@ -54,7 +54,7 @@ def cut_gpt(gpt, stages, costs=None):
     if not isinstance(gpt, GPT):
         raise TypeError(f"cut_gpt cuts an nn.GPT between its blocks; got a {type(gpt).__name__}")
     if any(isinstance(m, MoE) for m in gpt.modules()):
-        raise ValueError("cut_gpt: a stage sends one array, and blocks with experts make two, of which the other is the "
+        raise ValueError("cut_gpt: a stage sends one array, and blocks with experts make two, the other of which is an "
                          "auxiliary loss: leave the experts out, or make stages of one's own")
     blocks = len(gpt.blocks)
     if not 1 <= stages <= blocks:

@@ -176,9 +176,6 @@ class Job:
                              f"stages: lower {how[1]}")
         if self.time > model.context:
             raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
-        if self.pp > 1 and model.tied:
-            raise ValueError(f"a tied output layer can't be cut into pp={self.pp} stages, of which the first and the "
-                             "last would share a parameter: add --untied")
         if self.sequence_parallel and (self.tp == 1 or self.time % self.tp):
             raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the {self.time} tokens of "
                              f"a sequence; tp={self.tp}")
@@ -354,6 +351,11 @@ class Job:
             found.append((hi - lo, stage == 0, stage == count - 1))
         return found
 
+    @property
+    def copied(self):
+        """Whether the embedding is in two stages, the first and the last, since the output layer is tied to it."""
+        return self.pp > 1 and self.model.tied
+
     def mesh(self):
         """As text."""
         more = {"cp": self.cp, "ep": self.ep, "copies": self.copies}
@@ -365,7 +367,7 @@ class Job:
         blocks, first, last = stage
         before, block, behind, further = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
             self.model.embedding(self.tp) if first else [], self.model.block(self.tp, self.ep),
-            self.model.output(self.tp) if last else [], self.model.further(self.tp, self.ep)))
+            self.model.output(self.tp, self.copied) if last else [], self.model.further(self.tp, self.ep)))
         return [before, *[block] * blocks, behind, *[[*further] for _ in range(self.depth)]]
 
     def arrivals(self, stage):

@@ -190,9 +190,10 @@ class GPT:
         bias = [(f"{name}.bias", shape[:1])] if self.family == "gpt" else []
         return [(f"{name}.weight", shape), *bias]
 
-    def output(self, tp):
-        """[(name, shape)] of what stands behind the blocks."""
-        return self._norm("norm") + ([] if self.tied else [("head.weight", (-(-self.vocabulary // tp), self.width))])
+    def output(self, tp, copied=False):
+        """[(name, shape)] of what stands behind the blocks; copied: a tied embedding's copy, too."""
+        return self._norm("norm") + ([] if self.tied and not copied else [
+            ("head.weight", (-(-self.vocabulary // tp), self.width))])
 
     def further(self, tp, ep=1):
         """[(name, shape)] of what one more token ahead takes: a block, and what puts its input together."""

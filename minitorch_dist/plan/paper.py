@@ -215,11 +215,12 @@ def units_of(job, module):
     found = {}
     for p in module:
         if p.trained or job.stage == 3:
-            found.setdefault((divided(job, p), p.trained, p.itemsize), []).append(p.shape)
+            tied = job.copied and p.name in ("embed.weight", "head.weight")     # by itself (parallel/grouping.py)
+            found.setdefault((divided(job, p), p.trained, p.itemsize, tied), []).append(p.shape)
     kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}
     return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
                   job.sizes if trained else {"parameter": itemsize})
-            for (experts, trained, itemsize), shapes in found.items() for ranks, alike in (kinds[experts],)]
+            for (experts, trained, itemsize, _), shapes in found.items() for ranks, alike in (kinds[experts],)]
 
 
 def divided(job, p):

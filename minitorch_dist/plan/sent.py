@@ -144,13 +144,19 @@ def whole_in_adapters(job, stages):
 
 
 def pipeline_parallel(job, place, stages):
-    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's."""
+    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's. Between
+    the first stage's rank and the last one's, where these are two, the gradients of an embedding that both have."""
     last = max(map(max, job.placement))
     owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
     messages = sum(owners[other] != place for stage in job.placement[place]
                    for other in (stage - 1, stage + 1) if 0 <= other <= last)
     nbytes = _tokens(job) * job.model.width * job.sizes["parameter"]
-    return [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
+    found = [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
+    ends = {owners[0], owners[last]}
+    if job.copied and job.adapters is None and place in ends and len(ends) == 2:
+        elements = -(-job.model.vocabulary // job.tp) * job.model.width / (job.shards if job.stage else 1)
+        found.append(Collective("pp", 2, "all_reduce", elements * max(4, job.sizes["gradient"])))
+    return found
 
 
 def context_parallel(job, place, stages):
