@@ -244,8 +244,8 @@ def pipeline(job, bounds):
     chunks, last = [], len(bounds) - 2
     stages = tied.apart([GPTStage(whole, range(*pair), i == 0, i == last) for i, pair in enumerate(pairwise(bounds))])
     for module in (stages[stage] for stage in placement_of(schedule)[mesh.coords["pp"]]):
-        chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=list(module.blocks)) if job["stage"] else
-                      DistributedDataParallel(module, mesh["dp", "cp"]))
+        chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=list(module.blocks)) if job["stage"]
+                      else DistributedDataParallel(module, mesh["dp", "cp"]))
     optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=mesh.coords["dp"],

@@ -50,7 +50,7 @@ def elements(job, samples):
     model, time = job.model, job.time // job.cp
     tokens, tp = samples * time, job.tp
     between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
-    found = {"call": 1, "sample": samples, "position": time, "token": tokens, "row": tokens / between,
+    found = {"call": 1, "position": time, "token": tokens, "row": tokens / between,
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              **{name: tokens * count / tp for name, count in model.features.items()},
@@ -202,11 +202,10 @@ OUTPUT = {
                                   Row("largest scores, sums of exponentials", "token", 8), *labels]
        for precision, size, first, labels in (("mixed", 2, [Row("norm: its input", "whole", 2)], []),
                                               ("float32", 4, norm("norm"), [Row("labels", "token", 8, 8)]))},
-    # The loss takes scores by three indices, of which samples and positions are two.
+    # The loss takes scores by two indices, of which rows are one.
     "float32, divided": [*norm("norm"), Row("output layer: its input", "input", 4, 4, "head"),
                          Row("its cotangent", "logit", 0, 4, "head"), Row("exponentials of scores", "logit", 4),
-                         Row("labels: places, sums, whose they are", "token", 13), Row("samples", "sample", 8),
-                         Row("positions", "position", 8)],
+                         Row("rows, and labels: places, sums, whose they are", "token", 21)],
 }
 INPUT = {"mixed": 2, "float32": 4}      # of a block, per element: what a checkpoint keeps
 

@@ -144,8 +144,9 @@ def whole_in_adapters(job, stages):
 
 
 def pipeline_parallel(job, place, stages):
-    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's. Between
-    the first stage's rank and the last one's, where these are two, the gradients of an embedding that both have."""
+    """A micro-batch's activations to the next stage, and the gradients of them back, where it is another rank's. And
+    between the first stage's rank and the last one's, where these are two, the gradients of an embedding that both
+    have."""
     last = max(map(max, job.placement))
     owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
     messages = sum(owners[other] != place for stage in job.placement[place]
