@@ -1,0 +1,11 @@
+# 03.2: with matrices and batches it is right, with a vector it isn't
+def matmul_backward(gradient, x, y, unbroadcast):
+    row = x[None, :] if x.ndim == 1 else x
+    column = y[:, None] if y.ndim == 1 else y
+    if y.ndim == 1:
+        gradient = gradient[..., None]
+    if x.ndim == 1:
+        gradient = gradient[..., None, :]
+    of_row = unbroadcast(gradient @ column.swapaxes(-1, -2), row.shape)
+    of_column = unbroadcast(row.swapaxes(-1, -2) @ gradient, column.shape)
+    return of_row.reshape(x.shape), of_column.squeeze() if y.ndim == 1 else of_column
