@@ -72,15 +72,17 @@ class LinearLayer(Check):
               "into the array since isn't seen", lambda case: linear(case, weight=case["weight"])),
     ]
 
-    demands = [demand("right, but the next call writes over what an earlier one returned: y and the gradients belong "
-                      "to who got them. Return new arrays", lambda case, got: got["kept"]),
+    demands = [demand("right, but the next call writes over what an earlier one returned, or the caller does, whose "
+                      "own dy or x it is: y and the gradients belong to who got them. Return new arrays",
+                      lambda case, got: got["kept"]),
                demand("right, but float64 comes out where all that went in was float32: the gradients of a float32 "
                       "network need twice the memory from here on. np.zeros and np.ones make float64 unless told "
                       "otherwise", lambda case, got: "float64" not in got["dtypes"])]
 
     def cases(self, rng, ranks):
         found = []
-        for before, inputs, outputs in (((7,), 5, 3), ((2, 5), 4, 6), ((6,), 4, 4), ((), 3, 2), ((2, 0, 3), 3, 2)):
+        for before, inputs, outputs in (((7,), 5, 3), ((2, 5), 4, 6), ((6,), 4, 4), ((), 3, 2), ((2, 0, 3), 3, 2),
+                                        ((4,), 3, 1)):
             def normal(*shape):
                 return rng.standard_normal(shape)
             found.append({"weight": normal(outputs, inputs), "bias": normal(outputs), "update": normal(outputs, inputs),
@@ -324,6 +326,8 @@ class AdamAndAdamW(Check):
               "step", lambda case: adam(case, decay=lambda p, lr, wd: p * (1 - wd))),
         gives("the decoupled decay comes after the step: it must be of the parameter as it was before",
               lambda case: adam(case, decay_after=True)),
+        when("t, the number of the step, goes on where another optimizer has stopped: it belongs to the object (self), "
+             "not to the class or the module", optimizers.counted_on),
         gives("betas are the wrong way round: the first is of the gradients, the second of their squares",
               lambda case: adam(case, swapped=True)),
         gives("v is made of |g| instead of g²", lambda case: adam(case, power=1)),
