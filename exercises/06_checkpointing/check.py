@@ -156,6 +156,23 @@ def dropout_steps(case, again=None, start=lambda seed: seed):
     return found | {"next": float(rng.random())}
 
 
+def from_the_last_input(case):
+    """The gradients if every segment goes back with its own masks, but from the x that the last one was given."""
+    rng, size = np.random.default_rng(case["seed"]), case["size"]
+    found = dropout_steps(case) | {"ct_x": [], "grads": [np.zeros_like(w) for w in case["weights"]]}
+    for x, ct in zip(case["xs"], case["cts"], strict=True):
+        masks = [(rng.random(len(w)) < 0.75) / 0.75 for w in case["weights"]]
+        starts = range(0, len(masks), size)
+        x = chain(case["weights"][:starts[-1]], x, ct, masks[:starts[-1]])[0]
+        for start in reversed(starts):
+            own = slice(start, start + size)
+            _, ct, grads = chain(case["weights"][own], x, ct, masks[own])
+            for total, g in zip(found["grads"][own], grads, strict=True):
+                total += g
+        found["ct_x"].append(ct)
+    return found
+
+
 def outputs_right(case, got):
     return all(np.allclose(a, b) for a, b in zip(got["y"], dropout_steps(case)["y"], strict=True))
 
@@ -178,6 +195,8 @@ def only_next_wrong(case, got):
 class SegmentCheck(Check):
     exercise = "06.2"
     signatures = [
+        gives("backward computes again from the x of another segment: what forward keeps is kept for all segments, in "
+              "the class or in a global name. Keep it on self", from_the_last_input),
         when("the gradients are right, but the generator isn't where it was before backward: whoever draws next gets "
              "numbers that were used already, or skips some", only_next_wrong),
         when("the first step is right, and then the generator is not where it should be: backward must leave rng as it "
@@ -251,6 +270,9 @@ class BestEvery(Check):
         gives("the last segment is counted as if it were as long as the others: while a shorter one is gone through, "
               "fewer inputs are alive; and in the one before it, its checkpoint is gone",
               by_formula(lambda n, e: -(-n // e) + e - 1)),
+        gives("the peaks are right, but only lengths that divide n are looked at: the last segment may be shorter than "
+              "the others", lambda case: {"result": best(case["n"], among=[
+                  every for every in range(1, case["n"] + 1) if case["n"] % every == 0]), "peaks": peaks(case)}),
         gives("the pair is the wrong way round: the length comes first, then its peak",
               lambda case: {"result": best(case["n"])[::-1], "peaks": peaks(case)}),
         gives("the peaks are right, but the best length is looked for only up to some number: from 1 to n was asked "

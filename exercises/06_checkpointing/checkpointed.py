@@ -25,6 +25,7 @@ def store_all(layers, x, ct):
 def checkpointed(layers, x, ct, every):
     """The same numbers as store_all, with fewer arrays alive at once.
 
+    x, ct   stay as they are
     every   a segment's length: of the layers' inputs only number 0, every, 2·every, … are kept; the last segment may be
             shorter, and its inputs may stay until backward, which begins there
 

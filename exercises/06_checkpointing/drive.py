@@ -46,7 +46,7 @@ def checkpointed(learner, inputs, run):
     y, ct = learner(layers, watched.array(inputs["x"]), inputs["ct"], inputs["every"])
     return {"y": np.array(y), "ct_x": ct, "grads": [layer.grad for layer in layers],
             "forwards": [layer.forwards for layer in layers], "backwards": [layer.backwards for layer in layers],
-            "course": watched.course, "peak": max(watched.course)}
+            "course": watched.course, "peak": max(watched.course), "ct": inputs["ct"]}
 
 
 class DropoutLayer:
@@ -83,7 +83,7 @@ def Segment(learner, inputs, run):
         for segment in reversed(segments):
             ct = segment.backward(ct)
         found["ct_x"].append(ct)
-    return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()),
+    return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()), "cts": inputs["cts"],
                     "forwards": [layer.forwards for layer in layers]}
 
 

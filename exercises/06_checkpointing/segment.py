@@ -21,6 +21,6 @@ class Segment:
         raise NotImplementedError("begin with what has to be known before the first layer draws")
 
     def backward(self, ct):
-        """The cotangent of x, for the masks that forward drew. rng is left as it was found."""
+        """The cotangent of x, for the masks that forward drew. rng is left as it was found, and ct, too."""
         raise NotImplementedError("begin with the state of rng now, to put it back at the end; then compute again, "
                                   "from the state of forward")

@@ -25,7 +25,7 @@ class Segment:
         return x
 
     def backward(self, ct):
-        """The cotangent of x, for the masks that forward drew. rng is left as it was found."""
+        """The cotangent of x, for the masks that forward drew. rng is left as it was found, and ct, too."""
         # begin with the state of rng now, to put it back at the end; then compute again, from the state of forward
         now, self.rng.bit_generator.state = self.rng.bit_generator.state, self.state
         saved, x = [], self.x
