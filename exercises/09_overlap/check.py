@@ -34,6 +34,8 @@ class Buckets(Check):
         gives("a bucket that holds exactly its cap is full", lambda case: {"result": filling.only_above(case)}),
         gives("the bytes held are never set back to 0: after the first full bucket every parameter gets its own",
               lambda case: {"result": filling.total_held(case)}),
+        gives("a bucket that holds 0 bytes is taken for none: a parameter may have no elements, and the next one goes "
+              "into its bucket", lambda case: {"result": filling.begun_at_0(case)}),
         gives("what a bucket holds beyond its cap is counted again in the next one: that begins with 0 bytes",
               lambda case: {"result": filling.over_counted(case)}),
         gives("first_bytes is used where the first layer is: the first bucket is the one that is complete first, with "
@@ -47,7 +49,8 @@ class Buckets(Check):
                  {"nbytes": [40, 8, 8, 8, 24, 8, 16], "first_bytes": 16, "cap_bytes": 32},
                  {"nbytes": [3, 5, 7, 2, 1], "first_bytes": 1, "cap_bytes": 10},
                  {"nbytes": [5], "first_bytes": 10, "cap_bytes": 20},
-                 {"nbytes": [500, 2, 3], "first_bytes": 4, "cap_bytes": 8}]
+                 {"nbytes": [500, 2, 3], "first_bytes": 4, "cap_bytes": 8},
+                 {"nbytes": [6, 0, 9, 0, 4, 0], "first_bytes": 4, "cap_bytes": 8}]      # some have no elements
         for _ in range(6):
             sizes = rng.integers(1, 40, int(rng.integers(9, 25))).tolist()
             found.append({"nbytes": sizes, "first_bytes": int(rng.integers(2, 30)),
@@ -261,7 +264,8 @@ def reduced_each_time(case, carry):
 def right(case, **changed):
     ranks = len(case)
     return [{"totals": everybodys(case), "after_exception": np.full(2, ranks * (ranks + 1) / 2),
-             "nested": np.full(2, rank + 1.0), "beside": np.full(2, rank + 1.0), "raised": "KeyError"} | changed
+             "nested": np.full((2, 2), [[rank + 1.0], [2 * rank + 2.0]]), "beside": np.full(2, rank + 1.0),
+             "raised": "KeyError"} | changed
             for rank in range(ranks)]
 
 
@@ -288,7 +292,7 @@ class Accumulate(Check):
         gives("nothing has got into the arrays of grads: grad = grad + more gives the name grad to a new array, "
               "grads[i] = … puts another array into the list; grad += more writes into the array itself",
               lambda case: right(case, totals=[[0 * g for g in total] for total in everybodys(case)],
-                                 after_exception=np.zeros(2), nested=np.zeros(2), beside=np.zeros(2))),
+                                 after_exception=np.zeros(2), nested=np.zeros((2, 2)), beside=np.zeros(2))),
         gives("not divided: the pieces' sums are added up, but the mean over the global batch was asked for",
               lambda case: right(case, totals=everybodys(case, divide=lambda r: 1))),
         gives("divided by the samples of this rank only: count is that of the global batch, and already given",
@@ -311,8 +315,12 @@ class Accumulate(Check):
                             for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
         gives("the inner of two no_sync() has switched reducing on again, inside of the outer one: put back what was "
               "there before, not True",
-              lambda case: [answer | {"nested": np.full(2, len(case) * (len(case) + 1) / 2)} for answer in right(case)]
-              if len(case) > 1 else None),
+              lambda case: [answer | {"nested": np.full((2, 2), [[rank + 1.0], [len(case) * (len(case) + 1.0)]])}
+                            for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+        gives("the inner of two no_sync() has switched reducing on: inside, backward() talks to nobody, and a switch "
+              "that is turned round twice is where it was", lambda case: [
+                  answer | {"nested": np.full((2, 2), len(case) * (len(case) + 1) / 2) + [[0.0], [rank + 1.0]]}
+                  for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
         gives("an exception inside of no_sync() is lost: whoever called must hear of it. try and finally, without an "
               "except, let it pass", lambda case: right(case, raised="nothing")),
         gives("another GradientSync has switched reducing on again, inside of this one's no_sync(): whether to reduce "
@@ -329,13 +337,17 @@ class Accumulate(Check):
     demands = [demand("the right gradients, but more than one set of reductions: one all_reduce per array and batch",
                       lambda case, got: all(len(g.calls) <= 2 * 2 + 1 for g in got)),
                demand("the right gradients, but not piece by piece: gradients(piece) is to be called with one piece at "
-                      "a time, since all of them together don't fit into memory", piece_by_piece)]
+                      "a time, since all of them together don't fit into memory", piece_by_piece),
+               demand("the right gradients, but the list pieces has lost some of them: it is the caller's",
+                      lambda case, got: all(g["kept"] for g in got))]
 
     def cases(self, rng, ranks):
         found = []
         for pieces in ((3, 2), (1, 4)):
             sizes = rng.integers(1, 6, (2, ranks, max(pieces)))
             draw = rng.standard_normal
+            if pieces[0] > 1:
+                sizes[0, 0, pieces[0] - 1] = 0      # nothing in rank 0's last piece: it takes part all the same
             case = [{"width": WIDTH, "count": 37,
                      "batches": [[2 + draw((int(sizes[b, rank, k]), WIDTH)) for k in range(pieces[b])]
                                  for b in range(2)]} for rank in range(ranks)]

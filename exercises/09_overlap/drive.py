@@ -59,7 +59,7 @@ def accumulate(learner, inputs, run):
     """Twice with the same arrays; then no_sync() with an exception inside, and one in another."""
     grads = [np.zeros(inputs["width"]), np.zeros((inputs["width"],) * 2)]
     sync = run.module.GradientSync(run.comm, list(grads))
-    totals, rows = [], []
+    totals, rows, kept = [], [], []
 
     def counted(piece):
         rows[-1].append(len(piece))
@@ -69,9 +69,12 @@ def accumulate(learner, inputs, run):
         for grad in grads:
             grad[...] = 0
         rows.append([])
-        learner(sync, pieces, counted, inputs["count"])
+        given = list(pieces)
+        learner(sync, given, counted, inputs["count"])
+        kept.append(len(given) == len(pieces))
         totals.append([grad.copy() for grad in grads])
-    return {"totals": totals, "rows": rows, **after_exception(run), "nested": nested(run), "beside": beside(run)}
+    return {"totals": totals, "rows": rows, "kept": all(kept), **after_exception(run), "nested": nested(run),
+            "beside": beside(run)}
 
 
 def after_exception(run):
@@ -89,14 +92,15 @@ def after_exception(run):
 
 
 def nested(run):
-    """What backward() gives in the outer of two no_sync(), after the inner one."""
+    """What backward() gives in the inner of two no_sync(), and then in the outer one."""
     total = np.zeros(2)
     tried = run.module.GradientSync(run.comm, [total])
     with tried.no_sync():
         with tried.no_sync():
-            pass
+            tried.backward([np.full(2, run.comm.rank + 1.0)])
+            inner = total.copy()
         tried.backward([np.full(2, run.comm.rank + 1.0)])
-    return total
+    return np.stack([inner, total])
 
 
 def beside(run):

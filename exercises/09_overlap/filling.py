@@ -56,6 +56,19 @@ def total_held(case):
     return buckets
 
 
+def begun_at_0(case):
+    """A bucket that holds 0 bytes isn't taken for one that has begun."""
+    buckets, held = [], 0
+    for i in backwards(case):
+        cap = case["first_bytes"] if len(buckets) <= 1 else case["cap_bytes"]
+        if held == 0 or held >= cap:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(i)
+        held += case["nbytes"][i]
+    return buckets
+
+
 def over_counted(case):
     """What a bucket holds beyond its cap is counted in the next one as well."""
     buckets, held = [[]], 0

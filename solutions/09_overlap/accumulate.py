@@ -42,7 +42,8 @@ def accumulate(sync, pieces, gradients, count):
     """Leave in sync.grads the gradient of the mean loss over the global batch, with one set of reductions.
 
     sync       a GradientSync whose grads are zeros
-    pieces     this rank's part of the batch, in one or more pieces; each rank has as many, of any sizes
+    pieces     this rank's part of the batch, in one or more pieces; each rank has as many, of any sizes, 0 too.
+               The list stays as it is
     gradients  gradients(piece) -> list of arrays: the gradients of the SUM of the piece's losses
     count      number of samples in the global batch: all pieces, all ranks
     """
