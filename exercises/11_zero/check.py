@@ -24,6 +24,7 @@ from .courses import (
     summed,
     tail_left,
     two_norm,
+    up_to_an_empty_one,
 )
 
 FLOAT = 8       # bytes
@@ -343,6 +344,8 @@ class Clip(Check):
               lambda case: clipped(case, norm_of_all(case, root=lambda total: np.sqrt(total / len(case))))),
         gives("the square of the norm is compared with max_norm: so gradients that aren't too long are scaled",
               lambda case: clipped(case, norm_of_all(case), squared)),
+        when("a max_norm of 0 is taken for none: `if max_norm and …` asks whether it is true, and 0 isn't. Then all of "
+             "the gradient becomes 0", lambda case, got: case[0]["max_norm"] == 0),
         gives("a gradient shorter than max_norm was made longer: it stays as it is",
               lambda case: clipped(case, norm_of_all(case), lambda norm, most: most / norm if norm else 1.0)),
         gives("the ranks' norms are averaged: lengths don't add, their squares do", lambda case: clipped(
@@ -361,6 +364,8 @@ class Clip(Check):
         gives("1e-6 is added to the norm before dividing (PyTorch does it): the gradient ends a little shorter than "
               "max_norm, and nothing needs it, since nothing is divided where the norm is 0", lambda case: clipped(
                   case, norm_of_all(case), lambda norm, most: min(1.0, most / (norm + 1e-6)))),
+        gives("the parts behind an empty one aren't scaled: a rank may have nothing of one unit, and something of the "
+              "next", up_to_an_empty_one),
         gives("each part is clipped by itself: the gradient's direction changes. One factor for all",
               lambda case: [{"norm": norm_of_all(case)(0), "clipped": [
                   p * min(1.0, r["max_norm"] / (two_norm([p]) or 1.0)) for p in real(r)]} for r in case]),
@@ -381,12 +386,13 @@ class Clip(Check):
     def cases(self, rng, ranks):
         # Of the second the length is below max_norm, and its square above; of the last each rank's own length is below.
         return [clip_case(rng, ranks, *how) for how in (
-            ([(5, 7, 4), (3, 0, 6)], 7.0, lambda length: 1.5),
+            ([(3, 0, 6), (5, 7, 4)], 7.0, lambda length: 1.5),
             ([(9, 2, 5), (4, 8, 1)], 5.0, lambda length: 1.25 * length),
             ([(6, 0, 0), (1, 0, 0)], 2.5, lambda length: 0.75),
             ([(2, 3, 1)], 0.0, lambda length: 1.0),
             ([(3, 1, 2)], 0.5, lambda length: 1.25 * length),
-            ([(4, 2, 5), (1, 3, 2)], 3.0, lambda length: 0.85 * length))]
+            ([(4, 2, 5), (1, 3, 2)], 3.0, lambda length: 0.85 * length),
+            ([(2, 4, 1)], 1.5, lambda length: 0.0))]
 
     def truth(self, case):
         length = np.sqrt(np.sum(np.concatenate([p for rank in case for p in real(rank)]) ** 2))
