@@ -256,6 +256,7 @@ def pipeline(job, bounds):
         for chunk in chunks:
             chunk.zero_grad()
         with ledger.record(memory=True) as book:
-            run.run(batch, loss_sum, seed=0, step=i, units=job["time"], over=mesh["dp", "cp"])
+            run.run(batch, None if job["tiled_loss"] else loss_sum, seed=0, step=i, units=job["time"],
+                    over=mesh["dp", "cp"])
             optimizer.step()
     return dict(book.live), dict(book.peak), dict(book.bytes_sent)

@@ -209,13 +209,16 @@ def test_a_tiled_loss_costs_the_output_layer_s_products_once_more(depth):
     rows = 5 * sum(11 - k for k in range(1 + depth))
     assert rank_of(replace(job, tiled_loss=True), 0).flops == \
         rank_of(job, 0).flops + 2 * rows * SMALL.width * SMALL.vocabulary
+    if not depth:       # once more where W makes its gradient by itself
+        job = Job(SMALL, batch=4, time=11, pp=2, micro_batches=4, schedule="zb-h1")
+        assert rank_of(replace(job, tiled_loss=True), 1).flops == \
+            rank_of(job, 1).flops + 2 * 2 * 44 * SMALL.width * SMALL.vocabulary
     model, tokens = plan_cases.gpt(SMALL), np.zeros((5, 11), int)       # a model's count is without them
     assert nn.summary(model, tokens, None, tokens).training_flops == nn.summary(model, tokens).training_flops
 
 
 @pytest.mark.parametrize("more, words", [
     ({"model": Parameters(7e9)}, "only the number of parameters"),
-    ({"pp": 3, "micro_batches": 3, "batch": 3}, "--pp 3, where what the last stage"),
     ({"model": replace(SMALL, tied=False), "lora_rank": 2, "lora_targets": ("*",)},
      "an adapter beside the output layer")])
 def test_where_logits_are_wanted_a_tiled_loss_is_refused(more, words):

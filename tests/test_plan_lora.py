@@ -182,6 +182,9 @@ PIPELINES = {
     "zb-h2, 4 bits": (FOUR | {"pp": 2, "micro_batches": 4, "schedule": "zb-h2", "model": {"dropout": False},
                               "lora_targets": ("*",)}, [0, 2, 5]),
     "3, 4 bits": (FOUR | {"pp": 2, "dp": 2, "micro_batches": 3, "stage": 3}, [0, 2, 5]),
+    "by tiles": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "tiled_loss": True}, [0, 2, 5]),
+    "by tiles, zb-h1": ({"pp": 2, "micro_batches": 4, "schedule": "zb-h1", "lora_rank": 3, "tiled_loss": True},
+                        [0, 2, 5]),
     "tied": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "model": {"tied": True}}, [0, 2, 5]),
     "tied, 3": ({"pp": 2, "dp": 2, "micro_batches": 4, "lora_rank": 3, "stage": 3, "model": {"tied": True}}, [0, 2, 5]),
 }

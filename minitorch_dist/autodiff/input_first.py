@@ -9,9 +9,10 @@
              x ─────┬────────────────────────┬───── y       input(): from y along this line to x
                     W                        W              weights(): down from it, where ops have kept a cotangent
 
-No op is asked twice for the same cotangent, and no product is done twice. All sums are added up in the order in which
-`run` would add them, so that gradients have the bits of one pass. Between the parts there are, of ops on the line that
-have branches, what they need for these and a cotangent of the size of their output; all else is freed.
+No op is asked twice for the same cotangent, and no product is done twice (but for one of a loss by tiles; see
+SEPARATE). All sums are added up in the order in which `run` would add them, so that gradients have the bits of one
+pass. Between the parts there are, of ops on the line that have branches, what they need for these and a cotangent of
+the size of their output; all else is freed.
 
 Source: Qi et al. 2023, "Zero bubble pipeline parallelism".
 """
@@ -36,10 +37,11 @@ from .writes import log
 INPUT, WEIGHTS = "input gradient", "weight gradients"       # what timelines call the parts
 
 # The fused ops that make each cotangent by itself: they are asked for the input's now, for the others later (of
-# linear_gelu only GELU's slope is then made twice, by elements). All other ops that make their cotangents together
-# (batch norm, compiled functions, checkpointed segments, functions with a rule by hand) are asked once, and what they
-# give for the weights is kept.
-SEPARATE = {"linear", "linear_gelu", "all_gather_matmul", "conv", "layer_norm", "rms_norm"}
+# linear_gelu GELU's slope is then made twice, by elements, and of linear_cross_entropy the logits once more, a product:
+# what it would keep otherwise is as large as its weight, per micro-batch). All other ops that make their cotangents
+# together (batch norm, compiled functions, checkpointed segments, functions with a rule by hand) are asked once, and
+# what they give for the weights is kept.
+SEPARATE = {"linear", "linear_gelu", "linear_cross_entropy", "all_gather_matmul", "conv", "layer_norm", "rms_norm"}
 
 
 class InputFirst:

@@ -244,8 +244,9 @@ class GPT(Module):
         """-log softmax(logits)[target] (batch, time), 0 where a target is -100, of features (batch, time, dim) behind a
         norm and integers (batch, time), without the logits: ops.linear_cross_entropy. ValueError where the output layer
         does more than a product: hooks, adapters."""
-        layer, scores = (self.embed, "attend") if self.head is None else (self.head, "forward")
-        if not (_has_losses_of(scores, type(layer)) and (layer is self.embed or _bare(layer) and layer.bias is None)):
+        tied = self.head is None
+        layer, scores = (self.embed, "attend") if tied else (self.head, "forward")
+        if not (_has_losses_of(scores, type(layer)) and (tied or _bare(layer) and layer.bias is None)):
             raise ValueError(f"GPT: targets want an output layer that is a product with one matrix and nothing else, "
                              f"not {layer!r}, which has more to it: leave them out, and take the loss of the logits")
         x = x if self.output_multiplier is None else self.output_multiplier * x

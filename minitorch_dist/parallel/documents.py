@@ -27,9 +27,17 @@ class Stage(Sequential):
         return x
 
 
-def call(module, x, documents):
-    """module(x, documents), or module(x) where there are none, or it takes none."""
-    return module(x) if documents is None or not takes_documents(module) else module(x, documents)
+def call(module, x, documents, **more):
+    """module(x, documents, …), or module(x, …) where there are none, or it takes none."""
+    given = (x,) if documents is None or not takes_documents(module) else (x, documents)
+    return module(*given, **more)
+
+
+def takes_targets(module):
+    """Whether forward, below what wraps it, has a parameter of this name."""
+    while "" in module._modules:
+        module = module._modules[""]
+    return "targets" in signature(module.forward).parameters
 
 
 def takes_documents(module):

@@ -17,9 +17,10 @@ from .pipeline import balanced
 
 class GPTStage(Module):
     """Some blocks of a GPT: tokens, integers (batch, time), of the first stage, else x (batch, time, dim) -> x, of the
-    last one logits (batch, time, vocabulary). `first`, `last`: whether it is so. Its attributes are the GPT's."""
+    last one logits (batch, time, vocabulary), or with targets losses (batch, time), as the GPT's. `first`, `last`:
+    whether it is so. Its attributes are the GPT's."""
 
-    embedded, scores = GPT.embedded, GPT.scores
+    embedded, scores, losses = GPT.embedded, GPT.scores, GPT.losses
 
     def __init__(self, gpt, blocks, first, last):
         super().__init__()
@@ -37,11 +38,14 @@ class GPTStage(Module):
             if gpt.head is None:
                 self.embed = gpt.embed
 
-    def forward(self, x, documents=None):
+    def forward(self, x, documents=None, targets=None):
         if self.first:
             x, _ = self.embedded(x, documents)
         x = self.blocks(x, documents)
-        return self.scores(self.norm(x)) if self.last else x
+        if not self.last:
+            return x
+        x = self.norm(x)
+        return self.scores(x) if targets is None else self.losses(x, targets)
 
 
 def cut_gpt(gpt, stages, costs=None):

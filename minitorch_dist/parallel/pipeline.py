@@ -41,6 +41,7 @@ from functools import partial
 
 import numpy as np
 
+from ..autodiff import ops
 from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
@@ -213,7 +214,9 @@ class Pipeline:
         """Forwards and backwards of a global batch; then all gradients are complete. Returns its mean loss, everywhere.
 
         batch      of a Loader whose rank and size are those of the other axis: a pipeline's ranks have the same rows
-        loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage
+        loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage.
+                   None: the last stage is given the labels as `targets`, and gives losses, whose sum is taken
+                   (cut_gpt's do, without logits)
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
@@ -221,7 +224,7 @@ class Pipeline:
         Unless all of that fits, and rows and documents are the same ones on all ranks of the pipeline, all get an
         error, before anything is sent.
         """
-        self._agree(batch, scaler, packed)
+        self._agree(batch, scaler, packed, loss_sum)
         if self.under_way:
             raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
                                "way: it would be taken for this batch's. Start again from a checkpoint")
@@ -264,13 +267,14 @@ class Pipeline:
         else:
             self._weight_gradients(kind, stage, chunk, k)
 
-    def _agree(self, batch, scaler, packed):
+    def _agree(self, batch, scaler, packed, loss_sum):
         """Before anything is sent: that all ranks have the same rows, and none an error. One that all have is raised,
         of another a MismatchError tells all of them."""
         said, problem = None, None
         try:
             self._check_scaler(scaler)
             self._check_frozen()
+            self._check_loss(loss_sum)
             self.shards, self.packed = self._shards_of(batch), packed
             said = (f"rows {self.shards[0].rows[0]} to {self.shards[-1].rows[1]} of {batch.count}, "
                     f"{documents.told(self.chunks, batch.inputs, packed, self.reads)}")
@@ -292,6 +296,12 @@ class Pipeline:
             raise RuntimeError(f"Pipeline: stage {thawed[0]} has something to train, and had nothing when the Pipeline "
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
         self.ties.check()
+
+    def _check_loss(self, loss_sum):
+        rank, chunk = self.places[self.last]
+        if loss_sum is None and rank == self.comm.rank and not documents.takes_targets(self.chunks[chunk]):
+            raise ValueError("Pipeline.run: loss_sum=None, and the last stage's forward takes no `targets` of which to "
+                             "make losses: give loss_sum, or take stages of cut_gpt")
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""
@@ -326,11 +336,11 @@ class Pipeline:
         if stage:
             x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs)))
             x.requires_grad_(stage > self.lowest)
-        wrapped = isinstance(module, ReducingModule)
+        wrapped, ends = isinstance(module, ReducingModule), stage == self.last and self.loss_sum is None
         with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
-            y = documents.call(module, x, numbers)
+            y = documents.call(module, x, numbers, **{"targets": shard.labels} if ends else {})
         if stage == self.last:
-            y = self.loss_sum(y, shard.labels)
+            y = ops.sum(y) if ends else self.loss_sum(y, shard.labels)
             self.losses.append(y.item())
             y = y * self.scale
             y = y if self.scaler is None else self.scaler.scale(y)

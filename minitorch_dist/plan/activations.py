@@ -199,7 +199,8 @@ OUTPUT = {
                 Row("its cotangent", "logit", 0, 4, "head"), Row("scores, softmax", "logit", 8),
                 Row("labels", "token", 8, 8)],
     **{f"{precision}, by tiles": [*first, Row("output layer: its input", "input", size, size, "head"),
-                                  Row("largest scores, sums of exponentials", "token", 8), *labels]
+                                  Row("largest scores, sums of exponentials", "token", 8, 8, "head"),
+                                  Row("the losses' cotangents", "token", 0, 4, "head"), *labels]
        for precision, size, first, labels in (("mixed", 2, [Row("norm: its input", "whole", 2)], []),
                                               ("float32", 4, norm("norm"), [Row("labels", "token", 8, 8)]))},
     # The loss takes scores by two indices, of which rows are one.
@@ -291,7 +292,7 @@ def activations(job, stage, samples):
     behind, rows = with_adapters(output, job), block_of(job)
     block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
     blocks = [begin if first else block, *[block] * (layers - 1)]
-    if job.cp > 1:      # its labels aren't a view of the batch's, but a copy, which I drops
+    if job.cp > 1 and not job.tiled_loss:       # its labels aren't a view of the batch's, but a copy, which I drops
         behind = [row._replace(late=0) if row.what == "labels" else row for row in behind]
 
     def of(rows):

@@ -110,9 +110,6 @@ class Job:
         if self.model.layers is None:
             raise ValueError("--tiled-loss of a model of which only the number of parameters is known: give a GPT's "
                              "sizes, or leave it out")
-        if self.pp > 1:
-            raise ValueError(f"--tiled-loss with --pp {self.pp}, where what the last stage gives is logits: leave one "
-                             "of them out")
         if self.adapters is not None and "head" in self.adapters.layers:
             raise ValueError("--tiled-loss with an adapter beside the output layer, whose logits are the sum of two "
                              "products: leave one of them out")

@@ -298,13 +298,15 @@ def kept(job, place, stages):
 
 def flops_of(job, stages):
     """Of a rank's step: its layers', divided by tensor parallelism; forward, once more where a block is checkpointed or
-    the loss made by tiles, and backward for each gradient: of a matrix that isn't frozen, of an input that something
-    trained is before."""
+    the loss made by tiles (twice more where I and W are apart, and W has something to make), and backward for each
+    gradient: of a matrix that isn't frozen, of an input that something trained is before."""
     time, forward, trained = job.time // job.cp, 2 if job.checkpointing else 1, job.adapters is None
     last = any(last for *_, last in stages)
     ahead = sum(flops_of(job.ahead(k), [ALONE]) + (2 + trained) * job.samples * (job.time - k) * job.model.join_flops
                 for k in range(1, 1 + job.depth))
-    found = last * (2 + trained + job.tiled_loss) * job.model.output_flops(job.samples * time)
+    parted = any(step.kind == INPUT for row in job.steps for step in row)
+    tiles = job.tiled_loss * (1 + (parted and trained))
+    found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
         products = job.model.block_flops(samples * time, job.time)
         for count, flow in job.flows(stages):

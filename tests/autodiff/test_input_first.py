@@ -1,11 +1,14 @@
 """Backward in two parts against Tensor.backward: the same bits, the same number of products; what is kept between."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
 from minitorch_dist.autodiff.input_first import InputFirst
+from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.nn.transformer import TransformerBlock
 from tests.device import fake_cupy
 
@@ -87,6 +90,19 @@ class Compiled(nn.Module):
         return mt.tanh(self.f(x))
 
 
+class Tiled(nn.Module):
+    """A loss by two tiles of 300 classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(5, dtype=F8)
+        self.weight = nn.Parameter(np.random.default_rng(6).standard_normal((300, 5)))
+
+    def forward(self, x):
+        with patch.object(tiled_cross_entropy, "HOST", 1):
+            return nn.linear_cross_entropy(self.norm(x), self.weight, np.array([0, 7, 299, -100, 256, 255]), "none")
+
+
 MODELS = {
     "linear": lambda: linears(5, 7, 4), "without bias": lambda: nn.Linear(5, 4, bias=False, dtype=F8),
     "dropout": lambda: nn.Sequential(linears(5, 7), nn.Dropout(0.4), nn.Linear(7, 3, dtype=F8)),
@@ -94,7 +110,7 @@ MODELS = {
     "block": lambda: TransformerBlock(8, 2, dtype=F8), "shared": Shared, "parts": Parts, "rule by hand": Scaled,
     "checkpoint": Checkpointed, "compiled": Compiled,
     "convolution": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, dtype=F8), nn.ReLU(), nn.Flatten()),
-    "no weights": nn.Tanh, "nothing": nn.Sequential,
+    "no weights": nn.Tanh, "nothing": nn.Sequential, "tiles": Tiled,
 }
 SHAPES = {"block": (2, 3, 8), "convolution": (2, 2, 5, 4)}
 
@@ -141,7 +157,8 @@ def test_two_parts_are_one_pass_to_the_bit(name, products):
     np.testing.assert_array_equal(got, x.grad.numpy())
     for key, grad in gradients(again).items():
         np.testing.assert_array_equal(grad, wanted[key], err_msg=key)
-    assert set(gradients(again)) == set(wanted) and len(products) - before == whole
+    twice = 1 if name == "tiles" else 0     # its logits, which here, in backward, are one tile
+    assert set(gradients(again)) == set(wanted) and len(products) - before == whole + twice
     if name == "checkpoint":
         assert again.runs == model.runs == 2
 
@@ -190,6 +207,13 @@ def test_what_is_kept_between():
         assert book.live["activation"] == 8 * 6 * (7 + (7 + 4))
         halves.weights()
         assert book.live["activation"] == 0
+
+        w = mt.tensor(np.ones((300, 5)), requires_grad=True)
+        x = mt.tensor(np.ones((6, 5)), requires_grad=True)
+        halves = InputFirst(mt.linear_cross_entropy(mt.tanh(x), w, np.zeros(6, int)).sum(), x)
+        halves.input(np.ones(()))           # tanh, labels, two numbers per row and a cotangent; nothing of w's size
+        assert book.live["activation"] == 8 * 6 * (5 + 1 + 2 + 1)
+        halves.weights()
 
         w = mt.tensor(np.ones((5, 4)), requires_grad=True)
         x = mt.tensor(np.ones((6, 5)), requires_grad=True)

@@ -1,16 +1,19 @@
 """What the ranks do in the tests of a GPT as stages of a pipeline."""
 
+from unittest.mock import patch
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.data.packing import apart
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.gpt_stages import cut_gpt
-from minitorch_dist.parallel.pipeline import Pipeline, full_state_dict
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedules import placement_of, schedule_of
 
 from .packing_cases import LENGTH, VOCABULARY, packed
@@ -58,7 +61,7 @@ def one_process(name, packs):
     return losses, model.state_dict()
 
 
-def staged(name, packs, schedule, micro_batches, stage, sizes):
+def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False):
     """(losses, whole parameters, {axis: bytes of all-reduces}) of a mesh of these sizes besides dp."""
     mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "pp": 2, "tp": 1} | sizes)
     model, ranks = gpt(name), mesh["dp", "cp"]
@@ -73,12 +76,25 @@ def staged(name, packs, schedule, micro_batches, stage, sizes):
               for i in placement[mesh["pp"].rank]]
     pipeline, losses = Pipeline(chunks, mesh["pp"], plan), []
     optimizer = adamw([p for chunk in chunks for p in chunk.parameters()])
-    with ledger.record() as book:
+    with ledger.record() as book, patch.object(tiled_cross_entropy, "HOST", 1):
         for step, batch in batches(packs, mesh.coords["dp"], mesh["dp"].size):
             batch = cp.cut_sequence(batch, mesh["cp"]) if mesh["cp"].size > 1 else batch
             optimizer.zero_grad()
-            losses.append(pipeline.run(batch, loss_sum, seed=3, step=step, units=LENGTH, over=ranks, packed=packs))
+            losses.append(pipeline.run(batch, None if tiled else loss_sum, seed=3, step=step, units=LENGTH, over=ranks,
+                                       packed=packs))
             pipeline.clip_grad_norm_(CLIP)
             optimizer.step()
     return losses, full_state_dict(chunks, mesh["pp"]), {
         axis: n for (axis, op), n in book.bytes_sent.items() if op == "all_reduce"}
+
+
+def no_losses():
+    """What is said where loss_sum is None, and the last stage is a Linear."""
+    world = comm.world()
+    stage = cut_sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 2)[world.rank]
+    batch = next(data.Loader(np.zeros((4, 3), np.float32), np.zeros(4, int), 4).epoch(0))
+    try:
+        Pipeline([stage], world, schedule_of("gpipe", 2, 2)).run(batch, None, seed=0, step=0)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return None

@@ -41,6 +41,23 @@ def test_one_curve(name, packs, schedule, micro_batches, stage, n, sizes):
             assert sent.get("pp tied", 0) == cases.STEPS * 8 * 16 * cases.VOCABULARY * (tied and schedule != "zb-v")
 
 
+@pytest.mark.parametrize("name, packs, schedule, micro_batches, stage, n, sizes", [
+    ("tied", False, "1f1b", 2, 0, 2, {}), ("untied", True, "zb-h1", 2, 3, 4, {}), ("tied", True, "zb-v", 4, 1, 4, {}),
+    ("tied", False, "1f1b", 2, 2, 4, {"tp": 2}), ("deepseek", True, "1f1b", 2, 0, 4, {"cp": 2})])
+def test_one_curve_of_losses_without_logits(name, packs, schedule, micro_batches, stage, n, sizes):
+    losses, state = wanted(name, packs)
+    job = name, packs, schedule, micro_batches, stage, sizes, True
+    for got_losses, got, _ in crews.call(CASES + "staged", n, job):
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        for key, value in state.items():
+            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+
+
+def test_a_last_stage_that_makes_no_losses():
+    for found in crews.call(CASES + "no_losses", 2):
+        assert "loss_sum=None, and the last stage's forward takes no `targets`" in found
+
+
 def test_who_has_what():
     model = cases.gpt("tied")
     first, middle, last = cut_gpt(model, 3, [1, 1, 1, 1])
