@@ -97,11 +97,12 @@ class Ties:
             for name, number, kind in theirs:
                 kinds.setdefault(name, {})[number] = kind
                 ranks.setdefault(name, {})[rank] = None
-        for name, of_stages in sorted(kinds.items()):
+        kinds = {name: each for name, each in sorted(kinds.items()) if len(each) > 1}   # else a mark of an earlier cut
+        for name, of_stages in kinds.items():
             if len({*of_stages.values()}) > 1:
                 raise ValueError(f"Pipeline: {name} is tied, and not alike: " + "; ".join(
                     f"{kind} in stage {number}" for number, kind in sorted(of_stages.items())))
-        self.names, self.sums, groups, self.before = sorted(kinds), [], {}, []
+        self.names, self.sums, groups, self.before = [*kinds], [], {}, []
         self.trained = {name: not next(iter(each.values())).endswith("frozen") for name, each in kinds.items()}
         for name in self.names:
             group = tuple(ranks[name])

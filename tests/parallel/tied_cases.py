@@ -97,6 +97,9 @@ def errors():
     def stage():
         return cut_sequential(tied(np.float64), 2, [1] * 10)[world.rank]
     schedule, batch = gpipe(2, 4), batches(1)[0]
+    whole, alone = tied(np.float64), world.split(world.rank)
+    cut_sequential(whole, 2, [1] * 10)      # leaves marks; in one stage nothing is tied
+    Pipeline([DistributedDataParallel(whole, alone, exact=True)], alone, gpipe(1, 8))
     attempt("exact", lambda: Pipeline([DistributedDataParallel(stage(), world.split(world.rank), exact=True,
                                                                micro_shards=4)], world, schedule))
     attempt("frozen", lambda: Pipeline([stage().requires_grad_(world.rank == 0)], world, schedule))
