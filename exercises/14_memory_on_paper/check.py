@@ -341,6 +341,9 @@ class Plan(Check):
             case, lambda case, n: 86400 * training_days(case, n))),
         when("where the activations alone fill the memory, no number of devices helps: None",
              lambda case, got: planned(case)["result"] is None),
+        when(lambda case, got: f"there is a plan, with {planned(case)['result']['devices']:,} devices: with enough of "
+                               "them all that is divided becomes as small as one likes, so the search needs no end",
+             lambda case, got: got["result"] is None),
     ]
 
     def cases(self, rng, ranks):
@@ -355,6 +358,8 @@ class Plan(Check):
                  edge,                                          # takes just the memory of 16 devices
                  edge | {"parameters": 2 ** 30 * 2, "memory_gib": 11}, edge | {"parameters": 2 ** 30, "memory_gib": 7},
                  edge | {"parameters": 10 ** 6, "per_node": 1},           # fits on one device as it is
+                 edge | {"parameters": 10 ** 6},                          # so does this one, but four are a node
+                 edge | {"parameters": 10 ** 12, "activations": 7.6e9},   # 16,164 devices
                  edge | {"parameters": 1, "per_node": 1, "activations": 8 * 2 ** 30 - 1},       # one byte is left
                  edge | {"activations": 8 * 2 ** 30}, edge | {"activations": 9e9},
                  edge | {"parameters": int(rng.integers(3e9, 9e9)), "memory_gib": int(rng.integers(20, 40)),
