@@ -224,6 +224,8 @@ class GradScaler(Check):
         demand(lambda case, got: f"the values are right, in {', '.join(sorted(set(got[0]['dtypes'])))}: float32 was "
                                  "asked for",
                lambda case, got: training(case) or all(d == "float32" for rank in got for d in rank["dtypes"])),
+        demand("right, but unscale_ behind step goes unnoticed where it was called before: RuntimeError, until update",
+               lambda case, got: training(case) or all(all(rank["late"]) for rank in got)),
         demand(lambda case, got: f"right, but some rank calls {messages(got)[0]} collectives in {steps(case)} steps: "
                                  "one per step is enough, whatever the number of arrays",
                lambda case, got: training(case) or messages(got)[0] <= steps(case)),
@@ -313,6 +315,11 @@ class MixedAdam(Check):
         remembers("eps is added to √v, before the division by √(1−β₂ᵗ): it is added to √v̂",
                   below=lambda root, eps, grown: root + eps / grown),
         *[remembers(sentence, settings=settings) for sentence, settings in masters.SETTINGS],
+        remembers("where its gradient is 0 an array is passed over: its means shrink then, and it moves on by them",
+                  rests=True),
+        remembers("the scale is cut to a whole number: it is a float", divided=lambda g, scale: masters.float64(g) / int(
+            scale)),
+        when("arrays of one shape have one m or v for all: each has its own", masters.one_shape),
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
              masters.moments_in_16),
         when("params aren't masters in 16 bits: they go a way of their own. After each step they are rounded anew",

@@ -33,7 +33,7 @@ def GradScaler(learner, inputs, run):
     if "images" in inputs:
         return train_scaled(learner, inputs, run.comm)
     scaler, optimizer, loss = learner(run.comm, **inputs["settings"]), Optimizer(), 2.5
-    found = {name: [] for name in ("scaled", "seen", "used", "scales", "refused", "dtypes", "made")}
+    found = {name: [] for name in ("scaled", "seen", "used", "scales", "refused", "dtypes", "made", "late")}
     for t, (grads, looked_at) in enumerate(zip(inputs["grads"], inputs["looked_at"], strict=True)):
         with np.errstate(all="ignore"):
             scaled = scaler.scale((np.float16 if inputs["half"] else np.float32)(loss))
@@ -46,6 +46,8 @@ def GradScaler(learner, inputs, run):
             if not looked_at:
                 found["seen"].append(None)
             scaler.step(optimizer)
+            if inputs["clip"] and t == 4:
+                found["late"].append(refuses(scaler, optimizer))
             scaler.update()
         found["refused"].append(refused)
         found["used"].append(optimizer.used)
@@ -54,16 +56,19 @@ def GradScaler(learner, inputs, run):
     return found
 
 
+def refuses(scaler, optimizer):
+    """Whether unscale_ raises RuntimeError."""
+    try:
+        scaler.unscale_(optimizer)
+    except RuntimeError:
+        return True
+    return False
+
+
 def clip(scaler, optimizer, again, seen):
     """As who clips does: unscale_, look, halve. Whether a second unscale_ raises RuntimeError; None if not tried."""
     scaler.unscale_(optimizer)
-    refused = None
-    if again:
-        try:
-            scaler.unscale_(optimizer)
-            refused = False
-        except RuntimeError:
-            refused = True
+    refused = refuses(scaler, optimizer) if again else None
     seen.append([np.array(g) for g in optimizer.grads])
     optimizer.grads = [g * g.dtype.type(0.5) for g in optimizer.grads]
     return refused

@@ -18,7 +18,20 @@ def cases(rng):
     return [draw(rng, AGAIN, [1024.0] * 24, size=1e-4, values=3.0, lr=1e-4, eps=1e-8),
             draw(rng, [(6,), (2, 1, 3)], [65536.0] * 8, size=2e-6, lr=0.03, eps=1e-6),
             draw(rng, [(3, 5)], [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 256.0, 512.0], size=1e-2, lr=0.02, eps=1e-3),
+            draw(rng, [(3,), (3,)], [512.0] * 4, size=1e-3, lr=0.02, eps=1e-6),
+            resting(draw(rng, [(4,), (2, 2)], [2.5, 1.5, 1.5, 3.5, 2.5], size=1e-2, lr=0.02, eps=1e-2)),
             draw(rng, AGAIN, [512.0] * 6, size=3e-6, lr=0.02, eps=1e-6)]
+
+
+def resting(case):
+    """The case, in whose third step the first array's gradient is 0."""
+    case["grads"][2][0][...] = 0
+    return case
+
+
+def one_shape(case, got):
+    """Whether all arrays have one shape, of several."""
+    return len(case["values"]) > 1 and len({v.shape for v in case["values"]}) == 1
 
 
 def again(case, got):
@@ -34,7 +47,8 @@ def float64(x):
 
 def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, moment=lambda x, square: x,
          square=lambda g, scale: g * g, after=lambda m, v, scale: (m, v), clock=lambda t: t, corrected=True,
-         clock_of=None, below=lambda root, eps, grown: root + eps, settings=lambda given: given, of_first=False):
+         clock_of=None, below=lambda root, eps, grown: root + eps, settings=lambda given: given, of_first=False,
+         rests=False):
     """What is asked for, after every step; the keywords are the mistakes.
 
     start       an initial value -> what is kept of it
@@ -45,6 +59,7 @@ def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, momen
     below       (√v̂, eps, √(1-β₂ᵗ)) -> what m̂ is divided by
     settings    those given -> those used
     of_first    whether all gradients are divided by the first step's scale
+    rests       whether an array stays as it is where its gradient is 0
     """
     settings = settings(case["settings"])
     (beta1, beta2), lr, least = settings["betas"], settings["lr"], settings["eps"]
@@ -54,6 +69,8 @@ def adam(case, start=float64, divided=lambda g, scale: float64(g) / scale, momen
     with np.errstate(all="ignore"):
         for t, (grads, scale) in enumerate(zip(case["grads"], case["scales"], strict=True), 1):
             for i, (of_both, grad) in enumerate(zip(means, grads, strict=True)):
+                if rests and not grad.any():
+                    continue
                 g = float64(divided(grad, scale)) / (case["scales"][0] if of_first else 1)
                 of_both[:] = [moment(beta * mean + (1 - beta) * new, new_is_square) for beta, mean, new, new_is_square
                               in zip((beta1, beta2), of_both, (g, square(g, scale)), (False, True), strict=True)]

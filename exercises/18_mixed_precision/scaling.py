@@ -33,7 +33,7 @@ def draw(rng, ranks, pattern, shapes, size=1e-7, sign=True, clip=False, half=Fal
 
 
 def cases(rng, ranks):
-    small, uneven = [[(3, 2), (5,)]] * 3, [[(4,), (2, 3)], [], [(6,)]]
+    small, uneven = [[(3, 2), (5,)]] * 3, [[(4,), (0,), (2, 3)], [], [(6,), (0,)]]
     if ranks == 2:
         uneven = uneven[::2]
     return [draw(rng, ranks, ".......", small, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5,

@@ -42,10 +42,10 @@ class GradScaler:
 
         optimizer  its `grads` is this rank's list of float16 arrays, as backward left them: times the factor. In their
                    places come float32 arrays, divided; what those are where something is inf or NaN is the same to us.
-                   A rank may have no array at all
+                   A rank may have no array at all, and an array no elements
 
-        Whoever clips calls it before the step, at most once between two updates. RuntimeError the second time, before
-        anything is changed.
+        Whoever clips calls it before the step, at most once between two updates. RuntimeError the second time, also
+        behind the step, before anything is changed.
         """
         # begin with the second call. Then two questions of each array: is all of it finite? And in which dtype is it to
         # be divided? The ranks' answers become one
