@@ -317,8 +317,8 @@ class MixedAdam(Check):
         *[remembers(sentence, settings=settings) for sentence, settings in masters.SETTINGS],
         remembers("where its gradient is 0 an array is passed over: its means shrink then, and it moves on by them",
                   rests=True),
-        remembers("the scale is cut to a whole number: it is a float", divided=lambda g, scale: masters.float64(g) / int(
-            scale)),
+        remembers("the scale is cut to a whole number: it is a float",
+                  divided=lambda g, scale: masters.float64(g) / int(scale)),
         when("arrays of one shape have one m or v for all: each has its own", masters.one_shape),
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
              masters.moments_in_16),

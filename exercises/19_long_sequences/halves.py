@@ -315,6 +315,7 @@ def cases(rng, ranks):
         (zigzag, 1, (1, 0)), (zigzag, 1, (1, 2)), (zigzag, 2, (2,)), (zigzag, 0, (1, 0)), (in_order, 0, (2,)),
         (in_order, 1, (0, 1)), (in_order, 1, (0, 2)))]
     unequal = blocks(rng, zigzag, 1, (0, 2), mine=2) | {"what": "unequal"}
-    return [layouts, fifths, [{"what": "refused", "time": 3 * 7 * ranks, "size": ranks}] * ranks,
+    refused = [{"what": "refused", "time": time, "size": ranks} for time in (3 * 7 * ranks, ranks)]
+    return [layouts, fifths, *([case] * ranks for case in refused),
             [{"what": "products", "pairs": pairs}] * ranks, *([case] * ranks for case in drawn),
             [unequal] * ranks]
