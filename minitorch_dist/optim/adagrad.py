@@ -1,7 +1,8 @@
 """Adagrad."""
 
 from ..backend import xp
-from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer, check_eps, check_settings
+from .optimizer import Optimizer
+from .settings import AT_LEAST_0, MORE_THAN_0, check_eps, check_settings
 
 
 class Adagrad(Optimizer):

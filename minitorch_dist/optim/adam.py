@@ -5,8 +5,9 @@ from math import sqrt
 from .. import kernels
 from ..autodiff.writes import wrote
 from ..backend import device_of, to, xp
-from .optimizer import AT_LEAST_0, BETAS, Optimizer
+from .optimizer import Optimizer
 from .packed import Packed, arrays_of, dynamic_levels
+from .settings import AT_LEAST_0, BETAS
 
 
 class Adam(Optimizer):

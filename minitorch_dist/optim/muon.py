@@ -30,7 +30,8 @@ from typing import NamedTuple
 from ..autodiff.writes import wrote
 from ..backend import is_whole, module_of, on_host, to_device_of
 from .clip import check_pieces
-from .optimizer import AT_LEAST_0, MORE_THAN_0, Optimizer
+from .optimizer import Optimizer
+from .settings import AT_LEAST_0, MORE_THAN_0
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADJUST = {      # name -> what lr is multiplied by, for a matrix of so many rows and columns

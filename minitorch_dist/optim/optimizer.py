@@ -12,15 +12,11 @@ from ..backend import TILE, device_of, module_of, refuse_in_graph, to, to_device
 from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
+from .settings import check_settings, holds
 
 DEVICE_TILE = 1 << 22           # of packed state on a GPU, which is unpacked for no more elements than these at a time
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
 
-# Rules for settings: (whether a group's value fits, what it must be).
-AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
-MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
-BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) == 2 and all(0 <= b < 1 for b in betas),
-         "two numbers in [0, 1)")
 PLAIN = float, int, bool, str, type(None)       # of settings: nothing to make of them before a step
 
 
@@ -106,7 +102,7 @@ class Optimizer:
         bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
         rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
         for group in groups:
-            check_settings(**{name: (group[name], _holds(fits, group[name], group), must)
+            check_settings(**{name: (group[name], holds(fits, group[name], group), must)
                               for name, (fits, must) in rules.items()})
 
     def _as_numbers(self, group):
@@ -419,36 +415,3 @@ def tensors(params):
     """[tensor] of tensors, of one, or of (name, tensor) pairs."""
     params = [params] if isinstance(params, Tensor) else list(params)
     return [p[1] if isinstance(p, tuple) else p for p in params]
-
-
-def check_settings(**rules):
-    """Raise ValueError for a setting outside of its range: check_settings(lr=(lr, lr >= 0, "at least 0"))."""
-    for name, (value, ok, wanted) in rules.items():
-        if not ok:
-            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
-
-
-def _holds(fits, value, group):
-    """Whether a setting fits; one that is no number doesn't."""
-    try:
-        return bool(fits(value, group))
-    except (TypeError, ValueError):
-        return False
-
-
-def check_elementwise(optimizer, what):
-    """ValueError for an optimizer that can't update pieces of parameters which don't know each other."""
-    if not optimizer.elementwise:
-        raise ValueError(f"{what}: {optimizer.kind} makes an element's step of all of its parameter, of which there is "
-                         "a piece here, or may be: take SGD, Adam, AdamW or Adagrad")
-
-
-def check_eps(optimizer):
-    """ValueError for an eps that is 0 in the dtype in which a parameter is updated: 0/0 where it never had a gradient,
-    and in the padding, which norms count."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            exact = xp.promote_types(p.dtype, xp.float32)
-            if not exact.type(group["eps"]) > 0:
-                raise ValueError(f"{type(optimizer).__name__}: eps={group['eps']} is 0 in {exact}, in which a "
-                                 f"parameter of shape {p.shape} is updated, and would make 0/0: take some 1e-10")

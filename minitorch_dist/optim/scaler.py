@@ -26,7 +26,7 @@ from ..autodiff.writes import wrote
 from ..backend import device_of, to, xp, zeros
 from ..flat import flat_buffers
 from .clip import check_known, others
-from .optimizer import check_settings
+from .settings import check_settings
 
 # What float32 can hold, and 1 divided by it too.
 LEAST, MOST = 2.0 ** -126, 2.0 ** 127

@@ -1,7 +1,8 @@
 """Stochastic gradient descent with momentum."""
 
 from ..backend import xp
-from .optimizer import AT_LEAST_0, Optimizer
+from .optimizer import Optimizer
+from .settings import AT_LEAST_0
 
 
 class SGD(Optimizer):

@@ -20,7 +20,8 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
 from .clip import block_sums, check_known, others, tables, tree_sum
-from .optimizer import AT_LEAST_0, BETAS, MORE_THAN_0, Optimizer, check_eps, runs
+from .optimizer import Optimizer, runs
+from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps
 
 
 class TrustRatio(Optimizer):

@@ -17,7 +17,7 @@ from ..comm.reduction import cut
 from ..divergence import Diverged
 from ..flat import FlatBuffer
 from ..ledger import keep, open_ledgers
-from ..optim.optimizer import check_elementwise
+from ..optim.settings import check_elementwise
 from .data_parallel import DistributedDataParallel
 from .encodings import Channel
 from .fully_sharded import FullySharded

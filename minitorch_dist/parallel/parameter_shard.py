@@ -10,7 +10,7 @@ from ..autodiff.tensor import Tensor
 from ..backend import on_host, to, to_device_of
 from ..comm.reduction import tree_reduce
 from ..flat import FlatBuffer
-from ..optim.optimizer import check_elementwise
+from ..optim.settings import check_elementwise
 from .rpc import Future
 
 

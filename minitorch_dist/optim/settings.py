@@ -1,0 +1,42 @@
+"""Settings of optimizers: rules that say what each must be, and what is said where one isn't so."""
+
+from ..backend import xp
+
+# Rules for settings: (whether a group's value fits, what it must be).
+AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
+MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
+BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) == 2 and all(0 <= b < 1 for b in betas),
+         "two numbers in [0, 1)")
+
+
+def check_settings(**rules):
+    """Raise ValueError for a setting outside of its range: check_settings(lr=(lr, lr >= 0, "at least 0"))."""
+    for name, (value, ok, wanted) in rules.items():
+        if not ok:
+            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+
+
+def holds(fits, value, group):
+    """Whether a setting fits; one that is no number doesn't."""
+    try:
+        return bool(fits(value, group))
+    except (TypeError, ValueError):
+        return False
+
+
+def check_elementwise(optimizer, what):
+    """ValueError for an optimizer that can't update pieces of parameters which don't know each other."""
+    if not optimizer.elementwise:
+        raise ValueError(f"{what}: {optimizer.kind} makes an element's step of all of its parameter, of which there is "
+                         "a piece here, or may be: take SGD, Adam, AdamW or Adagrad")
+
+
+def check_eps(optimizer):
+    """ValueError for an eps that is 0 in the dtype in which a parameter is updated: 0/0 where it never had a gradient,
+    and in the padding, which norms count."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            exact = xp.promote_types(p.dtype, xp.float32)
+            if not exact.type(group["eps"]) > 0:
+                raise ValueError(f"{type(optimizer).__name__}: eps={group['eps']} is 0 in {exact}, in which a "
+                                 f"parameter of shape {p.shape} is updated, and would make 0/0: take some 1e-10")
