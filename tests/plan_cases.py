@@ -236,8 +236,11 @@ def loss_sum(output, labels):
 def pipeline(job, bounds):
     """A step of a pipeline whose stages have the blocks between bounds: (held, peak, {(axis, op): bytes sent})."""
     sizes = GPT(**job["model"])
-    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"])
-    whole = adapt(job, gpt(sizes))
+    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"], tp=job["tp"])
+    whole = gpt(sizes)
+    if job["tp"] > 1:
+        tp.parallelize_module(whole, mesh["tp"], ways_of(whole), job["sequence_parallel"])
+    adapt(job, whole)
     if job["cp"] > 1:
         context_parallel(whole, mesh["cp"], job["cp_by"])
     schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"])
@@ -248,6 +251,8 @@ def pipeline(job, bounds):
                       else DistributedDataParallel(module, mesh["dp", "cp"]))
     optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)
+    losses = None if job["tiled_loss"] else loss_sum if job["tp"] == 1 else lambda scores, labels: \
+        tp.vocab_parallel_cross_entropy(scores, labels, mesh["tp"], sizes.vocabulary, "sum")
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=mesh.coords["dp"],
                          size=job["dp"])
     batch = next(iter(loader.epoch(0)))
@@ -256,7 +261,7 @@ def pipeline(job, bounds):
         for chunk in chunks:
             chunk.zero_grad()
         with ledger.record(memory=True) as book:
-            run.run(batch, None if job["tiled_loss"] else loss_sum, seed=0, step=i, units=job["time"],
+            run.run(batch, losses, seed=0, step=i, units=job["time"],
                     over=mesh["dp", "cp"])
             optimizer.step()
     return dict(book.live), dict(book.peak), dict(book.bytes_sent)

@@ -57,30 +57,35 @@ def check_step(job, everyone):
 def check_pipeline(job, everyone):
     """everyone: what plan_cases.pipeline gave, by rank."""
     for number, (held, peak, out) in enumerate(everyone):
-        place = number // job.cp % job.pp
-        rank, tokens = rank_of(job, place), job.adapters is None    # whether a first stage keeps its tokens
+        place = number // (job.cp * job.tp) % job.pp
+        rank, whole = rank_of(job, place), job.tp == 1
         aligned = 64 * job.stages_per_rank if job.replicas == 1 else 0
         assert held["parameter"] == rank.parameters and held["optimizer"] == rank.optimizer
         assert held["gradient"] == rank.gradients + aligned
         tied = sum(c.sent for c in rank.collectives if c.axis == "pp" and c.op == "all_reduce")
         assert out["pp", "send"] == sent(rank, "pp") - tied
+        if not job.stage:
+            assert sum(n for (axis, _), n in out.items() if axis == "tp") == sent(rank, "tp")
         # Of a piece the mean over the ranks that share it, whose pieces are cut at blocks.
-        others = [n for i, (_, _, n) in enumerate(everyone) if i // job.cp % job.pp == place]
+        others = [n for i, (_, _, n) in enumerate(everyone) if i // (job.cp * job.tp) % job.pp == place]
         assert sum(n.get(("pp tied", "all_reduce"), 0) for n in others) == tied * len(others)
         if job.stage:
-            counted = sum(n for (axis, _), n in out.items() if axis not in ("pp", "pp tied"))
+            counted = sum(n for (axis, _), n in out.items() if axis not in ("pp", "pp tied", "tp"))
             assert counted == sent(rank, "dp") + 8, (counted, sent(rank, "dp"), out)      # and the loss
             gathered = sum(c.nbytes for c in rank.collectives if c.op == "all_gather") * (job.stage == 3)
             assert held["buffer"] == 0 and peak["buffer"] == gathered
             message = job.pieces[0] * job.time * job.model.width * 4        # on its way
             assert peak["buffer"] + peak["gradient"] - held["gradient"] <= rank.buffers + job.micro_batches * message
-        # What has been received counts as parameters; tokens and labels are there of the whole batch, but the labels of
-        # a part of the sequences, which are copied as they are used.
+        # What has been received counts as parameters; tokens and labels are there of the whole batch, where stages keep
+        # them as they are: not with divided tables, frozen ones, and labels of a part of the sequences.
         found, most = peak["activation"] + peak["parameter"] - held["parameter"], play(job.steps).held[place]
         through = job.samples - max(sum(job.pieces[k:k + most]) for k in range(job.micro_batches))
-        stay = tokens * (place == 0) or place == job.pp - 1 and job.cp == 1
+        stay = (place == 0 and whole and job.adapters is None
+                or place == job.pp - 1 and job.cp == 1 and (whole or job.tiled_loss))
         if job.stages_per_rank == 1:
             assert found == rank.activations + 8 * job.time // job.cp * through * stay
         else:       # then the peaks of both kinds come a message apart
-            message = job.pieces[0] * job.time * job.model.width * 4
-            assert 0 <= found - rank.activations <= message + 2 * 8 * job.time * job.samples < 0.02 * found
+            tokens = job.pieces[0] * job.time
+            message = 4 * tokens * job.model.width // (job.tp if job.sequence_parallel else 1)
+            least = 0 if whole else -4 * tokens     # a rank's share of the vocabulary may be a row smaller
+            assert least <= found - rank.activations <= message + 2 * 8 * job.time * job.samples < 0.03 * found

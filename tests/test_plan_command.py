@@ -218,7 +218,6 @@ MISTAKES = {
     "--devices 64 --meshes --batch 1 " + MODEL: "no mesh of 64 devices can train this with a batch of 1",
     "--devices 2 --schedule gpipe " + MODEL: "is for --pp 2 or more",
     "--devices 2 --pp 2 --untied --schedule zb-h1 --checkpointing " + MODEL: "leaves nothing to W: take --schedule",
-    "--devices 4 --pp 2 --tp 2 --precision float32 --untied --schedule zb-h2 " + MODEL: "take --tp 1 or",
     "--devices 2 --pp 2 --untied --schedule zb-v " + MODEL: "can't be cut into pp·2 = 4 stages: lower --pp (zb-v has",
     "--devices 1 --schedule zb-v " + MODEL: "--schedule zb-v is for --pp 2 or more",
     "--devices 4 --cp 3 " + MODEL: "tp=1 × pp=1 × cp=3 doesn't make up 4",

@@ -130,6 +130,7 @@ def test_what_crosses_to_the_host():
 
 
 TIED = {"tied": True, "vocabulary": 301}
+SHARES, AGAIN = {"sequence_parallel": True}, {"sequence_parallel": "regather"}
 PIPELINES = {
     "1f1b": ({"pp": 2, "micro_batches": 4}, [0, 2, 5]),
     "with ddp": ({"pp": 2, "dp": 2, "micro_batches": 3}, [0, 2, 5]),
@@ -160,11 +161,28 @@ PIPELINES = {
     "tied, 1": ({"pp": 2, "dp": 2, "micro_batches": 3, "stage": 1, "model": TIED}, [0, 2, 5]),
     "tied, 3, zb-h1": ({"pp": 2, "dp": 2, "micro_batches": 3, "schedule": "zb-h1", "stage": 3, "model": TIED},
                        [0, 2, 5]),
+    "tensors": ({"pp": 2, "tp": 2, "micro_batches": 4}, [0, 2, 5]),
+    "tensors, zb-h1": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
+    "tensors, zb-v, no dropout": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-v",
+                                   "model": {"dropout": False, **TIED}}, [0, 1, 2, 3, 5]),
+    "tensors, by tiles, zb-h2": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h2"} | TILED, [0, 2, 5]),
+    "tensors, 3, zb-h1": ({"pp": 2, "tp": 2, "dp": 2, "stage": 3, "micro_batches": 3, "schedule": "zb-h1"}, [0, 2, 5]),
+    "tensors, sequences": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4} | SHARES, [0, 2, 5]),
+    "tensors, sequences, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-h1"} | SHARES,
+                                  [0, 2, 5]),
+    "tensors, gathered again, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-h1"} | AGAIN,
+                                       [0, 2, 5]),
+    "tensors, sequences, by tiles, zb-v": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-v"}
+                                           | SHARES | TILED, [0, 1, 2, 3, 5]),
+    "tensors, gathered again, by tiles, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4,
+                                                  "schedule": "zb-h1"} | AGAIN | TILED, [0, 2, 5]),
 }
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in PIPELINES), ("llama", "zb-h1, uneven"),
-                                          ("llama", "sequences"), ("deepseek", "zb-h1, uneven")])
+                                          ("llama", "sequences"), ("deepseek", "zb-h1, uneven"),
+                                          *((family, name) for family in ("llama", "deepseek") for name in (
+                                              "tensors, zb-h1", "tensors, gathered again, zb-h1"))])
 def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
     job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)

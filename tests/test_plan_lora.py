@@ -185,6 +185,10 @@ PIPELINES = {
     "by tiles": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "tiled_loss": True}, [0, 2, 5]),
     "by tiles, zb-h1": ({"pp": 2, "micro_batches": 4, "schedule": "zb-h1", "lora_rank": 3, "tiled_loss": True},
                         [0, 2, 5]),
+    "tensors, sequences, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "sequence_parallel": True, "micro_batches": 4,
+                                   "schedule": "zb-h1", "lora_rank": 3}, [0, 2, 5]),
+    "tensors, gathered again, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "sequence_parallel": "regather",
+                                        "micro_batches": 4, "schedule": "zb-h1", "lora_rank": 3}, [0, 2, 5]),
     "tied": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "model": {"tied": True}}, [0, 2, 5]),
     "tied, 3": ({"pp": 2, "dp": 2, "micro_batches": 4, "lora_rank": 3, "stage": 3, "model": {"tied": True}}, [0, 2, 5]),
 }

@@ -30,7 +30,7 @@ from .reverse import (
     one_pass,
     run_hooks,
 )
-from .saved import FREED
+from .saved import FREED, Packed
 from .tensor import count_kept
 from .writes import log
 
@@ -78,7 +78,7 @@ class InputFirst:
         ct = hooked(node, self.partial.pop(node, None))
         here = [parent in self.ahead for parent in node.parents]
         later = [parent is not None and not h for parent, h in zip(node.parents, here, strict=True)]
-        together = any(later) and asked_once(node)
+        together = any(later) and asked_once(node, here, later)
         gs = cotangents(node, ct, [h or (together and w) for h, w in zip(here, later, strict=True)])
         self._pass_on(node, gs, here, found)
         if not any(later):
@@ -87,8 +87,11 @@ class InputFirst:
         if together:
             gs, node.saved = [g if w else None for g, w in zip(gs, later, strict=True)], FREED
         else:
-            gs, needed = None, node.primitive.keeps(tuple(later))
-            node.saved = tuple([value if n else None for value, n in zip(node.saved, needed, strict=True)])
+            gs, read = None, node.primitive.read(later)
+            if node.saved.__class__ is Packed:
+                node.saved.keep(read)
+            else:
+                node.saved = tuple([value if r else None for value, r in zip(node.saved, read, strict=True)])
         if state.counting:
             count_kept(gs or getattr(ct, "parts", (ct,)))
         self.kept[node] = None if together else ct, gs
@@ -159,17 +162,20 @@ def leading_to(x, order):
     return found
 
 
-def asked_once(node):
-    """Whether an op makes all its cotangents together, or what it has saved costs something to look at: packed by
-    hooks, it may lie elsewhere."""
+def asked_once(node, here, later):
+    """Whether an op makes all its cotangents together, or would look twice at something that costs something to look
+    at: packed by hooks, it may lie elsewhere."""
     primitive = node.primitive
-    separate = primitive.pulls or (isinstance(primitive, Primitive) and primitive.name in SEPARATE)
-    return not separate or node.saved.__class__ is not tuple
+    if not (primitive.pulls or (isinstance(primitive, Primitive) and primitive.name in SEPARATE)):
+        return True
+    if node.saved.__class__ is not Packed:
+        return node.saved.__class__ is not tuple
+    return any(map(all, zip(node.saved.elsewhere(), primitive.read(here), primitive.read(later), strict=True)))
 
 
 def cotangents(node, ct, wanted):
     """For each parent its cotangent, None where it isn't wanted or there is none: an op's part in `run`."""
-    saved = node.saved if node.saved.__class__ is tuple else node.saved.open(node)
+    saved = node.saved if node.saved.__class__ is tuple else node.saved.open(node, wanted)
     if log.newest > node.date:
         check_stale(node, saved)
     pulls = node.primitive.pulls or node.primitive.cotangents(node, saved, ct, wanted)

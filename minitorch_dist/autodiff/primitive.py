@@ -173,6 +173,8 @@ class Primitive:
     pullback    fused ops: (ct, wanted, …named values) -> one cotangent per input, None where
                 `wanted` is False. Where it is an Into, the cotangent may be written into that
                 array and returned as it, which saves a copy
+    reads       fused ops whose cotangents are made apart: {input: names of what its own is made of}; else of all that
+                pullback names
     own_sums    fused ops: it computes floats of 16 bits in float32 itself; all others are given them as float32
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
@@ -182,10 +184,10 @@ class Primitive:
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
-                 "definition", "pullback", "own_sums", "layout", "broadcasts", "differentiable", "kept")
+                 "definition", "pullback", "reads", "own_sums", "layout", "broadcasts", "differentiable", "kept")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
-                 definition=None, pullback=None, own_sums=False, listed=True, **rules):
+                 definition=None, pullback=None, reads=None, own_sums=False, listed=True, **rules):
         self.name, self.inputs, self.own_sums = name, tuple(inputs.split()), own_sums
         self.forward = self._bind_forward(forward) if pullback else forward
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
@@ -199,6 +201,7 @@ class Primitive:
         self.pulls = None if pullback else tuple(rule and rule.pull for rule in self.rules)
         self.fresh = tuple(rule is None or rule.linear.fresh for rule in self.rules)
         self.pullback = pullback and self._bind_pullback(pullback)
+        self.reads = reads and tuple(frozenset(self.places(reads[i].split())) for i in self.inputs)
         self.differentiable = tuple(bool(rule or pullback) for rule in self.rules)   # per input: is there a derivative?
         self.kept = {}      # what `keeps` has worked out already
         if listed:
@@ -218,6 +221,14 @@ class Primitive:
             need = frozenset().union(*(n for n, w in zip(self.needs, wanted, strict=True) if w))
             self.kept[wanted] = tuple(i in need for i in range(len(self.layout)))
         return self.kept[wanted]
+
+    def read(self, wanted):
+        """Per place of `layout`: whether the cotangents of these inputs are made of it, once it has been kept. Of a
+        fused op less may be: a second derivative wants more."""
+        if self.reads is None:
+            return self.keeps(tuple(map(bool, wanted)))
+        read = frozenset().union(*(r for r, w in zip(self.reads, wanted, strict=True) if w))
+        return tuple(i in read for i in range(len(self.layout)))
 
     def _bind_forward(self, forward):
         """A fused op's forward: a GPU kernel's, where kernels/ has one that wins on these arguments."""

@@ -159,7 +159,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
         node, ct = ready.pop()
         saved, primitive = node.saved, node.primitive
         if saved.__class__ is not tuple:
-            saved = saved.open(node)
+            saved = saved.open(node, None if create else [p is not None for p in node.parents])
         if log.newest > node.date:
             check_stale(node, saved)
         if create:

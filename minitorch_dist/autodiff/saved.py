@@ -36,12 +36,26 @@ class Packed:
         cast = Recast.of(array, pack) if packed is array else None
         return (Elsewhere, Elsewhere(packed, weakref.ref(owner_of(array)))) if cast is None else (Recast, cast)
 
-    def open(self, node):
-        """The saved values again."""
-        return self._opened(self.parts)
+    def open(self, node, wanted=None):
+        """The saved values again. wanted: for which inputs' cotangents they are; None stands where one isn't read."""
+        if wanted is None or not hasattr(node.primitive, "read"):       # a custom function looks after itself
+            return self._opened(self.parts)
+        return self._opened([part if read else NOTHING
+                             for part, read in zip(self.parts, node.primitive.read(wanted), strict=True)])
+
+    def elsewhere(self):
+        """Of each saved value whether unpack() is called for it, which may cost something."""
+        return [how is not False for how, _ in self.parts]
+
+    def keep(self, read):
+        """Forget the others."""
+        self.parts = [part if r else NOTHING for part, r in zip(self.parts, read, strict=True)]
 
     def _opened(self, parts):
         return tuple([self._opened(v) if how is tuple else v.opened(self.unpack) if how else v for how, v in parts])
+
+
+NOTHING = False, None
 
 
 class Elsewhere(NamedTuple):
@@ -113,7 +127,7 @@ def note_cast(low, source):
 class Freed:
     """What takes the place of a node's saved values when backward has used them."""
 
-    def open(self, node):
+    def open(self, node, wanted=None):
         raise RuntimeError(f"backward through {node.primitive.name!r} a second time, but what it needs was freed "
                            "after the first: pass retain_graph=True to the first")
 

@@ -36,6 +36,7 @@ def elements(job, samples):
     whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
                      are of tokens
     input            the same, of what column-parallel matrices take: of a share only where backward gathers again
+    answer           the same, of what row-parallel matrices give, before it is added up
     again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
     query, key, value, result, inner  features of all heads, and within the feed-forward; of its share
     turn             positions times those features of a head that rotary positions turn
@@ -43,6 +44,7 @@ def elements(job, samples):
                      is made of them
     head, score      (tokens, heads), (heads, time, time), of its share
     logit            of its share of the vocabulary
+    head weight      of the output layer's matrix, of its share
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
                      experts' rows, their inputs and inner features
     shared inner     of all tokens within the shared experts
@@ -52,12 +54,13 @@ def elements(job, samples):
     between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
     found = {"call": 1, "position": time, "token": tokens, "row": tokens / between,
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
+             "answer": tokens * model.width,
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              **{name: tokens * count / tp for name, count in model.features.items()},
              "inner": tokens * model.inner / tp,
              "head": tokens * model.heads / tp, "turn": time * model.width // model.heads,
              "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
-             "logit": tokens * -(-model.vocabulary // tp)}
+             "logit": tokens * -(-model.vocabulary // tp), "head weight": -(-model.vocabulary // tp) * model.width}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0
         # Queries of x: what `down` has kept as well, if it has, and not of the gathered whole.
@@ -133,28 +136,28 @@ ATTENTION = {
                       Row("values", "value", 4), Row("sums of exponentials", "head", 4)],
 }
 PROJECTION = {kind: [Row("projection: its input", "result", size, size, "attention.out"),
-                     Row("its cotangent", "whole", 0, size, "attention.out"), DROPPED[kind]]
+                     Row("its cotangent", "answer", 0, size, "attention.out"), DROPPED[kind]]
               for kind, size in (("mixed", 2), ("float32", 4))}
 FEED_FORWARD = {
     "mixed": [Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0"),
               Row("GELU: its argument", "inner", 2), Row("cotangent of the first matrix", "inner", 0, 2, "mlp.0"),
-              Row("second matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
+              Row("second matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "answer", 0, 2, "mlp.2"),
               DROPPED["mixed"]],
     "mixed, gated": [
         Row("second norm: its input", "whole", 2), Row("feed-forward: its input", "input", 2, 2, "mlp.0"),
         Row("SwiGLU: gate and up", "inner", 4), Row("cotangent of the first matrix", "inner", 0, 4, "mlp.0"),
-        Row("last matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "whole", 0, 2, "mlp.2"),
+        Row("last matrix: its input", "inner", 2, 2, "mlp.2"), Row("its cotangent", "answer", 0, 2, "mlp.2"),
         DROPPED["mixed"]],
     "float32": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4, "mlp.0"),
                 Row("cotangent of the first matrix", "inner", 0, 4, "mlp.0"),
                 Row("GELU: its argument and share", "inner", 8, 8),
-                Row("second matrix: its input", "inner", 4, 4, "mlp.2"), Row("its cotangent", "whole", 0, 4, "mlp.2"),
+                Row("second matrix: its input", "inner", 4, 4, "mlp.2"), Row("its cotangent", "answer", 0, 4, "mlp.2"),
                 DROPPED["float32"]],
     "float32, gated": [*norm("second norm"), Row("feed-forward: its input", "input", 4, 4, "mlp.0"),
                        Row("cotangent of the first matrix", "inner", 0, 8, "mlp.0"),
                        Row("SwiGLU: gate and up", "inner", 8),
                        Row("last matrix: its input", "inner", 4, 4, "mlp.2"),
-                       Row("its cotangent", "whole", 0, 4, "mlp.2"), DROPPED["float32"]],
+                       Row("its cotangent", "answer", 0, 4, "mlp.2"), DROPPED["float32"]],
     "mixed, experts": [
         Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router mlp.shared"),
         Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
@@ -219,8 +222,21 @@ def block_of(job):
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
-    return [*(LATENTS if latents else QKV)[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
+    rows = [*(LATENTS if latents else QKV)[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
+    return rows if job.tp == 1 else divided(rows, job)
+
+
+def divided(rows, job):
+    """A block's rows as tensor parallelism has them, where that is another thing for W."""
+    found, biased = [], job.sequence_parallel and job.model.family == "gpt"
+    for row in rows:
+        if row.what == "GELU: its argument and share":      # the matrix before it is an op of its own
+            row = row._replace(late=0)
+        found.append(row)
+        if biased and row.per == "answer":      # the bias is added to a share of the answer
+            found.append(Row("its bias: cotangent", "whole", 0, row.late))
+    return found
 
 
 def with_adapters(rows, job, flows=True):
@@ -325,7 +341,12 @@ def _ends(job):
 
 def _output(job):
     """The rows behind the last block."""
-    return OUTPUT[f"{job.precision}, by tiles" if job.tiled_loss else _ends(job)]
+    rows = OUTPUT[f"{job.precision}, by tiles" if job.tiled_loss else _ends(job)]
+    if job.tiled_loss and job.sequence_parallel == "regather" and job.precision == "float32":
+        # What is gathered again is so once: I makes the gradient of the output layer as well.
+        rows = [row._replace(late=0) if row.of == "head" else row for row in rows]
+        return [*rows, Row("output layer: its gradient", "head weight", 0, 4, "head")]
+    return rows
 
 
 class Depth(NamedTuple):

@@ -240,9 +240,6 @@ class Job:
         if in_two and self.checkpointing:
             raise ValueError(f"schedule {self.schedule} with --checkpointing: a block that is computed again makes all "
                              "its gradients at once, and leaves nothing to W: take --schedule 1f1b")
-        if in_two and self.tp > 1 and self.precision == "float32":
-            raise ValueError(f"schedule {self.schedule} with tp={self.tp} in float32: what W keeps then isn't in "
-                             "plan's tables: take --tp 1 or --precision mixed")
 
     @property
     def ranks(self):

@@ -9,7 +9,6 @@ from math import prod
 
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
-from .activations import fused
 
 AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
 COLUMNS, ROWS = ("attention.qkv", "mlp.0"), ("attention.out", "mlp.2")      # how tensor parallelism cuts a block
@@ -127,8 +126,7 @@ def gathered_again(job, flows, last):
         return last + sum(count for count, _ in flows) * sum(name in job.model.takes for name in COLUMNS)
     layers = job.adapters.layers
     head = ("head" in layers or job.tiled_loss)
-    return last * head + sum(count * (flow[name][0] * fused(name, job) + (name in layers))
-                                           for count, flow in flows for name in COLUMNS if name in flow)
+    return last * head + sum(count * (name in layers) for count, flow in flows for name in COLUMNS if name in flow)
 
 
 def whole_in_adapters(job, stages):
@@ -151,7 +149,7 @@ def pipeline_parallel(job, place, stages):
     owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
     messages = sum(owners[other] != place for stage in job.placement[place]
                    for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"]
+    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"] / (job.tp if job.sequence_parallel else 1)
     found = [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
     ends = {owners[0], owners[last]}
     if job.copied and job.adapters is None and place in ends and len(ends) == 2:

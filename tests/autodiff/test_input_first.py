@@ -266,21 +266,41 @@ def test_an_output_that_is_a_weight_itself():
     assert not np.shares_memory(w.grad.numpy(), ct)
 
 
-def test_a_saved_value_that_hooks_keep_elsewhere_is_fetched_once():
-    fetched = []
-    mt.manual_seed(7)
-    model, x = linears(5, 7), mt.tensor(np.ones((6, 5)), requires_grad=True)
-    with mt.saved_tensors_hooks(lambda a: [a], lambda kept: fetched.append(1) or kept[0]):
-        y = model(x)
+@pytest.mark.parametrize("layer, first, then", [
+    # tanh's result, and a matrix; what it was multiplied by. Of a linear layer with a bias nobody wants that.
+    (lambda x, w, b: mt.tanh(mt.linear(x, w, b)), [(6, 7), (7, 5)], [(6, 5)]),
+    (lambda x, w, b: mt.tanh(mt.matmul(x, w.T)), [(6, 7), (5, 7)], [(6, 5)]),
+    # What GELU keeps, both parts are for: all at once, in the first.
+    (lambda x, w, b: mt.linear_gelu(x, w, b), [(6, 5), (7, 5), (7,), (6, 7), (6, 7)], [])],
+    ids=["linear", "product", "linear and GELU"])
+def test_a_saved_value_that_hooks_keep_elsewhere_is_fetched_once_by_who_wants_it(layer, first, then):
+    fetched, draw = [], np.random.default_rng(7).standard_normal
+
+    def unpack(kept):
+        fetched.append(kept[0].shape)
+        return kept[0]
+
+    def leaves():
+        return [mt.tensor(a, requires_grad=True) for a in arrays]
+    arrays, ct = [draw((6, 5)), draw((7, 5)), draw(7)], draw((6, 7))
+    x, w, b = leaves()
+    with mt.saved_tensors_hooks(lambda a: [a], unpack):
+        y = layer(x, w, b)
     halves = InputFirst(y, x)
-    halves.input(np.ones((6, 7)))
-    before = len(fetched)
+    found = halves.input(ct)
+    assert sorted(fetched) == sorted(first)
+    fetched.clear()
     halves.weights()
-    assert before == len(fetched) == 4      # tanh's result; the linear layer's input, weight and bias
+    assert fetched == then
+    again = leaves()
+    layer(*again).backward(mt.tensor(ct))
+    for got, wanted in zip((found, w.grad, b.grad), again, strict=True):
+        if wanted.grad is not None:
+            np.testing.assert_array_equal(mt.tensor(got).numpy(), wanted.grad.numpy())
 
 
 def test_what_goes_wrong_is_said():
-    model, x, _, ct = made("linear")
+    model, x, _, ct = made("block")     # whose norms' W wants their weights
     optimizer = optim.SGD(list(model.parameters()), lr=0.1)
     halves = InputFirst(model(x), x)
     with pytest.raises(RuntimeError, match="x is the result of 'mul'"):
@@ -289,7 +309,7 @@ def test_what_goes_wrong_is_said():
         InputFirst(mt.tensor(1.0), x)
     with pytest.raises(RuntimeError, match="call input"):
         halves.weights()
-    with pytest.raises(ValueError, match=r"shape \(6, 5\).*shape \(6, 4\)"):
+    with pytest.raises(ValueError, match=r"shape \(6, 5\).*shape \(2, 3, 8\)"):
         halves.input(np.ones((6, 5)))
     halves.input(ct)
     with pytest.raises(RuntimeError, match="second time"):

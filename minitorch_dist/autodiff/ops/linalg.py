@@ -67,9 +67,9 @@ def sum_of_rows(x, wanted):
 
 
 def linear_pullback(ct, wanted, x, weight):
-    """The cotangents of x, weight and bias, None where not wanted."""
+    """The cotangents of x, weight and bias, None where not wanted; x's wants no x, weight's no weight."""
     flat = _one_matrix(ct)
-    return (backend.matmul(flat, weight).reshape(x.shape) if wanted[0] else None,
+    return (backend.matmul(flat, weight).reshape(*ct.shape[:-1], weight.shape[1]) if wanted[0] else None,
             backend.matmul(flat.T, _one_matrix(x), out=place(wanted[1], flat.dtype)) if wanted[1] else None,
             sum_of_rows(flat, wanted[2]) if wanted[2] else None)
 
@@ -82,7 +82,7 @@ def _one_matrix(x):
     return x.reshape(_rows(x.shape))
 
 
-_linear = Primitive("linear", linear_forward, "x weight bias",
+_linear = Primitive("linear", linear_forward, "x weight bias", reads={"x": "weight", "weight": "x", "bias": ""},
                     definition=lambda x, weight, bias: matmul(x, swap_last(weight)) + bias, pullback=linear_pullback)
 
 
