@@ -44,8 +44,9 @@ class Table(Check):
     exercise = "10.1"
     signatures = [
         when("the result isn't a list of pairs (send, receive)", lambda case, got: "no_pairs" in got),
-        when(lambda case, got: f"chunks have the numbers 0, 1, 2 …, and one of yours is {got['no_integer']}: / gives "
-                               "fractions, // and % whole numbers", lambda case, got: "no_integer" in got),
+        when(lambda case, got: f"chunks have the numbers 0, 1, 2 …, ints, and one of yours is {got['no_integer']}: / "
+                               "gives fractions, // and % whole numbers; np.zeros holds floats",
+             lambda case, got: "no_integer" in got),
         when("a rank sends and receives the same chunk in one step: what it adds to has just left",
              in_plans(lambda sends, receives, n: n > 1 and np.array_equal(sends, receives))),
         gives("send and receive are mixed up in the pairs",

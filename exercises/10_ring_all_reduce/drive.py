@@ -11,7 +11,8 @@ def table(learner, inputs, run):
         pairs = [[(int(send), int(receive)) for send, receive in plan] for plan in plans]
     except (TypeError, ValueError):
         return {"no_pairs": repr(plans[0])[:80]}
-    if broken := [send for plan in plans for pair in plan for send in pair if int(send) != send]:
+    chunks = [chunk for plan in plans for pair in plan for chunk in pair]
+    if broken := [chunk for chunk in chunks if not isinstance(chunk, int | np.integer)]:
         return {"no_integer": float(broken[0])}
     return {"sends": [[send for send, _ in plan] for plan in pairs],
             "receives": [[receive for _, receive in plan] for plan in pairs]}
