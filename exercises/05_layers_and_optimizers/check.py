@@ -214,7 +214,7 @@ class CrossEntropy(Check):
 
 # ---------------------------------------------------------------- 05.3 and 05.4
 
-SHAPES = [(4, 3), (5,), (4, 3), (2, 1, 3)]
+SHAPES = [(4, 3), (5,), (4, 3), (2, 1, 3), ()]
 
 NOT_IN_PLACE = ("the parameters haven't moved: p = p − … gives the name p to a new array, and replacing an element of "
                 "the list leaves the model's own array as it was; p -= … writes into it")
@@ -222,6 +222,8 @@ LR_FIXED = ("the lr that step is given is ignored: the optimizer goes on with th
             "schedule would have no effect")
 LR_OF_0 = ("an lr of 0 is taken for none: `lr or self.lr` asks whether lr is true, and 0 isn't. A schedule that begins "
            "or ends at 0 would jump. Ask `lr is None`")
+NO_AXES = ("of a parameter without axes nothing is remembered: 0 * p makes a number of it, no array, and v *= … "
+           "and v += … leave a number as it was. np.zeros_like(p) stays an array")
 LR_KEPT = "an lr given to one step is kept for the steps after it; it is for that step alone"
 
 
@@ -257,6 +259,8 @@ class Momentum(Check):
         gives(LR_OF_0, lambda case: sgd(case, lrs=optimizers.never_0)),
         gives("the steps go up the gradient: the loss grows. lr · velocity is subtracted",
               lambda case: sgd(case, step=lambda p, v, g, lr, mu: p + lr * v)),
+        gives(NO_AXES, lambda case: sgd(case, lambda mu, grads, _: weighted(
+            lambda age: mu ** age, grads if grads[0].ndim else grads[-1:]))),
         gives("nothing is remembered: these are the steps of momentum 0",
               lambda case: sgd(case, lambda mu, grads, _: grads[-1])),
         gives("the velocity is a running mean, momentum · v + (1 − momentum) · g: the steps are too short by the "
@@ -306,6 +310,7 @@ class AdamAndAdamW(Check):
         gives(LR_FIXED, lambda case: adam(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: adam(case, lrs=optimizers.kept)),
         gives(LR_OF_0, lambda case: adam(case, lrs=optimizers.never_0)),
+        gives(NO_AXES, lambda case: adam(case, second=optimizers.forgotten)),
         gives("no bias correction: m and v begin at 0, and so in the first steps both are far too small, v the longer; "
               "divide them by 1 − βᵗ", lambda case: adam(case, correct=(False, False))),
         gives("m is corrected for its bias, v is not", lambda case: adam(case, correct=(True, False))),

@@ -61,11 +61,11 @@ def steps(learner, inputs):
         optimizer.step(buffers) if lr is None else optimizer.step(buffers, lr=lr)
         path.append([p.copy() for p in parameters])
         after.append([buffer.copy() for buffer in buffers])
-        other.step([1.0 - g for g in grads])
+        other.step([np.array(1.0 - g) for g in grads])
     singles = [p.astype(np.float32) for p in inputs["parameters"]]
     single = learner(singles, **inputs["settings"])
     single.step([g.astype(np.float32) for g in inputs["grads"][0]])
-    smallest = min(p.size for p in singles)
+    smallest = min(p.size for p in singles if p.ndim)
     kept = {str(array.dtype) for array in arrays(getattr(single, "__dict__", {})) if array.size >= smallest}
     return {"parameters": [np.stack(values) for values in zip(*path, strict=True)], "grads": after,
             "kept": sorted(kept)}

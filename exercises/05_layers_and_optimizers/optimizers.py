@@ -46,9 +46,9 @@ def moved(case, update, lrs=rates):
 
 def draw(rng, shapes, lrs, scale=1.0, **settings):
     """A case for an optimizer: gradients that drift, so that their means aren't 0."""
-    drift = [rng.standard_normal(shape) for shape in shapes]
-    return {"parameters": [rng.standard_normal(shape) for shape in shapes], "lrs": lrs, "settings": settings,
-            "grads": [[scale * (d + rng.standard_normal(d.shape)) for d in drift] for _ in lrs]}
+    drift, parameters = ([np.array(rng.standard_normal(shape)) for shape in shapes] for _ in range(2))
+    return {"parameters": parameters, "lrs": lrs, "settings": settings,
+            "grads": [[np.array(scale * (d + rng.standard_normal(d.shape))) for d in drift] for _ in lrs]}
 
 
 # ---------------------------------------------------------------- 05.3
@@ -143,6 +143,11 @@ def one_array(mean, square, grads, beta1, beta2):
         value = beta1 * value + (1 - beta1) * g
         value = beta2 * value + (1 - beta2) * g * g
     return value, value
+
+
+def forgotten(mean, square, grads, beta1, beta2):
+    """Of a parameter without axes m and v are 0 before each step."""
+    return (mean, square) if grads[0].ndim else ((1 - beta1) * grads[-1], (1 - beta2) * grads[-1] ** 2)
 
 
 def states_by_shape(case):

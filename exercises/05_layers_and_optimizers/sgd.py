@@ -6,7 +6,8 @@ import numpy as np
 class SGD:
     """velocity ← momentum · velocity + gradient;  parameter ← parameter − lr · velocity.
 
-    parameters  list of floating-point arrays; the steps are written into these very arrays
+    parameters  list of floating-point arrays, of any number of axes, or none; the steps are written into these
+                very arrays
     lr          learning rate
     momentum    in [0, 1); 0 is plain gradient descent
 

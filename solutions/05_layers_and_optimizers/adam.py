@@ -13,7 +13,8 @@ class Adam:
     m̂ = m / (1−β₁ᵗ) and v̂ = v / (1−β₂ᵗ) in the t-th step, from 1: both means begin at 0, and this takes that bias out.
     Both have their parameters' dtype.
 
-    parameters    list of floating-point arrays; the steps are written into these very arrays
+    parameters    list of floating-point arrays, of any number of axes, or none; the steps are written into these
+                  very arrays
     lr            learning rate
     betas         (β₁, β₂)
     eps           keeps the denominator from 0; it stands beside the root, not under it
