@@ -107,6 +107,7 @@ class DiLoCo(Check):
 class Worth(Check):
     exercise = "22.4"
     signatures = mispricings.SIGNATURES
+    demands = mispricings.DEMANDS
 
     def cases(self, rng, ranks):
         return prices.cases(rng)

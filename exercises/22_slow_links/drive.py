@@ -157,7 +157,7 @@ class Inner:
 
     def __init__(self, parameters, kind, lr, decay=0.1):
         self.parameters, self.kind, self.lr, self.decay, self.steps = parameters, kind, lr, decay, 0
-        self.state = [np.zeros_like(p) for p in parameters for _ in range(2)] if kind == "AdamW" else []
+        self.state = [np.zeros(p.shape) for p in parameters for _ in range(2)] if kind == "AdamW" else []
 
     def step(self, grads):
         self.steps += 1
@@ -172,12 +172,12 @@ class Inner:
 
 
 def DiLoCo(learner, inputs, run):
-    """Workers of linear models, or a training run of a GPT."""
+    """Workers of linear models, whose parameters lie in memory by columns, or a training run of a GPT."""
     if inputs["what"] == "training":
         return train_apart(learner, inputs, run)
     workers = []
     for job in inputs["jobs"]:
-        parameters = [p.copy() for p in job["parameters"]]
+        parameters = [p.copy(order="F") for p in job["parameters"]]
         inner = Inner(parameters, job["kind"], job["inner_lr"])
         workers.append((job, parameters, list(parameters), inner, list(inner.state), learner(
             run.comm, parameters, inner, job["every"], lr=job["lr"], momentum=job["momentum"])))
@@ -188,7 +188,7 @@ def DiLoCo(learner, inputs, run):
             if step >= len(job["samples"]):
                 continue
             samples, pull = job["samples"][step], job["pull"]
-            grads = [s * (p - t[step]) for p, s, t in zip(places, pull, job["targets"], strict=True)]
+            grads = [np.array(s * (p - t[step])) for p, s, t in zip(places, pull, job["targets"], strict=True)]
             if not samples:
                 grads = [np.zeros_like(g) for g in grads]
             before = [g.copy() for g in grads]

@@ -2,7 +2,9 @@
 
 import math
 
-from exercises.frame import gives, when
+import numpy as np
+
+from exercises.frame import demand, gives, when
 from exercises.frame.judge import same
 
 from .prices import (
@@ -209,6 +211,11 @@ def added(case, cost):
     return max(1, math.ceil(wait(case, cost) / ((1 + case["more"]["share"]) * compute(case["job"]))))
 
 
+def too_early(case, got):
+    """A smaller H than one in thousands."""
+    return case["what"] == "smallest_every" and got["result"] < truth(case)["result"] > 1000
+
+
 def near(case, got):
     return same(got["result"], truth(case)["result"], 1e-3)
 
@@ -314,5 +321,11 @@ SIGNATURES = [
     g("one message: everybody's must come here, one after the other", messages(lambda n: 1.0, lambda n: 1)),
     g("the latency comes with every message, not once", messages(lambda n: n - 1, lambda n: 1, lambda n, s: 1.0)),
     g("the latency is left out", messages(lambda n: n - 1, lambda n: 1, lambda n, s: 0.0)),
+    when("smallest_every: the search ends too early: no H is too large to be asked for", too_early),
     when("nearly right: is something rounded?", near),
+]
+
+DEMANDS = [
+    demand(lambda case, got: f"smallest_every: right, but {float(got['result'])} is a float: H is an int",
+           lambda case, got: case["what"] != "smallest_every" or isinstance(got["result"], int | np.integer)),
 ]

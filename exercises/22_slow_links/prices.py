@@ -38,7 +38,7 @@ def cases(rng):
                   for one in several]
     exact = {"job": {"numbers": 1000, "forward": 0.5, "backward": 0.5}, "what": "smallest_every",
              "link": {"ranks": 2, "latency": 0.5, "bandwidth": 4000.0}}      # of which one all-reduce takes 2 seconds
-    return [*found, *(exact | {"more": {"share": share}} for share in (0.25, 4.0, 2 / 3.3, 2 / 3.7)),
+    return [*found, *(exact | {"more": {"share": share}} for share in (0.25, 4.0, 2 / 3.3, 2 / 3.7, 2 / 54321.5)),
             {"what": "lines"} | PICTURE]
 
 

@@ -16,13 +16,14 @@ SLACK = 16       # bytes that a message may have beside bits and scale
 
 def draw(rng, ranks, n, steps, zeros=False):
     """[gradients of each step] for each rank, none like another's. zeros: some numbers are 0, and rank 0's first
-    gradient is nothing else."""
+    gradient and its last are nothing else."""
     found = []
     for rank in range(ranks):
         grads = [(rank + 1.0) * (rng.standard_normal(n) + 0.3 * rng.standard_normal()) for _ in range(steps)]
         if zeros:
             grads[0][rng.permutation(n)[:n // 3]] = 0.0
             grads[0] *= rank > 0
+            grads[-1] *= rank > 0
             grads[1][rng.permutation(n)[:n // 3]] = 0.0
         found.append(grads)
     return found
@@ -32,8 +33,9 @@ def cases(rng, ranks):
     vectors = [rng.standard_normal(n) * 10.0 ** e + shift for n, e, shift in ((13, 0, 0.2), (8, -3, 0.0), (1, 1, -20.0),
                                                                               (30, 0, -0.4))]
     vectors.append(np.where(rng.random(11) < 0.4, 0.0, rng.standard_normal(11)))
+    vectors[-1][:2] = 0.0, -0.0
     found = [[{"what": "pack", "v": v}] * ranks for v in [*vectors, np.zeros(5)]]
-    for objects in (((13, 4, False),), ((13, 5, False), (13, 3, False)), ((10, 3, True),), ((LONG, 2, False),)):
+    for objects in (((13, 4, False),), ((13, 5, False), (13, 3, False)), ((16, 3, True),), ((LONG, 2, False),)):
         drawn = [draw(rng, ranks, *one) for one in objects]
         found.append([{"what": "sum", "grads": [grads[rank] for grads in drawn]} for rank in range(ranks)])
     valley = {"what": "valley", "start": np.array([1.0, 0.37 + 0.1 * rng.random()]), "slope": 0.5, "rate": 0.05,
@@ -67,6 +69,10 @@ def itself(wanted, grad):
     return wanted
 
 
+def with_rest(grad, left):
+    return grad + left
+
+
 def packed(bits):
     """Eight to a byte, the first one highest."""
     rows = np.pad(bits.astype(int), (0, -len(bits) % 8)).reshape(-1, 8)
@@ -74,7 +80,7 @@ def packed(bits):
 
 
 def run(case, scale=mean, bit=not_negative, value=plus_or_minus, keep=what_was_not_sent, total=added,
-        shared=False, scaled=itself, late=False):
+        shared=False, scaled=itself, late=False, ask=with_rest):
     """Outputs of all ranks; the keywords are the mistakes."""
     what = case[0]["what"]
     if what == "pack":
@@ -94,7 +100,7 @@ def run(case, scale=mean, bit=not_negative, value=plus_or_minus, keep=what_was_n
             if step >= len(case[0]["grads"][o]):
                 continue
             mine, grads = left[0 if shared else o], [rank["grads"][o][step] for rank in case]
-            asked = [g + e for g, e in zip(grads, mine, strict=True)]
+            asked = [ask(g, e) for g, e in zip(grads, mine, strict=True)]
             scales = [scale(scaled(a, g)) for a, g in zip(asked, grads, strict=True)]
             bits = [bit(a) for a in asked]
             sents = [value(b, s) for b, s in zip(bits, scales, strict=True)]
@@ -183,6 +189,8 @@ SIGNATURES = [
     s("all of what was to be sent is kept, as if nothing had been sent", keep=lambda w, g, sent, left, t, n: w),
     s("only half of what was left out is kept. All of it must be, or what was sent and what is left are less than the "
       "gradients", keep=lambda w, g, sent, left, t, n: (w - sent) / 2),
+    s("where a rank's gradient is 0 what it has left out before isn't sent, and is lost: it is still to be sent",
+      ask=lambda g, e: g + e if g.any() else g),
     s("what one OneBit leaves out is added to another one's gradient: keep it on the object, not on the class, nor in "
       "a global variable", shared=True),
     s("an array that was returned is overwritten by the next call: return a new one", late=True),
@@ -230,6 +238,8 @@ SIGNATURES = [
     s("the scale is a mean over the positive numbers alone", scale=of_those(lambda v: v > 0)),
     s("the scale is half as large: |v| has the mean itself as the nearest", scale=lambda v: mean(v) / 2),
     s("a 0 has the bit 0, so that it is sent as -scale: 1 where v ≥ 0", bit=lambda v: v > 0),
+    s("-0.0 has the bit 0, so that it is sent as -scale: it is ≥ 0 as well, though np.signbit says that it has a sign",
+      bit=lambda v: ~np.signbit(v)),
     s("signs and bits are reversed: 1 is to be +scale, where v ≥ 0", bit=lambda v: v < 0),
     s("the scale has a float32's digits alone: 8 bytes are for a float64", scale=rounded),
     when("nearly right: does the scale travel in 32 bits, or is a small number added to it?", near),

@@ -25,10 +25,11 @@ def low(rng, ranks, n, m, r, k, steps):
 
 
 def alone(rng, ranks, n, m, r, steps):
-    """Only the last rank has a gradient in the first step."""
+    """Only the last rank has a gradient in the first step, and only rank 0 has none in the last."""
     q, grads = draw(rng, ranks, n, m, r, steps)
     for of_rank in grads[:-1]:
         of_rank[0] = np.zeros((n, m))
+    grads[0][-1] = np.zeros((n, m))
     return q, grads
 
 
@@ -80,6 +81,10 @@ def unsent(m, grad, u, own, whole, left, size):
     return m - u @ own.T
 
 
+def with_rest(grad, left):
+    return grad + left
+
+
 def next_q(q0, q, whole, own, u):
     return whole
 
@@ -94,7 +99,8 @@ def product(u, whole, own, q, p):
 
 
 def run(case, count=fewest, of_p=added, of_q=added, directions=basis, keep=unsent, go_on=next_q,
-        out=product, shared=False, late=False, own_directions=False, unfed=False, one_q=False):
+        out=product, shared=False, late=False, own_directions=False, unfed=False, one_q=False,
+        ask=with_rest):
     """Outputs of all ranks; the keywords are the mistakes."""
     what, ranks = case[0]["what"], len(case)
     if what == "numbers":
@@ -111,7 +117,7 @@ def run(case, count=fewest, of_p=added, of_q=added, directions=basis, keep=unsen
                     continue
                 at = 0 if shared else o
                 grads = [rank["grads"][o][step] for rank in case]
-                ms = [g + e for g, e in zip(grads, left[at], strict=True)]
+                ms = [ask(g, e) for g, e in zip(grads, left[at], strict=True)]
                 number = 0 if one_q else o
                 ps = [m @ mine for m, mine in zip(ms, q[number], strict=True)]
                 us = of_p([directions(p) for p in ps]) if own_directions else [directions(p) for p in of_p(ps)]
@@ -300,6 +306,8 @@ SIGNATURES = [
       out=lambda u, whole, own, q, p: u @ q.T),
     t("the product has this rank's own Q instead of the sum", out=lambda u, whole, own, q, p: u @ own.T),
     t("what was left out comes into P, but not into Q, which is made of grad: both are of M_w", unfed=True),
+    t("where a rank's gradient is 0 what it has left out before isn't sent, and is lost: it is still to be sent",
+      ask=lambda g, e: g + e if g.any() else g),
     t("what one PowerSGD keeps is used by another one: keep Q on the object, not on the class", one_q=True),
     t("what one PowerSGD keeps is used by another one: keep it on the object, not on the class", shared=True),
     t("an array that was returned is overwritten by the next call: return a new one", late=True),

@@ -5,7 +5,7 @@ import numpy as np
 from exercises.frame import demand, gives, when
 from exercises.frame.judge import same
 
-SHAPES = [(3, 2), (4,), (1, 5)]
+SHAPES = [(3, 2), (4,), (1, 5), (4,), ()]
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
@@ -14,9 +14,9 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 def job(rng, ranks, samples, every, kind="AdamW", inner_lr=0.05, lr=0.7, momentum=0.9, far=6.0):
     """[this worker's] of a sum of squares for each parameter; each worker pulls to other values, in other strengths.
     samples: [of each step] for each rank. far: how far away these values are."""
-    start = [rng.standard_normal(shape) for shape in SHAPES]
+    start = [np.array(rng.standard_normal(shape)) for shape in SHAPES]
     pull = rng.uniform(0.5, 1.5, len(SHAPES)).tolist()
-    goal = [far * rng.choice([-1.0, 1.0], shape) for shape in SHAPES]
+    goal = [np.array(far * rng.choice([-1.0, 1.0], shape)) for shape in SHAPES]
     return [{"parameters": start, "every": every, "kind": kind, "inner_lr": inner_lr, "lr": lr, "momentum": momentum,
              "pull": pull, "samples": [int(n) for n in samples[rank]],
              "targets": [[g + (1 + rank) * rng.standard_normal(g.shape) for _ in samples[rank]] for g in goal]}
@@ -105,11 +105,12 @@ class Worker:
 
 def train(jobs, weigh=samples, mean=by_samples, outer=nesterov, due=at_every, after=all_begin_from, sign=1,
           forget=False, lasting=False, state=None, first_only=False, skip=False, before_step=False, inner=1,
-          way=way_gone):
+          way=way_gone, by_shape=False, by_memory=False, into_copies=False):
     """[{"parameters", "state"}] of each worker; the keywords are the mistakes."""
     workers, mine = [Worker(one) for one in jobs], jobs[0]
     common = [x.copy() for x in mine["parameters"]]
     velocity, meetings = [np.zeros_like(x) for x in common], 0
+    of = [SHAPES.index(shape) if by_shape else i for i, shape in enumerate(SHAPES)]
     for step in range(len(mine["samples"])):
         meeting = due(step + 1, mine["every"])
         for worker in workers:
@@ -123,11 +124,13 @@ def train(jobs, weigh=samples, mean=by_samples, outer=nesterov, due=at_every, af
                 if first_only and i:
                     break
                 delta = sign * mean([way(start, w, i) for w in workers], weights)
-                v, update = outer(0 * velocity[i] if forget else velocity[i], delta, mine["lr"], mine["momentum"],
-                                  meetings)
-                velocity[i] = v
+                if by_memory:       # that of columns
+                    delta = np.reshape(np.ravel(delta.T), delta.shape)
+                v, update = outer(0 * velocity[of[i]] if forget else velocity[of[i]], delta, mine["lr"],
+                                  mine["momentum"], meetings)
+                velocity[of[i]] = v
                 for w in workers:
-                    common[i], w.p[i] = after(start, w.p[i], update, delta)
+                    common[i], w.p[i] = (own_stays if into_copies and not i else after)(start, w.p[i], update, delta)
             for w in workers:
                 w.since = w.since if lasting else 0
             if state and workers[0].state:
@@ -324,6 +327,11 @@ SIGNATURES = [
       "it", after=from_where_it_is),
     d("where all began is remembered from the very beginning: after a meeting all begin somewhere else",
       after=common_stays),
+    d("the outer step is written into a copy of parameters[0], which lies in memory by columns: its p.ravel() and "
+      "p.reshape(-1) are copies. p[...] = … writes into p", into_copies=True),
+    d("the numbers of parameters[0], which lies in memory by columns, have changed places: ravel(\"K\") takes them as "
+      "they lie there, and reshape puts them row by row", by_memory=True),
+    d("parameters of one shape share a velocity: each has its own", by_shape=True),
     d("a meeting leaves the worker where it is. Either the outer gradient is 0, since what was kept of the beginning "
       "are the very arrays that train (copy them); or what comes of the outer step isn't written into parameters",
       after=own_stays),

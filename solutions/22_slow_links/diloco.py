@@ -22,7 +22,7 @@ class DiLoCo:
 
     comm        the Communicator: comm.all_reduce(x) sums in place; x is in one piece
     parameters  [float64 arrays], this worker's, alike on all ranks in the beginning: the model reads them where they
-                are, inner writes there, and so must you
+                are, inner writes there, and so must you. They may have no axes, or lie in memory by columns
     inner       the worker's own optimizer, of these parameters: inner.step(grads) makes one step; inner.state is
                 [arrays], what it has learned of its gradients, and stays what and where it is
     every       H, inner steps from one meeting to the next, at least 1

@@ -18,9 +18,9 @@ class DiLoCo:
         total = np.array([float(self.samples)])
         self.comm.all_reduce(total)
         for p, start, v in zip(self.parameters, self.common, self.velocity, strict=True):
-            delta = (start - p) * self.samples
+            delta = np.array((start - p) * self.samples, order="C")
             self.comm.all_reduce(delta)
-            delta /= total
+            delta /= total[0]
             v[...] = self.momentum * v + delta
             start -= self.lr * (delta + self.momentum * v)
             p[...] = start
