@@ -31,7 +31,8 @@ def cases(rng):
     for batch, time, count, sizes in ((2, 3, 4, (11, 9, 2, 2, 6)), (1, 1, 6, (13, 6, 1, 3, 6)),
                                       (3, 4, 1, (5, 4, 2, 1, 4)), (2, 4, 28, (17, 31, 2, 2, 8))):
         found.append({"what": "generate", **model(rng, *sizes), "tokens": tokens(sizes[0], batch, time)[0],
-                      "noise": noise(count, batch, sizes[0])})
+                      "noise": noise(count, batch, sizes[0]), "again": 0})
+    found.insert(4, found[4] | model(rng, 11, 20, 2, 2, 6) | {"again": 1})
 
     def sizes():
         return [int(rng.integers(20, 90)), 64, int(rng.choice([2, 3, 5, 6])), 4, 4 * int(rng.integers(3, 12))]
@@ -64,7 +65,7 @@ def generate(case, seen=lambda logits, time: logits[:, -1], pick=None):
         looked.append(seen(all_at_once(case, tokens), case["tokens"].shape[1]))
         new = (looked[-1] + noise).argmax(1)
         tokens = np.concatenate([tokens, new[:, None]], 1)
-    return {"tokens": tokens, "seen": looked, "changed": False}
+    return {"tokens": tokens, "seen": looked, "changed": False, "before": [tokens] * case["again"]}
 
 
 def products(case, past, new, squares=True, head=True, mean=False, twice=2, keys=None, matrices=12, all_layers=True,
@@ -157,8 +158,8 @@ def with_cache(case, feed=None, take=lambda logits: logits[:, -1], result=None, 
         new = (seen[-1] + noise).argmax(1)[:, None]
         tokens = np.concatenate([tokens, new], 1)
         new = new if feed is None else feed(tokens)
-    return {"tokens": tokens if result is None else result(tokens, case["tokens"].shape[1]), "seen": seen,
-            "changed": False}
+    tokens = tokens if result is None else result(tokens, case["tokens"].shape[1])
+    return {"tokens": tokens, "seen": seen, "changed": False, "before": [tokens] * case["again"]}
 
 
 def c(text, **how):
@@ -253,6 +254,9 @@ SIGNATURES = [
     when("the first read is right, later ones aren't. Two caches may share what they keep (on the class, or in a "
          "default argument): this one is right alone", lambda case, got: len(case.get("jobs", [])) > 1 and first(
              case, got)),
+    when("generate: right when it is called first, and wrong when it is called again with the same model, which has "
+         "kept something: each call begins with nothing read", lambda case, got: case.get("again") and same(
+             np.asarray(got["before"][0]), truth(case)["tokens"], 0)),
     when(lambda case, got: f"generate: pick chooses each of the new tokens; it was called {len(got['seen'])} times, "
          f"count is {len(case['noise'])}", lambda case, got: len(got.get("seen", [])) < len(case.get("noise", []))),
     n(BOTH, "a product of matrices has an addition for each multiplication: twice as many", twice=1),
@@ -331,6 +335,8 @@ def worked(case, got):
 
 
 DEMANDS = [
+    demand(lambda case, got: f"{case['what']}: right, but {float(got['result'])} is a float; asked for is an int",
+           lambda case, got: case["what"] != "operations" or isinstance(got["result"], int | np.integer)),
     demand(lambda case, got: f"the right numbers, but {worked(case, got)} positions of a row were worked on in a "
            f"layer, where {needed(case)} are needed: each token is read once, and the last one not at all",
            lambda case, got: "worked" not in got or worked(case, got) == needed(case)),

@@ -73,7 +73,8 @@ def reads(inputs, run):
 
 
 def writes(learner, inputs, run):
-    """{"tokens", "seen": [logits that each pick got], "worked", "changed"}."""
+    """{"tokens", "seen": [logits that each pick got], "worked", "changed"}, of the last call of one or several with the
+    same model; "before": the tokens of those before it."""
     worked, seen = [], []
     model, tokens = counted(run, inputs, worked), inputs["tokens"].copy()
 
@@ -85,8 +86,13 @@ def writes(learner, inputs, run):
                              f"{inputs['noise'][0].shape}")
         seen.append(np.array(logits))
         return (logits + inputs["noise"][len(seen) - 1]).argmax(-1)
+    before = []
+    for _ in range(inputs["again"]):
+        before.append(learner(model, tokens.copy(), len(inputs["noise"]), pick))
+        seen.clear()
+        worked.clear()
     found = learner(model, tokens, len(inputs["noise"]), pick)
-    return {"tokens": found, "seen": seen, "worked": worked,
+    return {"tokens": found, "seen": seen, "worked": worked, "before": before,
             "changed": not np.array_equal(tokens, inputs["tokens"])}
 
 

@@ -6,6 +6,7 @@ from exercises.frame import demand, gives, when
 from exercises.frame.judge import same
 
 STEP = 1e-30
+FAR = 21.0      # of logarithms
 CURVES = {"ratios": np.linspace(0.4, 1.8, 141), "low": 0.2, "high": 0.28}
 
 
@@ -15,6 +16,7 @@ def cases(rng):
     found = []
     for rewards, group in (([1, 0, 0, 1, 0, 0, 0, 1], 4), ([0.1] * 3 + [3.0, 1.0, 0.5] + [0.7] * 3, 3),
                            ([2, 5, 5, 2, -1, -1], 2), (rng.normal(3, 2, 15), 5), ([0.1] * 6, 6), ([], 4),
+                           ([98765.4] * 3 + [1.0, 2.0, 3.0], 3), (np.array([0.1, 0.7, 0.2, 0.4], np.float32), 2),
                            # Close together, but not equal. The means of fours are exact.
                            (1e8 + np.array([0, 1, 3, 0, 2, 2, 2, 2]), 4), (1e-12 * np.array([3, 0, 1, 2, 2, 2]), 3)):
         found.append({"what": "advantages", "rewards": np.array(rewards), "group": group})
@@ -26,6 +28,11 @@ def cases(rng):
         a = rng.uniform(0.3, 2.0, rows) * (1 - 2 * (np.arange(rows) % 2))
         a[4:5] = 0
         found.append({"what": "clipped", "log_probs": old + away, "old": old, "a": a, "low": low, "high": high})
+    old, reference = -rng.gamma(2.0, 0.7, (2, 2, 2))
+    away = rng.uniform(FAR, 24, (2, 2)) * [1, -1]
+    found.append({"what": "clipped", "log_probs": old + away, "old": old, "a": np.array([0.7, -1.3]), "low": 0.2,
+                  "high": 0.28})
+    found.append({"what": "k3", "log_probs": reference + away, "reference": reference})
     for shape in ((3, 4), (1, 2)):
         reference = -rng.gamma(2.0, 0.7, shape)
         found.append({"what": "k3", "log_probs": reference + rng.normal(0, 0.8, shape), "reference": reference})
@@ -208,12 +215,28 @@ def cancelled(case, got):
     return close(case) and case["rewards"].max() > 1e5 and isinstance(found, np.ndarray) and np.isfinite(found).all()
 
 
+def far(case, got):
+    """Probabilities that lie far apart."""
+    others = case.get({"clipped": "old", "k3": "reference"}.get(case["what"]))
+    return others is not None and np.abs(case["log_probs"] - others).max() > FAR
+
+
+def not_quite_0(case, got):
+    """Right but for rounding errors where all rewards of a group are equal."""
+    found, right = np.asarray(got.get("advantages")), truth(case).get("advantages")
+    return right is not None and found.shape == right.shape and (found[right == 0] != 0).any() and same(
+        np.where(right == 0, 0, found), right, 1e-9) and np.abs(found[right == 0]).max() < 1e-3
+
+
 def near(case, got):
     if close(case):     # where float32 leaves nothing of the differences
         return getattr(got["advantages"], "dtype", None) == np.float32
     return all(same(np.asarray(got[name]), np.asarray(right), 1e-4) for name, right in truth(case).items()
                if name != "changed")
 
+
+NOT_QUITE_0 = ("advantages: nearly 0, where all rewards of a group are equal: their mean may be rounded, so exactly 0 "
+               "must be put there")
 
 SIGNATURES = [
     when(lambda case, got: f"{', '.join(got['changed'])}: not what it was before the call; work on a copy",
@@ -352,12 +375,14 @@ SIGNATURES = [
     when("advantages: wrong where rewards are 10⁸ and a little more. Σ r² less n · mean² is the difference of two "
          "numbers of 10¹⁶, of which a float64 has the first 16 digits: square what is left when the mean is taken away",
          cancelled),
+    when(NOT_QUITE_0, not_quite_0),
+    when(lambda case, got: f"{case['what']}: only where probabilities lie far apart: is the difference of logarithms "
+         "cut? exp is asked for whatever it is", far),
     when("nearly right: is something in float32?", near),
 ]
 
 
 DEMANDS = [
-    demand("advantages: nearly 0, where all rewards of a group are equal: their mean may be rounded, so exactly 0 must "
-           "be put there", lambda case, got: case["what"] != "advantages" or (
+    demand(NOT_QUITE_0, lambda case, got: case["what"] != "advantages" or (
                np.asarray(got["advantages"])[truth(case)["advantages"] == 0] == 0).all()),
 ]

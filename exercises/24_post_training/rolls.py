@@ -27,6 +27,7 @@ def cases(rng, ranks):
     found = [[{"what": "share", "of": shares}] * ranks]
     for temperature in (1.0, 0.5, 3.0):
         logits, noise = rng.normal(0, 2, (9, 6)), rng.gumbel(size=(9, 6))
+        logits[0, :2], noise[0, :2] = (5.0, 5.0 + 1e-8), 8.0      # in float32 they are equal
         found.append([{"what": "draw", "logits": logits, "noise": noise, "temperature": temperature}] * ranks)
     seeds = iter(rng.permutation(900).tolist())
     found.append(rollout(rng, ranks, 5, 3, 7, group=3, count=5, end=2, seed=next(seeds), step=next(seeds)))
@@ -247,6 +248,8 @@ SIGNATURES = [
     g("draw: the noise is taken away: its long tail is above", draw=lambda logits, noise, t: drawn(logits, -noise, t)),
     g("draw: the noise is added to the probabilities: to logits / temperature", draw=lambda logits, noise, t: (np.exp(
         logits / t) / np.exp(logits / t).sum(1, keepdims=True) + noise).argmax(1)),
+    g("draw: in float32, to which 5 and 5 + 1e-8 are the same: the first of the two is taken, not the greater",
+      draw=lambda logits, noise, t: (logits / t + noise).astype(np.float32).argmax(1)),
     g("draw: the noise alone decides", draw=lambda logits, noise, t: noise.argmax(1)),
     g("draw: the least likely is drawn", draw=lambda logits, noise, t: (logits / t + noise).argmin(1)),
     keys("the rank is in the key of a stream, in the question's place: with another number of ranks other answers are "
@@ -309,10 +312,15 @@ def asked(case, got):
     return sum(rank["rows"] for rank in got), len(case[0]["questions"]) * how["group"] * how["count"]
 
 
+def kinds(got):
+    """The dtypes of tokens and counted on some rank: where they are wrong, if they are."""
+    found = [[str(np.asarray(rank[name]).dtype) for name in ("tokens", "counted")] for rank in got]
+    return next((each for each in found if each != ["int64", "bool"]), found[0])
+
+
 DEMANDS = [
-    demand("right, but tokens are integers, and counted is bool: by others they can't be selected", rolled(
-        lambda case, got: all(np.asarray(rank["tokens"]).dtype.kind == "i" and np.asarray(
-            rank["counted"]).dtype == bool for rank in got))),
+    demand(lambda case, got: "right, but tokens are {}, and counted is {}: int64 and bool are asked for".format(*kinds(
+        got)), rolled(lambda case, got: kinds(got) == ["int64", "bool"])),
     demand(lambda case, got: "right, but the policy was asked about {} rows, where {} are needed: each rank's own "
            "answers, once for each token".format(*asked(case, got)),
            rolled(lambda case, got: asked(case, got)[0] <= asked(case, got)[1])),

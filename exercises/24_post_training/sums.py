@@ -41,7 +41,7 @@ def cases(rng, ranks):
         one["counted"][:1, 1] = rank == 0
     found = [each[:ranks] for each in (full, idle, silent, nothing, single)]
     # Of the second the means are exact: 4 is a power of 2.
-    for shape, far, wide in (((3, 7), 0.0, 1.0), ((2, 4), 1e8, 1.0), ((1, 5), -3e-5, 1e-5)):
+    for shape, far, wide in (((3, 7), 0.0, 1.0), ((2, 4), 1e8, 1.0), ((1, 5), -3e-5, 1e-5), ((2, 5), 0.0, 1e-11)):
         rewards = far + wide * rng.integers(0, 4, shape)
         rewards[:, 0], rewards[:, -1] = far, far + 2 * wide
         edges = {1: [], 2: [3], 3: [2, 2]}[ranks]

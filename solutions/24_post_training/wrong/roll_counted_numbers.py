@@ -1,4 +1,4 @@
-# 24.5: right, but tokens are integers, and counted is bool
+# 24.5: right, but tokens are int64, and counted is int64
 from typing import NamedTuple
 
 import numpy as np
