@@ -77,6 +77,8 @@ class VectorAdd(Check):
              is_out("out", every_fourth)),
         when("a stride may be negative: x[::-1] begins at its last element in memory, its step is -1, and all others "
              "lie before it", both(lambda case, got: min(case["steps"]) < 0, is_out("out", first_only))),
+        when("a step of 0 is taken for 1: x is np.broadcast_to(a, n), all of whose elements lie in one place",
+             both(lambda case, got: 0 in case["steps"], is_out("out", neighbours))),
         when("the strides of all three arrays are taken for 1: in x[::2] the next element is two further, and between "
              "them lies something else", is_out("out", neighbours)),
         when("x's and y's strides are taken for 1: their elements needn't be neighbours",
@@ -92,7 +94,7 @@ class VectorAdd(Check):
              "that is somebody else's memory",
              lambda case, got: harm(got, "read outside") > 1 and harm(got, "written outside") > 1),
         when("the mask lets one element too many through: places run from 0 to n - 1",
-             lambda case, got: harm(got, "outside") == 3),
+             lambda case, got: harm(got, "outside") == 3 - case["steps"].count(0)),
         when("the loads have no mask: only the store is kept from the end; what is read behind it may belong to nobody",
              lambda case, got: harm(got, "read outside") > 0 and not harm(got, "written outside")),
         when("the store has no mask: what lies behind the end of out is overwritten",
@@ -112,8 +114,11 @@ class VectorAdd(Check):
     def cases(self, rng, ranks):
         found = []
         for n, steps, block in ((100, (1, 1, 1), 32), (64, (1, 1, 1), 16), (1500, (1, 1, 1), None),
-                                (45, (2, 3, 4), 16), (21, (-1, 2, -3), 8), (5, (1, 1, 1), 8)):
+                                (45, (2, 3, 4), 16), (21, (-1, 2, -3), 8), (5, (1, 1, 1), 8),
+                                (20, (0, 1, 1), 8)):
             x, y = rng.standard_normal((2, n)).astype(np.float32)
+            if steps[0] == 0:
+                x[...] = x[0]
             found.append({"x": x, "y": y, "out": np.full(n, np.nan, np.float32), "steps": steps,
                           "block": {} if block is None else {"block": block}})
         return found
@@ -334,6 +339,9 @@ class FusedAdam(Check):
         gives("m and v are forgotten from step to step: the kernel must store them", mistake(forgotten=True)),
         gives("v takes the gradient's size, not its square", mistake(square=np.abs)),
         gives("the decay comes after the step: p ← p · (1 - lr · λ) is first", mistake(decay_after=True)),
+        when("right by itself, and wrong where another optimizer, of other parameters, makes steps in between: what "
+             "belongs to one, its table, decays and lr, lies on the object (self), not on the class or in a global",
+             lambda case, got: case["by_turns"]),
         when("p stays as it was: the new values must be stored", lambda case, got:
              np.array_equal(got["p"], np.broadcast_to(case["p"], got["p"].shape))),
     ]

@@ -5,8 +5,6 @@ written, but counted, so that a mistake ends in a sentence and not in a crash. U
 from outside, and what a masked load without `other` gives.
 """
 
-import functools
-
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
@@ -143,7 +141,9 @@ interpreter.InterpreterBuilder.create_masked_store = store
 # ---------------------------------------------------------------- arrays amid NaNs
 
 def spaced(values, step):
-    """A copy of a vector whose elements are `step` apart, or of a matrix whose rows are `step` apart."""
+    """A copy of a vector whose elements are `step` apart (equal ones, if that is 0), or of a matrix whose rows are."""
+    if step == 0:
+        return np.broadcast_to(spaced(values[:1], 1), values.shape, subok=True)
     size = values.shape[0] * abs(step)
     base = np.full(2 * GUARD + size, np.nan, values.dtype)[GUARD:GUARD + size]
     view = base[::step] if values.ndim == 1 else base.reshape(-1, step)[:, :values.shape[1]]
@@ -174,13 +174,16 @@ def softmax(learner, inputs, run):
 
 
 def Adam(learner, inputs, run):
-    """p after each step. `by_turns`: a second optimizer with numbers of its own takes its steps in between."""
+    """p after each step. `by_turns`: a second optimizer, of parameters that end elsewhere, with other numbers and
+    settings, takes its steps in between."""
     global meter
     meter, aside = Meter(), Meter()
     p, other = spaced(inputs["p"], 1), spaced(inputs["p"], 1)
     g, other_g = spaced(inputs["grads"][0], 1), spaced(inputs["grads"][0], 1)
-    build = functools.partial(learner, ends=list(inputs["ends"]), decays=list(inputs["decays"]), **inputs["settings"])
-    optimizer, second = build(p, g), build(other, other_g) if inputs["by_turns"] else None
+    optimizer = learner(p, g, list(inputs["ends"]), list(inputs["decays"]), **inputs["settings"])
+    second = learner(other, other_g, [end - 4 for end in inputs["ends"][:-1]] + inputs["ends"][-1:],
+                     [3.5 - decay for decay in inputs["decays"]], block=16, lr=0.4, betas=(0.6, 0.8),
+                     eps=0.3) if inputs["by_turns"] else None
     path, after, meter.numpy = [], [], []      # what is made beforehand may be computed
     for gradient in inputs["grads"]:
         g[...], other_g[...] = gradient, 1 - gradient

@@ -36,8 +36,8 @@ def right_sum(case):
 
 def amid_nans(values, step):
     """What lies in memory from the first element on, up to as many elements as there are values."""
-    memory = np.full(values.size * abs(step), np.nan)
-    if step < 0:      # the others lie before it
+    memory = np.full(values.size * max(abs(step), 1), np.nan)
+    if step <= 0:     # the others lie before it, or in one place
         memory[0] = values[0]
     else:
         memory[::step] = values
