@@ -127,16 +127,21 @@ def lines(file, inputs):
 
 # ---------------------------------------------------------------- 23.4
 
+def changed(inputs, given):
+    return [name for name, value in given.items() if not np.array_equal(value, inputs[name])]
+
+
 def fit(learner, inputs, run):
     """Each of the file's functions with its arguments; of a fit what it expects of larger runs, too."""
     file, what = run.module, inputs["what"]
     if what == "objective":
-        before = {name: inputs[name].copy() for name in ("theta", "n", "d", "losses")}
+        given = {name: inputs[name].copy() for name in ("theta", "n", "d", "losses")}
         with np.errstate(all="ignore"):
-            value, gradient = file.objective(*before.values())
-        return {"value": float(value), "gradient": np.array(gradient, float)}
+            value, gradient = file.objective(*given.values())
+        return {"value": float(value), "gradient": np.array(gradient, float), "changed": changed(inputs, given)}
     if what == "loss":
-        return {"result": file.loss(file.Law(*inputs["law"]), inputs["n"], inputs["d"])}
+        given = {name: np.copy(inputs[name])[()] for name in ("n", "d")}
+        return {"result": file.loss(file.Law(*inputs["law"]), *given.values()), "changed": changed(inputs, given)}
     if what == "optimal":
         return {"result": [float(x) for x in file.optimal(file.Law(*inputs["law"]), inputs["compute"])]}
     with np.errstate(all="ignore"):

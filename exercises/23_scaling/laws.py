@@ -53,7 +53,7 @@ def cases(rng):
                   np.array([800.0, 5.0, 0.5, 0.3, 0.3]), np.array([-900.0, -800.0, -750.0, 0.2, 0.1]),
                   np.array([7.0, 5.0, 0.5, -60.0, 0.3])):
         found.append({"what": "objective", "theta": theta} | some)
-    found.append({"what": "loss", "law": law, "n": some["n"], "d": some["d"]})
+    found += [{"what": "loss", "law": law, "n": n, "d": d} for n, d in ((some["n"], some["d"]), (3e7, 2e9))]
     for other in (law, drawn_law(rng), HOFFMANN):
         found.append({"what": "optimal", "law": other, "compute": float(10 ** rng.uniform(18, 25))})
     large = {"large n": np.array([1e10, 7e10, 3e11]), "large d": np.array([2e11, 1.4e12, 6e12]), "budgets": BUDGETS}

@@ -196,6 +196,16 @@ def with_empty(step):
     return trace, square(step.whole) - trace / step.N
 
 
+def moving(step):
+    """Those whose gradient is 0 are left out."""
+    some = step.sizes > 0
+    if some.sum() < 2:
+        return None
+    samples = step.n[some].sum()
+    trace = (step.n @ step.sizes - samples * square(step.whole)) / (some.sum() - 1)
+    return trace, square(step.whole) - trace / samples
+
+
 def zeros(step):
     return estimate(step) if step.k >= 2 else (0.0, 0.0)
 
@@ -267,6 +277,7 @@ SIGNATURES = [
     e("the mean over the gradient's elements: a trace is their sum", lambda step: (found := estimate(step)) and tuple(
         x / len(step.whole) for x in found)),
     e("shards without samples are counted: they say nothing", with_empty),
+    e("a shard with samples counts, even if its gradient is 0: who has none is seen by the samples alone", moving),
     e("the paper's formula for shards of equal size, N/k: here they are unequal, weigh each by its samples",
       by(of_equal)),
     e("without bias, but the squares weigh alike, whatever their samples: of the estimates from these numbers it isn't "

@@ -290,6 +290,8 @@ def far(case, got):
 
 
 DEMANDS = [
+    demand(lambda case, got: f"{case['what']}: right, but {' and '.join(got['changed'])}: not what it was before "
+           "the call. Work on a copy", lambda case, got: not got.get("changed")),
     demand(diagnosis, fits),
     demand(lambda case, got: f"the fit is right, but what it expects of larger runs is {100 * far(case, got):.0f} % "
            "off: is loss right?", lambda case, got: case["what"] != "fit" or far(case, got) < FAR),

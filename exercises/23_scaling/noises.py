@@ -31,6 +31,11 @@ def orthogonal():
     return [(2 * np.eye(SIZE)[i], 1) for i in range(2)]
 
 
+def flat(rng, count):
+    """Some, one of which has samples and a gradient of 0."""
+    return [*step(rng, rng.integers(1, 12, count).tolist()), (np.zeros(SIZE), 6)]
+
+
 def owned(rng, count, ranks, idle=False):
     """Whose shard each is, one after the other. idle: one of several ranks has none."""
     cuts = np.sort(rng.integers(0, count + 1, ranks - 1)) if not idle else np.zeros(ranks - 1, int) + min(2, count)
@@ -46,7 +51,8 @@ def jobs(rng):
     return [(0.9, uneven),
             (0.5, [opposite(rng), step(rng, counts(3)), step(rng, [6, 1]), step(rng, counts(5), 2.0)]),
             (0.8, [step(rng, counts(4), 30.0, np.float32, 60), step(rng, counts(5), 3.0, np.float32, 60)]),
-            (0.7, [orthogonal(), step(rng, [5] * 6), step(rng, [3] * 6)])]
+            (0.7, [orthogonal(), step(rng, [5] * 6), step(rng, [3] * 6)]),
+            (0.6, [flat(rng, 4), flat(rng, 2)])]
 
 
 def cases(rng, ranks):

@@ -1,0 +1,31 @@
+# 23.2: update: a shard with samples counts, even if its gradient is 0
+import math
+
+import numpy as np
+
+
+class NoiseScale:
+    def __init__(self, comm, decay=0.99):
+        self.comm, self.decay = comm, decay
+        self.trace = self.square = 0.0
+
+    def update(self, shards, whole):
+        sums = np.zeros(3)
+        for gradient, samples in shards:
+            if gradient.any():
+                sums += samples * np.square(gradient, dtype=np.float64).sum(), 1, samples
+        self.comm.all_reduce(sums)
+        squares, count, samples = sums.tolist()
+        if count < 2:
+            return None
+        size = float(whole @ whole)
+        trace = (squares - samples * size) / (count - 1)
+        square = size - trace / samples
+        self.trace = self.decay * self.trace + (1 - self.decay) * trace
+        self.square = self.decay * self.square + (1 - self.decay) * square
+        return trace, square
+
+    def scale(self):
+        if self.trace == self.square == 0:
+            return math.nan
+        return self.trace / self.square if self.square > 0 else math.inf
