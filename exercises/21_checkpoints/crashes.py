@@ -5,12 +5,14 @@ import numpy as np
 from exercises.frame import demand
 
 NAMES = ("rank-0", "rank-1", "rank-10")
+DIGITS = ("rank-11", "rank-1", "st", "1st")      # in front of a 1 or 11, or behind it, two of them are the same
+LARGE = 1500         # bytes that are seen when a save leaves them behind
 
 
-def one(rng, step, sizes):
+def one(rng, step, sizes, names=NAMES):
     """A checkpoint; bytes other than 0."""
     return {"step": step, "files": {name: rng.integers(1, 256, size).astype(np.uint8)
-                                    for name, size in zip(NAMES, sizes, strict=False)}}
+                                    for name, size in zip(names, sizes, strict=False)}}
 
 
 def cases(rng):
@@ -18,11 +20,13 @@ def cases(rng):
     def size():
         return int(rng.integers(200, 400))
     numbers = [[0, 4], [9, 10, 100]]
-    sizes = [[[size()], [size(), 0, size()]], [[size(), size(), 0], [size(), size(), size()], [size(), size()]]]
+    sizes = [[[size()], [size(), 0, LARGE + size()]],
+             [[size(), size(), 0], [size(), size(), size()], [size(), size()]]]
     agains = [[(4, 2), (5, 1)], [(10, 2), (55, 1), (101, 2)]]
-    return [{"saves": [one(rng, step, of) for step, of in zip(steps, many, strict=True)],
-             "again": [one(rng, step, [size() for _ in range(ranks)]) for step, ranks in again]}
-            for steps, many, again in zip(numbers, sizes, agains, strict=True)]
+    alike = {"saves": [one(rng, step, [size() for _ in DIGITS], DIGITS) for step in (1, 11)], "again": []}
+    return [*({"saves": [one(rng, step, of) for step, of in zip(steps, many, strict=True)],
+               "again": [one(rng, step, [size() for _ in range(ranks)]) for step, ranks in again]}
+              for steps, many, again in zip(numbers, sizes, agains, strict=True)), alike]
 
 
 def allowed(row):

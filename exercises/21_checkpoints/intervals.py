@@ -42,6 +42,7 @@ def travel(rng, number, writers, readers, harm):
         case["writers"] = intervals(rng, sizes, writers, last=6)
         case["readers"] = [[[name, 0, size] for name, size in sizes.items()], case["writers"][-2], []]
         case["readers"][0] += [["w.v", 0, 3]] * (harm == "unknown")
+        case["readers"] += [case["writers"][-1]] * (harm == "silent")
     return case
 
 
@@ -302,6 +303,7 @@ def harmed(harm, what):
     ]
 
 
+SILENT = "one rank's note is missing, so that nobody knows where a part of the arrays lies"
 DEMANDS = [
     demand(WRONG_DTYPE, of_travels(lambda one, got: not wrong_dtype([one], got))),
     demand(lambda case, got: "right, but reader {} has read {:,} bytes, and wants {:,}: read from the first element "
@@ -313,7 +315,9 @@ DEMANDS = [
            of_travels(lambda one, got: written(one, got)[0] <= written(one, got)[1])),
     *harmed("missing", "a file is missing"),
     *harmed("short", "a file is too short"),
-    *harmed("silent", "one rank's note is missing, so that nobody knows where a part of the arrays lies"),
+    *harmed("silent", SILENT),
+    demand(f"{SILENT}, and a rank that needs just this part reads on: nothing of what it gives was ever read",
+           of_travels(lambda one, got: raised(got)["3"] is not None, "silent")),
     *harmed("unknown", "an array is wanted that nobody has written"),
     demand(lambda case, got: "all right by itself, but not in a training run: "
                              f"{next(rank['failed'] for rank in got if 'failed' in rank)}",

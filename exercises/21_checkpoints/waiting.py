@@ -5,6 +5,7 @@ not come is seen by a pause, and when a pause was too short, a wrong answer pass
 """
 
 import _thread
+import builtins
 import threading
 
 import numpy as np
@@ -19,12 +20,13 @@ POLL = 0.005
 class Slow:
     """The `write` that a Writer is given: it ends when it is let go, and raises where it should.
 
+    fails   {step: what it raises}
     events  what happened, in order: "write 2 begins", "save 3 returns", …
     free    the steps that are let go, or None: all are
     """
 
-    def __init__(self, fails=(), free=()):
-        self.fails, self.free, self.events, self.written, self.threads = fails, free, [], [], []
+    def __init__(self, fails=None, free=()):
+        self.fails, self.free, self.events, self.written, self.threads = fails or {}, free, [], [], []
         self.change, self.main = threading.Condition(), threading.get_ident()
 
     def __call__(self, step, state):
@@ -35,7 +37,7 @@ class Slow:
             self.until(lambda: self.free is None or step in self.free)
         if step in self.fails:
             self.note(f"write {step} fails")
-            raise OSError(f"step {step}: the disk is full")
+            raise self.fails[step](f"step {step}: the disk is full")
         self.written.append([step, plain(state)])
         self.note(f"write {step} ends")
 
@@ -148,7 +150,7 @@ def beside(learner, inputs):
     write.say("wait", writer.wait)
     saved(write, writer, 1, state, STUCK)
     begun = write.seen("write 1 begins")
-    for array in (state["w"], state["adam"]["m"], state["adam"]["more"][0]):
+    for array in (state["w"], state["adam"]["m"], state["adam"]["more"][0], state["adam"]["more"][2]["slow"]):
         array += 1
     dict.__setitem__(state, "step", 99)
     state["adam"]["more"].append(3)
@@ -233,7 +235,8 @@ def release(write, step):
 
 def fails(learner, inputs):
     """Some writes raise. script: what is called, in order."""
-    write, state = Slow(inputs["steps"], free=None), plain(inputs["state"])
+    kinds = [getattr(builtins, name) for name in inputs["raised"]]
+    write, state = Slow(dict(zip(inputs["steps"], kinds, strict=True)), free=None), plain(inputs["state"])
     writer, pause = learner(write), PAUSES[-1]
     for call in inputs["script"]:
         if call == "wait":
@@ -247,7 +250,7 @@ def fails(learner, inputs):
 
 def two_writers(learner, inputs):
     """Two of them by turns; one fails."""
-    slow = [Slow((1,), free=None), Slow(free=None)]
+    slow = [Slow({1: OSError}, free=None), Slow(free=None)]
     writers = [learner(one) for one in slow]
     for step in (1, 2):
         for one, writer in zip(slow, writers, strict=True):

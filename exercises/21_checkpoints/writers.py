@@ -4,24 +4,25 @@ import numpy as np
 
 from exercises.frame import demand
 
-FULL = "OSError: step {}: the disk is full"
-SCRIPTS = {     # what is called: what it does
-    "of the next save": ((1,), [1, 2, 3, "wait"], ["", FULL.format(1), "", ""], [3]),
-    "of wait": ((1,), [1, "wait", "wait", 2, "wait"], ["", FULL.format(1), "", "", ""], [2]),
-    "of two": ((1, 3), [1, 2, 3, 4, 5, "wait"], ["", FULL.format(1), "", FULL.format(3), "", ""], [5]),
+FULL = "{}: step {}: the disk is full"
+SCRIPTS = {     # {step: what its write raises}, what is called, what it raises, which steps are written
+    "of the next save": ({1: "OSError"}, [1, 2, 3, "wait"], ["", 1, "", ""], [3]),
+    "of wait": ({1: "MemoryError"}, [1, "wait", "wait", 2, "wait"], ["", 1, "", "", ""], [2]),
+    "of two": ({1: "OSError", 3: "OSError"}, [1, 2, 3, 4, 5, "wait"], ["", 1, "", 3, "", ""], [5]),
 }
 SAVES = 4
 
 
 def state(rng):
     return {"w": rng.normal(0, 1, (3, 2)), "step": 7,
-            "adam": {"m": rng.normal(0, 1, 5), "updates": 3, "more": [rng.normal(0, 1, 4), 0.5]}}
+            "adam": {"m": rng.normal(0, 1, 5), "updates": 3,
+                     "more": [rng.normal(0, 1, 4), 0.5, {"slow": rng.normal(0, 1, 4)}]}}
 
 
 def cases(rng):
     return [{"what": "beside", "state": state(rng)}, {"what": "one", "state": state(rng), "saves": SAVES},
-            *({"what": "fails", "which": which, "state": state(rng), "steps": list(steps), "script": script}
-              for which, (steps, script, _, _) in SCRIPTS.items()),
+            *({"what": "fails", "which": which, "state": state(rng), "script": script, "steps": list(kinds),
+               "raised": list(kinds.values())} for which, (kinds, script, _, _) in SCRIPTS.items()),
             {"what": "two", "state": state(rng)}]
 
 
@@ -32,8 +33,9 @@ def happened(call, what):
 
 def right(case):
     """What is called, and what comes of it: {"calls", "written"}."""
-    _, script, outcomes, written = SCRIPTS[case["which"]]
-    return {"calls": [happened(*pair) for pair in zip(script, outcomes, strict=True)], "written": written}
+    kinds, script, outcomes, written = SCRIPTS[case["which"]]
+    said = [step and FULL.format(kinds[step], step) for step in outcomes]
+    return {"calls": [happened(*pair) for pair in zip(script, said, strict=True)], "written": written}
 
 
 def of(what, sentence, holds):
@@ -46,7 +48,8 @@ def changed(case, got):
     (_, there), before = got["written"][0], case["state"]
     try:
         values = {"w": (there["w"], before["w"]), "adam.m": (there["adam"]["m"], before["adam"]["m"]),
-                  "adam.more[0]": (there["adam"]["more"][0], before["adam"]["more"][0])}
+                  "adam.more[0]": (there["adam"]["more"][0], before["adam"]["more"][0]),
+                  "adam.more[2].slow": (there["adam"]["more"][2]["slow"], before["adam"]["more"][2]["slow"])}
         found = [name for name, (now, then) in values.items() if not np.array_equal(now, then)]
         return (found + ["step"] * (there["step"] != before["step"])
                 + ["adam.more"] * (len(there["adam"]["more"]) != len(before["adam"]["more"]))
@@ -125,6 +128,6 @@ DEMANDS = [
        got["written"] == right(case)["written"]),
     of("two", "two Writers take turns, and hear each other's errors, or wait for each other: what one remembers "
               "belongs to it, not to the class or the file", lambda case, got:
-       got == {"calls": [["save 1 returns", f"save 2 raises {FULL.format(1)}", "wait returns"],
+       got == {"calls": [["save 1 returns", f"save 2 raises {FULL.format('OSError', 1)}", "wait returns"],
                          ["save 1 returns", "save 2 returns", "wait returns"]], "written": [[], [1, 2]]}),
 ]
