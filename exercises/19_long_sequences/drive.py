@@ -111,7 +111,9 @@ def RingAttention(learner, inputs, run):
     """All forwards, then all backwards, in the order that the inputs say."""
     spans, at, watch = [], inputs["at"], Watch()
     run.comm.hooks.append(watch)
-    ring = learner(run.comm, at, timed(run.earlier["attention"], spans, at), run.earlier["attention_backward"])
+    functions = timed(run.earlier["attention"], spans, at), run.earlier["attention_backward"]
+    # A second one is made, of the reversed sequence, and not used.
+    ring, _ = (learner(run.comm, places, *functions) for places in (at, [of[::-1].copy() for of in at[::-1]]))
     before = [{name: x.copy() for name, x in one.items()} for one in inputs["passes"]]
     made = [ring.forward(*(one[name] for name in "qkv")) for one in inputs["passes"]]
     outs, turn = [np.array(out) for out, _ in made], time.perf_counter()

@@ -218,10 +218,11 @@ def in_the_loop(how):
 
 
 LEFT_OUT = ("a block of keys is left out of which some are seen: positions are in any order, and neither a block's "
-            "first key nor the block before it says that nobody sees the rest")
+            "first key nor its last nor the block before it says that nobody sees the rest")
 
 FORWARD = [
-    gives(LEFT_OUT, lambda case: in_the_loop({"cut": softmaxes.not_later(case)})(case)),
+    *[gives(LEFT_OUT, lambda case, which=which: in_the_loop({"cut": softmaxes.not_later(case, which)})(case))
+      for which in (0, -1)],
     when("nan: who sees none of these keys has -inf for a greatest score, and -inf - -inf is nan. Such queries have "
          "out 0 and lse -inf", nan_of_nothing("attend", "attention")),
     when("nan: where neither set holds anything that is seen, both lse are -inf, and -inf - -inf is nan",
@@ -379,7 +380,8 @@ def in_backward(how):
 
 
 GRADIENT = [
-    gives(LEFT_OUT, lambda case: in_backward({"cut": softmaxes.not_later(case)})(case)),
+    *[gives(LEFT_OUT, lambda case, which=which: in_backward({"cut": softmaxes.not_later(case, which)})(case))
+      for which in (0, -1)],
     *[gives(text, lambda case, how=how: softmaxes.run_backward(case, **how)) for text, how in WEIGHTS],
     when("nan: a query that sees no key at all has lse -inf, and -inf - -inf is nan. What isn't seen has weight 0, "
          "whatever lse is", nan_of_empty),

@@ -188,6 +188,11 @@ def from_0(at, rank):
     return np.arange(len(at[0]))
 
 
+def reversed_all(at, rank):
+    """Those of the second ring that drive.py makes."""
+    return at[::-1][rank][::-1]
+
+
 BOTH = [    # (what is said, keywords of world); forward's mistakes, of which backward may be free
     ("the ring goes the other way than you think: what arrives in step s is rank r - s's, and its positions are taken "
      "for rank r + s's, or the reverse", {"forward": visits(places=1)}),
@@ -219,6 +224,8 @@ FORWARD = [
     ("each rank's positions are taken to begin at 0: they are what `at` says", {"at": from_0}),
     ("each rank's positions are sorted, but not its queries, keys and values, to which they belong one by one",
      {"at": lambda at, rank: np.sort(at[rank])}),
+    ("a ring is changed when a second one is made: what __init__ keeps belongs to the object (self), not to the class "
+     "or the module", {"at": reversed_all}),
 ]
 
 BACKWARD = [

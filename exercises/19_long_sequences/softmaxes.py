@@ -177,10 +177,11 @@ def first_only(n, block):
     return blocks(n, block)[:1]
 
 
-def not_later(case):
-    """For `cut`: without the blocks whose first key comes later than all of the case's queries."""
+def not_later(case, which):
+    """For `cut`: without the blocks whose first key (which=0), or last (-1), comes later than all the case's queries.
+    """
     return lambda n, block: [(first, last) for first, last in blocks(n, block)
-                             if case["k_at"][first] <= case["q_at"].max()] or [(0, 0)]
+                             if case["k_at"][first:last][which] <= case["q_at"].max()] or [(0, 0)]
 
 
 def running(scale_sum=True, scale_mean=True, begin=-INF, update=np.maximum):
@@ -337,10 +338,10 @@ def draw(rng, heads=2, queries=6, keys=7, size=2, width=WIDTH, level=0.0, slope=
 
 
 def hide(case, block):
-    """The case, with keys that come later than all queries: the whole first block, and the first key of each other one.
-    """
+    """The case, with keys that come later than all queries: the whole first block, the first key of each other one, and
+    the second one's last."""
     k_at, number = case["k_at"].copy(), np.arange(len(case["k_at"]))
-    hidden = (number < block) | (number % block == 0)
+    hidden = (number < block) | (number % block == 0) | (number == 2 * block - 1)
     k_at[hidden] = case["q_at"].max() + 1 + number[hidden]
     return case | {"k_at": k_at}
 
