@@ -153,6 +153,21 @@ def between(model, row):
     return outputs
 
 
+
+OF_THE_CLASS = ("a layer is changed when a second one is made: what __init__ keeps belongs to the object (self), not "
+                "to the class or the module")
+
+
+def of_another(model, *names):
+    """Hypothesis: what has these names is that of the second layer, which drive.py makes."""
+    def outputs(case):
+        if not steps(case):
+            return None
+        second = {"whole": {name: 1 - x for name, x in case[0]["whole"].items()}, "heads": len(case)}
+        return model([rank | {name: second[name] for name in names or ("whole",)} for rank in case])
+    return outputs
+
+
 # ---------------------------------------------------------------- 16.2
 
 def sized(case, got):
@@ -173,6 +188,7 @@ class Mlp(Check):
              "addend, and tanh(u + v) isn't tanh(u) + tanh(v). Cut A by columns", ys_are(worlds.contraction_first)),
         gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
               between(worlds.mlp, {"last": True})),
+        gives(OF_THE_CLASS, of_another(worlds.mlp)),
         gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
         gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
               between(worlds.mlp, {"slope": lambda h: 1 - np.tanh(h) ** 2})),
@@ -248,6 +264,8 @@ class Attention(Check):
               between(worlds.attention, {"f_back": worlds.same, "g_back": worlds.total})),
         gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
               between(worlds.attention, {"last": True})),
+        *[gives(OF_THE_CLASS, of_another(worlds.attention, *names))
+          for names in (("whole", "heads"), ("whole",), ("heads",))],
         *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],
         when("wrong only where scores are in the thousands, some of them far below 0: what may not be seen must lie "
              "below all of them, -np.inf", lambda case, got: far(case) > 100),

@@ -36,9 +36,15 @@ def passes(layer, inputs):
             "xs": inputs["xs"], "dys": inputs["dys"], "whole": inputs["whole"]}
 
 
+def others(inputs):
+    """The parameters of a second layer, which is made beside the first."""
+    return {name: 1 - x for name, x in inputs["whole"].items()}
+
+
 def ParallelMLP(learner, inputs, run):
     if "whole" in inputs:
-        return passes(learner(run.comm, inputs["whole"], **run.earlier), inputs)
+        layer, _ = (learner(run.comm, whole, **run.earlier) for whole in (inputs["whole"], others(inputs)))
+        return passes(layer, inputs)
     found = {"changed": []}
     for name in ("f", "f_backward", "g", "g_backward"):
         before = inputs["ct" if "backward" in name else "x"]
@@ -50,7 +56,9 @@ def ParallelMLP(learner, inputs, run):
 
 def ParallelAttention(learner, inputs, run):
     if "xs" in inputs:
-        return passes(learner(run.comm, inputs["whole"], inputs["heads"], **run.earlier), inputs)
+        layer, _ = (learner(run.comm, *of, **run.earlier) for of in ((inputs["whole"], inputs["heads"]),
+                                                                     (others(inputs), run.comm.size)))
+        return passes(layer, inputs)
     try:
         learner(run.comm, inputs["whole"], inputs["heads"], **run.earlier)
     except ValueError as error:
