@@ -149,6 +149,9 @@ class Capture(Check):
                lambda case, got: case["due"] or not other_types(case, got, "own")),
         demand("the results are right, but run has written into the arrays that it was given: they are the caller's",
                lambda case, got: case["due"] or got["kept"]),
+        demand(lambda case, got: f"right, but the list {got['cut'][0]} isn't as long as before the call: it is the "
+                                 "caller's. Take from it with iter, not with pop",
+               lambda case, got: case["due"] or not got["cut"]),
         differing(3, "shape"), differing(4, "dtype"),
     ]
 
@@ -165,8 +168,7 @@ class Capture(Check):
 
 def only_in(names):
     """Whether it is only these graphs that are wrong."""
-    wanted = names.split(", ")
-    return lambda case, got: case["graph"] in wanted and not isinstance(got["results"], str)
+    return lambda case, got: case["graph"] in names.split(", ") and not malformed(case, got)
 
 
 def lost(case, got):
@@ -223,7 +225,7 @@ class Passes(Check):
                           "last bit, the sign of a zero, and the dtype", lambda case, got: True),
     ]
     demands = [left(name, sentence) for name, (_, _, _, sentence) in traps.PASSES.items() if sentence] + [
-        demand(lambda case, got: f"right, but “{case['graph']}” has {graphs.ops(got['nodes'])} ops left; "
+        demand(lambda case, got: f"right, but “{case['graph']}” has {graphs.ops(got['after'])} ops left; "
                                  f"{case['left']} will do", lambda case, got: graphs.ops(got["after"]) <= case["left"]),
         demand(lambda case, got: f"right, but a node of “{case['graph']}” has another shape or dtype than its values",
                lambda case, got: not any(found_in(got["after"], case["arrays"], what) for what in (3, 4))),
@@ -288,9 +290,8 @@ def moved(case, reads=set, inner=False, outputs=True, size=in_bytes, spread=Fals
 def complains(kind, sentence):
     """A demand that the kernels be free of this fault; sentence has a place for what it is about."""
     def said(case, got):
-        about = ", ".join(traps.complaint(got["kernels"], nodes_of(case, got))[1])
-        graph = case.get("graph", "the layer")
-        return f"the bytes are right, but not the kernels: in “{graph}” " + sentence.format(about)
+        about, graph = traps.complaint(got["kernels"], nodes_of(case, got))[1], case.get("graph", "the layer")
+        return f"the bytes are right, but not the kernels: in “{graph}” " + sentence.format(", ".join(about))
     return demand(said, lambda case, got: (traps.complaint(got["kernels"], nodes_of(case, got)) or ("",))[0] != kind)
 
 
@@ -340,11 +341,11 @@ class Fusion(Check):
             case, size=lambda node: math.prod(node[3]) * (ITEM | {"bool": 4})[node[4]])),
         gives("every element is counted with 8 bytes: a float32 has 4, a bool 1",
               lambda case: moved(case, size=lambda node: 8 * math.prod(node[3]))),
-        when("the list of nodes is another one after the call", lambda case, got: len(got["given"]) != len(
-            case.get("nodes", ()))),
+        when("the list of nodes is another one after the call",
+             lambda case, got: len(got["given"]) != len(case.get("nodes", ()))),
     ]
     demands = [
-        complains("lists", "{} isn't a list of lists of names, none of them empty; None where no return is reached"),
+        complains("lists", "{} isn't a list of lists of names, none empty. (None: no return, or ordered's own None)"),
         complains("ops", "{} is in no kernel, or in two, or no op at all: each op is in just one, and arguments in "
                          "none"),
         complains("alone", "{} are one kernel, and a matmul, a transpose, a random or a check must be alone: it isn't "
@@ -364,8 +365,8 @@ class Fusion(Check):
                  case.get("graph") != name or len(got["kernels"]) <= case["most"])
           for name, (*_, sentence) in traps.FUSE.items() if sentence),
         demand(lambda case, got: f"the kernels can be run, but “{case['graph']}” has {len(got['kernels'])}, and "
-                                 f"{case['most']} will "
-                                 "do", lambda case, got: "source" in case or len(got["kernels"]) <= case["most"]),
+                                 f"{case['most']} will do",
+               lambda case, got: "source" in case or len(got["kernels"]) <= case["most"]),
     ]
 
     def cases(self, rng, ranks):

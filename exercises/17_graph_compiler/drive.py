@@ -92,23 +92,27 @@ def function(source):
 def capture(learner, inputs, run):
     """The graph; what it gives by the answer's own run, twice, and op by op; or the Break, where one is due."""
     shapes, arrays, refused = [tuple(s) for s in inputs["shapes"]], inputs["arrays"], ()
+    dtypes = list(inputs["dtypes"])
     if inputs["due"]:
         refused = (run.module.Break, ValueError)
     try:
-        nodes, outputs = learner(function(inputs["source"]), shapes, list(inputs["dtypes"]))
+        nodes, outputs = learner(function(inputs["source"]), shapes, dtypes)
     except refused as error:
         known = isinstance(error, run.module.Break)
         return {"due": [error.asked, error.op] if known else ["ValueError", ""]}
     wrong = problem(nodes, outputs)
-    if wrong is None and (found := sum(node[1] == "argument" for node in nodes)) != len(shapes):
-        wrong = f"it has {found} arguments, and f {len(shapes)}"
+    if wrong is None and (found := sum(node[1] == "argument" for node in nodes)) != len(arrays[0]):
+        wrong = f"it has {found} arguments, and f {len(arrays[0])}"
     if inputs["due"] or wrong:
         return {"due": ["nothing", ""] if inputs["due"] else [], "own": wrong, "results": wrong}
     copies = [[x.copy() for x in given] for given in arrays]
-    own = [run.module.run(nodes, outputs, list(given)) for given in copies]
+    own = [run.module.run(nodes, outputs, given) for given in copies]
+    lists = {"shapes": (shapes, inputs["shapes"]), "dtypes": (dtypes, inputs["dtypes"]),
+             "arrays": (copies[0], arrays[0])}
     return {"due": [], "nodes": nodes, "outputs": outputs, "own": own,
-            "kept": all(np.array_equal(x, y) for given, copy in zip(arrays, copies, strict=True)
-                        for x, y in zip(given, copy, strict=True)),
+            "cut": [name for name, (now, before) in lists.items() if len(now) != len(before)],
+            "kept": all(np.array_equal(x, y) for copy, given in zip(copies, arrays, strict=True)
+                        for x, y in zip(copy, given, strict=False)),
             "results": [evaluated(nodes, outputs, given)["results"] for given in arrays]}
 
 
@@ -137,7 +141,7 @@ def fused(learner, inputs, run):
     return {"bytes": [], "kernels": kernels, "given": [], "drawn": {
         "nodes": [nodes, better[0]], "outputs": [outputs, better[1]],
         "bytes": [run.module.bytes_moved(nodes, outputs, alone[0]), run.module.bytes_moved(*better, alone[1]),
-                  run.module.bytes_moved(*better, kernels)]}}
+                  kernels and run.module.bytes_moved(*better, kernels)]}}
 
 
 class Counted(np.ndarray):
