@@ -16,11 +16,13 @@ LEAN = 0.6         # what all tokens have in common, so that they prefer one exp
 
 
 def draw(rng, tokens, experts, slope):
-    """slope: how much later experts are preferred. Every third token's first choice is any one, whatever its logits,
-    and nobody's is the last expert."""
+    """slope: how much later experts are preferred. Every third token's first choice is any one, whatever its logits.
+    Nobody's is the last expert, but for the first token's where slope is below 0."""
     logits = rng.normal(0, 1.5, (tokens, experts)) + slope * np.arange(experts)
     first = np.argmax(logits[:, :-1], 1) if tokens else np.zeros(0, int)
     first[::3] = rng.integers(0, experts - 1, len(first[::3]))
+    if slope < 0:
+        first[0] = experts - 1
     return {"logits": logits, "first": first}
 
 
@@ -30,12 +32,18 @@ def cases(rng):
         large = draw(rng, 6, 4, 0.0)
         drawn.append(large | {"logits": large["logits"] + level})
     return [*({"what": "balance_loss"} | one for one in drawn),
-            *({"what": "z_loss", "logits": one["logits"]} for one in [*drawn, apart(draw(rng, 6, 4, 0.0))])]
+            *({"what": "z_loss", "logits": one["logits"]} for one in
+              [*drawn, apart(draw(rng, 6, 4, 0.0)), sunk(draw(rng, 6, 4, 0.0))])]
 
 
 def apart(case):
     """Each token's logits on a level of their own."""
     return case | {"logits": case["logits"] + LARGE * np.linspace(-1, 1, len(case["logits"]))[:, None]}
+
+
+def sunk(case):
+    """The first expert's logits far below the others'."""
+    return case | {"logits": case["logits"] - 1.5 * LARGE * (np.arange(size(case)) == 0)}
 
 
 def shares(case):
@@ -229,6 +237,10 @@ def only_chosen_ones(case):
     return np.pad(found, (0, size(case) - len(found)))
 
 
+def without_last(case):
+    return np.append(shares(case)[:-1], 0.0)
+
+
 def over_tokens(case):
     """lse along the wrong axis."""
     return np.logaddexp.reduce(case["logits"], 0)
@@ -242,6 +254,7 @@ SIGNATURES = [
          "the logarithm", overflow),
     b("the shares are of the experts that somebody has chosen, one behind the other: an expert that nobody has chosen "
       "has the share 0, at its own place (np.bincount with minlength)", f=only_chosen_ones),
+    b("the last expert's share is missing: f has E numbers, of experts 0 to E-1", f=without_last),
     b("E is missing in the loss, but not in its gradient", loss=over_experts, grad=None),
     b("E is missing in the gradient, but not in the loss", loss=None, grad=times(lambda case: 1 / size(case))),
     b("E is missing in the loss: if all experts are used alike it is 1/E, and the more experts the less it weighs",
@@ -300,7 +313,7 @@ SIGNATURES = [
     zz("the gradient lacks the softmax: that is the gradient of log Σ exp",
        grad=lambda case, lse: np.tile((2 * lse / len(lse))[:, None], (1, size(case)))),
     zz("the gradient goes by the greatest logit alone: log Σ exp is nearly the maximum, its gradient is the softmax",
-       grad=lambda case, lse: by_square(case, lse) / softmax(case["logits"]) * (
+       grad=lambda case, lse: (2 * lse / len(lse))[:, None] * (
            case["logits"] == case["logits"].max(1, keepdims=True))),
     zz("the greatest logit was subtracted, and not added again", loss=lambda case, lse:
        np.mean((lse - case["logits"].max(1)) ** 2)),

@@ -97,9 +97,15 @@ def flat(inputs):
     return found
 
 
+def other(inputs):
+    """The settings of a second layer, which is made beside the first."""
+    return {"params": {name: x / 2 for name, x in inputs["params"].items()}, "k": 1 + (inputs["k"] == 1),
+            "capacity": inputs["capacity"] + 1}
+
+
 def layer(learner, inputs, run):
     before = flat(inputs)
-    made = learner(run.comm, inputs["params"], inputs["k"], inputs["capacity"], pieces(run))
+    made, _ = (learner(run.comm, of["params"], of["k"], of["capacity"], pieces(run)) for of in (inputs, other(inputs)))
     with places(inputs["capacity"]):
         done = [made.forward(one["x"]) for one in inputs["passes"]]
         ys, values = [np.array(y) for y, _, _ in done], [float(value) for _, value, _ in done]

@@ -48,8 +48,9 @@ def draw_layer(rng, ranks, per_rank, k, capacity, passes, tokens):
 
 
 def draw_grads(rng, ranks, ep):
-    """The ranks along ep are neighbours. One array has three axes like the experts', and a name that is like theirs."""
-    shapes = {"router": (3, 4), "bias": (5,), "up": (2, 3, 2), "down": (2, 2, 3), "downscale": (2, 1, 3)}
+    """The ranks along ep are neighbours. One array has three axes like the experts', and two have names like theirs."""
+    shapes = {"router": (3, 4), "bias": (5,), "up": (2, 3, 2), "down": (2, 2, 3), "downscale": (2, 1, 3),
+              "lookup": (4,)}
     return [{"what": "gradients", "ep": ep, "count": int(rng.integers(3, 30)), "grads":
              {name: rng.standard_normal(shape) for name, shape in shapes.items()}} for _ in range(ranks)]
 

@@ -20,7 +20,8 @@ def draw(rng, tokens, experts, k, level=0.0, slope=0.0, ties=False):
 
 SIZES = [                   # tokens, experts, k, and how the logits are
     (9, 4, 2, {}), (7, 5, 1, {"level": -6.0}), (12, 3, 2, {"ties": True}), (8, 5, 3, {"level": -9.0, "slope": 1.0}),
-    (5, 3, 3, {}), (6, 40, 2, {"ties": True}), (6, 4, 2, {"level": 900.0}), (6, 4, 1, {"level": -900.0}), (0, 4, 2, {}),
+    (5, 3, 3, {"ties": True}), (12, 4, 1, {"ties": True}),
+    (6, 40, 2, {"ties": True}), (6, 4, 2, {"level": 900.0}), (6, 4, 1, {"level": -900.0}), (0, 4, 2, {}),
     (8, 5, 2, {"ties": True, "slope": 1e-12}),
     (6, 4, 2, {"level": -1e10})]      # below whatever finite number one may think of
 CAPACITIES = [(10, 4, 2, 1.25), (7, 3, 1, 1.0), (12, 4, 2, 1.5), (5, 2, 2, 2.0), (6, 4, 1, 0.5), (9, 8, 2, 0.75),

@@ -5,6 +5,7 @@ import numpy as np
 from exercises.frame import demand, gives, when
 
 from . import parallels
+from .drive import other
 from .parallels import SIZE
 
 # ---------------------------------------------------------------- on the way
@@ -155,6 +156,14 @@ def layer(text, **how):
     return gives(text, lambda case: parallels.run(case, **how) if case[0]["what"] == "layer" else None)
 
 
+def of_another(*names):
+    """The layer with these settings of the second one, which drive.py makes."""
+    return gives("a layer is changed when a second one is made: what __init__ keeps belongs to the object (self), not "
+                 "to the class or the module", lambda case: parallels.layer(
+                     [rank | {name: other(rank)[name] for name in names} for rank in case])
+                 if case[0]["what"] == "layer" else None)
+
+
 def anywhere(text, **how):
     return gives(text, lambda case: parallels.run(case, **how))
 
@@ -207,6 +216,8 @@ SIGNATURES = [
           balances_value=total),
     layer("the balance losses of the ranks are averaged: each gives that of its own tokens", balances_value=average),
 
+    *[of_another(*names)
+      for names in (("params", "k", "capacity"), ("params",), ("k", "capacity"), ("k",), ("capacity",))],
     layer("the several forwards under way share what backward needs: these are gradients of the last one's. Return it, "
           "and keep nothing in self", last=True),
     layer("the gradient by x is that of one row only: a token with two places stands in two rows, and `dx[rows] += …` "
