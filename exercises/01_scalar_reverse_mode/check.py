@@ -42,7 +42,9 @@ def mistaken(**wrong):
 
 def unconnected(case, got):
     """Some expression's result has no way back to an operand."""
-    return any(slope == 0.0 for slopes in got["local"].values() for slope in slopes.values())
+    known = local_derivatives(**case)
+    return any(slope == 0.0 != known[text][1][name] for text, slopes in got["local"].items()
+               for name, slope in slopes.items())
 
 
 def operand_changed(case, got):
@@ -81,7 +83,7 @@ class Value(Check):
     def cases(self, rng, ranks):
         found = [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
                  for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2), (-1, -1, 4))]
-        return [*found, {"a": float(rng.uniform(3, 4)), "b": 0.7, "n": 1.5}]
+        return [*found, {"a": float(rng.uniform(3, 4)), "b": 0.7, "n": 1.5}, {"a": 0.0, "b": found[0]["b"], "n": 2}]
 
     def truth(self, case):
         return mistaken()(case)
@@ -177,7 +179,7 @@ def forward_derivatives(case, root):
 
 
 def reverse(case, root, order, grads, add=True, upstream=True, first_parent=False, clear="all",
-            backwards=True, merged=False, begin_at_1=True):
+            backwards=True, merged=False, begin_at_1=True, stop=False):
     """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
     values, parents, slopes = evaluate(case)
     for node in {"all": order, "root": [root], "none": [], "leaves": [i for i in order if not parents[i]],
@@ -186,6 +188,8 @@ def reverse(case, root, order, grads, add=True, upstream=True, first_parent=Fals
     begin = 1.0 if begin_at_1 else values[root]
     grads[root] = grads[root] + begin if clear in ("all", "root", "none") else begin
     for node in order[::-1] if backwards else order:
+        if stop and grads[node] == 0:
+            break
         pairs = list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]
         for parent, slope in dict(pairs).items() if merged else pairs:
             handed = slope * (grads[node] if upstream else 1.0)
@@ -245,6 +249,10 @@ class Backward(Check):
              "the parents holds it once. Walk the two tuples side by side", like(merged=True)),
         when("nothing gets beyond root's own parents: the nodes are walked in the wrong direction",
              like(backwards=False)),
+        when("a node with the gradient 0 ends the walk: it has nothing to hand on, but those behind it may have",
+             like(stop=True)),
+        when("a root without parents keeps the gradient 0: by itself it is 1 there, too",
+             lambda case, got: case["second"] == 0 and got["second"][0] == 0),
         when("two nodes that hold the same number share one gradient: they are two, and each has a .grad of its own",
              shared),
         when("the first call is right and a later one isn't: it found the graph changed. Set .grad alone; .parents and "
@@ -257,11 +265,13 @@ class Backward(Check):
         tangled = [("tanh", 2), *[(str(rng.choice(["add", "sub", "mul"])), k + 3, k if k < 2 else int(other))
                                   for k, other in enumerate(rng.integers(0, np.arange(3, 12)))]]
         ladder = [("add", k, k) for k in range(40)]
-        alike = leaves(1) * 2 + leaves(1)       # two equal numbers; and what a difference of equals hands on is 0
+        # Two equal numbers; and what a difference of equals hands on is 0, where others still have to hand on more.
+        alike = leaves(1) * 2 + leaves(1)
         return [{"leaves": leaves(3), "program": TOUR, "second": 6},
                 {"leaves": leaves(3), "program": tangled, "second": 7},
                 {"leaves": leaves(1), "program": ladder, "second": 20},
-                {"leaves": alike, "program": [("mul", 0, 2), ("sub", 3, 3), ("add", 4, 1), ("mul", 5, 2)], "second": 5}]
+                {"leaves": alike, "program": [("tanh", 0), ("mul", 3, 2), ("sub", 4, 4), ("add", 5, 3), ("mul", 6, 1)],
+                 "second": 0}]
 
     def truth(self, case):
         values = evaluate(case)[0]

@@ -12,10 +12,11 @@ from .rules import NAMES, TINY, Step, with_rules
 # ---------------------------------------------------------------- 02.1
 
 EXPRESSIONS = ["x + y", "x + 3", "3 + x", "-x", "x - y", "x - 3", "3 - x", "x * y", "x * 3", "3 * x", "x / y", "x / 3",
-               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "n ** 3", "0.7 ** x", "2 ** n", "x ** y", "(x - e) ** 1",
-               "(x - e) ** 2", "x * x", "exp(n)", "tanh(x)", "x if x < y else y", "x if x > y else y",
-               "n if n < 0 else -n", "2 * x if x > e else x * e", "2 * x if x < e else x * e", "2 * x if e < x else e",
-               "2 * x if e > x else e", "exp(-x * y) / (1 + tanh(x) ** 2)"]
+               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "x ** 0", "n ** 3", "0.7 ** x", "2 ** n", "x ** y",
+               "(x - e) ** 1", "(x - e) ** 2", "x * x", "exp(n)", "tanh(x)", "x if x < y else y", "x if x > y else y",
+               "n if n < 0 else -n", "n if n > -3 else -n", "2 * x if x > e else x * e", "2 * x if x < e else x * e",
+               "2 * x if e < x else e", "2 * x if e > x else e", "(x - e) * y", "y * (x - e)", "(x - e) / y",
+               "exp(-x * y) / (1 + tanh(x) ** 2)"]
 
 
 def raised(text):
