@@ -110,6 +110,7 @@ def matches(got, expected):
 TEXTS = ["x + y", "x + 3", "3 + x", "c + x", "-x", "x - y", "3 - x", "x * y", "x * 3", "c * x", "x * x", "x + x",
          "x.sin()", "x.tanh()", "x.tanh() * x.sin()", "W @ x", "x.sum()", "s * s.sin()", "y", "c", "W @ c",
          "(W @ (x * y).tanh()).sin()", "(x * x).sin() * y + x", "x.sum() * (y.sin() * y).sum() + s"]
+AGAIN = ["(x + 3) * x", "x * 3 * x", "-x * x", "(x + y) * x"]       # what was an operand is one again
 
 
 def point(rng, n, m):
@@ -190,6 +191,9 @@ class Linearize(Check):
         gives("the residual of tanh is 1 − t: the square is missing",
               with_rules(tanh=lambda a, da: (1 - np.tanh(a)) * da)),
         gives("tanh passes its tangent on unchanged: it must be scaled by 1 − t²", with_rules(tanh=lambda a, da: da)),
+        when("an operation changes the Tracer that it is given, and what uses that next is wrong: make a new one",
+             lambda case, got: set() < {t for t, v in linearized(case)["value"].items()
+                                        if not matches([got["value"][t]], [v])} <= set(AGAIN)),
         when("the program is the derivative at other numbers than f was given", nowhere),
     ]
     demands = [
@@ -199,7 +203,7 @@ class Linearize(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [point(rng, n, m) | {"texts": TEXTS, "tangents": [rng.standard_normal(s) for s in (n, n, ())]}
+        return [point(rng, n, m) | {"texts": TEXTS + AGAIN, "tangents": [rng.standard_normal(s) for s in (n, n, ())]}
                 for n, m in ((4, 3), (2, 5), (3, 3))]
 
     def truth(self, case):
