@@ -26,10 +26,11 @@ waited = demand("a posted message is never waited for: MPI may still be reading 
 # ---------------------------------------------------------------- 07.1
 
 def by_permutation(rng, targets, size, one_array=False, dtype=np.float64):
-    """A case in which rank r sends to targets[r]."""
-    source = np.argsort(targets)
-    return [{"outgoing": rng.standard_normal(size).astype(dtype), "dst": int(targets[rank]), "src": int(source[rank]),
-             "one_array": one_array} for rank in range(len(targets))]
+    """A case in which rank r sends to targets[r]; size: a shape, or a list of each rank's."""
+    source, sizes = np.argsort(targets), size if isinstance(size, list) else [size] * len(targets)
+    return [{"outgoing": rng.standard_normal(sizes[rank]).astype(dtype), "dst": int(targets[rank]),
+             "src": int(source[rank]), "shape": sizes[source[rank]], "one_array": one_array}
+            for rank in range(len(targets))]
 
 
 def overlaps(case, got):
@@ -56,7 +57,8 @@ class Exchange(Check):
               lambda case: [{"incoming": rank["outgoing"]} for rank in case]),
         gives("incoming is still what it was: write into the array (incoming[...] = …, or receive into it); "
               "incoming = … only gives the name to another one",
-              lambda case: [{"incoming": rank["outgoing"] * (1 if rank["one_array"] else np.nan)} for rank in case]),
+              lambda case: [{"incoming": rank["outgoing"] if rank["one_array"] else
+                             case[rank["src"]]["outgoing"] * np.nan} for rank in case]),
     ]
     demands = [
         waited,
@@ -71,6 +73,8 @@ class Exchange(Check):
         ring = np.roll(np.arange(ranks), -1)
         found = [by_permutation(rng, ring, LONG), by_permutation(rng, np.roll(ring, 2), (3, SOME), dtype=np.float32),
                  by_permutation(rng, ring, LONG, one_array=True)]
+        if ranks == 2:      # where it makes no difference if dst and src are mixed up: that has a better sentence
+            found.append(by_permutation(rng, ring, [0, 5]))
         if ranks == 4:
             found += [by_permutation(rng, np.array([2, 3, 0, 1]), LONG), by_permutation(rng, np.array([2, 1, 3, 0]), 7)]
         return found

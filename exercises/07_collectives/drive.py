@@ -30,6 +30,6 @@ def exchange(learner, inputs, run):
     """outgoing and incoming may be one array; the result is what stands in incoming."""
     run.comm.hooks.append(Overlaps())
     outgoing = inputs["outgoing"]
-    incoming = outgoing if inputs["one_array"] else np.full_like(outgoing, np.nan)
+    incoming = outgoing if inputs["one_array"] else np.full(inputs["shape"], np.nan, outgoing.dtype)
     learner(run.comm, outgoing, inputs["dst"], incoming, inputs["src"])
     return {"incoming": incoming} | ({} if inputs["one_array"] else {"outgoing": outgoing})
