@@ -65,26 +65,38 @@ def balanced(case, got):
                for parts in batches(case, got, size))
 
 
-def pairs(seed):
-    """(seed, epoch) that have orders of their own, though some sum or product of both numbers is the same."""
+def pairs(seed, n):
+    """(seed, epoch) that have orders of their own, though some sum or product of both numbers is the same, or their
+    digits one behind the other are, or the epoch is one in which a rotation of n samples has come round."""
     factors = 2, 10, 100, 1000
     return list(dict.fromkeys([*itertools.product((seed, seed + 1), EPOCHS), (2 * seed, 0), (2 * seed + 1, 0),
-                               *((seed, factor) for factor in factors), *((seed + factor, 0) for factor in factors)]))
+                               *((seed, factor) for factor in factors), *((seed + factor, 0) for factor in factors),
+                               (1, 11), (11, 1), (seed, n)]))
+
+
+def several(case):
+    """Whether there is more than one batch, so that orders can be told apart by their batches."""
+    return case["n"] > case["batch_size"]
 
 
 def shared_order(case, got):
     """Two pairs ((seed, epoch), (seed, epoch)) with the same batches, or None."""
-    found = [(pair, united(case, got, 1, pair[1], pair[0])) for pair in pairs(case["seed"])]
+    if not several(case):
+        return None
+    found = [(pair, united(case, got, 1, pair[1], pair[0])) for pair in pairs(case["seed"], case["n"])]
     return next(((one, other) for (one, batches_of_one), (other, batches_of_other) in itertools.combinations(found, 2)
                  if batches_of_one == batches_of_other), None)
 
 
 def told_apart(case, got):
     (seed, epoch), (other_seed, other_epoch) = shared_order(case, got)
-    return ("seed and epoch are mixed into one number, as seed + epoch, seed · (epoch + 1) or 1000 · seed + epoch "
-            f"does: seed {seed} in epoch {epoch} has the order of seed {other_seed} in epoch {other_epoch}. Two runs "
-            "with these seeds would train on the same batches, epochs apart; the order must depend on both numbers, "
-            "each for itself")
+    if seed == other_seed:
+        return (f"the order comes back: with seed {seed} epoch {other_epoch} has the batches of epoch {epoch}. Each "
+                "epoch has an order of its own")
+    return ("seed and epoch are mixed into one number, as seed + epoch, seed · (epoch + 1), 1000 · seed + epoch or "
+            f"the digits of both do, or they are sorted: seed {seed} in epoch {epoch} has the order of seed "
+            f"{other_seed} in epoch {other_epoch}. Two runs with these seeds would train on the same batches, epochs "
+            "apart; the order must depend on both numbers, each for itself")
 
 
 class Shard(Check):
@@ -92,11 +104,12 @@ class Shard(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for n, batch_size in ((61, 16), (29, 7), (24, 8), (int(rng.integers(30, 60)), int(rng.integers(9, 13)))):
+        for n, batch_size in ((61, 16), (29, 7), (24, 8), (int(rng.integers(30, 60)), int(rng.integers(9, 13))), (6, 8),
+                              (7, 7)):
             seed = 2 * int(rng.integers(1, 500))       # even, so that seed ^ epoch shows as well
             calls = [{"rank": rank, "size": size, "seed": seed, "epoch": epoch}
                      for size in SIZES for epoch in EPOCHS for rank in range(size)]
-            calls += [{"rank": 0, "size": 1, "seed": other, "epoch": epoch} for other, epoch in pairs(seed)
+            calls += [{"rank": 0, "size": 1, "seed": other, "epoch": epoch} for other, epoch in pairs(seed, n)
                       if other != seed or epoch not in EPOCHS]
             found.append({"n": n, "batch_size": batch_size, "seed": seed, "calls": calls})
         return found
@@ -120,12 +133,14 @@ class Shard(Check):
                "and only then each batch into parts", the_batches_of_one_rank),
         demand("the parts are uneven: within a batch no rank may hold two samples more than another", balanced),
         demand("every epoch has the same order: the epoch doesn't enter into it",
-               lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 1)),
+               lambda case, got: not several(case) or united(case, got, 1, 0) != united(case, got, 1, 1)),
         demand("every seed gives the same order: the seed doesn't enter into it",
-               lambda case, got: united(case, got, 1, 0) != united(case, got, 1, 0, case["seed"] + 1)),
+               lambda case, got: not several(case)
+               or united(case, got, 1, 0) != united(case, got, 1, 0, case["seed"] + 1)),
         demand(told_apart, lambda case, got: shared_order(case, got) is None),
         demand("the samples aren't shuffled: the order is 0, 1, 2, …",
-               lambda case, got: batches(case, got, 1)[0][0].tolist() != list(range(case["batch_size"]))),
+               lambda case, got: not several(case)
+               or batches(case, got, 1)[0][0].tolist() != list(range(case["batch_size"]))),
     ]
 
 
