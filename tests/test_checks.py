@@ -24,6 +24,7 @@ EXAMPLES = {    # name -> program and its options, for 6 steps
     "gpt": ["--layers", "1", "--dim", "16", "--heads", "2", "--batch-size", "12", "--steps", "6"],
     "grpo": ["--warm-steps", "2", "--steps", "6", "--questions", "4", "--group", "2"],
     "experts": ["--steps", "6", "--batch-size", "8"],
+    "mesh": ["--pp", "2", "--dim", "16", "--layers", "2", "--batch-size", "8", "--steps", "6"],
 }
 EXAMPLES = {name: [ROOT / "examples" / f"{'fully_' * (name == 'sharded')}{name}.py", *options]
             for name, options in EXAMPLES.items()}
@@ -113,6 +114,7 @@ def test_a_program_without_steps_to_strike():
     ("pipeline", 4, "--check-replicas", "flip rank=3 step=3", "ranks 1, 3 hold different bits, and there is no "
      "majority to tell which are right; first in '2.weight', float32[16, 16]"),
     ("sharded", 4, "--check-replicas", "flip rank=3 step=3", "ranks 1, 3 hold different bits"),
+    ("mesh", 4, "--check-replicas", "flip rank=3 step=3", "ranks 1, 3 hold different bits"),
     ("grpo", 3, "--check-replicas", "flip rank=0 step=3", "rank 0 against ranks 1, 2"),
     ("experts", 3, "--check-replicas", "flip rank=2 step=3", "rank 2 against ranks 0, 1"),
     ("experts", 3, "--check-work", "miscompute rank=0 step=4", "rank 0 against ranks 1, 2"),

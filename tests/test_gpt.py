@@ -167,6 +167,8 @@ ENDLESS = {
     "mnist": [TRAIN, *MLP],
     "pipeline": [ROOT / "examples" / "pipeline.py", *MLP],
     "sharded": [ROOT / "examples" / "fully_sharded.py", *MLP],
+    "mesh": [ROOT / "examples" / "mesh.py", "--layers", "1", "--dim", "16", "--heads", "2", "--steps", "1000000",
+             "--batch-size", "16"],
 }
 
 
@@ -195,7 +197,8 @@ def test_no_rank_ends_while_rank_0_draws(tmp_path):
 @pytest.mark.parametrize(("program", "n", "number", "status"), [
     *((program, n, *one) for program in ("gpt", "mnist") for n in (1, 2)
       for one in ((signal.SIGINT, 130), (signal.SIGTERM, 143))),
-    ("pipeline", 2, signal.SIGINT, 130), ("sharded", 2, signal.SIGTERM, 143)], ids=str)
+    ("pipeline", 2, signal.SIGINT, 130), ("sharded", 2, signal.SIGTERM, 143),
+    ("mesh", 2, signal.SIGINT, 130)], ids=str)
 def test_a_signal_saves_what_there_is(tmp_path, program, n, number, status):
     """A signal to the program, or to mpirun, which is what a terminal's Ctrl-C and a batch system reach."""
     if n > 1 and len(ranks.mpirun_command()) > 1:
@@ -221,6 +224,6 @@ def test_a_signal_saves_what_there_is(tmp_path, program, n, number, status):
     assert summary["interrupted"] is True and summary["exit_status"] == status and summary["ranks"] == n
     assert summary["steps"] == len(lines) == lines[-1]["step"] > 0
     with np.load(out / "parameters.npz") as state:
-        model = nn.GPT(12, 8, 1, 2, 16) if program == "gpt" else nn.mlp((16,))
+        model = nn.GPT(12, 8, 1, 2, 16) if program in ("gpt", "mesh") else nn.mlp((16,))
         model.load_state_dict(dict(state))
         assert training.parameters_sha256(model) == summary["parameters_sha256"]

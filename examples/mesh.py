@@ -1,0 +1,295 @@
+"""Train a small GPT by several forms of parallelism at once (3D parallelism, and a fourth axis): the same curve.
+
+    python examples/mesh.py --out runs/one
+    mpirun -n 8 python examples/mesh.py --tp 2 --pp 2 --zero 1 --out runs/eight     # and dp 2, which is left
+    mpirun -n 4 python examples/mesh.py --cp 2 --pp 2 --schedule zb-h1 --out runs/four
+    python mnist_demo/compare.py runs/one runs/eight runs/four
+
+The ranks are a mesh: dp divides the samples, pp the blocks, cp each sequence, tp each matrix. What a rank holds in
+the second step, and sends along each axis, is counted and printed beside what `python -m minitorch_dist plan` says of
+it on paper. It learns two-digit addition, or a text; in float32 AdamW makes more of what rounding differs in, and
+in --dtype float64 the curves are one to ten digits. A run broken off (Ctrl-C) goes on by --resume, on another mesh
+as well.
+"""
+
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, divergence, faults, ledger, nn, optim, program, training, viz
+from minitorch_dist.checks import Checks
+from minitorch_dist.data import Loader
+from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
+from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context_parallel import HOW, context_parallel, cut_sequence
+from minitorch_dist.parallel.gpt_stages import cut_gpt
+from minitorch_dist.parallel.pipeline import Pipeline, full_state_dict
+from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, schedule_of
+from minitorch_dist.parallel.tensor_parallel import parallelize_module, plan_of
+from minitorch_dist.plan import DEVICES, GPT, Job, plan
+
+AXES = ("dp", "pp", "cp", "tp")     # neighbours are tp's: they send most
+SETTINGS = ("family", "layers", "heads", "dim", "length", "dropout", "dtype", "lr", "warmup", "clip", "seed", "steps",
+            "batch_size")           # what the curve depends on; none of the mesh
+SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
+         "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
+         "steps": (600, "optimizer steps")}
+ALIASES = {"dim": ["--width"], "batch_size": ["--batch"]}       # as plan calls them
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel")
+HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
+SAYS_EVERY = 100    # steps
+RANGES = {
+    program.AT_LEAST_1: (*SIZES, "pp", "cp", "tp", "chunks", "micro_batches", "save_every"),
+    program.AT_LEAST_0: ("lr", "warmup", "clip", "seed"),
+    program.PROBABILITY: ("dropout",),
+}
+
+
+def parse(argv):
+    """The command line."""
+    p = program.ArgumentParser(prog="mesh.py", description=__doc__)
+    for axis, what in (("pp", "blocks"), ("cp", "sequences"), ("tp", "matrices")):
+        p.add_argument(f"--{axis}", type=int, default=1, help=f"ranks that divide the {what}; those left are dp's")
+    p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0, help="ZeRO's stage, over dp's and cp's ranks")
+    p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when, along pp")
+    p.add_argument("--chunks", type=int, default=2, help="of blocks, per rank, in interleaved (the V's have 2)")
+    p.add_argument("--micro-batches", type=int, default=4, help="pieces of a rank's samples")
+    p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
+    p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
+    p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
+    p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
+    for name, (default, text) in SIZES.items():
+        p.add_argument(f"--{name.replace('_', '-')}", *ALIASES.get(name, []), type=int, default=default, help=text)
+    p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
+    p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
+    p.add_argument("--warmup", type=int, default=50, help="steps over which it rises")
+    p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
+    p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/mesh-RANKS)")
+    p.add_checks(work=False)
+    p.add_checkpoints()
+    args = p.parse_args(argv)
+    p.check_ranges(args, RANGES)
+    return args
+
+
+class Task:
+    """What is learned: vocabulary, inputs and targets, integers (samples, length), and how many targets of a sample
+    count. Sums that the model never sees, unless it is a text."""
+
+    def __init__(self, args):
+        if args.text:
+            text = read_text(args.text)
+            windows = Windows(text.train, args.length)
+            self.name, self.problems, self.vocabulary = Path(args.text).name, None, text.vocabulary
+            self.inputs, self.targets = windows.inputs, windows.targets
+            self.crc32 = training.crc32(text.train)
+        else:
+            self.problems = addition(2, seed=args.seed)
+            self.name, self.vocabulary = "addition", self.problems.vocabulary
+            self.inputs, self.targets = self.problems.windows(self.problems.train)
+            self.crc32 = training.crc32(self.inputs, self.targets)
+            if args.length != self.inputs.shape[1]:
+                raise ValueError(f"--length {args.length}: a sum has {self.inputs.shape[1]} characters to be seen")
+        self.units = int((self.targets[0] != IGNORED).sum())
+
+    def right(self, model):
+        """Percent of the unseen sums that the whole model gets right; None of a text."""
+        if self.problems is None:
+            return None
+        rows, question = self.problems.test, self.problems.question
+        written = model.generate(rows[:, :question], rows.shape[1] - question, temperature=0)
+        return 100.0 * float((written == rows).all(1).mean())
+
+
+def network(args, task):
+    """The whole model, alike everywhere."""
+    mt.manual_seed(args.seed)
+    return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
+                  tied=args.family == "gpt", dtype=np.dtype(args.dtype), **FAMILIES[args.family])
+
+
+def mesh_of(args, world):
+    """The ranks as a grid. ValueError where they don't make one up."""
+    inner = args.pp * args.cp * args.tp
+    if world.size % inner:
+        raise ValueError(f"--pp {args.pp} --cp {args.cp} --tp {args.tp}: {inner} ranks, or a multiple, and here "
+                         f"{'is' if world.size == 1 else 'are'} {world.size}")
+    return comm.DeviceMesh(world, dp=-1, pp=args.pp, cp=args.cp, tp=args.tp)
+
+
+def pipeline_of(args, task, mesh):
+    """The model, cut three times, and wrapped: matrices, sequences, blocks; then the samples."""
+    model, replicas = network(args, task), mesh["dp", "cp"]
+    if args.tp > 1:
+        parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
+    if args.cp > 1:
+        context_parallel(model, mesh["cp"], args.cp_by)
+    schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
+    placement = placement_of(schedule)
+    count = sum(map(len, placement))
+    if args.layers % count:
+        raise ValueError(f"--layers {args.layers}: {count} stages, {count // args.pp} on each of {args.pp} ranks, want "
+                         "equally many blocks each")
+    stages = cut_gpt(model, count, costs=[1] * args.layers)
+
+    def wrapped(stage):
+        return fully_shard(stage, replicas, args.zero, units=list(stage.blocks)) if args.zero else \
+            DistributedDataParallel(stage, replicas)
+    return Pipeline([wrapped(stages[i]) for i in placement[mesh["pp"].rank]], mesh["pp"], schedule)
+
+
+def on_paper(args, task, mesh):
+    """plan.Plan of the run."""
+    sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
+                dropout=args.dropout > 0, family=args.family)
+    job = Job(sizes, dp=mesh["dp"].size, pp=args.pp, cp=args.cp, tp=args.tp, stage=args.zero, precision="float32",
+              batch=args.batch_size, time=task.inputs.shape[1], micro_batches=args.micro_batches,
+              schedule=args.schedule, chunks=args.chunks if args.schedule == "interleaved" else 1,
+              sequence_parallel=args.sequence_parallel, cp_by=args.cp_by,
+              tiled_loss=True)
+    return plan(job, DEVICES["H100"])
+
+
+def counted(book):
+    """{what: bytes} that this rank has held and sent in a step, from its ledger."""
+    sent = dict.fromkeys(AXES, 0)
+    for (name, _), n in book.bytes_sent.items():
+        axis = name.split()[0]      # "pp tied": between stages that share a parameter
+        sent[axis if axis in AXES else "dp"] += n       # "dp,cp": gradients are summed over both
+    held = {name: book.live[kind] for name, kind in HELD.items()}
+    # A stage's input counts as a parameter while it is there.
+    return held | {"activations": book.peak["activation"] + book.peak["parameter"] - book.live["parameter"]} | sent
+
+
+def planned(rank):
+    """The same of a plan.Rank."""
+    sent = {axis: sum(c.sent for c in rank.collectives if c.axis == axis) for axis in AXES}
+    return {name: getattr(rank, name) for name in (*HELD, "activations")} | sent
+
+
+def table(world, mesh, mine, paper):
+    """Of each place along the pipeline the most that a rank has, counted and on paper (plan.Plan, or None), as lines of
+    text. Collective."""
+    everyone = world.all_gather_object((mesh["pp"].rank, mine))
+    columns = [*HELD, "activations", *(axis for axis in AXES if mesh[axis].size > 1)]
+    heads = ["kB of a rank", *HELD, "activations", *(f"sent, {axis}" for axis in columns[len(HELD) + 1:])]
+    rows = []
+    for place in range(mesh["pp"].size):
+        most = {name: max(rank[name] for where, rank in everyone if where == place) for name in columns}
+        rows.append([f"pp {place}, counted", most])
+        if paper is not None:
+            rows.append(["on paper", planned(paper.ranks[place])])
+    cells = [heads, *([name, *(f"{values[column] / 1e3:,.1f}" for column in columns)] for name, values in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    note = "counted: with norms for clipping, and the whole batch's tokens; on paper: as if every token were a target"
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells] + (
+        [] if paper is None else [note])
+
+
+def prepare(args, task, mesh):
+    """(pipeline, loader, optimizer, its schedule) of these ranks. ValueError on all of them where something doesn't
+    fit."""
+    pipeline = pipeline_of(args, task, mesh)
+    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=mesh["dp"].rank,
+                    size=mesh["dp"].size)
+    parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
+    optimizer = optim.AdamW(training.decay_groups(parameters, 0.1), lr=args.lr, betas=(0.9, 0.99))
+    return pipeline, loader, optimizer, optim.LambdaLR(
+        optimizer, optim.cosine(args.steps, min(args.warmup, args.steps // 2), final=0.1))
+
+
+def step(args, number, batch, units, mesh, pipeline, optimizer):
+    """One step; returns its loss."""
+    strike = faults.of_step(mesh.world, number + 1)
+    parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
+    strike("begin", parameters)
+    optimizer.zero_grad()
+    part = cut_sequence(batch, mesh["cp"]) if args.cp > 1 else batch
+    with divergence.quiet():
+        # No loss_sum: the last stage is given the targets, and makes losses, without logits.
+        loss = pipeline.run(part, None, seed=args.seed, step=number, units=units, over=mesh["dp", "cp"])
+    strike("reduced", parameters)
+    divergence.check(loss, number + 1, optimizer)
+    pipeline.clip_grad_norm_(args.clip)
+    with divergence.quiet():
+        optimizer.step()
+    return loss
+
+
+def train(args, world):
+    """Train, and return the summary."""
+    with program.usage_errors("mesh.py"):
+        mesh, task = mesh_of(args, world), Task(args)
+        paper = on_paper(args, task, mesh)      # which refuses what can't be
+        pipeline, loader, optimizer, rates = prepare(args, task, mesh)
+        args.out = args.out or Path("runs") / f"mesh-{world.size}"
+        checks = Checks(args, world, pipeline.chunks, args.steps, peers=mesh["dp", "cp"])
+        settings = {name: getattr(args, name) for name in SETTINGS} | {"data": task.name, "data_crc32": task.crc32}
+        run = training.Run(args.out, world, settings, args.resume, args.async_save)     # on another mesh as well
+        run.restore(pipeline.chunks, optimizer, rates)
+    stop, lines, counts_at = False, None, run.step + 1      # not the first, which makes the optimizer's state
+    with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
+        progress.say(f"{task.name}: {len(task.inputs):,} samples; {world.size} rank{'s' * (world.size > 1)}: "
+                     f"{' × '.join(f'{axis} {size}' for axis, size in mesh.axes.items())}, ZeRO {args.zero}; "
+                     f"{args.steps:,} steps of {args.batch_size}, {args.micro_batches} micro-batches"
+                     + f"; {args.schedule}: ranks wait for {100 * paper.bubble:.0f} % of the time" * (args.pp > 1))
+        checks.begin()
+        for epoch, batches in run.epochs(loader, args.steps):
+            for batch in batches:
+                begin = time.perf_counter()
+                with ledger.record(memory=True) if run.step == counts_at else nullcontext() as book:
+                    loss = step(args, run.step, batch, task.units, mesh, pipeline, optimizer)
+                rates.step()
+                run.log(loss, epoch, batch.count, begin)
+                progress.step(loss)
+                if book is not None:
+                    lines = table(world, mesh, counted(book), paper if args.dtype == "float32" else None)
+                    progress.say("\n".join(lines))
+                stop = interrupt.agreed(world)
+                saves = stop or run.due(args.save_every, args.steps)
+                checks.after(run.step, batch, saves, progress.say)
+                if run.step % SAYS_EVERY == 0:
+                    progress.say(f"step {run.step:,} of {args.steps:,}: loss {loss:.4f}, {run.speed:,.0f} samples/s")
+                if saves:
+                    run.save(pipeline.chunks, optimizer)
+                if stop or run.step == args.steps:
+                    break
+            if stop:
+                progress.say(interrupt.said(run, args.steps))
+                break
+        whole = network(args, task)
+        whole.load_state_dict(full_state_dict(pipeline.chunks, mesh["pp"]))
+        right = task.right(whole.eval())
+        checks.end(progress.say)
+        status = interrupt.status(world)
+    return run.finish(whole, data=task.name, unseen_sums_right=right, mesh=mesh.axes, table=lines, interrupted=stop,
+                      exit_status=status,
+                      **{name: getattr(args, name) for name in (*SETTINGS, *CUTS) if name != "steps"})
+
+
+def main(argv=None):
+    """The program; returns the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM. SystemExit(2) for what can't be
+    trained, SystemExit(1) where the loss is no number any more."""
+    with program.usage_errors("mesh.py"):
+        world = comm.world()
+        args = parse(argv)
+    summary = train(args, world)
+    if world.rank == 0:
+        viz.learning_curve(viz.read_run(args.out), args.out / "curve.png")
+        if summary["unseen_sums_right"] is not None:
+            print(f"{summary['unseen_sums_right']:.1f} % of the sums that it has never seen are right")
+        print(f"loss {summary['final_loss']:.4f}, parameters {summary['parameters_sha256'][:12]}, run written to "
+              f"{args.out}")
+    world.barrier()     # while rank 0 draws no other may end, which after a signal would end the job
+    return summary["exit_status"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""examples/mesh.py: the curve of one process on every mesh; what it counts beside what plan says; what doesn't fit."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitorch_dist.testing import ranks
+from tests import crews
+from tests.crews import threads
+
+PROGRAM = Path(__file__).parents[1] / "examples" / "mesh.py"
+SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps", "8", "--warmup", "2", "--dropout",
+         "0.1", "--dtype", "float64"]
+
+
+def run(n, folder, *flags):
+    """(loss of every step, summary)"""
+    crews.launch([PROGRAM, *SMALL, *flags, "--out", folder], n, limit=90, env=threads(n)).check()
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in history], json.loads((folder / "summary.json").read_text())
+
+
+def parameters(folder):
+    with np.load(folder / "parameters.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return *run(1, folder), parameters(folder)
+
+
+@pytest.mark.parametrize("n, flags", [
+    (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
+    (8, ["--cp", "2", "--pp", "2", "--zero", "3", "--schedule", "zb-h1"]),
+    (4, ["--tp", "2", "--pp", "2", "--sequence-parallel", "--schedule", "zb-v"]),
+    (8, ["--tp", "2", "--cp", "2", "--cp-by", "all_to_all", "--zero", "2"])], ids=str)
+def test_one_curve(whole, tmp_path, n, flags):
+    losses, summary = run(n, tmp_path, *flags)
+    np.testing.assert_allclose(losses, whole[0], rtol=1e-10)
+    assert summary["unseen_sums_right"] == whole[1]["unseen_sums_right"]
+    assert np.prod([*summary["mesh"].values()]) == n
+    for name, value in parameters(tmp_path).items():
+        np.testing.assert_allclose(value, whole[2][name], rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.thorough
+def test_it_goes_on_on_another_mesh(whole, tmp_path):
+    killed = ranks.launch([PROGRAM, *SMALL, "--pp", "2", "--zero", "2", "--save-every", "3", "--out", tmp_path], 4,
+                          limit=90, env={"MINITORCH_FAULT": "kill rank=1 step=5"})
+    assert killed.returncode != 0 and not (tmp_path / "summary.json").exists()
+    losses, summary = run(4, tmp_path, "--tp", "2", "--cp", "2", "--resume")
+    np.testing.assert_allclose(losses, whole[0], rtol=1e-10)
+    assert summary["resumed_at"] == 3
+
+
+def rows(lines):
+    """[{column: kB}] of the table."""
+    heads = [head.strip() for head in lines[0].split("  ") if head.strip()]
+    return [dict(zip(heads[1:], (float(cell.replace(",", "")) for cell in line.split()[-len(heads) + 1:]), strict=True))
+            for line in lines[1:]]
+
+
+@pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"])],
+                         ids=str)
+def test_what_is_counted_is_on_paper(tmp_path, n, flags, text):
+    """Of a text, each of whose tokens is a target. Rounding is by 0.1; 64 bytes of alignment may be there as well."""
+    _, summary = run(n, tmp_path, *flags, "--dtype", "float32", "--text", text, "--length", "16", "--layers", "2")
+    *lines, note = summary["table"]
+    assert note.startswith("counted: with norms for clipping")
+    found = rows(lines)
+    assert len(found) == 4
+    for counted, paper in zip(found[::2], found[1::2], strict=True):
+        for name in ("parameters", "gradients", "optimizer"):
+            assert abs(counted[name] - paper[name]) < 0.2 and paper[name] > 1, name
+        assert 0 <= counted["activations"] - paper["activations"] < 2 * 8 * 24 * 16 / 1e3 + 0.2     # tokens and labels
+        for axis in [name for name in paper if name.startswith("sent, ")]:
+            more = 0.2 if axis in ("sent, tp", "sent, cp") else 3      # norms of 4,096 elements, small agreements
+            assert -0.2 < counted[axis] - paper[axis] < more and paper[axis] > 1, axis
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "letters.txt"
+    path.write_text("".join(chr(97 + i * i % 23) for i in range(3000)))
+    return path
+
+
+@pytest.mark.parametrize("n, flags, words", [
+    (2, ["--pp", "3"], "--pp 3 --cp 1 --tp 1: 3 ranks, or a multiple, and here are 2"),
+    (1, ["--tp", "2"], "2 ranks, or a multiple, and here is 1"),
+    (2, ["--pp", "2", "--layers", "3"], "--layers 3: 2 stages, 1 on each of 2 ranks, want equally many blocks each"),
+    (2, ["--batch-size", "7"], "a batch of 7 samples on dp = 2 ranks in 3 micro-batches"),
+    (2, ["--tp", "2", "--heads", "1"], "tp=2 must divide the 1 heads: take another --tp"),
+    (2, ["--length", "9"], "--length 9: a sum has 8 characters to be seen"),
+    (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
+    (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+    (1, ["--dropout", "2"], "--dropout 2"), (1, ["--zero", "4"], "--zero: invalid choice")], ids=str)
+def test_what_does_not_fit_is_said_once(tmp_path, n, flags, words):
+    found = crews.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)
+    said = [line for text in found.stderr for line in text.splitlines() if line.startswith("mesh.py: ")]
+    assert found.returncode == 2 and len(said) == 1 and words in said[0], found.report()
+    assert not (tmp_path / "run" / "summary.json").exists()
