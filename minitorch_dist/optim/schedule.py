@@ -1,12 +1,14 @@
 """Learning-rate schedules: functions of the step (from 0) that give a factor, and the object that applies one."""
 
 import math
+from numbers import Real
 
 from ..torch_names import NAMES, tell
 
 
 def constant(warmup=0):
     """Rise linearly over `warmup` steps, then 1."""
+    _check_numbers("constant", warmup=warmup)
     return _warmed("constant", math.inf, warmup, lambda step: 1.0)
 
 
@@ -15,6 +17,7 @@ def cosine(total, warmup=0, final=0.0):
 
     Source: Loshchilov & Hutter 2017, "SGDR".
     """
+    _check_numbers("cosine", total=total, warmup=warmup, final=final)
     return _warmed("cosine", total, warmup, lambda step: final + (1 - final) * 0.5 * (
         1 + math.cos(math.pi * _share(step, warmup, total))))
 
@@ -24,6 +27,7 @@ def linear(total, warmup=0, final=0.0):
 
     Source: Defazio et al. 2023, "Optimal linear decay learning rate schedules and further refinements".
     """
+    _check_numbers("linear", total=total, warmup=warmup, final=final)
     return _warmed("linear", total, warmup, lambda step: final + (1 - final) * (1 - _share(step, warmup, total)))
 
 
@@ -35,6 +39,8 @@ def warmup_stable_decay(total, warmup=0, decay=None, final=0.0):
     go on from it. Sources: Hu et al. 2024, "MiniCPM"; of the root Hägele et al. 2024, "Scaling laws and
     compute-optimal training beyond fixed training durations".
     """
+    _check_numbers("warmup_stable_decay", total=total, warmup=warmup, final=final,
+                   decay=0 if decay is None else decay)
     if decay is None:
         decay = min(math.ceil(total / 5), total - warmup)
     if not 0 < decay <= total - max(0, warmup):
@@ -42,6 +48,12 @@ def warmup_stable_decay(total, warmup=0, decay=None, final=0.0):
                          "than 0, and both together no more than the total")
     return _warmed("warmup_stable_decay", total, warmup, lambda step: final + (1 - final) * (
         1 - math.sqrt(_share(step, total - decay, total))))
+
+
+def _check_numbers(name, **given):
+    for what, value in given.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"{name}: {what} is {value!r}; it must be a number")
 
 
 def _warmed(name, total, warmup, after):

@@ -78,6 +78,16 @@ def test_a_decay_must_fit(decay):
         optim.constant(-1)
 
 
+@pytest.mark.parametrize(("schedule", "args", "words"), [
+    (optim.cosine, (10, "3"), "cosine: warmup is '3'"), (optim.cosine, ("10",), "cosine: total is '10'"),
+    (optim.linear, (10, 2, None), "linear: final is None"), (optim.constant, ([1],), r"constant: warmup is \[1\]"),
+    (optim.warmup_stable_decay, (10, 2, "x"), "decay is 'x'")],
+    ids=lambda value: getattr(value, "__name__", str(value)))
+def test_what_is_no_number_raises(schedule, args, words):
+    with pytest.raises(TypeError, match=f"{words}; it must be a number"):
+        schedule(*args)
+
+
 def test_the_rate_of_every_group_follows():
     optimizer = optim.SGD([{"params": parameter(), "lr": 0.5}, {"params": parameter()}], lr=0.01)
     schedule = optim.LambdaLR(optimizer, optim.cosine(10, warmup=2))
