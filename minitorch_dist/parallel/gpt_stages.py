@@ -12,19 +12,22 @@ from ..nn.moe import MoE
 from ..nn.transformer import GPT
 from . import tied
 from .documents import Stage
+from .moe import joined, parted
 from .pipeline import balanced
 
 
 class GPTStage(Module):
     """Some blocks of a GPT: tokens, integers (batch, time), of the first stage, else x (batch, time, dim) -> x, of the
     last one logits (batch, time, vocabulary), or with targets losses (batch, time), as the GPT's. `first`, `last`:
-    whether it is so. Its attributes are the GPT's."""
+    whether it is so. Its attributes are the GPT's. With experts x is (batch, time, dim + 1), of which the last feature
+    is the sum of the auxiliary losses so far, and the last stage gives a pair, of which that is the second."""
 
     embedded, scores, losses = GPT.embedded, GPT.scores, GPT.losses
 
     def __init__(self, gpt, blocks, first, last):
         super().__init__()
         self.first, self.last, self.context = first, last, gpt.context
+        self.mixture = any(isinstance(m, MoE) for m in gpt.modules())
         self.length, self.positions, self.output_multiplier = gpt.length, gpt.positions, gpt.output_multiplier
         if first:
             self.embed, self.dropout = gpt.embed, gpt.dropout
@@ -41,25 +44,25 @@ class GPTStage(Module):
     def forward(self, x, documents=None, targets=None):
         if self.first:
             x, _ = self.embedded(x, documents)
+        elif self.mixture:
+            x = parted(x)
         x = self.blocks(x, documents)
         if not self.last:
-            return x
+            return joined(x) if self.mixture else x
+        x, *aux = x if self.mixture else (x,)
         x = self.norm(x)
-        return self.scores(x) if targets is None else self.losses(x, targets)
+        y = self.scores(x) if targets is None else self.losses(x, targets)
+        return (y, *aux) if self.mixture else y
 
 
 def cut_gpt(gpt, stages, costs=None):
     """A GPT as a list of so many GPTStages, one after another, with a block each at least; for cut_sequential's place.
 
     costs   what each block costs (default: its number of parameters; the last one's those of the output layer, too)
-    TypeError for what is no GPT; ValueError for experts, whose auxiliary losses no stage sends, and for fewer blocks
-    than stages.
+    TypeError for what is no GPT; ValueError for fewer blocks than stages.
     """
     if not isinstance(gpt, GPT):
         raise TypeError(f"cut_gpt cuts an nn.GPT between its blocks; got a {type(gpt).__name__}")
-    if any(isinstance(m, MoE) for m in gpt.modules()):
-        raise ValueError("cut_gpt: a stage sends one array, and blocks with experts make two, the other of which is an "
-                         "auxiliary loss: leave the experts out, or make stages of one's own")
     blocks = len(gpt.blocks)
     if not 1 <= stages <= blocks:
         raise ValueError(f"cut_gpt: {blocks} blocks can't be cut into {stages} stages")

@@ -82,10 +82,22 @@ def plan_of(model):
     return {path: "experts" for path, module in model.named_modules() if path and isinstance(module, MoE)}
 
 
+def joined(y):
+    """What a stage sends on of blocks with experts, or of what comes before them: y (…, size), or a pair of it and the
+    auxiliary loss, as one tensor (…, size + 1), which has the loss as one more feature."""
+    y, aux = y if isinstance(y, tuple) else (y, zeros_like(lower(y), ()))
+    return ops.concatenate([y, ops.broadcast_to(aux, (*y.shape[:-1], 1))], -1)
+
+
+def parted(x):
+    """The pair again of what `joined` has made one tensor."""
+    return x[..., :-1], x[(0,) * (len(x.shape) - 1) + (-1,)]
+
+
 class OneTensor(Module):
     """A pipeline's stage of blocks with experts, which give pairs, as one that takes and gives one tensor: between the
     stages the auxiliary loss travels as one more feature, and its cotangent back. A first stage may end before the
-    first block. It adds nothing to names.
+    first block. It adds nothing to names. (cut_gpt's stages do so by themselves.)
 
     first, last    the first stage's input, and the last one's output, are left as they are
     """
@@ -96,10 +108,5 @@ class OneTensor(Module):
         self.first, self.last = first, last
 
     def forward(self, x, *more):
-        if not self.first:
-            x = x[..., :-1], x[(0,) * (len(x.shape) - 1) + (-1,)]
-        y = self._modules[""](x, *more)
-        if self.last:
-            return y
-        y, aux = y if isinstance(y, tuple) else (y, zeros_like(lower(y), ()))
-        return ops.concatenate([y, ops.broadcast_to(aux, (*y.shape[:-1], 1))], -1)
+        y = self._modules[""](x if self.first else parted(x), *more)
+        return y if self.last else joined(y)

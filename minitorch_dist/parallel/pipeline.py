@@ -146,6 +146,12 @@ def is_trained(chunk):
     return any(p.requires_grad for p in chunk.parameters())
 
 
+def _summed(losses, labels):
+    """The sum of what a last stage has made of targets."""
+    losses, aux = losses if isinstance(losses, tuple) else (losses, None)
+    return ops.sum(losses) if aux is None else ops.sum(losses) + labels.size * aux
+
+
 class Pipeline:
     """This rank's part of a model that is cut by layers.
 
@@ -216,7 +222,8 @@ class Pipeline:
         batch      of a Loader whose rank and size are those of the other axis: a pipeline's ranks have the same rows
         loss_sum   loss_sum(output, labels) -> the SUM of the losses, a one-element Tensor; called on the last stage.
                    None: the last stage is given the labels as `targets`, and gives losses, whose sum is taken
-                   (cut_gpt's do, without logits)
+                   (cut_gpt's do, without logits); with experts a pair, of which the second, an auxiliary loss, is added
+                   as often as there are labels
         units      losses per sample: the sum is divided by batch.count · units
         over       the Communicator of the axis that divides the samples, mesh["dp"]; None: the batch is whole
         scaler     a GradScaler that scales the loss which backward begins from; its comm has all ranks of the pipeline
@@ -340,7 +347,7 @@ class Pipeline:
         with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
             y = documents.call(module, x, numbers, **{"targets": shard.labels} if ends else {})
         if stage == self.last:
-            y = ops.sum(y) if ends else self.loss_sum(y, shard.labels)
+            y = _summed(y, shard.labels) if ends else self.loss_sum(y, shard.labels)
             self.losses.append(y.item())
             y = y * self.scale
             y = y if self.scaler is None else self.scaler.scale(y)

@@ -9,7 +9,7 @@ from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.data.packing import apart
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.gpt_stages import cut_gpt
@@ -21,6 +21,8 @@ from .packing_cases import LENGTH, VOCABULARY, packed
 BATCH, STEPS, CLIP = 8, 4, 0.5
 GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2},
         "llama": FAMILIES["llama"] | {"tied": False},
+        "experts": {"tied": False, "dropout": 0.1, "moe": {"experts": 4, "group": "sequence", "std": 0.2}},
+        "experts, tied": {"moe": {"experts": 4, "group": "sequence", "std": 0.2, "balance": 0.3}},
         "deepseek": FAMILIES["deepseek"] | {"dropout": 0.1}, "rotary, tied": {"positions": "rotary", "norm": "rms"}}
 
 
@@ -41,8 +43,10 @@ def batches(packs, rank=0, size=1):
     return zip(range(STEPS), (b for epoch in range(STEPS) for b in loader.epoch(epoch)), strict=False)
 
 
-def loss_sum(logits, labels):
-    return nn.cross_entropy(logits, labels, reduction="sum")
+def loss_sum(output, labels):
+    logits, aux = output if isinstance(output, tuple) else (output, None)
+    loss = nn.cross_entropy(logits, labels, reduction="sum")
+    return loss if aux is None else loss + labels.size * aux
 
 
 def adamw(params):
@@ -63,8 +67,10 @@ def one_process(name, packs):
 
 def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False):
     """(losses, whole parameters, {axis: bytes of all-reduces}) of a mesh of these sizes besides dp."""
-    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "pp": 2, "tp": 1} | sizes)
-    model, ranks = gpt(name), mesh["dp", "cp"]
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "ep": 1, "pp": 2, "tp": 1} | sizes)
+    model, ranks, samples = gpt(name), mesh["dp", "cp", "ep"], mesh["dp", "ep"]
+    if mesh["ep"].size > 1:
+        tp.parallelize_module(model, mesh["ep"], moe.plan_of(model))
     if mesh["tp"].size > 1:
         tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
     if mesh["cp"].size > 1:
@@ -77,7 +83,7 @@ def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False):
     pipeline, losses = Pipeline(chunks, mesh["pp"], plan), []
     optimizer = adamw([p for chunk in chunks for p in chunk.parameters()])
     with ledger.record() as book, patch.object(tiled_cross_entropy, "HOST", 1):
-        for step, batch in batches(packs, mesh.coords["dp"], mesh["dp"].size):
+        for step, batch in batches(packs, samples.rank, samples.size):
             batch = cp.cut_sequence(batch, mesh["cp"]) if mesh["cp"].size > 1 else batch
             optimizer.zero_grad()
             losses.append(pipeline.run(batch, None if tiled else loss_sum, seed=3, step=step, units=LENGTH, over=ranks,

@@ -26,7 +26,9 @@ def wanted(name, packs):
     ("tied", False, "zb-v", 4, 2, 2, {}), ("untied", True, "1f1b", 4, 0, 4, {"pp": 4}),
     ("tied", False, "gpipe", 2, 0, 4, {"pp": 4}), ("tied", False, "1f1b", 2, 0, 4, {"tp": 2}),
     ("tied", True, "1f1b", 2, 0, 4, {"cp": 2}), ("deepseek", True, "zb-h1", 2, 1, 4, {}),
-    ("rotary, tied", True, "1f1b", 2, 3, 4, {"tp": 2})])
+    ("rotary, tied", True, "1f1b", 2, 3, 4, {"tp": 2}), ("experts", False, "zb-h1", 4, 1, 4, {"ep": 2}),
+    ("experts, tied", False, "zb-v", 4, 0, 2, {}), ("experts", False, "1f1b", 2, 2, 4, {"tp": 2}),
+    ("experts", False, "dualpipev", 4, 0, 4, {"ep": 2})])
 def test_one_curve(name, packs, schedule, micro_batches, stage, n, sizes):
     """AdamW, dropout, clipping, float64: the parameters of one process, on every rank, under the same names."""
     losses, state = wanted(name, packs)
@@ -43,7 +45,8 @@ def test_one_curve(name, packs, schedule, micro_batches, stage, n, sizes):
 
 @pytest.mark.parametrize("name, packs, schedule, micro_batches, stage, n, sizes", [
     ("tied", False, "1f1b", 2, 0, 2, {}), ("untied", True, "zb-h1", 2, 3, 4, {}), ("tied", True, "zb-v", 4, 1, 4, {}),
-    ("tied", False, "1f1b", 2, 2, 4, {"tp": 2}), ("deepseek", True, "1f1b", 2, 0, 4, {"cp": 2})])
+    ("tied", False, "1f1b", 2, 2, 4, {"tp": 2}), ("deepseek", True, "1f1b", 2, 0, 4, {"cp": 2}),
+    ("experts, tied", False, "1f1b", 4, 3, 4, {"ep": 2}), ("experts", False, "zb-h1", 2, 1, 4, {"tp": 2})])
 def test_one_curve_of_losses_without_logits(name, packs, schedule, micro_batches, stage, n, sizes):
     losses, state = wanted(name, packs)
     job = name, packs, schedule, micro_batches, stage, sizes, True
@@ -85,8 +88,7 @@ def test_the_output_layer_counts():
 @pytest.mark.parametrize("make, stages, costs, error, says", [
     (lambda: nn.Sequential(nn.Linear(2, 2)), 1, None, TypeError, "got a Sequential"),
     (lambda: nn.GPT(11, 4, layers=2, heads=2, dim=8), 3, None, ValueError, "2 blocks can't be cut into 3 stages"),
-    (lambda: nn.GPT(11, 4, layers=2, heads=2, dim=8), 2, [1], ValueError, "1 costs for 2 blocks"),
-    (lambda: nn.GPT(11, 4, layers=2, heads=2, dim=8, moe={"experts": 2}), 2, None, ValueError, "auxiliary loss")])
+    (lambda: nn.GPT(11, 4, layers=2, heads=2, dim=8), 2, [1], ValueError, "1 costs for 2 blocks")])
 def test_what_can_not_be_cut(make, stages, costs, error, says):
     with pytest.raises(error, match=f"cut_gpt.*{says}"):
         cut_gpt(make(), stages, costs)
