@@ -230,16 +230,20 @@ def crossing(sizes):
 # ---------------------------------------------------------------- a pipeline
 
 def loss_sum(output, labels):
-    return nn.cross_entropy(output, labels, reduction="sum")
+    logits, aux = output if isinstance(output, tuple) else (output, None)
+    found = nn.cross_entropy(logits, labels, reduction="sum")
+    return found if aux is None else found + labels.size * aux
 
 
 def pipeline(job, bounds):
     """A step of a pipeline whose stages have the blocks between bounds: (held, peak, {(axis, op): bytes sent})."""
     sizes = GPT(**job["model"])
-    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"], tp=job["tp"])
-    whole = gpt(sizes)
+    mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
+    whole, replicas, samples = gpt(sizes), mesh["dp", "cp", "ep"], mesh["dp", "ep"]
     if job["tp"] > 1:
         tp.parallelize_module(whole, mesh["tp"], ways_of(whole), job["sequence_parallel"])
+    if job["ep"] > 1:
+        tp.parallelize_module(whole, mesh["ep"], moe.plan_of(whole))
     adapt(job, whole)
     if job["cp"] > 1:
         context_parallel(whole, mesh["cp"], job["cp_by"])
@@ -247,14 +251,14 @@ def pipeline(job, bounds):
     chunks, last = [], len(bounds) - 2
     stages = tied.apart([GPTStage(whole, range(*pair), i == 0, i == last) for i, pair in enumerate(pairwise(bounds))])
     for module in (stages[stage] for stage in placement_of(schedule)[mesh.coords["pp"]]):
-        chunks.append(fully_shard(module, mesh["dp", "cp"], job["stage"], units=list(module.blocks)) if job["stage"]
-                      else DistributedDataParallel(module, mesh["dp", "cp"]))
+        chunks.append(fully_shard(module, replicas, job["stage"], units=list(module.blocks)) if job["stage"]
+                      else DistributedDataParallel(module, replicas))
     optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)
     losses = None if job["tiled_loss"] else loss_sum if job["tp"] == 1 else lambda scores, labels: \
         tp.vocab_parallel_cross_entropy(scores, labels, mesh["tp"], sizes.vocabulary, "sum")
-    loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=mesh.coords["dp"],
-                         size=job["dp"])
+    loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=samples.rank,
+                         size=samples.size)
     batch = next(iter(loader.epoch(0)))
     batch = cut_sequence(batch, mesh["cp"]) if job["cp"] > 1 else batch
     for i in range(2):
@@ -262,6 +266,6 @@ def pipeline(job, bounds):
             chunk.zero_grad()
         with ledger.record(memory=True) as book:
             run.run(batch, losses, seed=0, step=i, units=job["time"],
-                    over=mesh["dp", "cp"])
+                    over=replicas)
             optimizer.step()
     return dict(book.live), dict(book.peak), dict(book.bytes_sent)

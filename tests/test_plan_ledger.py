@@ -161,6 +161,12 @@ PIPELINES = {
     "tied, 1": ({"pp": 2, "dp": 2, "micro_batches": 3, "stage": 1, "model": TIED}, [0, 2, 5]),
     "tied, 3, zb-h1": ({"pp": 2, "dp": 2, "micro_batches": 3, "schedule": "zb-h1", "stage": 3, "model": TIED},
                        [0, 2, 5]),
+    "experts": ({"pp": 2, "micro_batches": 3, "model": {"experts": 4}}, [0, 2, 5]),
+    "experts, divided, zb-h1": ({"pp": 2, "ep": 2, "micro_batches": 3, "schedule": "zb-h1",
+                                 "model": {"experts": 4, "shared_experts": 2, "dropout": False}}, [0, 2, 5]),
+    "experts, one each, by tiles, zb-h1": ({"pp": 2, "micro_batches": 3, "schedule": "zb-h1",
+                                            "model": {"experts": 3, "top_k": 1, **TIED}} | TILED, [0, 2, 5]),
+    "experts, divided, 1": ({"pp": 2, "ep": 2, "stage": 1, "micro_batches": 3, "model": {"experts": 4}}, [0, 2, 5]),
     "tensors": ({"pp": 2, "tp": 2, "micro_batches": 4}, [0, 2, 5]),
     "tensors, zb-h1": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "tensors, zb-v, no dropout": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-v",
@@ -182,7 +188,8 @@ PIPELINES = {
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in PIPELINES), ("llama", "zb-h1, uneven"),
                                           ("llama", "sequences"), ("deepseek", "zb-h1, uneven"),
                                           *((family, name) for family in ("llama", "deepseek") for name in (
-                                              "tensors, zb-h1", "tensors, gathered again, zb-h1"))])
+                                              "tensors, zb-h1", "tensors, gathered again, zb-h1",
+                                              "experts, divided, zb-h1"))])
 def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
     job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)

@@ -47,7 +47,8 @@ def elements(job, samples):
     head weight      of the output layer's matrix, of its share
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
                      experts' rows, their inputs and inner features
-    shared inner     of all tokens within the shared experts
+    answers width    of the experts' answers, with the one that is nobody's
+    shared inner, shared answer  of all tokens within the shared experts; of what these give
     """
     model, time = job.model, job.time // job.cp
     tokens, tp = samples * time, job.tp
@@ -74,7 +75,9 @@ def elements(job, samples):
         rows, chosen = model.rows(tokens), tokens * model.top_k
         found |= {"expert": model.experts, "route": tokens * model.experts, "choice": chosen,
                   "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
-                  "place inner": rows * model.inner, "shared inner": tokens * model.inner * model.shared_experts}
+                  "answers width": (rows + (job.ep == 1)) * model.width, "place inner": rows * model.inner,
+                  "shared inner": tokens * model.inner * model.shared_experts,
+                  "shared answer": tokens * model.width * (model.shared_experts > 0)}
     return found
 
 
@@ -86,23 +89,36 @@ def norm(what):
 DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: mask", "whole", 4)}
 
 
-def routed(experts, gates):
+def router(size):
+    return [Row("router: its input", "input", size, size, of="mlp.router mlp.shared"),
+            Row("its cotangent", "route", 0, size, of="mlp.router")]
+
+
+def experts(between, size, kept, first):
+    """`kept` bytes between their matrices; `first`: of the cotangent of what the first ones give."""
+    return [Row("experts: their input", "place width", size, size, of="mlp.experts"),
+            Row("cotangent of the first matrices", "place inner", 0, first, of="mlp.experts"),
+            Row(between, "place inner", kept),
+            Row("second matrices: their input", "place inner", size, size, of="mlp.experts"),
+            Row("their cotangent", "answers width", 0, size, of="mlp.experts")]
+
+
+def routed(between, first, gates):
     """A mixture of experts in float32, of one of two kinds, whose gates are made in one of two ways (nn/moe.py:
     route)."""
-    return [*norm("second norm"), Row("router: its input", "input", 4, of="mlp.router mlp.shared"),
-            Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
-            Row("experts: their input", "place width", 4, of="mlp.experts"),
-            Row(experts, "place inner", 8),
-            Row("second matrices: their input", "place inner", 4, of="mlp.experts"),
+    return [*norm("second norm"), *router(4), Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
+            *experts(between, 4, 8, first), *shared(between, 4, 8, first),
             Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
             Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
-            Row("balance: use", "expert", 4), *shared(experts, 4, 8), DROPPED["float32"]]
+            Row("balance: use", "expert", 4), DROPPED["float32"]]
 
 
-def shared(between, size, twice):
-    """Of shared experts, which take what the router takes: `twice` bytes between their matrices."""
-    return [Row(f"shared experts: {between}", "shared inner", twice),
-            Row("their second matrices: their input", "shared inner", size, of="mlp.shared")]
+def shared(between, size, kept, first):
+    """Of shared experts, which take what the router takes; as `experts`."""
+    return [Row("cotangent of shared experts' first matrices", "shared inner", 0, first, of="mlp.shared"),
+            Row(f"shared experts: {between}", "shared inner", kept),
+            Row("their second matrices: their input", "shared inner", size, size, of="mlp.shared"),
+            Row("their cotangent", "shared answer", 0, size, of="mlp.shared")]
 
 
 # Attention up to its projection, by how it is made. dropout's rows are there with dropout only.
@@ -159,23 +175,20 @@ FEED_FORWARD = {
                        Row("last matrix: its input", "inner", 4, 4, "mlp.2"),
                        Row("its cotangent", "answer", 0, 4, "mlp.2"), DROPPED["float32"]],
     "mixed, experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router mlp.shared"),
-        Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
-        Row("GELU: its argument", "place inner", 2),
-        Row("second matrices: their input", "place inner", 2, of="mlp.experts"),
-        Row("answers, to be weighted", "chosen", 2), *shared("GELU: its argument", 2, 2), DROPPED["mixed"]],
+        Row("second norm: its input", "whole", 2), *router(2), Row("softmax", "route", 4),
+        *experts("GELU: its argument", 2, 2, 2),
+        Row("answers, to be weighted", "chosen", 2), *shared("GELU: its argument", 2, 2, 2), DROPPED["mixed"]],
     "mixed, gated experts": [
-        Row("second norm: its input", "whole", 2), Row("router: its input", "input", 2, of="mlp.router mlp.shared"),
-        Row("softmax", "route", 4), Row("experts: their input", "place width", 2, of="mlp.experts"),
-        Row("SwiGLU: gate and up", "place inner", 4),
-        Row("last matrices: their input", "place inner", 2, of="mlp.experts"),
-        Row("answers, to be weighted", "chosen", 2), *shared("SwiGLU: gate and up", 2, 4), DROPPED["mixed"]],
-    **{f"float32, {kind}{gates}": routed(what, rows)
-       for kind, what in (("", "GELU: its argument and share"), ("gated ", "SwiGLU: gate and up"))
+        Row("second norm: its input", "whole", 2), *router(2), Row("softmax", "route", 4),
+        *experts("SwiGLU: gate and up", 2, 4, 4),
+        Row("answers, to be weighted", "chosen", 2), *shared("SwiGLU: gate and up", 2, 4, 4), DROPPED["mixed"]],
+    **{f"float32, {kind}{gates}": routed(what, first, rows)
+       for kind, what, first in (("", "GELU: its argument and share", 4), ("gated ", "SwiGLU: gate and up", 8))
        for gates, rows in (("experts", [Row("gates: softmax of the chosen", "choice", 8),
                                         Row("balance: softmax", "route", 8)]),
                            ("an expert each", [Row("gates", "choice", 4),
-                                               Row("softmax, twice, and scores", "route", 12)]))},
+                                               Row("softmax, and scores", "route", 8),
+                                               Row("balance: softmax", "route", 4)]))},
 }
 # Behind the first row of attention: rotary positions.
 TURNED = {"mixed": [], "mixed, latents": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
@@ -299,7 +312,8 @@ def activations(job, stage, samples):
     layers, first, last = stage
     count = elements(job, samples)
     ends = _ends(job)
-    before = EMBEDDING[ends] if first else []
+    before = EMBEDDING[ends] if first else [Row("auxiliary loss", "token", job.sizes["parameter"])] * bool(
+        job.model.experts)
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
     of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
@@ -328,7 +342,8 @@ def activations(job, stage, samples):
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0
-    for row in reversed(_there([*block * layers, *behind], job.model)):
+    rows = _there([*block * layers, *behind], job.model)[::-1]
+    for row in sorted(rows, key=lambda row: not row.what.startswith("balance")):     # the auxiliary loss goes first
         now += (row.late - row.nbytes) * count[row.per]
         most = max(most, now)
     return Kept(kept, 0, most, kept + now)

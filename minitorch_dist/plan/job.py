@@ -221,10 +221,10 @@ class Job:
         if self.shards % self.ep and self.ep % self.shards:
             raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
                              "or share some: take a multiple or a divisor of --ep")
-        for name in ("tp", "pp", "cp"):
+        for name in ("tp", "cp"):
             if self.model.experts and getattr(self, name) > 1:
-                raise ValueError(f"{name}={getattr(self, name)} of a mixture of experts: plan knows these with --dp "
-                                 "and --ep only")
+                raise ValueError(f"{name}={getattr(self, name)} of a mixture of experts: plan knows these with --dp, "
+                                 "--pp and --ep only")
 
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:

@@ -149,7 +149,8 @@ def pipeline_parallel(job, place, stages):
     owners = {stage: rank for rank, own in enumerate(job.placement) for stage in own}
     messages = sum(owners[other] != place for stage in job.placement[place]
                    for other in (stage - 1, stage + 1) if 0 <= other <= last)
-    nbytes = _tokens(job) * job.model.width * job.sizes["parameter"] / (job.tp if job.sequence_parallel else 1)
+    features = job.model.width + bool(job.model.experts)        # the auxiliary loss goes along
+    nbytes = _tokens(job) * features * job.sizes["parameter"] / (job.tp if job.sequence_parallel else 1)
     found = [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
     ends = {owners[0], owners[last]}
     if job.copied and job.adapters is None and place in ends and len(ends) == 2:
