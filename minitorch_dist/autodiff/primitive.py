@@ -184,7 +184,8 @@ class Primitive:
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
-                 "definition", "pullback", "reads", "own_sums", "layout", "broadcasts", "differentiable", "kept")
+                 "definition", "pullback", "reads", "own_sums", "layout", "broadcasts", "differentiable", "kept",
+                 "known")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
                  definition=None, pullback=None, reads=None, own_sums=False, listed=True, **rules):
@@ -203,7 +204,7 @@ class Primitive:
         self.pullback = pullback and self._bind_pullback(pullback)
         self.reads = reads and tuple(frozenset(self.places(reads[i].split())) for i in self.inputs)
         self.differentiable = tuple(bool(rule or pullback) for rule in self.rules)   # per input: is there a derivative?
-        self.kept = {}      # what `keeps` has worked out already
+        self.kept, self.known = {}, {}      # what `keeps` and `read` have worked out already
         if listed:
             if name in OPS:
                 raise ValueError(f"there is an op {name!r} already: take another name")
@@ -218,17 +219,21 @@ class Primitive:
     def keeps(self, wanted):
         """Per place of `layout`: whether backward needs it, where `wanted` says per input if a gradient flows to it."""
         if wanted not in self.kept:
-            need = frozenset().union(*(n for n, w in zip(self.needs, wanted, strict=True) if w))
-            self.kept[wanted] = tuple(i in need for i in range(len(self.layout)))
+            self.kept[wanted] = self._among(self.needs, wanted)
         return self.kept[wanted]
+
+    def _among(self, places, wanted):
+        """Per place of `layout`: whether it is one of the wanted inputs' places."""
+        found = frozenset().union(*(p for p, w in zip(places, wanted, strict=True) if w))
+        return tuple(i in found for i in range(len(self.layout)))
 
     def read(self, wanted):
         """Per place of `layout`: whether the cotangents of these inputs are made of it, once it has been kept. Of a
         fused op less may be: a second derivative wants more."""
-        if self.reads is None:
-            return self.keeps(tuple(map(bool, wanted)))
-        read = frozenset().union(*(r for r, w in zip(self.reads, wanted, strict=True) if w))
-        return tuple(i in read for i in range(len(self.layout)))
+        wanted = tuple(map(bool, wanted))
+        if wanted not in self.known:
+            self.known[wanted] = self._among(self.reads or self.needs, wanted)
+        return self.known[wanted]
 
     def _bind_forward(self, forward):
         """A fused op's forward: a GPU kernel's, where kernels/ has one that wins on these arguments."""
