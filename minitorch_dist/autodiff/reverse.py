@@ -159,7 +159,8 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
         node, ct = ready.pop()
         saved, primitive = node.saved, node.primitive
         if saved.__class__ is not tuple:
-            saved = saved.open(node, None if create else [p is not None for p in node.parents])
+            again = create or ct.__class__ in TRACED        # to be differentiated: what that reads comes back too
+            saved = saved.open(node, None if again else [p is not None for p in node.parents])
         if log.newest > node.date:
             check_stale(node, saved)
         if create:

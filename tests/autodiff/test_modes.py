@@ -255,6 +255,26 @@ def test_packed_arrays_serve_higher_orders_and_retain_graph():
     np.testing.assert_allclose(x.grad.numpy(), -np.sin(v) * v * v + 4 * np.cos(v) * v + 2 * np.sin(v))
 
 
+@pytest.mark.parametrize("place", range(3), ids=["x", "weight", "bias"])
+def test_packed_arrays_serve_derivatives_of_a_pullback(place):
+    """What a first derivative doesn't read, a second one does, though the op itself is on the tape of one level."""
+    draw = np.random.default_rng(0).standard_normal
+    values, t = [draw((6, 5)), draw((7, 5)), draw(7)], draw((6, 7))
+
+    def slope(t):
+        f = lambda value: mt.linear(*values[:place], value, *values[place + 1:])    # noqa: E731
+        return mt.sum(mt.vjp(f, values[place])[1](t)[0] ** 2.0)
+
+    def gradients():
+        leaf = mt.tensor(t, requires_grad=True)
+        slope(leaf).backward()
+        return mt.grad(slope)(t), leaf.grad.numpy()
+    with mt.saved_tensors_hooks(lambda a: [a], lambda kept: kept[0]):
+        packed = gradients()
+    for got, wanted in zip(packed, gradients(), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_quantising_changes_the_gradient_as_it_should():
     x = leaf(0.26, 0.74)
     with mt.saved_tensors_hooks(lambda a: np.round(a * 10).astype(np.int8), lambda q: q / 10.0):
