@@ -170,7 +170,7 @@ PIPELINES = {
     "tensors": ({"pp": 2, "tp": 2, "micro_batches": 4}, [0, 2, 5]),
     "tensors, zb-h1": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "tensors, zb-v, no dropout": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-v",
-                                   "model": {"dropout": False, **TIED}}, [0, 1, 2, 3, 5]),
+                                   "model": {"layers": 8, "dropout": False, **TIED}}, [0, 2, 4, 6, 8]),
     "tensors, by tiles, zb-h2": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h2"} | TILED, [0, 2, 5]),
     "tensors, 3, zb-h1": ({"pp": 2, "tp": 2, "dp": 2, "stage": 3, "micro_batches": 3, "schedule": "zb-h1"}, [0, 2, 5]),
     "tensors, sequences": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4} | SHARES, [0, 2, 5]),
@@ -178,8 +178,8 @@ PIPELINES = {
                                   [0, 2, 5]),
     "tensors, gathered again, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-h1"} | AGAIN,
                                        [0, 2, 5]),
-    "tensors, sequences, by tiles, zb-v": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-v"}
-                                           | SHARES | TILED, [0, 1, 2, 3, 5]),
+    "tensors, sequences, by tiles, zb-v": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-v",
+                                            "model": {"layers": 8}} | SHARES | TILED, [0, 2, 4, 6, 8]),
     "tensors, gathered again, by tiles, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4,
                                                   "schedule": "zb-h1"} | AGAIN | TILED, [0, 2, 5]),
 }
