@@ -46,7 +46,6 @@ from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
 from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
-from ..comm.together import together
 from ..data.loader import cut
 from ..data.packing import apart
 from ..ledger import spanning
@@ -55,11 +54,12 @@ from ..optim.clip import clip_stages, tree_sum
 from . import documents, tied
 from .documents import Stage
 from .fully_sharded import FullySharded
+from .pipeline_checks import check_chunks, described, is_trained
 from .same_model import check_same
 from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
 from .schedules import play
 from .turns import in_turns
-from .wrapping import ReducingModule, check_not_annotated
+from .wrapping import ReducingModule
 
 SPEC_BYTES = 128
 
@@ -114,36 +114,6 @@ def full_state_dict(chunks, comm):
         state = chunk.comm.broadcast_object(state) if isinstance(chunk, FullySharded) else state
         mine |= {name: value for name, value in state.items() if name not in copies}
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
-
-
-def described(schedule):
-    """What has to be the same on all ranks, as lines: the sizes, then step by step."""
-    stages, micro_batches = (len({step[place] for row in schedule for step in row}) for place in (2, 1))
-    return [f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches",
-            *(f"row {rank}, step {i}: {step}" for rank, row in enumerate(schedule) for i, step in enumerate(row))]
-
-
-def check_chunks(chunks, comm):
-    """(whether each of every rank's chunks has something to train, whether one is in exact mode, whether one has
-    layers that take documents). ValueError on all ranks if a pipeline can't have one of them. Collective."""
-    def check():
-        if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
-            raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
-                             "for each micro-batch: leave the latter out, then it is gathered once a step, and kept "
-                             "until its last backward is through")
-        for chunk in chunks:
-            check_not_annotated(chunk, "Pipeline", "leave the annotations out, and cut the stages' matrices by "
-                                "parallelize_module")
-    together(comm, check)
-    exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
-    reads = any(map(documents.readers, chunks))
-    trained, exacts, reading = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact, reads)), strict=True)
-    return trained, any(exacts), any(reading)
-
-
-def is_trained(chunk):
-    """Whether a stage has a parameter that wants a gradient."""
-    return any(p.requires_grad for p in chunk.parameters())
 
 
 def _summed(losses, labels):

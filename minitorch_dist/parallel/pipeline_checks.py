@@ -1,0 +1,36 @@
+"""What has to be so on all ranks before a pipeline is made of their chunks (pipeline.py)."""
+
+from ..comm.together import together
+from . import documents
+from .fully_sharded import FullySharded
+from .wrapping import ReducingModule, check_not_annotated
+
+
+def described(schedule):
+    """What has to be the same on all ranks, as lines: the sizes, then step by step."""
+    stages, micro_batches = (len({step[place] for row in schedule for step in row}) for place in (2, 1))
+    return [f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches",
+            *(f"row {rank}, step {i}: {step}" for rank, row in enumerate(schedule) for i, step in enumerate(row))]
+
+
+def check_chunks(chunks, comm):
+    """(whether each of every rank's chunks has something to train, whether one is in exact mode, whether one has
+    layers that take documents). ValueError on all ranks if a pipeline can't have one of them. Collective."""
+    def check():
+        if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
+            raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
+                             "for each micro-batch: leave the latter out, then it is gathered once a step, and kept "
+                             "until its last backward is through")
+        for chunk in chunks:
+            check_not_annotated(chunk, "Pipeline", "leave the annotations out, and cut the stages' matrices by "
+                                "parallelize_module")
+    together(comm, check)
+    exact = any(isinstance(chunk, ReducingModule) and chunk.exact for chunk in chunks)
+    reads = any(map(documents.readers, chunks))
+    trained, exacts, reading = zip(*comm.all_gather_object(([*map(is_trained, chunks)], exact, reads)), strict=True)
+    return trained, any(exacts), any(reading)
+
+
+def is_trained(chunk):
+    """Whether a stage has a parameter that wants a gradient."""
+    return any(p.requires_grad for p in chunk.parameters())
