@@ -281,6 +281,8 @@ def main(box):
         importlib.import_module(name)
     if job["kind"] == "ranks":
         from minitorch_dist import comm as library
+        from minitorch_dist.comm import where
+        where.users = job["answer"]       # of a call that drive.py passes on the answer's line is told
         comm = library.world()
         rank = comm.rank
     sys.path.remove(job["checkout"])

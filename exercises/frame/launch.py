@@ -258,7 +258,7 @@ def _raised(exercise, errors, n, text):
     if kind == "NotImplementedError" and not earlier:
         return Failure("not begun", f"not begun: {words}", [f"    in line {mine[-1]}"] if mine else [])
     if kind == "MismatchError":
-        table = [_shorten(_not_of_the_drive(line, errors, text)) for line in words.splitlines()[1:-1]]
+        table = [_shorten(line) for line in words.splitlines()[1:-1]]
         return Failure("error", "the ranks call different collectives; all must call the same, in the same order",
                        ["  " + line for line in table])
     if kind == "Forbidden":
@@ -277,14 +277,6 @@ def _raised(exercise, errors, n, text):
     if earlier:
         details.append(f"    called by or inside {earlier[-1]}")
     return Failure("error", f"{who}{kind}: {words}", details)
-
-
-def _not_of_the_drive(row, errors, text):
-    """A row of the mismatch table; where a chapter's drive.py has passed the call on, with the learner's line."""
-    rank, _, _ = row.strip().partition(" ")
-    frames = errors.get(int(rank), {"frames": []})["frames"] if rank.isdecimal() else []
-    mine = [line for file, line in frames if file.startswith("answer" + os.sep)]
-    return re.sub(r"\S*[/\\]drive\.py:\d+ in .*", lambda _: _quote(mine[-1], text), row) if mine else row
 
 
 def _shorten(line):

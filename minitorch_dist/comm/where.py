@@ -8,11 +8,14 @@ import traceback
 COMM = os.path.dirname(__file__)
 FRAMEWORK = os.path.join(os.path.dirname(COMM), "")     # with its last /: minitorch_dist_mine.py is the user's
 
+users = None    # what the paths of the user's files begin with, set by who wraps the framework for them
+
 
 def caller():
     """(file, line number, function) of the user's code that is calling the framework now.
 
-    The innermost frame outside the framework; where all are inside, the outermost.
+    The innermost frame in one of `users`' files; else the innermost outside the framework; where all are inside, the
+    outermost.
     """
     return _place(sys._getframe(1))
 
@@ -20,6 +23,8 @@ def caller():
 def _place(frame):
     while frame.f_code.co_filename.startswith(FRAMEWORK) and frame.f_back is not None:
         frame = frame.f_back
+    if users is not None:
+        frame = next((one for one, _ in traceback.walk_stack(frame) if one.f_code.co_filename.startswith(users)), frame)
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 

@@ -12,12 +12,12 @@ from exercises.frame.course import Course, CourseError, Exercise
 from minitorch_dist.testing import ranks
 
 
-def run(tmp_path, source, cases=None, n=1, **fields):
+def run(tmp_path, source, cases=None, n=1, drive=None, **fields):
     """Launch an answer f, with cases of its own."""
     path = tmp_path / "answer_file.py"
     path.write_text(source, encoding="utf-8")
     exercise = Exercise("99.1", "99_none", path.name, "f", "a test", kind="ranks" if n > 1 else "plain", **fields)
-    return launch.launch(exercise, path, cases or [[{"x": np.arange(3.0)} for _ in range(n)]], n)
+    return launch.launch(exercise, path, cases or [[{"x": np.arange(3.0)} for _ in range(n)]], n, drive=drive)
 
 
 # ---------------------------------------------------------------- what goes wrong in an answer
@@ -80,6 +80,36 @@ def test_a_failure_is_told_with_the_learners_line(name, tmp_path, monkeypatch):
     for text in texts:
         assert text in said, said
     assert "child.py" not in said and "Traceback" not in said
+
+
+PASSES_ON = """
+class Watched:
+    def __init__(self, comm):
+        self.comm, self.rank = comm, comm.rank
+
+    def all_reduce(self, x):
+        return self.comm.all_reduce(x)
+
+
+def f(learner, inputs, run):
+    learner(Watched(run.comm), inputs["x"])
+"""
+REPORTS_LATE = """import time, numpy as np
+def f(comm, x):
+    try:
+        comm.all_reduce(x if comm.rank else np.zeros(4))
+    finally:
+        time.sleep(0 if comm.rank else 2)
+"""
+
+
+def test_calls_that_the_drive_passes_on_are_the_learners_also_of_a_rank_that_is_ended_before_it_reports(tmp_path):
+    """The first rank that reports ends the others, which may have had no time to."""
+    (tmp_path / "drive.py").write_text(PASSES_ON)
+    failure = run(tmp_path, REPORTS_LATE, n=2, drive=tmp_path / "drive.py").failure
+    said = "\n".join([failure.message, *failure.details])
+    assert said.count("your line 4: comm.all_reduce(x if comm.rank else np.zeros(4))") == 2, said
+    assert "drive.py" not in said
 
 
 HANGS_LATE = ("def f(comm, x, k):\n    if k == 7 and comm.size == 2:\n        comm.recv(x, src=1 - comm.rank)\n"
