@@ -145,7 +145,7 @@ def route(logits, k, capacity, score="softmax", bias=None, nodes=None, scale=1.0
 
 def within_nodes(scores, k, nodes, most):
     """The scores (…, experts), -inf on all nodes but the `most` best ones of each token."""
-    parts = scores.reshape(*scores.shape[:-1], nodes, -1)
+    parts = scores.reshape(*scores.shape[:-1], nodes, scores.shape[-1] // nodes)
     best, _ = ops.topk(parts, -(-k // most))
     _, taken = ops.topk(best.sum(-1), most)
     there = (taken[..., None] == xp.arange(nodes, like=taken)).any(-2)
@@ -176,16 +176,17 @@ def check_choices(k, experts, nodes=None, score="softmax"):
 def dispatch(x, routing):
     """Tokens (groups · tokens, size) as the experts' rows (experts, groups · capacity, size), zeros in empty ones."""
     padded = ops.concatenate([x, zeros_like(lower(x), (1, x.shape[1]))])
-    return ops.reshape(padded[routing.sources], (routing.experts, -1, x.shape[1]))
+    return ops.reshape(padded[routing.sources], (routing.experts, len(routing.gates) * routing.capacity, x.shape[1]))
 
 
 def combine(y, routing):
     """The experts' answers (experts, groups · capacity, size) as those of the tokens (groups · tokens, size): the sum
     of each one's, weighted by its gates; zeros where all its choices were dropped."""
     size = y.shape[-1]
-    padded = ops.concatenate([ops.reshape(y, (-1, size)), zeros_like(lower(y), (1, size))])
+    rows = ops.reshape(y, (math.prod(y.shape[:-1]), size))
+    padded = ops.concatenate([rows, zeros_like(lower(y), (1, size))])
     answers = padded[routing.places] * ops.reshape(routing.gates, (*routing.gates.shape, 1))
-    return ops.reshape(ops.sum(answers, 2), (-1, size))
+    return ops.reshape(ops.sum(answers, 2), (math.prod(answers.shape[:2]), size))
 
 
 def balance_loss(logits, routing):
@@ -311,8 +312,8 @@ class MoE(Module):
     def routing(self, x):
         """(logits (groups, tokens, experts), Routing) of (…, size)."""
         count, experts = math.prod(x.shape[:-1]), self.router.weight.shape[0]
-        tokens = x.shape[-2] if self.group == "sequence" else self.group or count
-        if not count or count % tokens:
+        tokens = (x.shape[-2] if self.group == "sequence" else self.group or count) or 1
+        if count % tokens:
             raise ValueError(f"MoE: the {count} tokens of an input {list(x.shape)} can't be routed in groups of "
                              f"{tokens}: cut or pad them to a multiple")
         logits = ops.reshape(self.router(x), (count // tokens, tokens, experts))
@@ -324,13 +325,15 @@ class MoE(Module):
         if self.expert_bias is not None and self.training and not is_recomputing():
             self.load = to_device_of(self.load, self.expert_bias)
             assign(self.load, self.load + routing.load)
-        rows = ops.reshape(x, (-1, x.shape[-1]))
+        rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         y = combine(self.experts(dispatch(rows, routing)), routing)
         if self.shared is not None:
             y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]
         return ops.reshape(y, x.shape), self._auxiliary(logits, routing, x.shape)
 
     def _auxiliary(self, logits, routing, shape):
+        if not math.prod(shape[:-1]):       # a rank without rows in an epoch's last batch: no mean, but a sum
+            return ops.sum(logits)
         logs = SCORES[self.score][1](logits)
         aux = self.balance * balance_loss(logs, routing)
         if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN

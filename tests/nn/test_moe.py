@@ -213,6 +213,19 @@ def test_compile_says_that_routing_runs_uncompiled():
     assert (y.numpy() == model(x)[0].numpy()).all() and aux.item() == model(x)[1].item()
 
 
+@pytest.mark.parametrize("shape", [(0, 6, 5), (0, 5), (2, 0, 5)])
+@pytest.mark.parametrize("arguments", [
+    {}, {"k": 1, "z": 0.1}, {"group": "sequence"}, {"group": 4},
+    {"shared": 1, "score": "sigmoid", "nodes": (2, 1), "expert_bias": True, "sequence_balance": 0.1, "mlp": "swiglu"},
+], ids=["usual", "switch", "sequences", "fours", "deepseek"])
+def test_of_no_tokens_the_answer_is_empty_and_the_loss_and_all_gradients_are_0(shape, arguments):
+    model, x = layer(**arguments), mt.tensor(np.zeros(shape), requires_grad=True)
+    y, aux = model(x)
+    assert y.shape == shape and aux.item() == 0
+    (mt.sum(y) + aux).backward()
+    assert x.grad.shape == shape and all((p.grad.numpy() == 0).all() for p in model.parameters())
+
+
 def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="k=3 of 2 experts"):
         layer(experts=2, k=3)

@@ -70,7 +70,7 @@ def loss_sum(model, shard):
     return nn.cross_entropy(logits, shard.labels, reduction="sum") + shard.labels.size * aux
 
 
-def train(setting, size=1, dense=False, accumulate=1, spoil=None, exact=False, tensor=1, stage=0):
+def train(setting, size=1, dense=False, accumulate=1, spoil=None, exact=False, tensor=1, stage=0, rows=BATCH):
     """(losses, whole parameters) after STEPS steps of AdamW, the experts divided over `size` ranks, attention and
     embedding over `tensor` ranks."""
     mesh = comm.DeviceMesh(dp=-1, ep=size, tp=tensor)
@@ -85,7 +85,7 @@ def train(setting, size=1, dense=False, accumulate=1, spoil=None, exact=False, t
     if spoil is not None:
         spoil(replica, mesh)
     optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
-    loader = data.Loader(*sequences(), BATCH, seed=2, rank=world.rank, size=world.size,
+    loader = data.Loader(*sequences(), rows, seed=2, rank=world.rank, size=world.size,
                          **{"micro_shards": 8} if exact else {})
     batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
     losses = [training.train_step(replica, optimizer, batch, loss_sum, world, seed=3, step=step, units=LENGTH,

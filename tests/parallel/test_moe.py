@@ -45,6 +45,17 @@ def test_one_curve_beside_tensor_parallelism_and_of_sharded_experts(one_process)
             assert furthest(got, wanted) < 1e-10
 
 
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_rank_without_rows_changes_no_curve(stage):
+    """Of 40 sequences, 13 to a batch, every fourth batch has the one that is left over: two ranks have none."""
+    def trained(n):
+        return crews.call(CASES + "train", n, args=("sequences", 1, False, 1, None, False, 1, stage * (n > 1), 13))
+    [(losses, wanted)], found = trained(1), trained(3)
+    for got_losses, got in found[:1] if stage else found:
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        assert furthest(got, wanted) < 1e-10
+
+
 def test_the_curve_shows_what_is_wrong(one_process):
     """Each part of it, broken once: another curve by far."""
     found = crews.call(CASES + "train_wrong", 2)[0]
