@@ -1,5 +1,6 @@
 """What the ranks do in the tests of plan: small GPTs really trained, with the ledger open."""
 
+from functools import partial
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -39,7 +40,7 @@ def gpt(sizes):
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
                   **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
-                       "shared": sizes.shared_experts}
+                       "shared": sizes.shared_experts, "group": sizes.group}
                   if sizes.experts else None)
     return model if sizes.predict == 1 else nn.MultiTokenPrediction(model, sizes.predict - 1)
 
@@ -229,9 +230,11 @@ def crossing(sizes):
 
 # ---------------------------------------------------------------- a pipeline
 
-def loss_sum(output, labels):
+def loss_sum(output, labels, group, vocabulary):
+    """group: of tensor-parallel ranks, each of which has some of the scores."""
     logits, aux = output if isinstance(output, tuple) else (output, None)
-    found = nn.cross_entropy(logits, labels, reduction="sum")
+    found = nn.cross_entropy(logits, labels, reduction="sum") if group.size == 1 else \
+        tp.vocab_parallel_cross_entropy(logits, labels, group, vocabulary, "sum")
     return found if aux is None else found + labels.size * aux
 
 
@@ -255,8 +258,7 @@ def pipeline(job, bounds):
                       else DistributedDataParallel(module, replicas))
     optimizer = optim.Adam(trained(job, chunks))
     run = Pipeline(chunks, mesh["pp"], schedule)
-    losses = None if job["tiled_loss"] else loss_sum if job["tp"] == 1 else lambda scores, labels: \
-        tp.vocab_parallel_cross_entropy(scores, labels, mesh["tp"], sizes.vocabulary, "sum")
+    losses = None if job["tiled_loss"] else partial(loss_sum, group=mesh["tp"], vocabulary=sizes.vocabulary)
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=samples.rank,
                          size=samples.size)
     batch = next(iter(loader.epoch(0)))

@@ -195,12 +195,21 @@ def test_buckets_are_the_librarys():
         assert sum(sizes) == blocks * BLOCK
 
 
-@pytest.mark.parametrize("experts, k, shared", [(0, 1, 0), (4, 1, 0), (6, 3, 2)])
+@pytest.mark.parametrize("experts, k, shared, group", [(0, 1, 0, None), (4, 1, 0, None), (6, 3, 2, None),
+                                                       (6, 3, 2, "sequence")])
 @pytest.mark.parametrize("family", SIZES)
-def test_flops_are_the_models(family, experts, k, shared):
-    sizes = replace(SIZES[family], experts=experts, top_k=k, shared_experts=shared)
+def test_flops_are_the_models(family, experts, k, shared, group):
+    sizes = replace(SIZES[family], experts=experts, top_k=k, shared_experts=shared, group=group)
     tokens = np.zeros((5, 11), int)
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
+
+
+def test_every_rank_of_tensor_parallelism_does_the_work_of_all_experts():
+    """Forward and backward, 3 layers: a router of 36 · 4, and experts with ⌈1.25 · 2 · 55/4⌉ = 35 rows each."""
+    jobs = [Job(replace(SMALL, experts=4), tp=tp, batch=5, time=11) for tp in (1, 2)]
+    whole, half = (rank_of(job).flops for job in jobs)
+    mixtures = 3 * 3 * (55 * 2 * 36 * 4 + 4 * 35 * 2 * 2 * 36 * 144)
+    assert half == (whole - mixtures) / 2 + mixtures
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -81,7 +81,8 @@ def test_what_fits():
 RUNS = {    # of a model in float32
     "alone": {}, "16 bits": {"precision": "mixed"}, "replicas": {"dp": 2}, "tensors": {"tp": 2},
     "tensors, 16 bits": {"tp": 2, "precision": "mixed", "model": {"tied": False, "vocabulary": 51}},
-    "experts": {"ep": 2, "model": ROOMY}, "adapters": {"lora_rank": 3, "base_bits": 4},
+    "experts": {"ep": 2, "model": ROOMY}, "experts, tensors": {"tp": 2, "model": ROOMY},
+    "adapters": {"lora_rank": 3, "base_bits": 4},
 }
 
 

@@ -51,6 +51,19 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, shared": {"micro_batches": 2, "model": {"experts": 3, "top_k": 1, "shared_experts": 1}},
     "experts, shared, 3, divided": {"dp": 2, "ep": 2, "stage": 3, "checkpointing": True,
                                     "model": {"experts": 4, "shared_experts": 2, "dropout": False}},
+    "experts, by sequence": {"micro_batches": 2, "model": {"experts": 4, "top_k": 1, "group": "sequence"}},
+    "experts, by sequence, divided": {"ep": 2, "micro_batches": 2,
+                                      "model": {"experts": 4, "shared_experts": 1, "group": "sequence"}},
+    "experts, tensors": {"tp": 2, "ep": 2, "micro_batches": 2,
+                         "model": {"experts": 4, "shared_experts": 1, "tied": False}},
+    "experts, both": {"tp": 2, "dp": 2, "stage": 3, "model": {"experts": 3, "top_k": 1}},
+    "experts, tensors, checkpoints": {"tp": 2, "checkpointing": True, "model": {"experts": 4, "dropout": False}},
+    "experts, sequences": {"tp": 2, "time": 10, "sequence_parallel": True, "model": {"experts": 4,
+                                                                                    "shared_experts": 1}},
+    "experts, sequences, checkpoints": {"tp": 2, "time": 10, "sequence_parallel": True, "checkpointing": True,
+                                        "model": {"experts": 4, "shared_experts": 1}},
+    "experts, gathered again": {"tp": 2, "ep": 2, "time": 10, "sequence_parallel": "regather",
+                                "model": {"experts": 4, "group": "sequence"}} | TILED,
     "by tiles": TILED,
     "by tiles, 3, untied": {"dp": 2, "stage": 3, "micro_batches": 2, "model": {"tied": False}} | TILED,
     "by tiles, ring": {"cp": 2, "time": 12, "model": {"dropout": False}} | TILED,
@@ -67,7 +80,8 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
-          "by tiles", "by tiles, sequences", "by tiles, tensors, checkpoints")
+          "experts, tensors", "experts, sequences, checkpoints", "by tiles", "by tiles, sequences",
+          "by tiles, tensors, checkpoints")
 
 
 OF_X = {"q_rank": None}     # whose queries have no latents of their own
@@ -77,7 +91,7 @@ RUNS_OF_LATENTS = {
     "queries of x, gathered again": {"tp": 2, "time": 12, "sequence_parallel": "regather", "model": OF_X}}
 LATENTS = (*RUNS_OF_LATENTS, "3, accumulated", "3, one layer, checkpoints", "tensors", "tensors, checkpoints",
            "sequences", "sequences, gathered again", "sequences, checkpoints", "ring, tensors",
-           "all-to-all, checkpoints", "experts, shared")
+           "all-to-all, checkpoints", "experts, shared", "experts, gathered again")
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),
@@ -167,6 +181,17 @@ PIPELINES = {
     "experts, one each, by tiles, zb-h1": ({"pp": 2, "micro_batches": 3, "schedule": "zb-h1",
                                             "model": {"experts": 3, "top_k": 1, **TIED}} | TILED, [0, 2, 5]),
     "experts, divided, 1": ({"pp": 2, "ep": 2, "stage": 1, "micro_batches": 3, "model": {"experts": 4}}, [0, 2, 5]),
+    "experts, a block each, zb-h1": ({"pp": 2, "micro_batches": 3, "schedule": "zb-h1", "model": {
+        "layers": 2, "experts": 4, "shared_experts": 2, "dropout": False}}, [0, 1, 2]),
+    "experts, by sequence, zb-h1": ({"pp": 2, "tp": 2, "ep": 2, "micro_batches": 3, "schedule": "zb-h1", "model": {
+        "experts": 4, "group": "sequence", "dropout": False}}, [0, 2, 5]),
+    "experts, sequences, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 3, "schedule": "zb-h1",
+                                   "model": {"experts": 4, "shared_experts": 1}} | SHARES, [0, 2, 5]),
+    "experts, gathered again, by tiles, zb-h1": (
+        {"pp": 2, "tp": 2, "time": 10, "micro_batches": 3, "schedule": "zb-h1",
+         "model": {"experts": 4, "shared_experts": 1}} | AGAIN | TILED, [0, 2, 5]),
+    "experts, sequences": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 3, "model": {"experts": 4}} | SHARES,
+                           [0, 2, 5]),
     "tensors": ({"pp": 2, "tp": 2, "micro_batches": 4}, [0, 2, 5]),
     "tensors, zb-h1": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "tensors, zb-v, no dropout": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-v",
@@ -189,7 +214,7 @@ PIPELINES = {
                                           ("llama", "sequences"), ("deepseek", "zb-h1, uneven"),
                                           *((family, name) for family in ("llama", "deepseek") for name in (
                                               "tensors, zb-h1", "tensors, gathered again, zb-h1",
-                                              "experts, divided, zb-h1"))])
+                                              "experts, divided, zb-h1", "experts, sequences, zb-h1"))])
 def test_what_a_pipeline_holds_and_sends(family, name):
     more, bounds = PIPELINES[name]
     job = job_of(more | {"model": {"layers": 5, "tied": False} | more.get("model", {})}, family)

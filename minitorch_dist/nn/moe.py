@@ -311,21 +311,25 @@ class MoE(Module):
 
     def routing(self, x):
         """(logits (groups, tokens, experts), Routing) of (…, size)."""
-        count, experts = math.prod(x.shape[:-1]), self.router.weight.shape[0]
-        tokens = (x.shape[-2] if self.group == "sequence" else self.group or count) or 1
+        return self._routing(x, x.shape)
+
+    def _routing(self, rows, shape):
+        count, experts = math.prod(shape[:-1]), self.router.weight.shape[0]
+        tokens = (shape[-2] if self.group == "sequence" else self.group or count) or 1
         if count % tokens:
-            raise ValueError(f"MoE: the {count} tokens of an input {list(x.shape)} can't be routed in groups of "
+            raise ValueError(f"MoE: the {count} tokens of an input {list(shape)} can't be routed in groups of "
                              f"{tokens}: cut or pad them to a multiple")
-        logits = ops.reshape(self.router(x), (count // tokens, tokens, experts))
+        logits = ops.reshape(self.router(rows), (count // tokens, tokens, experts))
         capacity = capacity_of(tokens, experts, self.k, self.capacity_factor)
         return logits, route(logits, self.k, capacity, self.score, self.expert_bias, self.nodes, self.route_scale)
 
     def forward(self, x):
-        logits, routing = self.routing(x)
+        # The router takes rows, as shared experts do: one array is kept for both, also where x is no such array.
+        rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        logits, routing = self._routing(rows, x.shape)
         if self.expert_bias is not None and self.training and not is_recomputing():
             self.load = to_device_of(self.load, self.expert_bias)
             assign(self.load, self.load + routing.load)
-        rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         y = combine(self.experts(dispatch(rows, routing)), routing)
         if self.shared is not None:
             y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]

@@ -36,7 +36,7 @@ def elements(job, samples):
     whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
                      are of tokens
     input            the same, of what column-parallel matrices take: of a share only where backward gathers again
-    answer           the same, of what row-parallel matrices give, before it is added up
+    answer, seen     the same, of what row-parallel matrices give, before it is added up; of what experts take
     again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
     query, key, value, result, inner  features of all heads, and within the feed-forward; of its share
     turn             positions times those features of a head that rotary positions turn
@@ -45,6 +45,7 @@ def elements(job, samples):
     head, score      (tokens, heads), (heads, time, time), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
+    group, together, expert  groups of tokens that are routed together, of one, of all experts in each
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
                      experts' rows, their inputs and inner features
     answers width    of the experts' answers, with the one that is nobody's
@@ -55,7 +56,7 @@ def elements(job, samples):
     between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
     found = {"call": 1, "position": time, "token": tokens, "row": tokens / between,
              "whole": tokens * model.width / between, "input": tokens * model.width / inputs,
-             "answer": tokens * model.width,
+             "answer": tokens * model.width, "seen": tokens * model.width,
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              **{name: tokens * count / tp for name, count in model.features.items()},
              "inner": tokens * model.inner / tp,
@@ -72,8 +73,10 @@ def elements(job, samples):
                   "of q latent": tokens * (q_rank or model.width * (not kept)) / inputs,
                   "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
-        rows, chosen = model.rows(tokens), tokens * model.top_k
-        found |= {"expert": model.experts, "route": tokens * model.experts, "choice": chosen,
+        rows, chosen = model.rows(tokens, time), tokens * model.top_k
+        groups = 1 if model.group is None else samples
+        found |= {"group": groups, "together": tokens / groups, "expert": groups * model.experts,
+                  "route": tokens * model.experts, "choice": chosen,
                   "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
                   "answers width": (rows + (job.ep == 1)) * model.width, "place inner": rows * model.inner,
                   "shared inner": tokens * model.inner * model.shared_experts,
@@ -90,7 +93,7 @@ DROPPED = {"mixed": Row("dropout: mask", "whole", 1), "float32": Row("dropout: m
 
 
 def router(size):
-    return [Row("router: its input", "input", size, size, of="mlp.router mlp.shared"),
+    return [Row("router: its input", "seen", size, size, of="mlp.router mlp.shared"),
             Row("its cotangent", "route", 0, size, of="mlp.router")]
 
 
@@ -103,14 +106,15 @@ def experts(between, size, kept, first):
             Row("their cotangent", "answers width", 0, size, of="mlp.experts")]
 
 
-def routed(between, first, gates):
+def routed(between, first, scores, gates):
     """A mixture of experts in float32, of one of two kinds, whose gates are made in one of two ways (nn/moe.py:
-    route)."""
-    return [*norm("second norm"), *router(4), Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
-            *experts(between, 4, 8, first), *shared(between, 4, 8, first),
-            Row("where the answers are", "choice", 8), Row("answers", "chosen", 4), *gates,
-            Row("the experts in order", "route", 8), Row("groups", "call", 8), Row("tokens", "token", 8),
-            Row("balance: use", "expert", 4), DROPPED["float32"]]
+    route), in the order in which backward comes to them, last to first."""
+    seen, back = router(4)
+    return [*norm("second norm"), seen, Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
+            *experts(between, 4, 8, first), Row("where the answers are", "choice", 8), back, *scores,
+            Row("the experts in order", "route", 8), Row("groups", "group", 8), Row("tokens", "together", 8),
+            *gates, Row("answers", "chosen", 4), *shared(between, 4, 8, first), Row("balance: use", "expert", 4),
+            DROPPED["float32"]]
 
 
 def shared(between, size, kept, first):
@@ -182,13 +186,12 @@ FEED_FORWARD = {
         Row("second norm: its input", "whole", 2), *router(2), Row("softmax", "route", 4),
         *experts("SwiGLU: gate and up", 2, 4, 4),
         Row("answers, to be weighted", "chosen", 2), *shared("SwiGLU: gate and up", 2, 4, 4), DROPPED["mixed"]],
-    **{f"float32, {kind}{gates}": routed(what, first, rows)
+    **{f"float32, {kind}{gates}": routed(what, first, *rows)
        for kind, what, first in (("", "GELU: its argument and share", 4), ("gated ", "SwiGLU: gate and up", 8))
-       for gates, rows in (("experts", [Row("gates: softmax of the chosen", "choice", 8),
-                                        Row("balance: softmax", "route", 8)]),
-                           ("an expert each", [Row("gates", "choice", 4),
-                                               Row("softmax, and scores", "route", 8),
-                                               Row("balance: softmax", "route", 4)]))},
+       for gates, rows in (
+           ("experts", ([], [Row("gates: softmax of the chosen", "choice", 8), Row("balance: softmax", "route", 8)])),
+           ("an expert each", ([Row("softmax, and scores", "route", 8)],
+                               [Row("gates", "choice", 4), Row("balance: softmax", "route", 4)])))},
 }
 # Behind the first row of attention: rotary positions.
 TURNED = {"mixed": [], "mixed, latents": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
@@ -312,7 +315,7 @@ def activations(job, stage, samples):
     layers, first, last = stage
     count = elements(job, samples)
     ends = _ends(job)
-    before = EMBEDDING[ends] if first else [Row("auxiliary loss", "token", job.sizes["parameter"])] * bool(
+    before = EMBEDDING[ends] if first else [Row("auxiliary loss", "row", job.sizes["parameter"])] * bool(
         job.model.experts)
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]

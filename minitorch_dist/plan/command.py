@@ -20,7 +20,7 @@ from .paper import gpu_hours, plan
 from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
-MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor",
+MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group",
         "shared_experts", "predict", *LATENT)      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
@@ -60,6 +60,7 @@ def add_command(commands):
     p.add_argument("--experts", type=int, help="of every block's mixture, in the place of its feed-forward")
     p.add_argument("--top-k", type=int, help="experts per token (default: 2)")
     p.add_argument("--capacity-factor", type=float, help="places of an expert, over what balance needs (default: 1.25)")
+    p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
@@ -217,7 +218,7 @@ def _model(args):
         missing = [f"--{name}" for name in SHAPE if f"--{name}" not in given]
         raise ValueError(f"the model is missing {' '.join(missing)}: give --parameters, or all of a GPT's "
                          f"{' '.join(f'--{name}' for name in SHAPE)}")
-    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor", "shared_experts")
+    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor", "group", "shared_experts")
             if name in more and not args.experts]:
         raise ValueError(f"{' '.join(lost)} without --experts: say how many there are")
     return GPT(**{name: getattr(args, name) for name in SHAPE}, **more, tied=not args.untied,

@@ -221,10 +221,9 @@ class Job:
         if self.shards % self.ep and self.ep % self.shards:
             raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
                              "or share some: take a multiple or a divisor of --ep")
-        for name in ("tp", "cp"):
-            if self.model.experts and getattr(self, name) > 1:
-                raise ValueError(f"{name}={getattr(self, name)} of a mixture of experts: plan knows these with --dp, "
-                                 "--pp and --ep only")
+        if self.model.experts and self.cp > 1:
+            raise ValueError(f"cp={self.cp} of a mixture of experts, where other tokens, which other ranks have, leave "
+                             "a token no room: take --tp with --sequence-parallel")
 
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:

@@ -49,7 +49,8 @@ class GPT:
               SwiGLU, whose gate and up are one matrix, as queries, keys and values are; or "deepseek": a llama with
               attention by latents, whose sizes are nope_size … q_rank (nn/latent.py)
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
-    capacity_factor  of these, as nn.MoE's; tokens are routed per call, so per micro-batch
+    capacity_factor  of these, as nn.MoE's
+    group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -68,6 +69,7 @@ class GPT:
     experts: int = 0
     top_k: int = 2
     capacity_factor: float = 1.25
+    group: str | None = None
     shared_experts: int = 0
     nope_size: int | None = None
     rope_size: int | None = None
@@ -89,6 +91,8 @@ class GPT:
         if self.shared_experts < 0 or self.shared_experts and not self.experts:
             raise ValueError(f"{self.shared_experts} shared experts beside {self.experts} others: 0 or more, beside "
                              "--experts")
+        if self.group not in (None, "sequence"):
+            raise ValueError(f"experts of group={self.group!r}: --group sequence, or none for all of a micro-batch")
         if not 0 < self.capacity_factor < inf:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
@@ -200,9 +204,10 @@ class GPT:
         norms = [it for name in ("norm_hidden", "norm_token", "norm") for it in self._norm(name)]
         return [*norms, ("join.weight", (self.width, 2 * self.width)), *self.block(tp, ep)]
 
-    def rows(self, tokens):
-        """Rows of all experts together, of so many tokens routed at once: the empty ones too."""
-        return self.experts * capacity_of(tokens, self.experts, self.top_k, self.capacity_factor)
+    def rows(self, tokens, time):
+        """Rows of all experts together, of so many tokens in one call, in sequences of `time`: the empty ones too."""
+        together = tokens if self.group is None else time
+        return tokens // together * self.experts * capacity_of(together, self.experts, self.top_k, self.capacity_factor)
 
     @property
     def takes(self):
@@ -228,7 +233,7 @@ class GPT:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:
             each = 2 * (self.gates + 1) * h * self.inner
-            found |= {"mlp.router": tokens * 2 * self.experts * h, "mlp.experts": self.rows(tokens) * each}
+            found |= {"mlp.router": tokens * 2 * self.experts * h, "mlp.experts": self.rows(tokens, time) * each}
             return found | ({"mlp.shared": tokens * self.shared_experts * each} if self.shared_experts else {})
         each = tokens * 2 * h * self.inner
         return found | {"mlp.0": self.gates * each, "mlp.2": each}
@@ -249,6 +254,7 @@ class GPT:
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
+                 *([f"routed by {self.group}"] if self.group else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),
                  *([] if self.tied else ["untied"]),
                  *([f"predicting {self.predict} tokens"] if self.predict > 1 else [])]

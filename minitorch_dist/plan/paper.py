@@ -305,6 +305,8 @@ def flops_of(job, stages):
     ahead = sum(flops_of(job.ahead(k), [ALONE]) + (2 + trained) * job.samples * (job.time - k) * job.model.join_flops
                 for k in range(1, 1 + job.depth))
     parted = any(step.kind == INPUT for row in job.steps for step in row)
+    # What each rank of tp does, the same.
+    whole = ("mlp.router", "mlp.experts", "mlp.shared", *["attention.down"] * (not job.sequence_parallel))
     tiles = job.tiled_loss * (1 + (parted and trained))
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
@@ -312,7 +314,7 @@ def flops_of(job, stages):
         for count, flow in job.flows(stages):
             for name, flops in products.items():
                 back = flow[name][0] + (trained and name not in OWN)
-                alike = job.tp if name == "attention.down" and not job.sequence_parallel else 1      # on each rank
+                alike = job.tp if name.startswith(whole) else 1
                 found += alike * times * count * (forward + back) * flops
     return ahead + found / job.tp + (0 if trained else 2 * job.samples * time * adapters_flops(job, stages, forward))
 

@@ -68,24 +68,28 @@ def tensor_parallel(job, place, stages):
     """Two all-reduces of a block's output forward, two backward; one forward behind the embedding, one backward before
     the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
 
+    A mixture of experts is the same on all ranks, and sends nothing along tp: half of a block is left.
     Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
-    inputs of column-parallel matrices once more. Gradients of norms and of row-parallel biases are summed, those of
-    positions gathered (parallel/sequence_parallel.py).
+    inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
+    backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/
+    sequence_parallel.py).
     """
     blocks, first, last = sum(s[0] for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
     m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
-    flows = job.flows(stages)
-    forward = (4 if job.checkpointing else 2) * blocks
-    columns = [name for name in COLUMNS if name in job.model.takes]
-    taken = forward * len(columns) // 2         # inputs of columns
+    flows, times = job.flows(stages), 2 if job.checkpointing else 1
+    columns, rows = ([name for name in names if name in job.model.takes] for names in (COLUMNS, ROWS))
+    forward, taken = times * blocks * len(rows), times * blocks * len(columns)
     entered = sum(count * flow[name][0] for count, flow in flows for name in columns)      # whose input has a gradient
-    left = sum(count * flow[name][1] for count, flow in flows for name in ROWS)             # whose output has one
+    left = sum(count * flow[name][1] for count, flow in flows for name in rows)             # whose output has one
     if job.sequence_parallel:
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
-        vectors = (6 * blocks + 2 * last if gpt else 2 * blocks + last) * trained
+        vectors = ((4 + len(rows)) * blocks + 2 * last if gpt else 2 * blocks + last) * trained
+        if job.model.experts:       # which take whole sequences, and give back this rank's part
+            taken += times * blocks
+            left += sum(count * flow["mlp.experts"][1] for count, flow in flows)
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
@@ -185,7 +189,7 @@ def expert_parallel(job, place, stages):
     micro-batch."""
     blocks, back = there_and_back(job, stages, "mlp.experts")
     row, each = job.model.width * job.sizes["parameter"], 2 * ((1 + job.checkpointing) * blocks + back)
-    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time) * row, each * times)
+    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * row, each * times)
             for samples, times in Counter(job.pieces).items()]
 
 
