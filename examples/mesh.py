@@ -1,17 +1,20 @@
-"""Train a small GPT by several forms of parallelism at once (3D parallelism, and a fourth axis): the same curve.
+"""Train a small GPT by several forms of parallelism at once (3D parallelism, and two axes more): the same curve.
 
     python examples/mesh.py --out runs/one
     mpirun -n 8 python examples/mesh.py --tp 2 --pp 2 --zero 1 --out runs/eight     # and dp 2, which is left
     mpirun -n 4 python examples/mesh.py --cp 2 --pp 2 --schedule zb-h1 --out runs/four
     python mnist_demo/compare.py runs/one runs/eight runs/four
+    mpirun -n 8 python examples/mesh.py --experts 8 --ep 2 --pp 2 --schedule dualpipev      # as DeepSeek-V3 was
 
-The ranks are a mesh: dp divides the samples, pp the blocks, cp each sequence, tp each matrix. What a rank holds in
+The ranks are a mesh: dp divides the samples, pp the blocks, cp each sequence, ep the experts of a model that has some
+(and the samples), tp each matrix. What a rank holds in
 the second step, and sends along each axis, is counted and printed beside what `python -m minitorch_dist plan` says of
 it on paper. It learns two-digit addition, or a text; in float32 AdamW makes more of what rounding differs in, and
 in --dtype float64 the curves are one to ten digits. A run broken off (Ctrl-C) goes on by --resume, on another mesh
 as well.
 """
 
+import math
 import sys
 import time
 from contextlib import nullcontext
@@ -25,7 +28,7 @@ from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel.context_parallel import HOW, context_parallel, cut_sequence
 from minitorch_dist.parallel.gpt_stages import cut_gpt
 from minitorch_dist.parallel.pipeline import Pipeline, full_state_dict
@@ -33,19 +36,22 @@ from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, schedule_
 from minitorch_dist.parallel.tensor_parallel import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
-AXES = ("dp", "pp", "cp", "tp")     # neighbours are tp's: they send most
-SETTINGS = ("family", "layers", "heads", "dim", "length", "dropout", "dtype", "lr", "warmup", "clip", "seed", "steps",
-            "batch_size")           # what the curve depends on; none of the mesh
+AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
+SETTINGS = ("family", "layers", "heads", "dim", "length", "experts", "dropout", "dtype", "lr", "warmup", "clip", "seed",
+            "steps", "batch_size")          # what the curve depends on; none of the mesh
+REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "batch_size": ["--batch"]}       # as plan calls them
 CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel")
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
+NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
+        "nothing overlapped")
 SAYS_EVERY = 100    # steps
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "pp", "cp", "tp", "chunks", "micro_batches", "save_every"),
-    program.AT_LEAST_0: ("lr", "warmup", "clip", "seed"),
+    program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
+    program.AT_LEAST_0: ("experts", "lr", "warmup", "clip", "seed"),
     program.PROBABILITY: ("dropout",),
 }
 
@@ -53,9 +59,9 @@ RANGES = {
 def parse(argv):
     """The command line."""
     p = program.ArgumentParser(prog="mesh.py", description=__doc__)
-    for axis, what in (("pp", "blocks"), ("cp", "sequences"), ("tp", "matrices")):
+    for axis, what in (("pp", "blocks"), ("cp", "sequences"), ("ep", "experts, and samples"), ("tp", "matrices")):
         p.add_argument(f"--{axis}", type=int, default=1, help=f"ranks that divide the {what}; those left are dp's")
-    p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0, help="ZeRO's stage, over dp's and cp's ranks")
+    p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0, help="ZeRO's stage, over dp, cp and ep")
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when, along pp")
     p.add_argument("--chunks", type=int, default=2, help="of blocks, per rank, in interleaved (the V's have 2)")
     p.add_argument("--micro-batches", type=int, default=4, help="pieces of a rank's samples")
@@ -65,6 +71,7 @@ def parse(argv):
     p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
     for name, (default, text) in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", *ALIASES.get(name, []), type=int, default=default, help=text)
+    p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
     p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
@@ -112,23 +119,28 @@ def network(args, task):
     """The whole model, alike everywhere."""
     mt.manual_seed(args.seed)
     return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
-                  tied=args.family == "gpt", dtype=np.dtype(args.dtype), **FAMILIES[args.family])
+                  tied=args.family == "gpt", dtype=np.dtype(args.dtype), **FAMILIES[args.family],
+                  # Each sequence's tokens choose among themselves: so the mesh makes no difference.
+                  moe={"experts": args.experts, "group": "sequence"} if args.experts else None)
 
 
 def mesh_of(args, world):
     """The ranks as a grid. ValueError where they don't make one up."""
-    inner = args.pp * args.cp * args.tp
+    sizes = {axis: getattr(args, axis) for axis in AXES[1:]}
+    inner = math.prod(sizes.values())
     if world.size % inner:
-        raise ValueError(f"--pp {args.pp} --cp {args.cp} --tp {args.tp}: {inner} ranks, or a multiple, and here "
-                         f"{'is' if world.size == 1 else 'are'} {world.size}")
-    return comm.DeviceMesh(world, dp=-1, pp=args.pp, cp=args.cp, tp=args.tp)
+        raise ValueError(f"{' '.join(f'--{axis} {n}' for axis, n in sizes.items())}: {inner} ranks, or a multiple, and "
+                         f"here {'is' if world.size == 1 else 'are'} {world.size}")
+    return comm.DeviceMesh(world, dp=-1, **sizes)
 
 
 def pipeline_of(args, task, mesh):
-    """The model, cut three times, and wrapped: matrices, sequences, blocks; then the samples."""
-    model, replicas = network(args, task), mesh["dp", "cp"]
+    """The model, cut up to four times, and wrapped: matrices, experts, sequences, blocks; then the samples."""
+    model, replicas = network(args, task), mesh[REPLICAS]
     if args.tp > 1:
         parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
+    if args.ep > 1:
+        parallelize_module(model, mesh["ep"], moe.plan_of(model))
     if args.cp > 1:
         context_parallel(model, mesh["cp"], args.cp_by)
     schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
@@ -148,12 +160,11 @@ def pipeline_of(args, task, mesh):
 def on_paper(args, task, mesh):
     """plan.Plan of the run."""
     sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
-                dropout=args.dropout > 0, family=args.family)
-    job = Job(sizes, dp=mesh["dp"].size, pp=args.pp, cp=args.cp, tp=args.tp, stage=args.zero, precision="float32",
-              batch=args.batch_size, time=task.inputs.shape[1], micro_batches=args.micro_batches,
-              schedule=args.schedule, chunks=args.chunks if args.schedule == "interleaved" else 1,
-              sequence_parallel=args.sequence_parallel, cp_by=args.cp_by,
-              tiled_loss=True)
+                dropout=args.dropout > 0, family=args.family, experts=args.experts, group="sequence")
+    job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
+              time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
+              chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
+              cp_by=args.cp_by, tiled_loss=True)
     return plan(job, DEVICES["H100"])
 
 
@@ -162,7 +173,7 @@ def counted(book):
     sent = dict.fromkeys(AXES, 0)
     for (name, _), n in book.bytes_sent.items():
         axis = name.split()[0]      # "pp tied": between stages that share a parameter
-        sent[axis if axis in AXES else "dp"] += n       # "dp,cp": gradients are summed over both
+        sent[axis if axis in AXES else "dp"] += n       # "dp,cp,ep": gradients are summed over all of them
     held = {name: book.live[kind] for name, kind in HELD.items()}
     # A stage's input counts as a parameter while it is there.
     return held | {"activations": book.peak["activation"] + book.peak["parameter"] - book.live["parameter"]} | sent
@@ -188,17 +199,16 @@ def table(world, mesh, mine, paper):
             rows.append(["on paper", planned(paper.ranks[place])])
     cells = [heads, *([name, *(f"{values[column] / 1e3:,.1f}" for column in columns)] for name, values in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    note = "counted: with norms for clipping, and the whole batch's tokens; on paper: as if every token were a target"
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells] + (
-        [] if paper is None else [note])
+        [] if paper is None else [NOTE])
 
 
 def prepare(args, task, mesh):
     """(pipeline, loader, optimizer, its schedule) of these ranks. ValueError on all of them where something doesn't
     fit."""
     pipeline = pipeline_of(args, task, mesh)
-    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=mesh["dp"].rank,
-                    size=mesh["dp"].size)
+    samples = mesh["dp", "ep"]
+    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=samples.rank, size=samples.size)
     parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
     optimizer = optim.AdamW(training.decay_groups(parameters, 0.1), lr=args.lr, betas=(0.9, 0.99))
     return pipeline, loader, optimizer, optim.LambdaLR(
@@ -214,7 +224,7 @@ def step(args, number, batch, units, mesh, pipeline, optimizer):
     part = cut_sequence(batch, mesh["cp"]) if args.cp > 1 else batch
     with divergence.quiet():
         # No loss_sum: the last stage is given the targets, and makes losses, without logits.
-        loss = pipeline.run(part, None, seed=args.seed, step=number, units=units, over=mesh["dp", "cp"])
+        loss = pipeline.run(part, None, seed=args.seed, step=number, units=units, over=mesh[REPLICAS])
     strike("reduced", parameters)
     divergence.check(loss, number + 1, optimizer)
     pipeline.clip_grad_norm_(args.clip)
@@ -230,7 +240,7 @@ def train(args, world):
         paper = on_paper(args, task, mesh)      # which refuses what can't be
         pipeline, loader, optimizer, rates = prepare(args, task, mesh)
         args.out = args.out or Path("runs") / f"mesh-{world.size}"
-        checks = Checks(args, world, pipeline.chunks, args.steps, peers=mesh["dp", "cp"])
+        checks = Checks(args, world, pipeline.chunks, args.steps, peers=mesh[REPLICAS])
         settings = {name: getattr(args, name) for name in SETTINGS} | {"data": task.name, "data_crc32": task.crc32}
         run = training.Run(args.out, world, settings, args.resume, args.async_save)     # on another mesh as well
         run.restore(pipeline.chunks, optimizer, rates)

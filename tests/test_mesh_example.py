@@ -1,5 +1,6 @@
 """examples/mesh.py: the curve of one process on every mesh; what it counts beside what plan says; what doesn't fit."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from tests.crews import threads
 PROGRAM = Path(__file__).parents[1] / "examples" / "mesh.py"
 SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps", "8", "--warmup", "2", "--dropout",
          "0.1", "--dtype", "float64"]
+
+
+EXPERTS = ["--experts", "4"]
 
 
 def run(n, folder, *flags):
@@ -29,22 +33,30 @@ def parameters(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    return *run(1, folder), parameters(folder)
+    """A function of flags: what one process gives."""
+    @functools.cache
+    def trained(*flags):
+        folder = tmp_path_factory.mktemp("whole")
+        return *run(1, folder, *flags), parameters(folder)
+    return trained
 
 
 @pytest.mark.parametrize("n, flags", [
     (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
     (8, ["--cp", "2", "--pp", "2", "--zero", "3", "--schedule", "zb-h1"]),
     (4, ["--tp", "2", "--pp", "2", "--sequence-parallel", "--schedule", "zb-v"]),
-    (8, ["--tp", "2", "--cp", "2", "--cp-by", "all_to_all", "--zero", "2"])], ids=str)
+    (8, ["--tp", "2", "--cp", "2", "--cp-by", "all_to_all", "--zero", "2"]),
+    (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
+    (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
+    (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)
-    np.testing.assert_allclose(losses, whole[0], rtol=1e-10)
-    assert summary["unseen_sums_right"] == whole[1]["unseen_sums_right"]
+    wanted, summary_of_one, wanted_parameters = whole(*(EXPERTS if EXPERTS[0] in flags else []))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-10)
+    assert summary["unseen_sums_right"] == summary_of_one["unseen_sums_right"]
     assert np.prod([*summary["mesh"].values()]) == n
     for name, value in parameters(tmp_path).items():
-        np.testing.assert_allclose(value, whole[2][name], rtol=1e-10, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(value, wanted_parameters[name], rtol=1e-10, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.thorough
@@ -53,7 +65,7 @@ def test_it_goes_on_on_another_mesh(whole, tmp_path):
                           limit=90, env={"MINITORCH_FAULT": "kill rank=1 step=5"})
     assert killed.returncode != 0 and not (tmp_path / "summary.json").exists()
     losses, summary = run(4, tmp_path, "--tp", "2", "--cp", "2", "--resume")
-    np.testing.assert_allclose(losses, whole[0], rtol=1e-10)
+    np.testing.assert_allclose(losses, whole()[0], rtol=1e-10)
     assert summary["resumed_at"] == 3
 
 
@@ -64,7 +76,8 @@ def rows(lines):
             for line in lines[1:]]
 
 
-@pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"])],
+@pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"]),
+                                      (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
                          ids=str)
 def test_what_is_counted_is_on_paper(tmp_path, n, flags, text):
     """Of a text, each of whose tokens is a target. Rounding is by 0.1; 64 bytes of alignment may be there as well."""
@@ -78,7 +91,7 @@ def test_what_is_counted_is_on_paper(tmp_path, n, flags, text):
             assert abs(counted[name] - paper[name]) < 0.2 and paper[name] > 1, name
         assert 0 <= counted["activations"] - paper["activations"] < 2 * 8 * 24 * 16 / 1e3 + 0.2     # tokens and labels
         for axis in [name for name in paper if name.startswith("sent, ")]:
-            more = 0.2 if axis in ("sent, tp", "sent, cp") else 3      # norms of 4,096 elements, small agreements
+            more = 0.2 if axis[-2:] in ("tp", "cp", "ep") else 3    # norms of 4,096 elements, small agreements
             assert -0.2 < counted[axis] - paper[axis] < more and paper[axis] > 1, axis
 
 
@@ -90,12 +103,15 @@ def text(tmp_path_factory):
 
 
 @pytest.mark.parametrize("n, flags, words", [
-    (2, ["--pp", "3"], "--pp 3 --cp 1 --tp 1: 3 ranks, or a multiple, and here are 2"),
+    (2, ["--pp", "3"], "--pp 3 --cp 1 --ep 1 --tp 1: 3 ranks, or a multiple, and here are 2"),
     (1, ["--tp", "2"], "2 ranks, or a multiple, and here is 1"),
     (2, ["--pp", "2", "--layers", "3"], "--layers 3: 2 stages, 1 on each of 2 ranks, want equally many blocks each"),
     (2, ["--batch-size", "7"], "a batch of 7 samples on dp = 2 ranks in 3 micro-batches"),
     (2, ["--tp", "2", "--heads", "1"], "tp=2 must divide the 1 heads: take another --tp"),
     (2, ["--length", "9"], "--length 9: a sum has 8 characters to be seen"),
+    (2, ["--cp", "2", *EXPERTS], "cp=2 of a mixture of experts"),
+    (2, ["--ep", "2"], "ep=2 ranks can't share 0 experts equally"),
+    (2, ["--ep", "2", "--experts", "3"], "ep=2 ranks can't share 3 experts equally"),
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
     (1, ["--dropout", "2"], "--dropout 2"), (1, ["--zero", "4"], "--zero: invalid choice")], ids=str)
