@@ -33,8 +33,8 @@ from .writes import log, tick
 LOWER, FLOAT32, AS_GIVEN = "16 bits", "float32", "as given"
 CLASSES = {
     # Products: their sums are added up in float32, and rounded once.
-    LOWER: "matmul linear linear_gelu conv einsum attention ring_attention all_gather_matmul "
-           "matmul_reduce_scatter linear_cross_entropy",
+    LOWER: "matmul linear linear_gelu conv einsum grouped_matmul grouped_outer attention ring_attention "
+           "all_gather_matmul matmul_reduce_scatter linear_cross_entropy",
     # What leaves float16's range, or needs more than 11 bits. What ranks add up is added in float32 as well, forward
     # and backward.
     FLOAT32: "power exp expm1 log log1p rsqrt square sum cumsum prod softmax log_softmax softmax_cross_entropy "

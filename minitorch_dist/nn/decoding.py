@@ -72,9 +72,9 @@ def uncacheable(model):
             return f"{name}, looks at later positions"
         if isinstance(m, MoE):
             experts = m.router.weight.shape[0]
-            if m.capacity_factor * m.k < experts:
+            if m.capacity_factor is not None and m.capacity_factor * m.k < experts:
                 return (f"{name}, drops tokens that others leave no room for: capacity_factor={m.capacity_factor}, and "
-                        f"only experts/k = {experts / m.k:g} drops none")
+                        f"only None, or experts/k = {experts / m.k:g}, drops none")
             if m.group not in (None, "sequence"):
                 return f"{name}, routes {m.group} tokens together, and a new one comes alone"
     return None

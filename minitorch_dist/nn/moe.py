@@ -5,10 +5,12 @@
 
 An expert takes as many tokens as its capacity, and what comes later is dropped: y is 0 there, and the residual
 connection around the layer carries the token on. So every shape is known beforehand, and messages between ranks that
-hold different experts have a fixed size (parallel/moe.py). Tokens are routed in groups, each with a capacity of its own
-and blind to the others: with a sequence as a group the result doesn't depend on how the ranks share sequences. Which
-second choices are dropped depends on all first ones, later tokens' too: a model that must not see the future takes
-k = 1 with a sequence as a group, or a capacity_factor of experts/k, which drops nothing.
+hold different experts have a fixed size (parallel/moe.py). Or there is no capacity: nothing is dropped, nothing padded,
+an expert has as many rows as tokens chose it, and products go expert by expert (ops/grouped.py).
+
+Tokens are routed in groups, each with a capacity of its own and blind to the others: with a sequence as a group the
+result doesn't depend on how the ranks share sequences. Which second choices are dropped depends on all first ones,
+later tokens' too: a model that must not see the future takes k = 1 with a sequence as a group, or no capacity.
 
 Each expert has a score for each token, and the greatest ones are chosen. GShard and Switch take the softmax for it, and
 a loss beside that keeps the experts equally busy. DeepSeek-V3 takes a sigmoid of each logit by itself, and puts an
@@ -17,12 +19,13 @@ gradient pulls at the router that has nothing to do with the task (parallel/expe
 
 Sources: Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021, "GShard" (k = 2); Fedus et al.
 2022, "Switch Transformers" (k = 1); Zoph et al. 2022, "ST-MoE" (z-loss); Dai et al. 2024, "DeepSeekMoE" (shared
-experts); Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixture-of-experts" (bias); DeepSeek-AI
-2024, "DeepSeek-V3 technical report", 2.1.2.
+experts); Gale et al. 2022, "MegaBlocks" (no capacity); Wang et al. 2024, "Auxiliary-loss-free load balancing strategy
+for mixture-of-experts" (bias); DeepSeek-AI 2024, "DeepSeek-V3 technical report", 2.1.2.
 """
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 from ..autodiff import ops
@@ -37,14 +40,14 @@ from .module import Module, Parameter, at_least_1
 class Routing(NamedTuple):
     """Which token goes where. Its text is a table.
 
-    experts, capacity  how many experts there are, and how many tokens of a group each takes
+    experts, capacity  how many experts there are, and how many tokens of a group each takes (None: all that come)
     expert   integers (groups, tokens, k): the experts that each token chose, the best first
     slot     integers, the same shape: its place in that expert's queue
     gates    the same shape: what the expert's answer is multiplied by; they have the gradients
     """
 
     experts: int
-    capacity: int
+    capacity: int | None
     expert: object
     slot: object
     gates: object
@@ -52,12 +55,38 @@ class Routing(NamedTuple):
     @property
     def kept(self):
         """bool, of expert's shape: whether the choice found a place; the others are dropped."""
-        return self.slot < self.capacity
+        return self.slot >= 0 if self.capacity is None else self.slot < self.capacity
 
     @property
     def load(self):
         """Integers (experts,): how many of the tokens chose each, before any was dropped."""
-        return (self.expert[..., None] == xp.arange(self.experts, like=self.expert)).sum((0, 1, 2))
+        return self._loads.sum(0)
+
+    @property
+    def _loads(self):
+        """Integers (groups, experts): the same of each group."""
+        return (self.expert[..., None] == xp.arange(self.experts, like=self.expert)).sum((1, 2))
+
+    @property
+    def counts(self):
+        """Of each expert the number of its rows, as Python's integers, where there is no capacity; else None: then all
+        have equally many. (On a GPU this waits for it.)"""
+        return None if self.capacity is not None else tuple(self.load.tolist())
+
+    @property
+    def starts(self):
+        """Integers (experts, groups): where each group's rows at each expert begin among all experts' rows."""
+        groups = len(self.expert)
+        if self.capacity is not None:
+            queues = xp.arange(self.experts * groups, like=self.expert)
+            return self.capacity * queues.reshape(self.experts, groups)
+        loads = self._loads.T
+        return loads.reshape(-1).cumsum().reshape(loads.shape) - loads
+
+    @property
+    def rows(self):
+        """How many rows all experts have together, the empty ones too."""
+        return self.expert.size if self.capacity is None else self.experts * len(self.expert) * self.capacity
 
     def visits(self, nodes):
         """Integers (nodes,): how many of the tokens chose an expert on each node, consecutive ones being on the same:
@@ -69,26 +98,25 @@ class Routing(NamedTuple):
 
     @property
     def places(self):
-        """Integers, of expert's shape: the row of each choice in the experts' (experts · groups · capacity, size); one
-        behind the last for what is dropped."""
-        groups = len(self.expert)
-        group = xp.arange(groups, like=self.expert)[:, None, None]
-        row = (self.expert * groups + group) * self.capacity + self.slot
-        return xp.where(self.kept, row, self.experts * groups * self.capacity)
+        """Integers, of expert's shape: the row of each choice in the experts' (rows, size); one behind the last for
+        what is dropped."""
+        group = xp.arange(len(self.expert), like=self.expert)[:, None, None]
+        row = self.starts[self.expert, group] + self.slot
+        return row if self.capacity is None else xp.where(self.kept, row, self.rows)
 
     @property
     def sources(self):
-        """Integers (experts · groups · capacity,): the token in each of the experts' rows; one behind the last where
-        there is none."""
+        """Integers (rows,): the token in each of the experts' rows; one behind the last where there is none."""
         groups, tokens, _ = self.expert.shape
         number = xp.arange(groups * tokens, like=self.expert).reshape(groups, tokens, 1)
-        table = module_of(number).full(self.experts * groups * self.capacity + 1, groups * tokens, number.dtype)
+        table = module_of(number).full(self.rows + 1, groups * tokens, number.dtype)
         table[self.places] = number
         return table[:-1]
 
     def __str__(self):
-        lines = [f"{self.experts} experts of capacity {self.capacity}, {int(self.kept.sum())} of {self.kept.size} "
-                 "choices kept", "group token  expert.slot gate"]
+        capacity = "any number of tokens" if self.capacity is None else f"capacity {self.capacity}"
+        lines = [f"{self.experts} experts of {capacity}, {int(self.kept.sum())} of {self.kept.size} choices kept",
+                 "group token  expert.slot gate"]
         for (g, s), _ in xp.ndenumerate(xp.empty(self.expert.shape[:2])):
             choices = [f"{int(e):>8}.{int(c):<3} {float(w):.3f}" if ok else f"{int(e):>8} dropped  " for e, c, w, ok in
                        zip(self.expert[g, s], self.slot[g, s], lower(self.gates)[g, s], self.kept[g, s], strict=True)]
@@ -98,7 +126,9 @@ class Routing(NamedTuple):
 
 def capacity_of(tokens, experts, k, capacity_factor):
     """How many tokens of a group an expert takes: ⌈k · capacity_factor · tokens / experts⌉, the factor being the
-    decimal number that was written (1.1 · 10 is 11); never more than there are tokens."""
+    decimal number that was written (1.1 · 10 is 11); never more than there are tokens. None without a factor."""
+    if capacity_factor is None:
+        return None
     return min(tokens, math.ceil(Fraction(str(capacity_factor)) * k * tokens / experts))
 
 
@@ -174,18 +204,22 @@ def check_choices(k, experts, nodes=None, score="softmax"):
 
 
 def dispatch(x, routing):
-    """Tokens (groups · tokens, size) as the experts' rows (experts, groups · capacity, size), zeros in empty ones."""
+    """Tokens (groups · tokens, size) as the experts' rows (experts, groups · capacity, size), zeros in empty ones; or
+    without a capacity (rows, size), `counts` of each expert's, one after the other."""
+    if routing.capacity is None:
+        return x[routing.sources]
     padded = ops.concatenate([x, zeros_like(lower(x), (1, x.shape[1]))])
     return ops.reshape(padded[routing.sources], (routing.experts, len(routing.gates) * routing.capacity, x.shape[1]))
 
 
 def combine(y, routing):
-    """The experts' answers (experts, groups · capacity, size) as those of the tokens (groups · tokens, size): the sum
+    """The experts' answers, of the shape that dispatch gives, as those of the tokens (groups · tokens, size): the sum
     of each one's, weighted by its gates; zeros where all its choices were dropped."""
     size = y.shape[-1]
-    rows = ops.reshape(y, (math.prod(y.shape[:-1]), size))
-    padded = ops.concatenate([rows, zeros_like(lower(y), (1, size))])
-    answers = padded[routing.places] * ops.reshape(routing.gates, (*routing.gates.shape, 1))
+    if routing.capacity is not None:
+        rows = ops.reshape(y, (math.prod(y.shape[:-1]), size))
+        y = ops.concatenate([rows, zeros_like(lower(y), (1, size))])
+    answers = y[routing.places] * ops.reshape(routing.gates, (*routing.gates.shape, 1))
     return ops.reshape(ops.sum(answers, 2), (math.prod(answers.shape[:2]), size))
 
 
@@ -221,7 +255,8 @@ MLPS = "gelu", "swiglu"
 
 
 class Experts(Module):
-    """MLPs of the same shape, each with rows of its own: (experts, rows, size) -> the same.
+    """MLPs of the same shape, each with rows of its own: (experts, rows, size) -> the same; or, with `counts` of each
+    one's rows, (all rows, size) -> the same.
 
     mlp "gelu":    up (experts, size, hidden), GELU, down (experts, hidden, size)
     mlp "swiglu":  down of silu(x @ gate) · (x @ up), gate being of up's shape; as in nn.GPT (Shazeer 2020)
@@ -238,10 +273,13 @@ class Experts(Module):
         self.up = Parameter(init.normal((experts, size, hidden), std, dtype))
         self.down = Parameter(init.normal((experts, hidden, size), std, dtype))
 
-    def forward(self, x):
+    def forward(self, x, counts=None):
+        product = ops.matmul if counts is None else partial(ops.grouped_matmul, counts=counts)
         if self.mlp == "swiglu":
-            return ops.swiglu(x @ self.gate, x @ self.up) @ self.down
-        return ops.gelu(x @ self.up, "tanh") @ self.down
+            inner = ops.swiglu(product(x, self.gate), product(x, self.up))
+        else:
+            inner = ops.gelu(product(x, self.up), "tanh")
+        return product(inner, self.down)
 
     def extra_repr(self):
         return ", ".join(map(str, self.up.shape)) + (f", {self.mlp}" if self.mlp != "gelu" else "")
@@ -253,7 +291,8 @@ class MoE(Module):
         logits, aux = model(tokens)
         loss = (nn.cross_entropy(logits, labels, reduction="sum") + labels.size * aux) / (batch.count * time)
 
-    capacity_factor  how many more places the experts have than balanced choices need; experts/k drops nothing
+    capacity_factor  how many more places the experts have than balanced choices need; None: as many as are chosen, so
+                     that nothing is dropped
     group            which tokens are routed together: None, all of a call; "sequence", those along x's last axis but
                      one; or how many, consecutive ones (ValueError where that doesn't divide their number)
     balance, z, sequence_balance  weights of balance_loss, z_loss and sequence_balance_loss (of the sequences along x's
@@ -268,7 +307,7 @@ class MoE(Module):
 
     Of DeepSeek-V3, but for its sizes:
 
-        MoE(size, hidden, experts=256, k=8, capacity_factor=256 / 8, balance=0, mlp="swiglu", shared=1, score="sigmoid",
+        MoE(size, hidden, experts=256, k=8, capacity_factor=None, balance=0, mlp="swiglu", shared=1, score="sigmoid",
             route_scale=2.5, nodes=(8, 4), expert_bias=True, sequence_balance=1e-4)
 
     The auxiliary loss is a mean over the call's tokens: times their number, and over that of the global batch, it adds
@@ -288,8 +327,8 @@ class MoE(Module):
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
-        if not 0 < capacity_factor < math.inf:
-            raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0")
+        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+            raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0, or None: no capacity")
         group = whole("group", group) if is_whole(group) else group
         if group not in (None, "sequence") and not (is_whole(group) and group > 0):
             raise ValueError(f"MoE: group={group!r} must be a number of tokens, 'sequence', or None for all of a call")
@@ -330,7 +369,7 @@ class MoE(Module):
         if self.expert_bias is not None and self.training and not is_recomputing():
             self.load = to_device_of(self.load, self.expert_bias)
             assign(self.load, self.load + routing.load)
-        y = combine(self.experts(dispatch(rows, routing)), routing)
+        y = combine(self.experts(dispatch(rows, routing), routing.counts), routing)
         if self.shared is not None:
             y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]
         return ops.reshape(y, x.shape), self._auxiliary(logits, routing, x.shape)

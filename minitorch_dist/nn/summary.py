@@ -9,8 +9,8 @@ from ..backend import is_floating
 from ..tables import ruled
 
 
-def _matmul(shape, x=None, y=None, **_):
-    return 2 * math.prod(shape) * (x.shape[-1] if x is not None else y.shape[-2])
+def _matmul(shape, x=None, y=None, w=None, **_):
+    return 2 * math.prod(shape) * (x.shape[-1] if x is not None else (w if y is None else y).shape[-2])
 
 
 def _linear(shape, weight, **_):
@@ -37,6 +37,8 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "ring_attention": _attention,
     "all_gather_matmul": _linear,
     "matmul_reduce_scatter": lambda shape, weight, comm, **_: comm.size * _linear(shape, weight),   # of all positions
+    "grouped_matmul": _matmul,
+    "grouped_outer": lambda shape, x=None, y=None, **_: 2 * len(y if x is None else x) * math.prod(shape[1:]),
     "einsum": lambda shape, work, x1=None, **_: 2 * work,
 }
 

@@ -6,7 +6,11 @@
 
 Each rank routes its own tokens, by nn.MoE as in one process. A layer makes two all-to-alls forward and two backward. In
 each a rank sends (n - 1)/n of experts · groups · capacity · size elements, whatever its tokens choose: these are
-k · capacity_factor · tokens · size, but for rounding.
+k · capacity_factor · tokens · size, but for rounding. Without a capacity it sends what its tokens have chosen, behind a
+few integers that say how many rows come, and a rank has as much work as tokens want its experts:
+
+    from rank 0, for experts 0, 1    0 0 1           sorted by experts     0 0 0 1 1 1 1       and back
+    from rank 1                      0 1 1 1
 
     mesh = comm.DeviceMesh(dp=-1, ep=4)
     model = nn.GPT(…, moe={"experts": 8})                       # alike on all ranks
@@ -17,10 +21,10 @@ The ranks along ep have samples of their own. So the gradients of everything but
 and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
 DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
 without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks.
-All ranks along ep go through the layer together, in evaluation too, with equally many tokens: else a MismatchError;
-data.Loader(…, drop_last=True) leaves an uneven last batch out. Shared experts stay whole on each rank, as the router
-does, and biases (expert_bias.py) are the same on all.
-Source: Lepikhin et al. 2021, "GShard".
+All ranks along ep go through the layer together, in evaluation too, and where there is a capacity with equally many
+tokens: else a MismatchError; data.Loader(…, drop_last=True) leaves an uneven last batch out. Shared experts stay whole
+on each rank, as the router does, and biases (expert_bias.py) are the same on all.
+Sources: Lepikhin et al. 2021, "GShard"; Gale et al. 2022, "MegaBlocks".
 """
 
 import numpy as np
@@ -38,7 +42,8 @@ from .wrapping import check_summed
 
 
 class ExpertParallel(_Part):
-    """This rank's share of Experts: rows for all of them, (experts, rows, size) -> their answers, the same shape.
+    """This rank's share of Experts: rows for all of them, (experts, rows, size) -> their answers, the same shape; or,
+    with `counts` of each one's rows, (all rows, size) -> the same.
 
     divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel and
                     fully_shard ask for it
@@ -56,7 +61,9 @@ class ExpertParallel(_Part):
         self.mlp, self.divided_over, self.summed = experts.mlp, comm, False
 
     @by_position
-    def forward(self, x):
+    def forward(self, x, counts=None):
+        if counts is not None:
+            return self._any_number(x, np.array(counts).reshape(self.comm.size, -1))
         count, rows, size = x.shape
         ranks = self.comm.size
         here = count // ranks
@@ -65,6 +72,18 @@ class ExpertParallel(_Part):
         y = ops.reshape(Experts.forward(self, x), (here, ranks, rows, size))
         check_summed(self, y)
         return all_to_all(ops.reshape(ops.transpose(y, (1, 0, 2, 3)), (count, rows, size)), self.comm)
+
+    def _any_number(self, x, mine):
+        """mine: integers (ranks, experts of each), how many of x's rows they get."""
+        theirs = np.empty_like(mine)        # how many of each rank's rows each expert here gets
+        self.comm.all_to_all(theirs, mine)
+        sent, received = mine.sum(1), theirs.sum(1)
+        x = all_to_all(x, self.comm, sent, received)
+        whose = np.repeat(np.tile(np.arange(mine.shape[1]), len(theirs)), theirs.reshape(-1))
+        order = np.argsort(whose, kind="stable")
+        y = Experts.forward(self, x[order], theirs.sum(0))
+        check_summed(self, y)
+        return all_to_all(y[np.argsort(order)], self.comm, received, sent)
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"

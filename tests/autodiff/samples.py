@@ -130,6 +130,9 @@ SAMPLES = [
         ("i...,i->...", (2, 3, 2), (2,)), (",ij->j", (), (2, 3)))),
     Sample("tensordot", lambda x, y: mt.tensordot(x, y, ((0, 2), (1, 0))) * mt.tensordot(x, y, 1)[0, 0, 0, 0],
            (normal(2, 3, 4), normal(4, 2, 2))),
+    *(Sample(op.__name__, lambda x, y, op=op, counts=counts: op(x, y, counts), (normal(5, 3), normal(*shape)),
+             f"{counts}") for counts in ((3, 2), (0, 4, 0, 1), (5,))
+      for op, shape in ((mt.grouped_matmul, (len(counts), 3, 4)), (mt.grouped_outer, (5, 4)))),
     Sample("outer", mt.outer, (normal(2, 2), normal(3))),
     Sample("windows", lambda x: mt.exp(mt.ops.windows.windows(x, (2,), (1,), (2,))), (normal(2, 5),)),
     Sample("windows", lambda x: mt.sin(mt.ops.windows.windows(x, (2, 3), (2, 1), (1, 1))), (normal(5, 4),), "2-d"),
@@ -199,6 +202,8 @@ SAMPLES += [
         ("scatter_add", lambda x: mt.scatter_add(x, ROWS, (3, 2)), (normal(4, 2),), "each"),
         ("reorder", lambda x: mt.ops.indexing.reorder(x, ORDER, 1), (normal(3, 4),), "each"),
         ("matmul", mt.matmul, (normal(5, 2, 3), normal(3, 4)), "each"),
+        ("grouped_matmul", lambda x, w: mt.grouped_matmul(x, w, (3, 0, 2)), (normal(5, 2), normal(3, 2, 4)), "each"),
+        ("grouped_outer", lambda x, y: mt.grouped_outer(x, y, (3, 0, 2)), (normal(5, 2), normal(5, 4)), "each"),
         ("einsum", lambda x, y: mt.einsum("iij,jk->k", x, y), (normal(2, 2, 3), normal(3, 4)), "each"),
         ("tensordot", mt.tensordot, (normal(2, 3, 4), normal(3, 4, 2)), "each"),
         ("conv", lambda x, w: mt.conv2d(x, w, None, (2, 1), 1, (1, 2), 2), (normal(2, 4, 4, 5), normal(2, 2, 3, 2)),

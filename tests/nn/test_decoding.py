@@ -15,7 +15,8 @@ random = np.random.default_rng
 ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "shared": 1}
 KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
-    "mixture": {"moe": ROOMY}, "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
+    "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
+    "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
 
 

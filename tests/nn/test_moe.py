@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitorch_dist as mt
-from minitorch_dist import nn, optim
+from minitorch_dist import ledger, nn, optim
 from minitorch_dist.nn import moe
 
 random = np.random.default_rng
@@ -41,7 +41,7 @@ def routed(logits, k, capacity):
 
 @st.composite
 def routings(draw):
-    """(logits (groups, tokens, experts), k, capacity), with ties, and with all tokens going to one expert."""
+    """(logits (groups, tokens, experts), k, capacity or None), with ties, and with all tokens going to one expert."""
     groups, tokens, experts = draw(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5)))
     size = groups * tokens * experts
     numbers = draw(st.one_of(st.lists(st.integers(-2, 2), min_size=size, max_size=size),
@@ -49,7 +49,7 @@ def routings(draw):
     logits = np.array(numbers, np.float64).reshape(groups, tokens, experts)
     if draw(st.booleans()):
         logits[..., draw(st.integers(0, experts - 1))] = 40
-    return logits, draw(st.integers(1, experts)), draw(st.integers(1, tokens + 1))
+    return logits, draw(st.integers(1, experts)), draw(st.one_of(st.none(), st.integers(1, tokens + 1)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,6 +58,11 @@ def test_routing_is_that_of_a_slow_loop(case):
     logits, k, capacity = case
     groups, tokens, experts = logits.shape
     found = moe.route(logits, k, capacity)
+    if capacity is None:
+        assert found.counts == tuple((found.expert == e).sum() for e in range(experts))
+        assert np.repeat(np.arange(experts), found.counts).tolist() == found.expert.reshape(-1)[np.argsort(
+            found.places.reshape(-1))].tolist()
+        capacity = groups * tokens
     for g in range(groups):
         for s, choices in enumerate(routed(logits[g].tolist(), k, capacity)):
             for c, (expert, slot, kept, gate) in enumerate(choices):
@@ -67,7 +72,7 @@ def test_routing_is_that_of_a_slow_loop(case):
     rows = found.places[found.kept]
     number = np.broadcast_to(np.arange(groups * tokens).reshape(groups, tokens, 1), found.kept.shape)
     assert len(set(rows.tolist())) == rows.size and (found.places[~found.kept] == len(found.sources)).all()
-    assert (found.sources[rows] == number[found.kept]).all()
+    assert len(found.sources) == found.rows and (found.sources[rows] == number[found.kept]).all()
     assert (found.sources != groups * tokens).sum() == rows.size
     filled = [min(capacity, (found.expert[g] == e).sum()) for g in range(groups) for e in range(experts)]
     assert found.kept.sum() == sum(filled)
@@ -107,11 +112,11 @@ def by_einsum(model, x, capacity):
 
 
 @pytest.mark.parametrize(("k", "factor", "group"), [(2, 1.0, None), (1, 1.25, None), (3, 0.5, 3), (2, 0.6, "sequence"),
-                                                    (4, 1.0, 2), (2, 2.0, 6)])
+                                                    (4, 1.0, 2), (2, 2.0, 6), (3, None, None), (1, None, "sequence")])
 def test_a_layer_is_the_einsum_of_one_hot_tensors(k, factor, group):
     model = layer(k=k, capacity_factor=factor, group=group)
     x = random(1).standard_normal((2, 6, 5))
-    size = {None: 12, "sequence": 6}.get(group, group)
+    size, factor = {None: 12, "sequence": 6}.get(group, group), 4 / k if factor is None else factor
     capacity = min(size, math.ceil(k * factor * size / 4))
     wanted = np.concatenate([by_einsum(model, part, capacity) for part in x.reshape(-1, size, 5)]).reshape(x.shape)
     y, _ = model(x)
@@ -157,6 +162,25 @@ def test_derivatives_equal_finite_differences_to_second_order(k):
         return moe.combine(h @ down, routing), moe.balance_loss(logits, routing), moe.z_loss(logits)
     mt.check_grads(f, [x, *weights])
     assert all(dropped)
+
+
+def test_without_a_capacity_no_row_is_empty():
+    """DeepSeek-V3's 8 of 256 would take 32 times the rows by a capacity that drops nothing."""
+    x, found = mt.tensor(random(2).standard_normal((6, 7, 5)), requires_grad=True), []
+    for factor in (None, 16 / 2):
+        model = layer(experts=16, capacity_factor=factor, mlp="swiglu", shared=1)
+        with ledger.record(memory=True) as book:
+            y, aux = model(x)
+            (mt.sum(y * np.arange(5)) + aux).backward()
+        found.append([y.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in model.parameters())])
+        x.grad = None
+        rows = model.routing(x)[1].rows
+        assert rows == (84 if factor is None else 42 * 16)
+        if factor is None:
+            least = book.peak["activation"]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert book.peak["activation"] - least > (42 * 16 - 84) * (5 + 3 * 7) * 8       # inputs, gate and up, their product
 
 
 def test_auxiliary_losses():
@@ -215,9 +239,9 @@ def test_compile_says_that_routing_runs_uncompiled():
 
 @pytest.mark.parametrize("shape", [(0, 6, 5), (0, 5), (2, 0, 5)])
 @pytest.mark.parametrize("arguments", [
-    {}, {"k": 1, "z": 0.1}, {"group": "sequence"}, {"group": 4},
+    {}, {"k": 1, "z": 0.1}, {"group": "sequence"}, {"group": 4}, {"capacity_factor": None},
     {"shared": 1, "score": "sigmoid", "nodes": (2, 1), "expert_bias": True, "sequence_balance": 0.1, "mlp": "swiglu"},
-], ids=["usual", "switch", "sequences", "fours", "deepseek"])
+], ids=["usual", "switch", "sequences", "fours", "no capacity", "deepseek"])
 def test_of_no_tokens_the_answer_is_empty_and_the_loss_and_all_gradients_are_0(shape, arguments):
     model, x = layer(**arguments), mt.tensor(np.zeros(shape), requires_grad=True)
     y, aux = model(x)
@@ -231,7 +255,7 @@ def test_errors_say_what_to_do():
         layer(experts=2, k=3)
     with pytest.raises(ValueError, match="k=0 of 4 experts"):
         moe.route(np.zeros((1, 3, 4)), 0, 2)
-    with pytest.raises(ValueError, match="capacity_factor=0"):
+    with pytest.raises(ValueError, match="capacity_factor=0 must be a number above 0, or None"):
         layer(capacity_factor=0)
     with pytest.raises(ValueError, match="group='row'"):
         layer(group="row")

@@ -75,6 +75,15 @@ def test_products_that_are_not_layers():
     table, _ = by_path(Products(), zeros((4, 5)))
     assert table.flops == 3 * (2 * 4 * 5 * 6)
 
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.y = nn.Parameter(zeros((3, 5, 6))), nn.Parameter(zeros((4, 7)))
+
+        def forward(self, x):
+            return mt.sum(mt.grouped_matmul(x, self.w, (1, 0, 3))) + mt.sum(mt.grouped_outer(x, self.y, (3, 1)))
+    assert by_path(Grouped(), zeros((4, 5)))[0].flops == 2 * 4 * 5 * 6 + 2 * 4 * 5 * 7
+
 
 def test_functions_with_a_rule_by_hand_say_what_they_do():
     @mt.custom_vjp

@@ -22,6 +22,7 @@ SETTINGS = {        # MoE's arguments
     "halves": {"group": BATCH * LENGTH // 2, "capacity_factor": 0.75},       # of the global batch
     "quarters": {"group": BATCH * LENGTH // 4, "capacity_factor": 0.75},
     "nothing dropped": {"group": "sequence", "capacity_factor": EXPERTS / 2},
+    "no capacity": {"group": "sequence", "capacity_factor": None},
 }
 CLIPS = {"switch": 0.8, "sequences": 0.8}     # the greatest norm of the gradients; they are greater at first
 
@@ -95,8 +96,8 @@ def train(setting, size=1, dense=False, accumulate=1, spoil=None, exact=False, t
 
 
 def train_whole():
-    """{setting: what one process with all experts gives}; "nothing dropped" by Dense."""
-    return {setting: train(setting, dense=setting == "nothing dropped") for setting in SETTINGS}
+    """{setting: what one process with all experts gives}; where nothing is dropped, by Dense."""
+    return {setting: train(setting, dense=setting in ("nothing dropped", "no capacity")) for setting in SETTINGS}
 
 
 # ---------------------------------------------------------------- what must not be
@@ -177,11 +178,11 @@ def layer(comm_of_experts, size=6, experts=4, **arguments):
     return model
 
 
-def counted():
+def counted(factor):
     """({pass: {op: (calls, bytes sent)}} along ep of one layer, what the formula says for each message)."""
     mesh = comm.DeviceMesh(ep=-1)
-    n, size, tokens, groups = mesh["ep"].size, 6, 10, 3
-    model = layer(mesh["ep"], size, 4, capacity_factor=1.5, group=tokens)
+    n, size, tokens, groups = mesh["ep"].size, 6, 10, 3 + (0 if factor else mesh["ep"].rank)
+    model = layer(mesh["ep"], size, 4, capacity_factor=factor, group=tokens)
     x = mt.tensor(values((groups, tokens, size), 7, mesh["ep"].rank), requires_grad=True)
     with ledger.record() as forward:
         y, aux = model(x)
@@ -189,13 +190,19 @@ def counted():
         (mt.sum(y * values(y.shape, 8)) + aux).backward()
     sent = {name: {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls if axis == "ep"}
             for name, book in (("forward", forward), ("backward", backward))}
-    return sent, (n - 1) * (4 * groups * moe.capacity_of(tokens, 4, 2, 1.5) * size * 8) // n
+    if factor:
+        return sent, (n - 1) * (4 * groups * moe.capacity_of(tokens, 4, 2, factor) * size * 8) // n
+    chosen = model.routing(x)[1].load.reshape(n, -1).sum(1) * size * 8      # bytes for each rank's experts
+    everyone = comm.world().all_gather_object(chosen)
+    rank = mesh["ep"].rank
+    return sent, sum(chosen) - chosen[rank], sum(each[rank] for each in everyone) - chosen[rank]
 
 
 def gradients(order):
     """Of x of every rank, against finite differences across ranks; some choices are dropped."""
     world = comm.world()
-    for k, arguments in ((2, {"capacity_factor": 0.75}), (1, {"balance": 2.0, "z": 0.3})):
+    for k, arguments in ((2, {"capacity_factor": 0.75}), (1, {"balance": 2.0, "z": 0.3}),
+                         (2, {"capacity_factor": None})):
         model = layer(world, 3, 2 * world.size, k=k, **arguments)
         for module in model.modules():
             for name, p in module._parameters.items():
@@ -207,7 +214,7 @@ def gradients(order):
             return mt.sum(mt.sin(y) * u) + aux * (world.rank + 1)
         x = values((4, 3), 3, world.rank)
         routing = model.routing(x)[1]
-        assert k == 1 or not routing.kept.all()
+        assert k == 1 or routing.capacity is None or not routing.kept.all()
         check_grads_across(f, x, world, order=order)
     return True
 
@@ -217,11 +224,13 @@ def checkpointed():
     world = comm.world()
     found = []
     for wrap in (lambda f: f, mt.checkpoint):
-        model = layer(world)
-        x = mt.tensor(values((3, 5, 6), 4, world.rank), requires_grad=True)
-        y, aux = wrap(lambda x, model=model: model(mt.tanh(x)))(x)
-        (mt.sum(y * values(y.shape, 5)) + aux).backward()
-        found.append([y.numpy(), aux.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in model.parameters())])
+        found.append([])
+        for factor in (1.25, None):
+            model = layer(world, capacity_factor=factor)
+            x = mt.tensor(values((3, 5, 6), 4, world.rank), requires_grad=True)
+            y, aux = wrap(lambda x, model=model: model(mt.tanh(x)))(x)
+            (mt.sum(y * values(y.shape, 5)) + aux).backward()
+            found[-1] += [y.numpy(), aux.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in model.parameters())]
     return all(np.array_equal(a, b) for a, b in zip(*found, strict=True)) and all(np.any(a) for a in found[0])
 
 
@@ -243,12 +252,12 @@ class End(nn.Module):
         return self.head(pair[0]), pair[1]
 
 
-def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH):
+def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH, factor=1.25):
     """(the whole parameters after STEPS steps of a pipeline on pp ranks, the experts divided over `size` ranks; how
     many all-to-alls of a step were under way while another was)."""
     mesh = comm.DeviceMesh(pp=pp, ep=size)
     mt.manual_seed(6)
-    arguments = {"experts": EXPERTS, "std": 0.3, "group": "sequence", "balance": 0.1}
+    arguments = {"experts": EXPERTS, "std": 0.3, "group": "sequence", "balance": 0.1, "capacity_factor": factor}
     model = nn.Sequential(Start(), *(nn.TransformerBlock(8, 2, causal=True, dtype=np.float64, moe=arguments)
                                      for _ in range(2)), End())
     if size > 1:

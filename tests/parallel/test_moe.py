@@ -25,7 +25,8 @@ def furthest(got, wanted):
 
 @pytest.mark.parametrize(("setting", "n", "size", "accumulate"), [
     ("sequences", 2, 2, 1), ("sequences", 4, 2, 2), ("sequences", 4, 4, 1), ("switch", 2, 2, 1), ("switch", 2, 1, 1),
-    ("halves", 2, 2, 1), ("quarters", 4, 2, 1), ("nothing dropped", 2, 2, 1), ("nothing dropped", 4, 2, 1)])
+    ("halves", 2, 2, 1), ("quarters", 4, 2, 1), ("nothing dropped", 2, 2, 1), ("nothing dropped", 4, 2, 1),
+    ("no capacity", 1, 1, 1), ("no capacity", 2, 2, 1), ("no capacity", 4, 4, 2), ("no capacity", 3, 1, 1)])
 def test_one_curve_on_any_mesh(one_process, setting, n, size, accumulate):
     """A GPT, AdamW, float64: the parameters of one process, within 1e-10, on every rank; where each rank's tokens are a
     group, those of one process that routes them so; where nothing is dropped, those of all experts for all tokens."""
@@ -45,12 +46,15 @@ def test_one_curve_beside_tensor_parallelism_and_of_sharded_experts(one_process)
             assert furthest(got, wanted) < 1e-10
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_rank_without_rows_changes_no_curve(stage):
-    """Of 40 sequences, 13 to a batch, every fourth batch has the one that is left over: two ranks have none."""
+@pytest.mark.parametrize("stage, setting, size", [(0, "sequences", 1), (1, "sequences", 1), (3, "sequences", 1),
+                                                  (0, "no capacity", 2), (2, "no capacity", 2)])
+def test_a_rank_without_rows_changes_no_curve(stage, setting, size):
+    """Of 40 sequences, 13 to a batch, every fourth batch has the one that is left over: the others have none. Divided
+    experts answer the others' tokens all the same."""
     def trained(n):
-        return crews.call(CASES + "train", n, args=("sequences", 1, False, 1, None, False, 1, stage * (n > 1), 13))
-    [(losses, wanted)], found = trained(1), trained(3)
+        size_of = size if n > 1 else 1
+        return crews.call(CASES + "train", n, args=(setting, size_of, False, 1, None, False, 1, stage * (n > 1), 13))
+    [(losses, wanted)], found = trained(1), trained(2 if size == 2 else 3)
     for got_losses, got in found[:1] if stage else found:
         np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
         assert furthest(got, wanted) < 1e-10
@@ -67,9 +71,18 @@ def test_the_curve_shows_what_is_wrong(one_process):
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_layer_sends_two_all_to_alls_each_way_of_a_size_known_beforehand(n):
     """(n - 1)/n of experts · groups · capacity · size elements each, and nothing else."""
-    for sent, nbytes in crews.call(CASES + "counted", n):
+    for sent, nbytes in crews.call(CASES + "counted", n, args=(1.5,)):
         assert sent == {"forward": {"all_to_all": (2, 2 * nbytes)}, "backward": {"all_to_all": (2, 2 * nbytes)}}
         assert nbytes == (n - 1) * 4 * 3 * 8 * 6 * 8 // n       # the capacity: ⌈2 · 1.5 · 10 / 4⌉ = 8
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_without_a_capacity_a_layer_sends_what_is_chosen_and_how_much_that_is(n):
+    """To each other rank 8 bytes per expert, and the rows; their answers back; in backward both again. The ranks bring
+    unequal numbers of tokens."""
+    for sent, out, back in crews.call(CASES + "counted", n, args=(None,)):
+        assert sent == {"forward": {"all_to_all": (3, (n - 1) * 4 * 8 // n + out + back)},
+                        "backward": {"all_to_all": (2, out + back)}}
 
 
 @pytest.mark.parametrize(("n", "order"), [(2, 2), (3, 1)])
@@ -86,7 +99,9 @@ def test_checkpoints_hold_whole_experts(tmp_path):
 
 
 @pytest.mark.parametrize(("pp", "size", "schedule"), [(2, 1, ("1f1b", 4)), (2, 2, ("1f1b", 4)),
-                                                      (1, 2, ("dualpipev", 3)), (2, 2, ("dualpipev", 5, 10))], ids=str)
+                                                      (1, 2, ("dualpipev", 3)), (2, 2, ("dualpipev", 5, 10)),
+                                                      (2, 2, ("zb-h1", 4, 8, None)),
+                                                      (2, 2, ("dualpipev", 5, 10, None))], ids=str)
 def test_a_pipeline_carries_the_auxiliary_loss_along(pp, size, schedule):
     """And in DualPipeV messages to experts are under way in two passes at once."""
     (wanted, _), = crews.call(CASES + "pipelined", 1, args=(1, 1, "1f1b", 4, *schedule[2:]))

@@ -81,6 +81,7 @@ from .elementwise import (
     where,
 )
 from .fused import gelu, linear_cross_entropy, linear_gelu, log_softmax, softmax, softmax_cross_entropy, swiglu
+from .grouped import grouped_matmul, grouped_outer
 from .indexing import (
     argsort,
     embedding,
