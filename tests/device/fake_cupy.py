@@ -59,6 +59,8 @@ def function(name, parameters):
         given = known.bind(*args, **kwargs)
         if name in ("concatenate", "stack") and not all(isinstance(a, ndarray) for a in given.arguments["tup"]):
             raise TypeError("Only cupy arrays can be concatenated")
+        if name in ("concatenate", "stack") and len(given.arguments["tup"]) > 8:    # their addresses are copied up
+            refuse_while_recording()
         if name in ("argsort", "sort", "cumsum", "cumprod"):
             refuse_bfloat16(name, given.args[0])
         if name in ("argsort", "sort"):     # Thrust's wait for the GPU: cupy/cupy issue 9126

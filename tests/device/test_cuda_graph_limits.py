@@ -72,6 +72,30 @@ def test_gradients_on_the_tape_are_refused():
         mt.cuda_graph(keep_the_tape(leaf))(on_gpu(made(2)))
 
 
+def check_many_joined():
+    """More arrays than CuPy joins without a copy from the host, and their gradients; on a GPU, too."""
+    shares = [on_gpu(made(2, 3, seed=seed), requires_grad=True) for seed in range(70)]
+
+    def passes(x):
+        for share in shares:
+            share.grad = None
+        loss = (mt.concatenate([share * x for share in shares], 1) ** 2).sum()
+        loss.backward()
+        return loss
+    graphed = mt.cuda_graph(passes)
+    for seed in range(3):
+        x = on_gpu(made(2, 3, seed=100 + seed))
+        found = [graphed(x).item(), *(share.grad.tolist() for share in shares)]
+        wanted = [passes(x).item(), *(share.grad.tolist() for share in shares)]
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+        assert found[1:] == wanted[1:]
+    assert graphed.graphs == 1
+
+
+def test_many_arrays_are_joined():
+    check_many_joined()
+
+
 def test_nan_is_no_write_into_an_input():
     f = mt.cuda_graph(lambda x: x + 1)
     assert np.isnan(f(on_gpu(np.array([np.nan, 1.0], "f4"))).tolist()[0])

@@ -14,7 +14,7 @@ from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
 from ..kernels import eight_bit_cases
-from . import test_cublas, test_cuda_graphs, test_fake_cupy, test_steps
+from . import test_cublas, test_cuda_graph_limits, test_cuda_graphs, test_fake_cupy, test_steps
 from .test_ops import COPIES, MOVING, constants_on_gpu, random_like
 
 
@@ -182,6 +182,10 @@ def test_compiled_models_train_as_the_function_does(name, ways):
 def test_a_recording_that_fails_leaves_a_gpu_that_works():
     test_cuda_graphs.check_failure(True)
     assert (mt.ones(3, device="cuda") + 1).sum().item() == 6
+
+
+def test_a_graph_joins_many_arrays():
+    test_cuda_graph_limits.check_many_joined()
 
 
 def test_what_is_out_of_range_raises_late():

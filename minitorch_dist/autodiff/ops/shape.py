@@ -1,7 +1,7 @@
 """Ops that move elements and change none: reshape, transpose, concatenate, split. What is composed of them is in
 arrange.py."""
 
-from ...backend import is_whole, module_of, of_one_dtype, whole, wholes, xp, zeros_like
+from ...backend import is_whole, module_of, of_one_dtype, recording, whole, wholes, xp, zeros_like
 from ..dispatch import with_params
 from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
@@ -74,7 +74,13 @@ _split = Primitive("split", _split_forward, params="sizes axis shape", multi=Tru
 PICK = Primitive("pick", None, params="k n", x=(picked, "k n"))
 
 
+TOGETHER = 8    # arrays that CuPy joins without copying a table of their addresses up, which no CUDA graph can repeat
+
+
 def _joined(xs, sizes, axis):
+    if len(xs) > TOGETHER and recording.graph is not None:
+        xs = [_joined(xs[i:i + TOGETHER], sizes, axis) for i in range(0, len(xs), TOGETHER)]
+        return _joined(xs, sizes, axis)
     try:
         return xp.concatenate(xs, axis)
     except xp.exceptions.DTypePromotionError:
