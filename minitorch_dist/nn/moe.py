@@ -344,6 +344,11 @@ class MoE(Module):
             self.load = xp.zeros(experts, xp.int64)
 
     @property
+    def by_token(self):
+        """Whether what it gives for a token, and adds to the loss, depends on no other token of the call."""
+        return self.capacity_factor is None and not self.balance and not self.sequence_balance
+
+    @property
     def ends(self):
         """The parameters that make what is added to the residual connection."""
         return [part.down for part in (self.experts, self.shared) if part is not None]

@@ -238,9 +238,11 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
 
 
 def _check(path, module, context):
-    if isinstance(module, MIXING):
+    if isinstance(module, MIXING) and not getattr(module, "by_token", False):
+        what = (": take capacity_factor=None, which drops nobody, balance=0 and sequence_balance=0"
+                if isinstance(module, MoE) else "")
         raise ValueError(f"context_parallel: {path}, of class {type(module).__name__}, looks at several positions at "
-                         "once, or counts them, and would take this rank's for all")
+                         f"once, or counts them, and would take this rank's for all{what}")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     if getattr(module, "sequence_parallel", False):

@@ -222,8 +222,8 @@ class Job:
             raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
                              "or share some: take a multiple or a divisor of --ep")
         if self.model.experts and self.cp > 1:
-            raise ValueError(f"cp={self.cp} of a mixture of experts, where other tokens, which other ranks have, leave "
-                             "a token no room: take --tp with --sequence-parallel")
+            raise ValueError(f"cp={self.cp} of a mixture of experts with a capacity, for which tokens of all ranks "
+                             "compete: take --tp with --sequence-parallel")
 
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:

@@ -10,7 +10,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import full_state_dict as full_of_shards
 from minitorch_dist.parallel import ring_attention as ring
@@ -25,6 +25,7 @@ VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 3, 0.5
 SETTINGS = {        # GPT's arguments
     "learned": {"dropout": 0.2, "kv_heads": 4},
     "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
+    "mixture": {"dropout": 0.2, "moe": {"experts": 4, "capacity_factor": None, "balance": 0, "z": 0.1, "std": 0.3}},
 }
 
 
@@ -39,12 +40,15 @@ def sequences():
 
 
 def loss_sum(model, shard):
-    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+    logits = model(shard.inputs)
+    logits, aux = logits if isinstance(logits, tuple) else (logits, 0)
+    return nn.cross_entropy(logits, shard.labels, reduction="sum") + shard.labels.size * aux
 
 
 def batches(mesh, layout="zigzag", steps=STEPS):
     """Parts of (step, global batch), so many of them; the last of an epoch is smaller."""
-    loader = data.Loader(*sequences(), BATCH, seed=2, rank=mesh.coords["dp"], size=mesh["dp"].size)
+    samples = mesh["dp", "ep"] if "ep" in mesh.axes else mesh["dp"]
+    loader = data.Loader(*sequences(), BATCH, seed=2, rank=samples.rank, size=samples.size)
     every = (batch for epoch in range(steps) for batch in loader.epoch(epoch))
     for step, batch in zip(range(steps), every, strict=False):
         yield step, batch if mesh["cp"].size == 1 else cp.cut_sequence(batch, mesh["cp"], layout)
@@ -52,8 +56,10 @@ def batches(mesh, layout="zigzag", steps=STEPS):
 
 def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True, steps=STEPS):
     """(losses, whole parameters) after so many steps of AdamW with dropout and clipping; sizes: {axis: ranks}."""
-    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "tp": 1} | sizes)
-    model, ranks = gpt(setting), mesh["dp", "cp"]
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "ep": 1, "tp": 1} | sizes)
+    model, ranks = gpt(setting), mesh["dp", "cp", "ep"]
+    if mesh["ep"].size > 1:
+        tp.parallelize_module(model, mesh["ep"], moe.plan_of(model))
     ways = [lambda: mesh["tp"].size > 1 and tp.parallelize_module(model, mesh["tp"], tp.plan_of(model)),
             lambda: mesh["cp"].size > 1 and cp.context_parallel(model, mesh["cp"], how, layout)]
     for cut in ways if tensor_first else ways[::-1]:

@@ -34,7 +34,7 @@ RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of whi
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("sequence",), CONTEXTS, "context_parallel.*sequence_parallel", "both divide the sequences"),
-    (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture routes whole sequences"),
+    (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture with a capacity routes whole sequences"),
     (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
      "annotations are of whole parameters; they are tensor parallelism themselves"),
     (CONTEXTS, ("annotations",), "shard_parameters.*context_parallel",

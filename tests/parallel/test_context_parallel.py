@@ -201,7 +201,9 @@ def furthest(got, wanted):
     ("learned", 2, {"cp": 2}, {}), ("rotary", 4, {"cp": 4}, {"layout": "contiguous"}), ("rotary", 2, {"cp": 2}, {}),
     ("learned", 4, {"cp": 4}, {"how": "all_to_all"}), ("rotary", 4, {"cp": 2}, {"how": "all_to_all"}),
     ("learned", 4, {"cp": 2}, {"stage": 3}), ("rotary", 4, {"cp": 2, "tp": 2}, {}),
-    ("learned", 4, {"cp": 2, "tp": 2}, {"tensor_first": False})], ids=str)
+    ("learned", 4, {"cp": 2, "tp": 2}, {"tensor_first": False}), ("mixture", 2, {"cp": 2}, {}),
+    ("mixture", 4, {"cp": 2, "ep": 2}, {}), ("mixture", 4, {"cp": 2, "tp": 2}, {"how": "all_to_all"}),
+    ("mixture", 4, {"cp": 2}, {"stage": 3})], ids=str)
 def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
     """AdamW, dropout, clipping, float64, unequal batches along dp: within 1e-10 of one process, on every rank."""
     losses, wanted = one_process[setting]
@@ -256,7 +258,8 @@ def test_errors_say_what_to_do():
         "kv heads": ("ValueError", "the 4 heads and the 1 kv_heads; a ring doesn't ask for that"),
         "heads of a model": ("ValueError", "attention: 2 ranks must divide the 3 heads"),
         "no attention": ("ValueError", "the Sequential has no MultiHeadAttention"),
-        "mixture": ("ValueError", "blocks.0.mlp, of class MoE, looks at several positions"),
+        "mixture": ("ValueError", "blocks.0.mlp, of class MoE, looks at several positions at once, or counts them, and "
+                                  "would take this rank's for all: take capacity_factor=None"),
         "convolution": ("ValueError", "1, of class Conv1d, looks at several positions"),
         "pooling": ("ValueError", "1, of class AvgPool2d, looks at several positions"),
         "flattened": ("ValueError", "1, of class Flatten, looks at several positions"),
