@@ -40,7 +40,8 @@ def gpt(sizes):
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
                   **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
-                       "shared": sizes.shared_experts, "group": sizes.group}
+                       "shared": sizes.shared_experts, "group": sizes.group,
+                       "balance": 0.01 * (sizes.capacity_factor is not None)}
                   if sizes.experts else None)
     return model if sizes.predict == 1 else nn.MultiTokenPrediction(model, sizes.predict - 1)
 

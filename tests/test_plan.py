@@ -196,10 +196,11 @@ def test_buckets_are_the_librarys():
 
 
 @pytest.mark.parametrize("experts, k, shared, group", [(0, 1, 0, None), (4, 1, 0, None), (6, 3, 2, None),
-                                                       (6, 3, 2, "sequence")])
+                                                       (6, 3, 2, "sequence"), (6, 3, 2, "no capacity")])
 @pytest.mark.parametrize("family", SIZES)
 def test_flops_are_the_models(family, experts, k, shared, group):
-    sizes = replace(SIZES[family], experts=experts, top_k=k, shared_experts=shared, group=group)
+    sizes = replace(SIZES[family], experts=experts, top_k=k, shared_experts=shared)
+    sizes = replace(sizes, capacity_factor=None) if group == "no capacity" else replace(sizes, group=group)
     tokens = np.zeros((5, 11), int)
     assert rank_of(Job(sizes, batch=5, time=11), 0).flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
 

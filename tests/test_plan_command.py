@@ -114,6 +114,15 @@ def test_all_meshes_of_new_axes(capsys):
     assert status == 0 and "dp=2 tp=1 pp=1 ep=2" in out and "PCIe" in out
 
 
+def test_experts_without_a_capacity_are_said_to_be_a_mean(capsys):
+    status, out, _ = said(capsys, "--devices 4 --ep 2 --no-capacity " + EXPERTS)
+    assert status == 0 and "2 per token, without a capacity" in out and "as if all were used alike" in out
+    _, alone, _ = said(capsys, "--devices 1 --no-capacity " + EXPERTS)
+    assert "as if all" not in alone
+    written = said(capsys, "--devices 1 --no-capacity --generate 2x8 " + EXPERTS)
+    assert written[0] == 0 and "written: 2 sequences" in written[1]
+
+
 def test_the_command_on_experts_sequences_and_zero_bubbles(capsys):
     status, out, _ = said(capsys, "--layers 32 --width 4096 --heads 32 --kv-heads 8 --hidden 14336 --family llama "
                                   "--vocabulary 32000 --context 32768 --untied --no-dropout --experts 8 --top-k 2 "
@@ -235,8 +244,11 @@ MISTAKES = {
     "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",
     "--devices 2 --ep 2 " + MODEL: "can't share 0 experts",
     "--devices 6 --ep 2 --shard-over 3 --stage 1 " + EXPERTS: "take a multiple or a divisor of --ep",
-    "--devices 2 --cp 2 " + EXPERTS: "cp=2 of a mixture of experts",
+    "--devices 2 --cp 2 " + EXPERTS: "cp=2 of a mixture of experts with a capacity",
     "--devices 2 --group sequence " + MODEL: "--group without --experts",
+    "--devices 2 --no-capacity " + MODEL: "--no-capacity without --experts",
+    "--devices 2 --no-capacity --capacity-factor 2 " + EXPERTS: "--no-capacity and --capacity-factor 2: take one",
+    "--devices 2 --no-capacity --parameters 1e9": "--parameters and --no-capacity",
     "--devices 2 --group row " + EXPERTS: "experts of group='row': --group sequence",
     "--devices 2 --top-k 7 " + EXPERTS: "7 of 6 experts per token",
     "--devices 2 --top-k 2 " + MODEL: "--top-k without --experts",
@@ -261,7 +273,7 @@ MISTAKES = {
     "--devices 1 --generate 2x17 " + MODEL: "tokens for a context of 16, beyond which nothing is kept: raise --context",
     "--devices 4 --generate 2x8 " + MODEL: "--generate 2x8: dp = 4 ranks must share the sequences equally: take 4",
     "--devices 1 --generate 2x8 --parameters 7e9": "give --layers, --width and --heads instead of --parameters",
-    "--devices 1 --generate 2x8 " + EXPERTS: "only experts/k = 3 drops none: --capacity-factor 3",
+    "--devices 1 --generate 2x8 " + EXPERTS: "only experts/k = 3 drops none: --capacity-factor 3, or --no-capacity",
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",
     "--devices 2 --meshes --batch 4 --generate 2x8 " + MODEL: "leave --generate out",
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",

@@ -13,6 +13,7 @@ from .plan_checks import job_of, rank_of, sent
 
 CASES = "tests.plan_cases:"
 TILED = {"tiled_loss": True}
+UNBOUND = {"experts": 4, "capacity_factor": None}
 RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "alone": {}, "ddp": {"dp": 2}, "ddp, no dropout, untied": {"dp": 4, "model": {"dropout": False, "tied": False}},
     "1": {"dp": 3, "stage": 1}, "2": {"dp": 2, "stage": 2}, "3": {"dp": 2, "stage": 3}, "3 on 4": {"dp": 4, "stage": 3},
@@ -64,6 +65,12 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
                                         "model": {"experts": 4, "shared_experts": 1}},
     "experts, gathered again": {"tp": 2, "ep": 2, "time": 10, "sequence_parallel": "regather",
                                 "model": {"experts": 4, "group": "sequence"}} | TILED,
+    "experts, no capacity": {"model": UNBOUND | {"group": "sequence"}},
+    "experts, no capacity, 3, one each": {"dp": 2, "stage": 3, "micro_batches": 2,
+                                          "model": UNBOUND | {"top_k": 1, "dropout": False}},
+    "experts, no capacity, ring": {"cp": 2, "time": 12, "model": UNBOUND | {"shared_experts": 1}},
+    "experts, no capacity, sequences, checkpoints": {"tp": 2, "time": 10, "sequence_parallel": True,
+                                                     "checkpointing": True, "model": UNBOUND} | TILED,
     "by tiles": TILED,
     "by tiles, 3, untied": {"dp": 2, "stage": 3, "micro_batches": 2, "model": {"tied": False}} | TILED,
     "by tiles, ring": {"cp": 2, "time": 12, "model": {"dropout": False}} | TILED,
@@ -80,7 +87,8 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
-          "experts, tensors", "experts, sequences, checkpoints", "by tiles", "by tiles, sequences",
+          "experts, tensors", "experts, sequences, checkpoints",
+          "experts, no capacity, ring", "by tiles", "by tiles, sequences",
           "by tiles, tensors, checkpoints")
 
 
@@ -99,6 +107,21 @@ LATENTS = (*RUNS_OF_LATENTS, "3, accumulated", "3, one layer, checkpoints", "ten
 def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
     job = job_of((RUNS | RUNS_OF_LATENTS)[name], family)
     plan_checks.check_step(job, crews.call(CASES + "step", job.ranks, (asdict(job),)))
+
+
+@pytest.mark.parametrize("more", [{"ep": 2}, {"ep": 2, "tp": 2, "model": {"shared_experts": 1}},
+                                  {"ep": 4, "checkpointing": True, "model": {"top_k": 1, "layers": 1}}], ids=str)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_divided_experts_without_a_capacity_are_on_the_mean_what_is_planned(family, more):
+    """Which rank has more of the rows, their choices say. Sent are 8 bytes for each expert of others, and the rows."""
+    job = job_of(more | {"model": UNBOUND | more.get("model", {})}, family)
+    rank, everyone = rank_of(job), crews.call(CASES + "step", job.ranks, (asdict(job),))
+    assert sum(peak["activation"] for _, peak, *_ in everyone) == job.ranks * rank.activations
+    counts = [c for c in rank.collectives if c.axis == "ep"][0]
+    assert counts.sent == job.model.layers * (1 + job.checkpointing) * 8 * job.model.experts * (1 - 1 / job.ep)
+    rows = (sent(rank, "ep") - counts.sent) / (1 - 1 / job.ep)     # if all were sent
+    for *_, out, _ in everyone:
+        assert 0 < out["ep"] - counts.sent < rows and (out["ep"] - counts.sent) % (4 * job.model.width) == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True, "time": 10}], ids=str)
@@ -192,6 +215,8 @@ PIPELINES = {
          "model": {"experts": 4, "shared_experts": 1}} | AGAIN | TILED, [0, 2, 5]),
     "experts, sequences": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 3, "model": {"experts": 4}} | SHARES,
                            [0, 2, 5]),
+    "experts, no capacity, zb-h1": ({"pp": 2, "cp": 2, "time": 12, "micro_batches": 3, "schedule": "zb-h1",
+                                     "model": UNBOUND | {"shared_experts": 1}}, [0, 2, 5]),
     "tensors": ({"pp": 2, "tp": 2, "micro_batches": 4}, [0, 2, 5]),
     "tensors, zb-h1": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-h1"}, [0, 2, 5]),
     "tensors, zb-v, no dropout": ({"pp": 2, "tp": 2, "micro_batches": 4, "schedule": "zb-v",

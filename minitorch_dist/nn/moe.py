@@ -109,9 +109,10 @@ class Routing(NamedTuple):
         """Integers (rows,): the token in each of the experts' rows; one behind the last where there is none."""
         groups, tokens, _ = self.expert.shape
         number = xp.arange(groups * tokens, like=self.expert).reshape(groups, tokens, 1)
-        table = module_of(number).full(self.rows + 1, groups * tokens, number.dtype)
+        dropped = self.capacity is not None         # all of them go into the last row
+        table = module_of(number).full(self.rows + dropped, groups * tokens, number.dtype)
         table[self.places] = number
-        return table[:-1]
+        return table[:-1] if dropped else table
 
     def __str__(self):
         capacity = "any number of tokens" if self.capacity is None else f"capacity {self.capacity}"

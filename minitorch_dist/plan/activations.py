@@ -48,7 +48,8 @@ def elements(job, samples):
     group, together, expert  groups of tokens that are routed together, of one, of all experts in each
     choice, chosen, route, place …   of tokens with the experts they choose, times width; with all experts; of the
                      experts' rows, their inputs and inner features
-    answers width    of the experts' answers, with the one that is nobody's
+    nobody, answers width  the row that is nobody's, where there is a capacity; of the experts' answers, with that one
+    sorted           rows that come from several ranks and are put in their experts' order
     shared inner, shared answer  of all tokens within the shared experts; of what these give
     """
     model, time = job.model, job.time // job.cp
@@ -74,11 +75,12 @@ def elements(job, samples):
                   "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
         rows, chosen = model.rows(tokens, time), tokens * model.top_k
-        groups = 1 if model.group is None else samples
+        groups, capacity = 1 if model.group is None else samples, model.capacity_factor is not None
         found |= {"group": groups, "together": tokens / groups, "expert": groups * model.experts,
                   "route": tokens * model.experts, "choice": chosen,
                   "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
-                  "answers width": (rows + (job.ep == 1)) * model.width, "place inner": rows * model.inner,
+                  "nobody": capacity, "sorted": rows * (job.ep > 1 and not capacity),
+                  "answers width": (rows + (job.ep == 1 and capacity)) * model.width, "place inner": rows * model.inner,
                   "shared inner": tokens * model.inner * model.shared_experts,
                   "shared answer": tokens * model.width * (model.shared_experts > 0)}
     return found
@@ -110,8 +112,9 @@ def routed(between, first, scores, gates):
     """A mixture of experts in float32, of one of two kinds, whose gates are made in one of two ways (nn/moe.py:
     route), in the order in which backward comes to them, last to first."""
     seen, back = router(4)
-    return [*norm("second norm"), seen, Row("whose row it is", "place", 8), Row("nobody's", "call", 8),
-            *experts(between, 4, 8, first), Row("where the answers are", "choice", 8), back, *scores,
+    return [*norm("second norm"), seen, Row("whose row it is", "place", 8), Row("nobody's", "nobody", 8),
+            Row("to their experts, and back", "sorted", 16), *experts(between, 4, 8, first),
+            Row("where the answers are", "choice", 8), back, *scores,
             Row("the experts in order", "route", 8), Row("groups", "group", 8), Row("tokens", "together", 8),
             *gates, Row("answers", "chosen", 4), *shared(between, 4, 8, first), Row("balance: use", "expert", 4),
             DROPPED["float32"]]

@@ -32,6 +32,7 @@ ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on
 NOT_RUN = "The counts are of this library's layout, which itself trains several ranks in float32."
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
         "rings at full\nbandwidth, equal stages, nothing overlaps.")
+ALIKE = "Experts without a capacity: as if all were used alike."
 FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the largest matrix of 4 bits, taken apart."
 ALL_IN_4 = "In 4 bits is all that is frozen: embeddings and norms too, which QLoRA leaves in 16."
 WRITTEN = ("Written: exact, what weights and cache take, and what the last token reads of them; its speed: a bound, by "
@@ -60,6 +61,7 @@ def add_command(commands):
     p.add_argument("--experts", type=int, help="of every block's mixture, in the place of its feed-forward")
     p.add_argument("--top-k", type=int, help="experts per token (default: 2)")
     p.add_argument("--capacity-factor", type=float, help="places of an expert, over what balance needs (default: 1.25)")
+    p.add_argument("--no-capacity", action="store_true", help="an expert takes all tokens that choose it")
     p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
@@ -209,8 +211,13 @@ def _device(args):
 def _model(args):
     given = [f"--{name}" for name in SHAPE if getattr(args, name) is not None]
     more = {name: getattr(args, name) for name in MORE if getattr(args, name) is not None}
+    flags = {name: f"--{_spelt(name)}" for name in more}
+    if args.no_capacity:
+        if args.capacity_factor is not None:
+            raise ValueError(f"--no-capacity and --capacity-factor {args.capacity_factor:g}: take one")
+        more["capacity_factor"], flags["capacity_factor"] = None, "--no-capacity"
     if args.parameters is not None:
-        given += [f"--{_spelt(name)}" for name in more]
+        given += flags.values()
         if given := given + ["--untied"] * args.untied + ["--no-dropout"] * args.no_dropout:
             raise ValueError(f"--parameters and {' '.join(given)}: the latter are a GPT's, give one or the other")
         return Parameters(args.parameters)
@@ -218,8 +225,8 @@ def _model(args):
         missing = [f"--{name}" for name in SHAPE if f"--{name}" not in given]
         raise ValueError(f"the model is missing {' '.join(missing)}: give --parameters, or all of a GPT's "
                          f"{' '.join(f'--{name}' for name in SHAPE)}")
-    if lost := [f"--{_spelt(name)}" for name in ("top_k", "capacity_factor", "group", "shared_experts")
-            if name in more and not args.experts]:
+    if lost := [flags[name] for name in ("top_k", "capacity_factor", "group", "shared_experts")
+                if name in more and not args.experts]:
         raise ValueError(f"{' '.join(lost)} without --experts: say how many there are")
     return GPT(**{name: getattr(args, name) for name in SHAPE}, **more, tied=not args.untied,
                dropout=not args.no_dropout)
@@ -280,7 +287,8 @@ def notes(job):
     if job.model.layers is None:
         four = [ALL_IN_4] * (job.frozen and job.frozen_bits == 4)
         return [UNKNOWN, *four, TIME, *[HOST] * job.offload_optimizer]
-    return [f"{COUNTED} {ACTIVATIONS[job.precision]}", *[FROZEN] * job.frozen,
+    return [f"{COUNTED} {ACTIVATIONS[job.precision]}",
+            *[ALIKE] * (job.model.capacity_factor is None and job.ep > 1), *[FROZEN] * job.frozen,
             *[NOT_RUN] * (job.precision == "mixed"), TIME, *[HOST] * job.offload_optimizer]
 
 

@@ -51,11 +51,12 @@ class Generation:
         if self.sequences % self.groups:
             raise ValueError(f"{what}: dp{' · ep' * (job.ep > 1)} = {self.groups} ranks must share the sequences "
                              f"equally: take {-(-self.sequences // self.groups) * self.groups}")
-        if model.experts and model.capacity_factor * model.top_k < model.experts:
+        factor = model.capacity_factor
+        if model.experts and factor is not None and factor * model.top_k < model.experts:
             least = f"{model.experts / model.top_k:g}"
             raise ValueError(f"{what}: the mixture drops tokens that others leave no room for: capacity_factor="
-                             f"{model.capacity_factor}, and only experts/k = {least} drops none: --capacity-factor "
-                             f"{least}")
+                             f"{factor}, and only experts/k = {least} drops none: --capacity-factor {least}, or "
+                             "--no-capacity")
 
     @property
     def groups(self):

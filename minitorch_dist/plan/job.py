@@ -221,9 +221,9 @@ class Job:
         if self.shards % self.ep and self.ep % self.shards:
             raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
                              "or share some: take a multiple or a divisor of --ep")
-        if self.model.experts and self.cp > 1:
+        if self.model.experts and self.cp > 1 and self.model.capacity_factor is not None:
             raise ValueError(f"cp={self.cp} of a mixture of experts with a capacity, for which tokens of all ranks "
-                             "compete: take --tp with --sequence-parallel")
+                             "compete: take --no-capacity, or --tp with --sequence-parallel")
 
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:

@@ -49,7 +49,7 @@ class GPT:
               SwiGLU, whose gate and up are one matrix, as queries, keys and values are; or "deepseek": a llama with
               attention by latents, whose sizes are nope_size … q_rank (nn/latent.py)
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
-    capacity_factor  of these, as nn.MoE's
+    capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
@@ -68,7 +68,7 @@ class GPT:
     family: str = "gpt"
     experts: int = 0
     top_k: int = 2
-    capacity_factor: float = 1.25
+    capacity_factor: float | None = 1.25
     group: str | None = None
     shared_experts: int = 0
     nope_size: int | None = None
@@ -93,7 +93,7 @@ class GPT:
                              "--experts")
         if self.group not in (None, "sequence"):
             raise ValueError(f"experts of group={self.group!r}: --group sequence, or none for all of a micro-batch")
-        if not 0 < self.capacity_factor < inf:
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < inf:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
     def _check_attention(self):
@@ -206,6 +206,8 @@ class GPT:
 
     def rows(self, tokens, time):
         """Rows of all experts together, of so many tokens in one call, in sequences of `time`: the empty ones too."""
+        if self.capacity_factor is None:
+            return tokens * self.top_k
         together = tokens if self.group is None else time
         return tokens // together * self.experts * capacity_of(together, self.experts, self.top_k, self.capacity_factor)
 
@@ -255,6 +257,7 @@ class GPT:
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
                  *([f"routed by {self.group}"] if self.group else []),
+                 *(["without a capacity"] if self.capacity_factor is None else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),
                  *([] if self.tied else ["untied"]),
                  *([f"predicting {self.predict} tokens"] if self.predict > 1 else [])]

@@ -186,11 +186,15 @@ def there_and_back(job, stages, product):
 def expert_parallel(job, place, stages):
     """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
     goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
-    micro-batch."""
+    micro-batch. Without a capacity the numbers of rows go ahead, and rows are as if all experts were used alike.
+    """
     blocks, back = there_and_back(job, stages, "mlp.experts")
-    row, each = job.model.width * job.sizes["parameter"], 2 * ((1 + job.checkpointing) * blocks + back)
-    return [Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * row, each * times)
-            for samples, times in Counter(job.pieces).items()]
+    forward = (1 + job.checkpointing) * blocks
+    row, each = job.model.width * job.sizes["parameter"], 2 * (forward + back)
+    counts = [Collective("ep", job.ep, "all_to_all", 8 * job.model.experts, forward * job.micro_batches)]
+    return counts * (job.model.capacity_factor is None) + [
+        Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * row, each * times)
+        for samples, times in Counter(job.pieces).items()]
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}
