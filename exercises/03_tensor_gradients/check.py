@@ -18,7 +18,7 @@ def computes(sentence, formula):
         except (ValueError, IndexError) as error:      # by the same function: of another it's another mistake
             refused = str(error).split()[0]
             return all(isinstance(got[name], str) and refused in got[name]
-                       for name in got if name == "result" or name.startswith("of "))
+                       for name in got if name == "result" or name.startswith("the gradient of "))
         return expected is not None and all(same(got[name], np.asarray(out), 1e-6) for name, out in expected.items())
     return when(sentence, alike)
 
@@ -40,7 +40,7 @@ def whole(rng, shape):
 BROADCASTS = [((3, 3), (3, 1)), ((3, 3), (1, 3)), ((3, 3), (3,)), ((3, 3), (1,)), ((2, 3, 4), (3, 1)),
               ((2, 3, 4), (4,)), ((2, 3, 4), (2, 1, 4)), ((2, 3, 4), (1, 1, 1)), ((2, 3, 4), (2, 3, 4)), ((3, 2), ()),
               ((), ()), ((5, 1, 4), (1, 4)), ((2, 2, 2, 2), (2, 1)), ((4, 1, 3, 2), (1, 3, 1)), ((0, 3), (1, 3)),
-              ((1, 1), (1,))]
+              ((1, 1), (1,)), ((2, 3, 2, 3), (3,)), ((2, 1, 3, 2, 2, 3), (3, 1, 1, 3)), ((2, 0, 3), (0, 1))]
 
 
 def shape_of(case):
@@ -80,8 +80,8 @@ class Unbroadcast(Check):
     demands = [of_the_same_dtype("result")]
 
     def cases(self, rng, ranks):
-        return [{"gradient": rng.standard_normal(after), "shape": str(before)} for after, before in BROADCASTS] + [
-            {"gradient": whole(rng, (2, 3, 4)), "shape": "(3, 1)"}]
+        return [{"gradient": draw(after), "shape": str(before)}
+                for draw in (rng.standard_normal, lambda shape: whole(rng, shape)) for after, before in BROADCASTS]
 
     def truth(self, case):
         shape, g = shape_of(case), case["gradient"]
@@ -97,7 +97,8 @@ class Unbroadcast(Check):
 OPERANDS = [((3, 3), (3, 3)), ((2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((2, 2, 2), (2, 2, 2)), ((5, 2, 3), (3, 4)),
             ((2, 3), (5, 3, 4)), ((4, 1, 2, 3), (5, 3, 2)), ((1, 2, 3), (6, 3, 4)), ((1, 3), (3, 1)), ((3,), (3,)),
             ((2, 3), (3,)), ((3,), (3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((2, 5, 2, 3), (3,)), ((1,), (1, 4)),
-            ((3,), (2, 5, 3, 4)), ((6, 2, 3), (1, 3, 4)), ((2, 1), (1,))]
+            ((3,), (2, 5, 3, 4)), ((6, 2, 3), (1, 3, 4)), ((2, 1), (1,)), ((1, 2, 3), (2, 5, 3, 4)),
+            ((2, 5, 2, 3), (1, 3, 4)), ((2, 3), (2, 5, 3, 4)), ((3,), (3, 3)), ((3, 3), (3,)), ((0, 3), (3, 4))]
 
 
 def with_a_vector(case):
@@ -124,14 +125,11 @@ class MatmulBackward(Check):
         computes("not reduced over broadcast batches: where one matrix met 5, its gradient is the sum over the 5",
                  matmul_gradients(reduce=lambda g, _, final: g.reshape(final) if g.size == np.prod(final) else g)),
     ]
-    demands = [of_the_same_dtype("of x", "of y")]
+    demands = [of_the_same_dtype("the gradient of x", "the gradient of y")]
 
     def cases(self, rng, ranks):
-        found = []
-        for draw in [rng.standard_normal] * len(OPERANDS) + [lambda shape: whole(rng, shape)]:
-            x, y = (draw(shape) for shape in OPERANDS[len(found) % len(OPERANDS)])
-            found.append({"gradient": draw(np.shape(x @ y)), "x": x, "y": y})
-        return found
+        return [{"gradient": draw((np.zeros(x) @ np.zeros(y)).shape), "x": draw(x), "y": draw(y)}
+                for draw in (rng.standard_normal, lambda shape: whole(rng, shape)) for x, y in OPERANDS]
 
     def truth(self, case):
         """x @ y is linear in x: its derivative by one element is the product with a 1 there and 0 elsewhere."""
@@ -142,7 +140,7 @@ class MatmulBackward(Check):
                 unit = np.zeros(operand.shape)
                 unit[index] = 1.0
                 found[index] = (g * product(unit)).sum()
-        return {"of x": of_x, "of y": of_y}
+        return formulas.named(of_x, of_y)
 
 
 # ---------------------------------------------------------------- 03.3
@@ -158,7 +156,8 @@ PICKS = [((5,), "[3, 0, 3, 3]"), ((5, 3), "np.array([1, 4, 1])"), ((5, 3), "(sli
          ((4,), "[3, 1, -1]"), ((4, 3), "([0, 2, 0, -4], [1, 1, 1, 1])"),
          ((4,), "np.array([True, False, True, False])"), ((3, 3), "(0, 1)"),
          ((2, 3), "np.array([[True, False, True], [False, True, True]])"),
-         ((4, 3), "(np.array([0, 2, 0]), slice(1, 3))"), ((4, 3), "(Ellipsis, None, [2, 2, 0])")]
+         ((4, 3), "(np.array([0, 2, 0]), slice(1, 3))"), ((4, 3), "(Ellipsis, None, [2, 2, 0])"),
+         ((3, 2, 4), "([0, 2, 0], slice(None), [1, 3, 1])"), ((4,), "np.array([], int)")]
 
 
 def rule(name, formula):
@@ -215,20 +214,22 @@ class Rules(Check):
 
     def cases(self, rng, ranks):
         found = []
-        for draw, many in ((rng.standard_normal, None), (lambda shape: whole(rng, shape), 1)):
-            for shape, axes in TRANSPOSES[:many]:
+        for draw in (rng.standard_normal, lambda shape: whole(rng, shape)):
+            for shape, axes in TRANSPOSES:
                 x = draw(shape)
                 found.append({"rule": "transpose", "axes": axes, "x": x,
                               "gradient": draw(x.transpose(eval(axes)).shape)})
             for name in ("sum", "max"):
-                for shape, axis, keepdims in SUMS[:many]:
+                for shape, axis, keepdims in SUMS:
                     x = draw(shape)
                     if name == "max":      # with ties; all below 0; and some that lie close together, and are no ties
-                        x = rng.integers(-3, 0, shape).astype(x.dtype) * (2.0 ** -60 if keepdims == "True" else 1)
+                        places = (rng.integers(3, size=shape) if x.dtype == float else
+                                  rng.permutation(x.size).reshape(shape) // 2)       # halves are exact in float32
+                        x = (-1 - places).astype(x.dtype) * (2.0 ** -60 if keepdims == "True" else 1)
                     how = {"axis": eval(axis), "keepdims": keepdims == "True"}
                     found.append({"rule": name, "axis": axis, "keepdims": keepdims, "x": x,
                                   "gradient": 6 * draw(np.shape(x.sum(**how)))})
-            for shape, index in PICKS[:many]:
+            for shape, index in PICKS:
                 case = {"rule": "getitem", "index": index, "x": draw(shape)}
                 found.append(case | {"gradient": draw(np.shape(case["x"][argument(case, "index")]))})
         x = rng.integers(-3, 0, (4, 3)).astype(float)       # and a gradient whose dtype isn't that of x
@@ -264,6 +265,7 @@ class Rules(Check):
 # Programs, with the shapes of their leaves. The first ones have one trap each, the last is a network with a loss.
 PROGRAMS = {
     "x * y": {"x": (3, 3), "y": (3, 1)},
+    "y * x": {"x": (3, 3), "y": (3, 1)},
     "tanh(x) + y": {"x": (3, 4), "y": (4,)},
     "x @ y": {"x": (2, 3, 4), "y": (4, 2)},
     "total(x, 0) * y": {"x": (4, 3), "y": (3,)},
@@ -278,11 +280,14 @@ PROGRAMS = {
     "(x * y)[3:]": {"x": (3, 2), "y": (2,)},
     "(lambda h: h * tanh(tanh(h) * x) + h)(x * y)": {"x": (3, 2), "y": (2,)},
     "(lambda h: tanh(h) * x + (h + y) * h)(x + y)": {"x": (3, 2), "y": (2,)},
+    "(lambda h: (h * y, h * x)[1])(x + y)": {"x": (3, 2), "y": (2,)},
+    "total((tanh(total(x, 0, True)) + x * y)[[1, 0, 1]] @ turn(w), 0) * b":
+        {"x": (16, 3), "y": (3,), "w": (4, 3), "b": (4,)},
     "total((tanh(x @ turn(w1) + b1) @ turn(w2) + b2)[np.arange(6), [0, 2, 1, 1, 0, 2]])":
         {"x": (6, 4), "w1": (5, 4), "b1": (5,), "w2": (3, 5), "b2": (3,)},
 }
-NETWORK = list(PROGRAMS)[-1]
-IN_FLOAT32 = "x * x + y"
+UNUSED, ALL_IN_FLOAT32, NETWORK = list(PROGRAMS)[-3:]
+IN_FLOAT32 = ("x * x + y", ALL_IN_FLOAT32)      # whole numbers, and the tanh of large ones is 1: all is exact
 
 
 class Tensor(Check):
@@ -294,6 +299,9 @@ class Tensor(Check):
                                    for name in ("gradient", "second"))),
         gives("a Tensor that is used twice keeps only the last gradient that it was handed: what comes along its "
               "several ways must be added", with_tape(assigned=True)),
+        when("a Tensor waits for all that was made from it, also for what the result doesn't come from, and that has "
+             "no gradient to hand over: count what order(self) finds, and nothing else", lambda case, got:
+             case["program"] == UNUSED and None in got["once"].values()),
         gives("the gradient that backward is given is ignored, as if it were all ones", with_tape(upstream=True)),
         gives("a Tensor hands its gradient on before all have handed over to it: follow order(self) backwards, where "
               "each stands behind everything that was made from it", with_tape(breadth=True)),
@@ -319,16 +327,17 @@ class Tensor(Check):
         demand("right, but float64 comes out where float32 went in: the gradients of a float32 network need twice the "
                "memory. A new array, ones or zeros, takes its dtype from the data",
                lambda case, got: all(got["once"][name].dtype == leaf.dtype for name, leaf in case["leaves"].items())),
-        demand("right, but the result has a .grad too: only leaves keep theirs. What the others collect is needed "
-               "until it is handed on, and a network has many more of them", lambda case, got: got["kept"] is None),
+        demand("right, but Tensors that are no leaves have a .grad too: only leaves keep theirs. What the others "
+               "collect is needed until it is handed on, and a network has many more of them",
+               lambda case, got: not got["kept"]),
     ]
 
     def cases(self, rng, ranks):
         return [{"program": program, "gradient": rng.standard_normal(self.shape(program, leaves))
-                 if program not in (NETWORK, IN_FLOAT32) else None,
-                 "second": (whole if program == IN_FLOAT32 else np.random.Generator.standard_normal)(
+                 if program not in (NETWORK, *IN_FLOAT32) else None,
+                 "second": (whole if program in IN_FLOAT32 else np.random.Generator.standard_normal)(
                      rng, self.shape(program, leaves)),
-                 "leaves": {name: whole(rng, shape) if program == IN_FLOAT32 else rng.standard_normal(shape)
+                 "leaves": {name: whole(rng, shape) if program in IN_FLOAT32 else rng.standard_normal(shape)
                             for name, shape in leaves.items()}}
                 for program, leaves in PROGRAMS.items()]
 

@@ -33,7 +33,8 @@ def unbroadcast(learner, inputs, run):
 def matmul_backward(learner, inputs, run):
     """Both gradients, under names of their own."""
     gradient, x, y = inputs["gradient"], inputs["x"], inputs["y"]
-    return attempt(lambda: learner(gradient, x, y, run.earlier["unbroadcast"]), ["of x", "of y"], run) | {
+    names = ["the gradient of x", "the gradient of y"]
+    return attempt(lambda: learner(gradient, x, y, run.earlier["unbroadcast"]), names, run) | {
         "gradient": gradient, "x": x, "y": y}
 
 
@@ -74,6 +75,6 @@ def Tensor(learner, inputs, run):
         arrays = [gradient, second, *grads.values(), *(tensor.data for tensor in leaves.values())]
         arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         found["shared"] |= any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
-    found["kept"] = None if any(out is leaf for leaf in leaves.values()) else out.grad
+    found["kept"] = any(tensor.grad is not None for tensor in run.earlier["order"](out) if tensor.parents)
     return found | {"gradient": gradient, "second": second,
                     "leaves": {name: tensor.data for name, tensor in leaves.items()}}

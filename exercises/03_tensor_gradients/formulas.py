@@ -47,6 +47,10 @@ def undo(g, shape, final=None):
     return out if final is None else out.reshape(final)
 
 
+def named(of_x, of_y):
+    return {"the gradient of x": of_x, "the gradient of y": of_y}
+
+
 def swapped(a):
     return a.swapaxes(-1, -2)
 
@@ -59,26 +63,26 @@ def matmul_gradients(transposed=swapped, reduce=undo, exchanged=False, upstream=
         row, column = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         g = g[..., None] if y.ndim == 1 else g
         g = g[..., None, :] if x.ndim == 1 else g
-        of_x, of_y = (reduce(g @ transposed(column), row.shape, x.shape),
-                      reduce(transposed(row) @ g, column.shape, y.shape))
-        return {"of x": of_y, "of y": of_x} if exchanged else {"of x": of_x, "of y": of_y}
+        found = (reduce(g @ transposed(column), row.shape, x.shape),
+                 reduce(transposed(row) @ g, column.shape, y.shape))
+        return named(*found[::-1] if exchanged else found)
     return outputs
 
 
 def not_transposed(case):
     g, x, y = case["gradient"], case["x"], case["y"]
-    return {"of x": undo(g @ y, x.shape), "of y": undo(x @ g, y.shape)}
+    return named(undo(g @ y, x.shape), undo(x @ g, y.shape))
 
 
 def left_for_right(case):
     """The factors in the order of the scalar rule: other · gradient on both sides."""
     g, x, y = case["gradient"], case["x"], case["y"]
-    return {"of x": undo(swapped(y) @ g, x.shape), "of y": undo(g @ swapped(x), y.shape)}
+    return named(undo(swapped(y) @ g, x.shape), undo(g @ swapped(x), y.shape))
 
 
 def elementwise(case):
     g, x, y = case["gradient"], case["x"], case["y"]
-    return {"of x": undo(g * y, x.shape), "of y": undo(g * x, y.shape)}
+    return named(undo(g * y, x.shape), undo(g * x, y.shape))
 
 
 # ---------------------------------------------------------------- 03.3

@@ -62,8 +62,8 @@ class Node:
 
     def __matmul__(self, other):
         def pull(g):
-            of = matmul_gradients()({"gradient": g, "x": self.data, "y": other.data})
-            return (of["of y"], of["of x"]) if self.how.get("exchanged") else (of["of x"], of["of y"])
+            both = matmul_gradients(exchanged=self.how.get("exchanged", False))
+            return tuple(both({"gradient": g, "x": self.data, "y": other.data}).values())
         return self.made(self.data @ other.data, (other,), pull)
 
     def __getitem__(self, index):

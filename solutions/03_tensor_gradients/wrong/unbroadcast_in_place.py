@@ -1,4 +1,7 @@
 # 03.1: the argument gradient isn't what it was
+import numpy as np
+
+
 def unbroadcast(gradient, shape):
     for axis in range(gradient.ndim):
         own = axis - gradient.ndim + len(shape)
@@ -6,5 +9,5 @@ def unbroadcast(gradient, shape):
             gradient[(slice(None),) * axis + (0,)] = gradient.sum(axis=axis)
     lead = (0,) * (gradient.ndim - len(shape))
     if 0 in gradient.shape:
-        return gradient.sum(axis=0, keepdims=True)
+        return np.zeros(shape)
     return gradient[lead + tuple(slice(0, extent) for extent in shape)]
