@@ -43,8 +43,9 @@ class Layer:
 def checkpointed(learner, inputs, run):
     watched = Watched()
     layers = [Layer(w, watched) for w in inputs["weights"]]
-    y, ct = learner(layers, watched.array(inputs["x"]), inputs["ct"], inputs["every"])
-    return {"y": np.array(y), "ct_x": ct, "grads": [layer.grad for layer in layers],
+    x = watched.array(inputs["x"])
+    y, ct = learner(layers, x, inputs["ct"], inputs["every"])
+    return {"y": np.array(y), "x": x, "ct_x": ct, "grads": [layer.grad for layer in layers],
             "forwards": [layer.forwards for layer in layers], "backwards": [layer.backwards for layer in layers],
             "course": watched.course, "peak": max(watched.course), "ct": inputs["ct"]}
 
@@ -83,8 +84,8 @@ def Segment(learner, inputs, run):
         for segment in reversed(segments):
             ct = segment.backward(ct)
         found["ct_x"].append(ct)
-    return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()), "cts": inputs["cts"],
-                    "forwards": [layer.forwards for layer in layers]}
+    return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()), "xs": inputs["xs"],
+                    "cts": inputs["cts"], "forwards": [layer.forwards for layer in layers]}
 
 
 def best_every(learner, inputs, run):
