@@ -1,5 +1,8 @@
 """How the answers of this chapter are called: backward passes in simulated seconds, over a simulated link."""
 
+import operator
+from contextlib import suppress
+
 import numpy as np
 
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
@@ -29,7 +32,7 @@ def Reducer(learner, inputs, run):
     clock = VirtualClock()
     grads = [np.full(shape, np.nan, inputs["dtype"]) for shape in inputs["shapes"]]
     reducer = learner(run.comm, inputs["buckets"], list(grads))     # of the arrays themselves a new list: in place
-    found = {"grads": [], "posts": [], "seconds": [], "inputs_kept": []}
+    found = {"grads": [], "posts": [], "seconds": [], "buckets": inputs["buckets"]}
     for order, own in zip(inputs["orders"], inputs["own"], strict=True):
         begin = clock()
         watch = Watch(clock, SimulatedLink(inputs["latency"], inputs["bandwidth"], clock))
@@ -71,7 +74,7 @@ def accumulate(learner, inputs, run):
         rows.append([])
         given = list(pieces)
         learner(sync, given, counted, inputs["count"])
-        kept.append(len(given) == len(pieces))
+        kept.append(len(given) == len(pieces) and all(map(operator.is_, given, pieces)))
         totals.append([grad.copy() for grad in grads])
     return {"totals": totals, "rows": rows, "kept": all(kept), **after_exception(run), "nested": nested(run),
             "beside": beside(run)}
@@ -92,23 +95,32 @@ def after_exception(run):
 
 
 def nested(run):
-    """What backward() gives in the inner of two no_sync(), and then in the outer one."""
-    total = np.zeros(2)
+    """What backward() gives in the inner of two no_sync(), then in the outer one, and there again after an inner one
+    with an exception."""
+    total, found = np.zeros(2), []
     tried = run.module.GradientSync(run.comm, [total])
+
+    def backward():
+        tried.backward([np.full(2, run.comm.rank + 1.0)])
+        found.append(total.copy())
     with tried.no_sync():
         with tried.no_sync():
-            tried.backward([np.full(2, run.comm.rank + 1.0)])
-            inner = total.copy()
-        tried.backward([np.full(2, run.comm.rank + 1.0)])
-    return np.stack([inner, total])
+            backward()
+        backward()
+        with suppress(KeyError), tried.no_sync():
+            raise KeyError("inside")
+        backward()
+    return np.stack(found)
 
 
 def beside(run):
-    """What backward() gives in no_sync(), after that of another GradientSync."""
-    total = np.zeros(2)
-    tried = run.module.GradientSync(run.comm, [total])
+    """What backward() gives in no_sync(), after that of another GradientSync; and what the other's gives meanwhile."""
+    totals = np.zeros((2, 2))
+    tried = run.module.GradientSync(run.comm, [totals[0]])
     with tried.no_sync():
-        with run.module.GradientSync(run.comm, [np.zeros(2)]).no_sync():
+        other = run.module.GradientSync(run.comm, [totals[1]])
+        with other.no_sync():
             pass
-        tried.backward([np.full(2, run.comm.rank + 1.0)])
-    return total
+        for sync in (tried, other):
+            sync.backward([np.full(2, run.comm.rank + 1.0)])
+    return totals
