@@ -358,8 +358,8 @@ class Accumulate(Check):
                       lambda case, got: all(len(g.calls) <= 2 * 2 + 2 for g in got)),
                demand("the right gradients, but not piece by piece: gradients(piece) is to be called with one piece at "
                       "a time, since all of them together don't fit into memory", piece_by_piece),
-               demand("the right gradients, but the list pieces has lost some of them, or has them in another order: it "
-                      "is the caller's", lambda case, got: all(g["kept"] for g in got))]
+               demand("the right gradients, but the list pieces has lost some of them, or has them in another order: "
+                      "it is the caller's", lambda case, got: all(g["kept"] for g in got))]
 
     def cases(self, rng, ranks):
         found = []

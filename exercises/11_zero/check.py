@@ -9,6 +9,7 @@ from .courses import (
     averaged,
     clipped,
     descended,
+    elements,
     every_nth,
     everywhere,
     last_of_its_size,
@@ -20,11 +21,13 @@ from .courses import (
     parameters,
     real,
     share_of,
+    squared,
     stepped,
     summed,
     tail_left,
     two_norm,
     up_to_an_empty_one,
+    with_a_margin,
 )
 
 FLOAT = 8       # bytes
@@ -288,14 +291,6 @@ def clip_case(rng, ranks, sizes, own, most):
     return [rank | {"max_norm": max_norm} for rank in case]
 
 
-def squared(norm, most):
-    return most / norm if norm ** 2 > most else 1.0
-
-
-def elements(case):
-    return sum(p.size for rank in case for p in real(rank))
-
-
 def by_own(case, decides=False, divides=False):
     """The norm is right; each rank's own decides, or divides."""
     norm, found = norm_of_all(case)(0), []
@@ -323,6 +318,8 @@ class Clip(Check):
     tolerance = 1e-12
     same_bits = ("norm",)
     signatures = [
+        gives("a gradient that is hardly longer than max_norm isn't scaled: at most max_norm was asked for, without a "
+              "margin", lambda case: clipped(case, norm_of_all(case), with_a_margin)),
         gives("each rank compares the norm of its own parts with max_norm: the gradient's is to be compared, so that "
               "all scale or none does", lambda case: by_own(case, decides=True)),
         gives("the norm is everybody's, but each rank's factor is of its own parts: one factor for all",
@@ -384,7 +381,8 @@ class Clip(Check):
     ]
 
     def cases(self, rng, ranks):
-        # Of the second the length is below max_norm, and its square above; of the last each rank's own length is below.
+        # Of the second the length is below max_norm, its square above; of the sixth each rank's is below; of the last
+        # it is hardly above.
         return [clip_case(rng, ranks, *how) for how in (
             ([(3, 0, 6), (5, 7, 4)], 7.0, lambda length: 1.5),
             ([(9, 2, 5), (4, 8, 1)], 5.0, lambda length: 1.25 * length),
@@ -392,7 +390,8 @@ class Clip(Check):
             ([(2, 3, 1)], 0.0, lambda length: 1.0),
             ([(3, 1, 2)], 0.5, lambda length: 1.25 * length),
             ([(4, 2, 5), (1, 3, 2)], 3.0, lambda length: 0.85 * length),
-            ([(2, 4, 1)], 1.5, lambda length: 0.0))]
+            ([(2, 4, 1)], 1.5, lambda length: 0.0),
+            ([(3, 2, 4)], 0.5, lambda length: (1 - 1e-9) * length))]
 
     def truth(self, case):
         length = np.sqrt(np.sum(np.concatenate([p for rank in case for p in real(rank)]) ** 2))

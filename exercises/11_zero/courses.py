@@ -169,6 +169,18 @@ def clipped(case, norm_of, factor=lambda norm, most: min(1.0, most / norm) if no
             for norm, inputs in zip(norms, case, strict=True)]
 
 
+def squared(norm, most):
+    return most / norm if norm ** 2 > most else 1.0
+
+
+def with_a_margin(norm, most):
+    return most / norm if norm > most * (1 + 1e-6) else 1.0
+
+
+def elements(case):
+    return sum(p.size for rank in case for p in real(rank))
+
+
 def up_to_an_empty_one(case):
     """The norm is right, and each rank scales its parts as far as the first that is empty."""
     found = clipped(case, lambda rank: two_norm([p for other in case for p in real(other)]))

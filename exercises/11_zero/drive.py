@@ -36,6 +36,7 @@ def ShardedAdam(learner, inputs, run):
         for grad in inputs["grads"]:
             optimizer.step(grad)
             xs.append(x.copy())
+            learner(run.comm, xs[-1].copy(), inputs["lr"], tuple(inputs["betas"]), inputs["eps"])     # beside the other
         kept = held() - sum(copy.nbytes for copy in xs)
     parts = [part(inputs["x"], rank, run.comm.size) for rank in range(run.comm.size)]
     views = any(isinstance(one, np.ndarray) and np.shares_memory(one, inputs["x"]) for one in parts)
