@@ -249,13 +249,29 @@ def fails(learner, inputs):
 
 
 def two_writers(learner, inputs):
-    """Two of them by turns; one fails."""
-    slow = [Slow({1: OSError}, free=None), Slow(free=None)]
-    writers = [learner(one) for one in slow]
-    for step in (1, 2):
-        for one, writer in zip(slow, writers, strict=True):
-            one.say(f"save {step}", writer.save, step, plain(inputs["state"]))
-    for one, writer in zip(slow, writers, strict=True):
-        one.say("wait", writer.wait)
-    return {"calls": [calls_of(one.events) for one in slow],
-            "written": [[step for step, _ in one.written] for one in slow]}
+    """Two of them: one whose first write goes on, and then fails, while the other one saves."""
+    held, other = Slow({1: OSError}), Slow(free=None)
+    writers = {slow: learner(slow) for slow in (held, other)}
+
+    def call(slow, step=None):
+        if step is None:
+            slow.say("wait", writers[slow].wait)
+        else:
+            slow.say(f"save {step}", writers[slow].save, step, plain(inputs["state"]))
+
+    def guard():        # one that waits for the held one's write would wait for ever
+        if not other.until(lambda: other.over("wait"), STUCK):
+            held.let_go()
+    call(held, 1)
+    guarding = Aside(guard)
+    call(other, 1)
+    call(other)
+    apart = "write 1 fails" not in held.events
+    guarding.join()
+    held.let_go()
+    held.seen("write 1 fails", limit=GRACE)
+    held.until(lambda: not answers_threads(), PAUSES[-1])
+    for slow, step in ((other, 2), (held, 2), (held, None), (other, None)):
+        call(slow, step)
+    return {"apart": apart, "calls": [calls_of(slow.events) for slow in (held, other)],
+            "written": [[step for step, _ in slow.written] for slow in (held, other)]}
