@@ -11,9 +11,10 @@ from .rules import NAMES, TINY, Step, with_rules
 
 # ---------------------------------------------------------------- 02.1
 
+BASE_0 = ["(x - e) ** 1", "(x - e) ** 2"]
 EXPRESSIONS = ["x + y", "x + 3", "3 + x", "-x", "x - y", "x - 3", "3 - x", "x * y", "x * 3", "3 * x", "x / y", "x / 3",
-               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "x ** 0", "n ** 3", "0.7 ** x", "2 ** n", "x ** y",
-               "(x - e) ** 1", "(x - e) ** 2", "x * x", "exp(n)", "tanh(x)", "x if x < y else y", "x if x > y else y",
+               "3 / x", "x ** 3", "x ** 2.5", "x ** -2", "x ** 1", "x ** 0", "n ** 3", "n ** 2", "0.7 ** x", "2 ** n",
+               "x ** y", *BASE_0, "x * x", "exp(n)", "tanh(x)", "x if x < y else y", "x if x > y else y",
                "n if n < 0 else -n", "n if n > -3 else -n", "2 * x if x > e else x * e", "2 * x if x < e else x * e",
                "2 * x if e < x else e", "2 * x if e > x else e", "(x - e) * y", "y * (x - e)", "(x - e) / y",
                "exp(-x * y) / (1 + tanh(x) ** 2)"]
@@ -31,6 +32,12 @@ def operand_changed(case, got):
 def numbers_move(case, got):
     """In x + 3 the 3 has the tangent 1."""
     return got["tangent"]["x + 3"] == case["dx"] + 1.0
+
+
+def only_at_base_0(case, got):
+    right = with_rules()(case)
+    return all(np.isclose(got[name][text], value) for name in right for text, value in right[name].items()
+               if text not in BASE_0)
 
 
 def rsub_unturned(case):
@@ -52,6 +59,8 @@ class Dual(Check):
              "its tangent is 0", numbers_move),
         when("a power with a negative base asks for its logarithm: that is needed only where the exponent changes, and "
              "in n ** 3 it doesn't", raised("domain")),
+        when("powers are right but for those with the base 0: d(x ** 1) = 1 · x ** 0 · ẋ holds there as well, since "
+             "0 ** 0 is 1. The rule needs no exception, and no division by the base", only_at_base_0),
         gives("a power with a negative base is nan: the logarithm of the base is needed only where the exponent "
               "changes; in n ** 3 it is log of a negative number, and nan times 0 is nan",
               with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da + out * np.log(a) * db)),
