@@ -1,3 +1,3 @@
-# 08.2: only parameters[1], parameters[2]: each rank still has its own parameters
+# 08.2: only parameters[1], parameters[2], parameters[3]: each rank still has its own parameters
 def broadcast_parameters(comm, parameters):
     comm.broadcast(parameters[0], src=0)

@@ -1,4 +1,4 @@
-# 08.2: right, but with 6 broadcasts of 3 parameters
+# 08.2: right, but with 8 broadcasts of 4 parameters
 def broadcast_parameters(comm, parameters):
     for parameter in parameters:
         comm.broadcast(parameter, src=0)

@@ -1,4 +1,4 @@
-# 08.3: only grads[2]: each rank still has its own gradients
+# 08.3: only grads[3]: each rank still has its own gradients
 import numpy as np
 
 
