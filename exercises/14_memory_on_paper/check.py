@@ -6,6 +6,7 @@ import numpy as np
 
 from exercises.frame import Check, gives, when
 
+from . import layers
 from .jobs import (
     ARRAYS,
     STAGES,
@@ -23,6 +24,7 @@ from .jobs import (
     without,
     without_the_limit,
 )
+from .layers import activations
 
 GPT3 = {"sequence": 2048, "hidden": 12288, "heads": 96, "layers": 96}        # Brown et al. 2020
 MT_NLG = {"sequence": 2048, "hidden": 20480, "heads": 128, "layers": 105}    # Smith et al. 2022
@@ -60,6 +62,10 @@ class BytesPerRank(Check):
               lambda case: weigh(case, [ARRAYS[0], ("gradients", 4, 2), *ARRAYS[2:]])),
         gives("the parameters are counted in 32 bits: those that forward uses are of 16; the 32-bit copy is the "
               "optimizer's", lambda case: weigh(case, [("parameters", 4, 3), *ARRAYS[1:]])),
+        gives("the parameters are never divided here: stage 3 divides them too",
+              lambda case: weigh(case, changed(parameters=4))),
+        gives("the parameters are divided at stage 2 already: it divides the optimizer's arrays and the gradients, and "
+              "the parameters come with stage 3", lambda case: weigh(case, changed(parameters=2))),
         gives("stage 1 divides everything here: it divides the optimizer's arrays only, the gradients come with stage "
               "2, the parameters with stage 3", lambda case: weigh(case, changed(parameters=1, gradients=1))),
         gives("parameters and gradients have changed places: the gradients are divided from stage 2 on, the parameters "
@@ -82,7 +88,7 @@ class BytesPerRank(Check):
 
     def cases(self, rng, ranks):
         sizes = [(7_500_000_000, 64), (10 ** 12, 1024), (int(rng.integers(1000, 2000)) * 7 + 1, 7),
-                 (int(rng.integers(10 ** 6, 10 ** 7)), 1)]
+                 (int(rng.integers(10 ** 6, 10 ** 7)), 1), (7_500_000_000, 7)]
         return [{"parameters": n, "ranks": r, "stage": stage} for n, r in sizes for stage in STAGES]
 
     def truth(self, case):
@@ -150,7 +156,9 @@ class BytesSent(Check):
               lambda case: send(case, 2 * case["parameters"] / case["ranks"])),
         gives("stage 2 gathers twice here: its parameters are kept, and gathered once, after the update",
               lambda case: send(case, all_gather=(0, 1, 2, 2))),
-        gives("rounded down to whole bytes: the mean over the ranks was asked for",
+        gives("stages 1 and 2 gather twice here: the parameters are kept, and gathered once, after the update",
+              lambda case: send(case, all_gather=(0, 2, 2, 2))),
+        gives("rounded to whole bytes: asked for is the mean over the ranks, with its fraction",
               lambda case: send(case, messages(case) // 1)),
         gives("nobody gathers the updated parameters at stages 1 and 2: each rank has updated its own share only",
               lambda case: send(case, all_gather=(0, 0, 0, 2))),
@@ -165,12 +173,15 @@ class BytesSent(Check):
               "has (on one rank: nothing)", lambda case: send(case, 2 * case["parameters"])),
         gives("N times too much: each of the N − 1 messages of a ring is 1/N of the data, not all of it; and asked for "
               "is what one rank sends, not all together", lambda case: send(case, case["ranks"] * messages(case))),
+        when("only stage 0 all-reduces: at all others a rank needs the sum of the gradients for its own share only, "
+             "and a reduce-scatter gives it that for half the bytes",
+             lambda case, got: case["stage"] > 0 < got["result"]["all_reduce"]),
     ]
 
     def cases(self, rng, ranks):
         sizes = [(7_500_000_000, 64), (int(rng.integers(10 ** 6, 10 ** 7)), int(rng.integers(3, 9))),
                  (int(rng.integers(10 ** 6, 10 ** 7)), 2), (int(rng.integers(10 ** 6, 10 ** 7)), 1),
-                 (1000, 7)]      # 1714.3 bytes
+                 (1000, 7), (7_500_000_000, 7)]      # of the first 1714.3 bytes
         return [{"parameters": n, "ranks": r, "stage": stage} for n, r in sizes for stage in STAGES]
 
     def truth(self, case):
@@ -178,73 +189,6 @@ class BytesSent(Check):
 
 
 # ---------------------------------------------------------------- 14.3
-
-#         what is kept                        elements / (s·b·h)  bytes of each
-FEATURES = [("first layer norm: its input", 1, 2), ("queries, keys, values: their input", 1, 2), ("queries", 1, 2),
-            ("keys", 1, 2), ("values", 1, 2), ("attention's projection: its input", 1, 2), ("dropout: its mask", 1, 1),
-            ("second layer norm: its input", 1, 2), ("MLP's first layer: its input", 1, 2), ("GELU: its input", 4, 2),
-            ("MLP's second layer: its input", 4, 2), ("dropout: its mask", 1, 1)]
-#         what is kept                        elements / (a·s²·b) bytes of each
-PAIRS = [("softmax: its output", 1, 2), ("dropout: its mask", 1, 1), ("dropout: its output", 1, 2)]
-
-
-def added(table, size=lambda name, size: size):
-    return sum(elements * size(name, bytes_) for name, elements, bytes_ in table)
-
-
-def activations(case, size=lambda name, size: size, again=True, **changes):
-    """The right bytes, tensor by tensor. size(name, bytes) and the other keywords are mistakes."""
-    s, b, h, a, layers = ((case | changes)[name] for name in ("sequence", "batch", "hidden", "heads", "layers"))
-    features, pairs = added(FEATURES, size) * s * b * h, added(PAIRS, size) * a * s * s * b
-    checkpoint = size("checkpoint", 2) * s * b * h
-    of_a_layer = {"none": features + pairs, "selective": features, "full": checkpoint}[case["recompute"]]
-    one = features + pairs - of_a_layer
-    return results(float(layers * of_a_layer + (one if again else 0)))
-
-
-def paper(case):
-    """The columns of the paper's table 2: what all layers keep, and nothing else."""
-    return activations(case, again=False)
-
-
-def twice(case):
-    """All layers' checkpoints, and one whole layer, in which its checkpoint is again."""
-    if case["recompute"] != "full":
-        return activations(case)
-    return results(activations(case)["result"] + 2 * case["sequence"] * case["batch"] * case["hidden"])
-
-
-def nothing_kept(case):
-    whole = activations(case | {"recompute": "none"}, layers=1)["result"]
-    return results(whole) if case["recompute"] == "full" else activations(case)
-
-
-def linear_pairs(case):
-    """Pairs of positions taken for positions: s instead of s²."""
-    found = {"none": case["layers"], "selective": 1, "full": 1}[case["recompute"]]
-    pairs = 5 * case["heads"] * case["sequence"] * case["batch"]
-    return results(activations(case)["result"] - found * pairs * (case["sequence"] - 1))
-
-
-def one_head(case):
-    """The pairs of a single head."""
-    found = {"none": case["layers"], "selective": 1, "full": 1}[case["recompute"]]
-    pairs = 5 * case["sequence"] ** 2 * case["batch"]
-    return results(activations(case)["result"] - found * pairs * (case["heads"] - 1))
-
-
-def pairs_kept(case):
-    if case["recompute"] != "selective":
-        return activations(case)
-    features, pairs = (activations(case | {"recompute": "none"}, **less)["result"] / case["layers"]
-                       for less in ({"heads": 0}, {"hidden": 0}))
-    return results(case["layers"] * pairs + features)
-
-
-def one_more(case):
-    whole = activations(case | {"recompute": "none"}, layers=1)["result"]
-    return results(activations(case, again=False)["result"] + whole)
-
 
 class ActivationBytes(Check):
     exercise = "14.3"
@@ -255,22 +199,28 @@ class ActivationBytes(Check):
         gives("dropout's masks are counted with 2 bytes for each element: a mask is a byte (34 becomes 36, and 5 "
               "becomes 6)", lambda case: activations(case, lambda name, size: 2)),
         gives("the pairs are counted once for all heads: every head has a table of its own, sequence × sequence",
-              one_head),
+              layers.one_head),
         gives("attention's part grows with sequence here: it is one number for every pair of positions, so with its "
-              "square", linear_pairs),
+              "square", layers.linear_pairs),
         gives("the pairs are forgotten: with 2,048 positions and 96 heads they are 70 % of a layer",
               lambda case: activations(case, heads=0)),
         gives("only what all layers keep is counted (as in the paper's table): when backward is in a layer, what that "
-              "layer computes again is there too", paper),
-        gives("the layer that is computed again is counted whole, and its input, which was kept, twice", twice),
+              "layer computes again is there too", layers.paper),
+        gives("the layer that is computed again is counted whole, and its input, which was kept, twice", layers.twice),
         gives("nothing is kept with full recomputation here: then backward would begin every layer at the tokens. Each "
-              "layer's input stays", nothing_kept),
+              "layer's input stays", layers.nothing_kept),
         gives("selective recomputation keeps the wrong part here: what belongs to pairs of positions is let go, what "
-              "grows with sequence · batch · hidden stays", pairs_kept),
+              "grows with sequence · batch · hidden stays", layers.pairs_kept),
         gives("one layer too many: what the layer under way computes again is added to all that is kept, less what "
-              "of that layer is kept", one_more),
+              "of that layer is kept", layers.one_more),
         gives("these are the bytes of one layer", lambda case: activations(case, layers=1)),
         gives("the batch is left out", lambda case: activations(case, batch=1)),
+        gives("with full recomputation only the pairs come back here: the layer under way computes all again that was "
+              "let go of, what grows with sequence · batch · hidden too", layers.pairs_come_back),
+        *(when(lambda case, got, table=table, each=each: f"{layers.counted(case, got, table)} bytes for each {each} "
+               f"here; README's table of what a layer keeps has {layers.added(table)}",
+               lambda case, got, table=table: layers.counted(case, got, table))
+          for table, each in ((layers.FEATURES, "position and feature"), (layers.PAIRS, "head and pair of positions"))),
         when("recompute makes no difference here", lambda case, got: case["recompute"] != "none" and math.isclose(
             float(got["result"] or 0), activations(case | {"recompute": "none"})["result"], rel_tol=1e-9)),
     ]
@@ -312,6 +262,9 @@ class Plan(Check):
         *(gives(f"stage {passed} is passed over: try 0, 1, 2 and 3, in this order",
                 lambda case, passed=passed: planned(case, choose=lambda good: min(s for s in good if s != passed)))
           for passed in (1, 2)),
+        when(lambda case, got: f"there is a plan, with {planned(case)['result']['devices']:,} devices: with enough of "
+                               "them all that is divided becomes as small as one likes, so the search needs no end",
+             lambda case, got: got["result"] is None),
         gives("a GiB is 2³⁰ bytes, not 10⁹: 80 GiB are 85.9 GB", lambda case: planned(case, gib=1e9)),
         gives("the activations are forgotten: the model has only what they leave", lambda case: planned(case, taken=0)),
         gives("the activations are divided among the devices here: each has its own samples, and their activations",
@@ -331,6 +284,8 @@ class Plan(Check):
               lambda case: same_job(case, lambda case, n: training_days(case, n, 4 if case["recompute"] else 2))),
         gives("computing everything again in backward is a second forward: 8 operations per parameter and token, not 6",
               lambda case: same_job(case, lambda case, n: training_days(case, n, 6))),
+        gives("8 operations per parameter and token are those with recomputation, which not every job does: else 6",
+              lambda case: same_job(case, lambda case, n: training_days(case, n, 8))),
         gives("the devices are taken at their peak: they do the share `utilization` of it",
               lambda case: same_job(case, lambda case, n: training_days(case, n, used=1))),
         gives("the days are those of a single device",
@@ -341,9 +296,6 @@ class Plan(Check):
             case, lambda case, n: 86400 * training_days(case, n))),
         when("where the activations alone fill the memory, no number of devices helps: None",
              lambda case, got: planned(case)["result"] is None),
-        when(lambda case, got: f"there is a plan, with {planned(case)['result']['devices']:,} devices: with enough of "
-                               "them all that is divided becomes as small as one likes, so the search needs no end",
-             lambda case, got: got["result"] is None),
     ]
 
     def cases(self, rng, ranks):

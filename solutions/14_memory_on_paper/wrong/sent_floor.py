@@ -1,4 +1,4 @@
-# 14.2: rounded down to whole bytes
+# 14.2: rounded to whole bytes
 def bytes_sent(parameters, ranks, stage):
     once = 2 * parameters * (ranks - 1) // ranks
     return {"all_reduce": 2 * once if stage == 0 else 0,

@@ -1,0 +1,14 @@
+# 14.4: there is a plan, with 16 devices
+from itertools import count
+
+
+def plan(parameters, tokens, activations, memory_gib, per_node, flops, utilization, recompute, bytes_per_rank):
+    left = memory_gib * 2 ** 30 - activations
+    if left <= 1:
+        return None
+    for devices in count(per_node, per_node):
+        for stage in range(4):
+            if sum(bytes_per_rank(parameters, devices, stage).values()) <= left:
+                operations = (8 if recompute else 6) * parameters * tokens
+                days = operations / (devices * flops * utilization) / 86400
+                return {"devices": devices, "stage": stage, "days": days}

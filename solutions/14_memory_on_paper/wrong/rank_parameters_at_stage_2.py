@@ -1,0 +1,5 @@
+# 14.1: the parameters are divided at stage 2 already
+def bytes_per_rank(parameters, ranks, stage):
+    each = {"parameters": 2, "gradients": 2, "optimizer": 4 + 4 + 4}
+    divided_from = {"parameters": 2, "gradients": 2, "optimizer": 1}
+    return {part: parameters * each[part] / (ranks if stage >= divided_from[part] else 1) for part in each}
