@@ -200,7 +200,8 @@ def explained(check, signature, cases, outputs, truths, wrong):
         for rank, hypothesis in enumerate(per_rank(theirs)):
             labels = wrong.get((i, rank), [])
             expected, found = all_leaves(hypothesis), all_leaves(outputs[i][rank], truths[i][rank])
-            if any(not same(found.get(label, MISSING), expected.get(label, MISSING), check.tolerance)
+            if any(label.partition("[")[0] not in hypothesis        # it says nothing of what is missing
+                   or not same(found.get(label, MISSING), expected.get(label, MISSING), check.tolerance)
                    for label in labels):
                 return False
             right = all_leaves(truths[i][rank])
@@ -263,8 +264,8 @@ def changed_inputs(check, cases, outputs, truths):
                 if name not in outputs[i][rank] or name in truths[i][rank] or name in check.may_change:
                     continue
                 if wrong_labels(outputs[i][rank], {name: before}, 0.0):
-                    return Finding(f"the result is right, but the argument {name} isn't what it was before the call: "
-                                   "work on a copy", [])
+                    right = "the result is right, but " * bool(truths[i][rank])
+                    return Finding(f"{right}the argument {name} isn't what it was before the call: work on a copy", [])
     return None
 
 
