@@ -100,10 +100,17 @@ def unused(case, got):
 
 def swapped(case, got):
     rank, kind, expected, came = another_came(case, got)
-    what, side = ("activation", "before") if kind == "F" else ("gradient", "behind")
-    return (f"rank {rank} has taken the {what} of micro-batch {came} for that of micro-batch {expected}: the stage "
-            f"{side} it does them in another order, and messages without a tag of their own are received in the order "
-            "in which they were sent")
+    what, side, there = ("activation", "before", rank - 1) if kind == "F" else ("gradient", "behind", rank + 1)
+    orders = [[k for step, k in case[one]["steps"] if step == kind] for one in (rank, there)]
+    why = ("messages are sent and received in one order here, so an array was overwritten while its message was under "
+           "way: it may not change before work.wait()" if orders[0] == orders[1] else f"the stage {side} it does them "
+           "in another order, and messages without a tag of their own are received in the order in which they were "
+           "sent. (If they have one: was the array overwritten before work.wait()?)")
+    return f"rank {rank} has taken the {what} of micro-batch {came} for that of micro-batch {expected}: {why}"
+
+
+def changed(name):
+    return lambda case, got: any(array == name for rank in got for *_, array in rank["events"])
 
 
 def other_context(case, got):
@@ -180,7 +187,12 @@ class RunSchedule(Check):
              lambda case, got: micro(case) > 1 and all(rank["optimizer_steps"] == micro(case) for rank in got)),
         when("x was overwritten while it was kept: all micro-batches are received into one array, and what forward has "
              "kept of the earlier ones is that array. Receive each into a new one",
-             lambda case, got: any(not intact for rank in got for *_, intact in rank["events"])),
+             changed("x")),
+        when("y was overwritten while it was kept: the backward pass needs it, so the gradient that comes back is "
+             "received into an array of its own, np.empty_like(y), and y stays as it is", changed("y")),
+        when("irecv only posts the array: what comes is in it after work.wait(), and not before",
+             lambda case, got: any(call["op"] == "irecv" and call["end"] is None for rank in got
+                                   for call in rank.calls)),
         when(lambda case, got: f"stage.step gets {len(got[0]['grads'])} arrays, and the stage has "
                                f"{len(reference.whole(case)[0]['grads'])} parameters: + joins two lists. Add their "
                                "arrays, pair by pair", lambda case, got: micro(case) > 1 and all(
@@ -254,11 +266,11 @@ class RunSchedule(Check):
         wide = [3, *[16] * (ranks - 1), 2]
         return [reference.draw(rng, small, [4, 4, 4], "GPipe", reference.all_then_all(ranks, 3)),
                 reference.draw(rng, small, [5, 5, 5, 2], "1F1B", reference.by_turns(ranks, 4)),
-                reference.draw(rng, small[::-1], [3, 3, 3, 3], "in other orders",
-                               reference.all_then_all(ranks, 4, turn=1)),
                 reference.draw(rng, small, [2], "1F1B", reference.by_turns(ranks, 1)),
                 # no MPI library copies 320,000 bytes aside: who sends without posting waits
-                reference.draw(rng, wide, [2600, 2600, 2501], "1F1B", reference.by_turns(ranks, 3))]
+                reference.draw(rng, wide, [2600, 2600, 2501], "1F1B", reference.by_turns(ranks, 3)),
+                reference.draw(rng, wide[::-1], [2600] * 4, "in other orders",
+                               reference.all_then_all(ranks, 4, turn=1))]
 
     def truth(self, case):
         return reference.whole(case)
@@ -352,8 +364,10 @@ class CutLayers(Check):
         # Stages more alike, by squares, by distances from the mean, by halving, and all wait for a more costly one.
         unlike = [([1, 9, 1, 2, 6], 3), ([5, 8, 3, 3, 2, 3, 4], 3)]
         seconds = [((rng.integers(1, 100, 9) / 4096).tolist(), 4) for _ in range(2)]
+        near = [10 ** 7 + more for more in (0, 3, 1, 3, 0)]     # the second best is hardly worse
         return [{"costs": costs, "stages": stages} for costs, stages in fixed + unlike + drawn + free
-                + seconds + [(rng.integers(1, 100, 40).tolist(), 8)]]
+                + seconds + [(near, 3), ([cost / 2 ** 40 for cost in near], 3)]
+                + [(rng.integers(1, 100, 40).tolist(), 8)]]
 
     def truth(self, case):
         return {}      # several cuts may be equally good

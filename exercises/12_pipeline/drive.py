@@ -1,5 +1,6 @@
 """How the answers of this chapter are called: schedules as lists, and a stage that watches what is done with it."""
 
+import operator
 import weakref
 
 import numpy as np
@@ -15,9 +16,8 @@ def listed(rows):
 
 
 def whole(k):
-    if int(k) != k:
-        raise ValueError(f"{k} is no whole number")
-    return int(k)
+    """A number that can stand in brackets: 0.0 can't."""
+    return operator.index(k)
 
 
 def one_forward_one_backward(learner, inputs, run):
@@ -30,22 +30,23 @@ class Kept:
     """What a forward pass leaves for the backward pass of the same micro-batch."""
 
     def __init__(self, number, x, y):
-        self.number, self.x, self.y, self.sum, self.used = number, x, y, float(x.sum()), False
+        self.number, self.x, self.y, self.sums, self.used = number, x, y, (x.sum(), y.sum()), False
 
 
 class Stage:
     """tanh(x W + b), of the last stage x W + b. Notes what is called, with what, and which Kept are alive.
 
-    events  [[kind, number of the forward, sum of what came in, Kept that have been used and live, x is as it was]]
+    events  [[kind, number of the forward, sum of what came in, Kept that have been used and live, which array that
+            the backward needs isn't as it was: "x", "y" or ""]]
     """
 
     def __init__(self, weight, bias, linear):
         self.weight, self.bias, self.linear = weight.copy(), bias.copy(), linear
         self.features, self.contexts, self.events, self.stepped = len(weight), [], [], []
 
-    def note(self, kind, number, came, intact=True):
+    def note(self, kind, number, came, changed=""):
         living = [kept for ref in self.contexts if (kept := ref()) is not None]
-        self.events.append([kind, number, float(came.sum()), sum(kept.used for kept in living), bool(intact)])
+        self.events.append([kind, number, float(came.sum()), sum(kept.used for kept in living), changed])
 
     def forward(self, x):
         if np.ndim(x) != 2 or x.shape[1] != self.features:
@@ -67,7 +68,9 @@ class Stage:
         if np.shape(dy) != kept.y.shape:
             raise ValueError(f"stage.backward: dy has shape {list(np.shape(dy))}, and what was kept is of an output of "
                              f"shape {list(kept.y.shape)}: of another micro-batch?")
-        self.note("B", kept.number, dy, kept.x.sum() == kept.sum)
+        x, y = kept.sums
+        changed = "x" if kept.x.sum() != x else "y" if kept.y.sum() != y and not self.linear else ""
+        self.note("B", kept.number, dy, changed)
         kept.used = True
         through = dy if self.linear else dy * (1 - kept.y ** 2)
         return through @ self.weight.T, [kept.x.T @ through, through.sum(0)]
