@@ -156,7 +156,11 @@ class GradScaler(Check):
                  "anything. Leave it out", skips=False, divide=divide)
           for divide in (scaling.no_inf, scaling.at_the_end)],
         scales("the gradients aren't divided: steps are as many times too large as the loss was",
-               divide=lambda g, factor: g.astype(np.float32)),
+               divide=scaling.as_it_is),
+        scales("the gradients are multiplied by the factor again: they are to be divided by it",
+               divide=scaling.multiplied),
+        gives("step doesn't divide where nobody has called unscale_: then it must call it itself",
+              lambda case: None if training(case) else scaling.undivided(case)),
         scales("what unscale_ has divided, step divides again: it must know that it was called",
                again=scaling.in_float32),
         scales("a second unscale_ between two updates goes unnoticed: RuntimeError. Who calls it twice clips twice, or "
@@ -181,6 +185,7 @@ class GradScaler(Check):
                bad=sums),
         scales("finite gradients count as overflow: their squares are too large for float16. Ask every element",
                bad=squares),
+        scales("float16's largest number, 65,504, counts as overflow, and it is finite", bad=scaling.largest),
         scales("the step is left out, and the factor stays: the next one overflows as well",
                factors=lambda given, found: 1.0),
         scales("after inf the factor grows", factors=lambda given, found: given["growth_factor"] if found else 1.0),
@@ -209,6 +214,8 @@ class GradScaler(Check):
         scales("what was found once is never forgotten: update must leave all ready for the next step", stuck=True),
         scales("the loss is scaled in float16, where 65,504 is the end: a loss of 1 times 65,536 is inf already. "
                "float32", product=np.float16),
+        when("scale gives inf: in float16 a factor of 65,536 is inf already, and so is a loss of 1 times it. All in "
+             "float32", lambda case, got: any(np.isinf(s) for rank in got for s in rank["scaled"])),
         when("the loss isn't scaled, or by another factor than the gradients are divided by: grads are what backward "
              "makes of scale(loss)", lambda case, got: any(s != scaling.LOSS * f for rank in got for s, f in zip(
                  rank["scaled"], [case[0]["settings"]["init_scale"], *rank["scales"]], strict=False))),
@@ -216,6 +223,8 @@ class GradScaler(Check):
              "and growing, for as long as gradients want it", lambda case, got: not training(case)
              and scaling.bounded(case, got)),
         when(scaling.wrong_factor, lambda case, got: not training(case) and scaling.wrong_factor(case, got)),
+        when("a step is taken in which some gradient was inf or NaN: leave it out, whatever has been made of them",
+             lambda case, got: not training(case) and scaling.stepped(case, got)),
     ]
     demands = [
         demand(lambda case, got: f"the values are right, but scale gives {got[0]['made'][0]}: float32 was asked for" +
@@ -224,6 +233,8 @@ class GradScaler(Check):
         demand(lambda case, got: f"the values are right, in {', '.join(sorted(set(got[0]['dtypes'])))}: float32 was "
                                  "asked for",
                lambda case, got: training(case) or all(d == "float32" for rank in got for d in rank["dtypes"])),
+        demand("the gradients are right, but optimizer.step is called twice in one step, and the weights move twice",
+               lambda case, got: training(case) or not any(rank["again"] for rank in got)),
         demand("right, but unscale_ behind step goes unnoticed where it was called before: RuntimeError, until update",
                lambda case, got: training(case) or all(all(rank["late"]) for rank in got)),
         demand(lambda case, got: f"right, but some rank calls {messages(got)[0]} collectives in {steps(case)} steps: "
@@ -281,10 +292,15 @@ class MixedAdam(Check):
         when("params never change: the model goes on with its initial values, whatever the masters do",
              lambda case, got: all(np.array_equal(p, masters.half(value)) for step in got["params"]
                                    for p, value in zip(step, case["values"], strict=True))),
+        when("masters never change: master = … only gives the name to another array, master -= … writes into the one "
+             "that is kept", lambda case, got: all(np.array_equal(m, value) for step in got["masters"]
+                                                   for m, value in zip(step, case["values"], strict=True))),
         when("masters hold numbers of 16 bits only. An update that is smaller than half the gap between these is lost, "
              "in each step anew: it must be computed, added and kept in float32", masters.only_16),
         remembers("masters begin as values that were rounded to 16 bits; they are the values themselves",
                   start=masters.half),
+        remembers("masters are made anew from the params in each step, and what 16 bits have no room for is forgotten "
+                  "with it: keep them", before=masters.half),
         remembers("the gradients aren't divided by scale: Adam nearly hides it, since m/√v doesn't know of a factor. "
                   "But eps does, and a factor that changes", divided=lambda g, scale: g),
         remembers("the gradients are divided in float16: the small ones are flushed to 0. First float32",
@@ -303,7 +319,12 @@ class MixedAdam(Check):
         remembers("v is divided by scale, but it is a mean of squares", divided=lambda g, scale: g,
                   after=lambda m, v, scale: (m / scale, v / scale)),
         remembers("the gradients are multiplied by scale again", divided=lambda g, scale: masters.float64(g) * scale),
-        remembers("without the division by 1−β₁ᵗ and 1−β₂ᵗ the first steps are wrong", corrected=False),
+        *[remembers(f"without the division by {without} the first steps are wrong", corrected=corrected)
+          for without, corrected in (("1−β₁ᵗ and 1−β₂ᵗ", (False, False)), ("1−β₁ᵗ, of m,", (False, True)),
+                                     ("1−β₂ᵗ, of v,", (True, False)))],
+        *[remembers(f"{which} forgotten after each step: m = … only gives the name to another array, m[...] = … writes "
+                    "into the one that is kept", forgets=forgets)
+          for which, forgets in (("m is", (False,)), ("v is", (True,)), ("m and v are", (False, True)))],
         remembers("t stays 1: count the steps", clock=lambda t: 1),
         remembers("t is counted on with each array: in one step all have the same t", clock_of=lambda t, i, n:
                   (t - 1) * n + i + 1),
@@ -321,7 +342,7 @@ class MixedAdam(Check):
                   divided=lambda g, scale: masters.float64(g) / int(scale)),
         when("arrays of one shape have one m or v for all: each has its own", masters.one_shape),
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
-             masters.moments_in_16),
+             lambda case, got: got["halves"] > 0 or masters.moments_in_16(case, got)),
         when("params aren't masters in 16 bits: they go a way of their own. After each step they are rounded anew",
              lambda case, got: max(got["apart"]) > 0),
         when("the first optimizers are right, and not the last one, whose arrays have the shapes that the first one's "

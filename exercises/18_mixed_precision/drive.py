@@ -23,9 +23,10 @@ class Optimizer:
     """What the learner's scaler sees of one."""
 
     def __init__(self):
-        self.grads, self.used = [], None
+        self.grads, self.used, self.again = [], None, 0
 
     def step(self):
+        self.again += self.used is not None
         self.used = [np.array(g) for g in self.grads]
 
 
@@ -53,7 +54,7 @@ def GradScaler(learner, inputs, run):
         found["used"].append(optimizer.used)
         found["dtypes"] += {str(g.dtype) for g in optimizer.used or []}
         found["scales"].append(float(scaler.get_scale()))
-    return found
+    return found | {"again": optimizer.again}
 
 
 def refuses(scaler, optimizer):
@@ -199,16 +200,19 @@ def MixedAdam(learner, inputs, run):
                                       for p, m in zip(model, masters, strict=True)))
     return found | {"values": values, "grads": inputs["grads"], "moved": [
         sum(a is not b for a, b in zip(model, optimizer.params, strict=True))],
-        "dtypes": [str(x[0].dtype) for x in (optimizer.params, optimizer.masters)]}
+        "dtypes": [str(x[0].dtype) for x in (optimizer.params, optimizer.masters)],
+        "halves": sum(getattr(x, "dtype", None) == np.float16 and all(x is not p for p in optimizer.params)
+                      for kept in getattr(optimizer, "__dict__", {}).values()
+                      for x in (kept if isinstance(kept, list | tuple) else ()))}
 
 
 def held_by(learner, elements):
     """Bytes per parameter that an optimizer holds after two steps."""
-    values, grads = [np.ones(elements, np.float32)], [np.ones(elements, np.float16)]
+    values = [np.ones(elements, np.float32)]
     with traced():
         optimizer = learner(values)
         for scale in (4.0, 2.0):
-            optimizer.step(grads, scale)
+            optimizer.step([np.ones(elements, np.float16)], scale)
         found = held() / elements
     del optimizer
     return found

@@ -6,7 +6,8 @@ LOSS = 2.5
 FINITE = "."
 NAMES = ("scaled", "seen", "used", "scales", "refused")
 # What goes wrong in a step: (on which rank, in which of its arrays, what is there).
-FAULTS = {"o": (-1, 0, 1e9), "O": (0, -1, -1e9), "n": (0, 0, np.nan), "N": (-1, -1, np.nan)}
+FAULTS = {"o": (-1, 0, 1e9), "O": (0, -1, -1e9), "n": (0, 0, np.nan), "N": (-1, -1, np.nan),
+          "f": (0, 0, 65504 / 1024)}      # no fault: with a factor of 1024 float16's largest number, which is finite
 
 
 def draw(rng, ranks, pattern, shapes, size=1e-7, sign=True, clip=False, half=False, **settings):
@@ -42,7 +43,7 @@ def cases(rng, ranks):
                  backoff_factor=0.25, growth_interval=3),
             draw(rng, ranks, ".....o..", uneven, size=1.2, sign=False, clip=True, init_scale=2.0 ** 10,
                  growth_factor=1.5, backoff_factor=0.75, growth_interval=4),
-            draw(rng, ranks, "....", [[(40,)], [(3,)], [(50,), (7,)]], size=10.0, sign=False, init_scale=1024.0,
+            draw(rng, ranks, ".f..", [[(40,)], [(3,)], [(50,), (7,)]], size=10.0, sign=False, init_scale=1024.0,
                  growth_factor=2.0, backoff_factor=0.5, growth_interval=9),
             draw(rng, ranks, "..", [[(2,)], [], [(3,)]], half=True, init_scale=1024.0, growth_factor=2.0,
                  backoff_factor=0.5, growth_interval=9),
@@ -75,6 +76,18 @@ def all_ranks(own):
 
 def in_float32(grad, factor):
     return (grad.astype(np.float64) / factor).astype(np.float32)
+
+
+def as_it_is(grad, factor):
+    return grad.astype(np.float32)
+
+
+def multiplied(grad, factor):
+    return grad.astype(np.float32) * np.float32(factor)
+
+
+def largest(grads):
+    return any((abs(g) >= 65504).any() or np.isnan(g).any() for g in grads)
 
 
 def into_float16(grad, factor):
@@ -143,8 +156,21 @@ def world(case, bad=not_finite, together=any_rank, divide=in_float32, again=lamb
 
 def bounded(case, got):
     """Whether the factors are the right ones, but for a least or a greatest value."""
-    return all(np.array_equal(rank["scales"], np.clip(right["scales"], min(rank["scales"]), max(rank["scales"])))
-               for rank, right in zip(got, world(case), strict=True))
+    pairs = [(rank["scales"], right["scales"]) for rank, right in zip(got, world(case), strict=True)]
+    return any(mine != right for mine, right in pairs) and all(
+        np.array_equal(mine, np.clip(right, min(mine), max(mine))) for mine, right in pairs)
+
+
+def stepped(case, got):
+    """Whether some rank has taken a step that was to be left out."""
+    return any(mine is not None and right is None for rank, of_rank in zip(got, world(case), strict=True)
+               for mine, right in zip(rank["used"], of_rank["used"], strict=True))
+
+
+def undivided(case):
+    """As if step did nothing where unscale_ wasn't called."""
+    return None if case[0]["clip"] else world(case, divide=as_it_is, skips=False, factors=lambda given, found: 1.0,
+                                              counts=unknowing)
 
 
 def wrong_factor(case, got):
