@@ -78,6 +78,11 @@ def test_one_of_several_mistakes_is_not_told_by_whole_numbers():
         assert not judge.tells(np.array([np.inf, np.nan, -2.0])) and judge.tells(np.array([np.inf, 0.5]))
 
 
+def test_a_signature_says_nothing_of_an_output_that_it_leaves_out():
+    case = {"x": np.array([0.3, 1.7])}
+    assert judged(Several(), [case], [[Outputs(z=-case["x"])]], 1).sentence.startswith("y is missing")
+
+
 class Untouched(Doubled):
     """Its first case has one output, its others have two."""
 
@@ -137,7 +142,10 @@ def test_bits_demands_and_inputs():
             return {"result": 1.0}
     case = {"x": np.zeros(2)}
     changed = Outputs(result=1.0, x=np.ones(2))
-    assert "the argument x isn't what it was" in judged(Kept(), [case], [[changed]], 1).sentence
+    begun = "the argument x isn't what it was"
+    assert judged(Kept(), [case], [[changed]], 1).sentence.startswith(f"the result is right, but {begun}")
+    unjudged = type("U", (Kept,), {"truth": lambda self, case: {}})()
+    assert judged(unjudged, [case], [[changed]], 1).sentence.startswith(begun)
     assert judged(type("K", (Kept,), {"may_change": ("x",)})(), [case], [[changed]], 1) is None
 
 
