@@ -1,4 +1,4 @@
-# 12.3: is possible
+# 12.3: the most costly stage costs
 from functools import cache
 
 
