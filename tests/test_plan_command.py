@@ -273,7 +273,7 @@ MISTAKES = {
     "--devices 1 --generate 2x17 " + MODEL: "tokens for a context of 16, beyond which nothing is kept: raise --context",
     "--devices 4 --generate 2x8 " + MODEL: "--generate 2x8: dp = 4 ranks must share the sequences equally: take 4",
     "--devices 1 --generate 2x8 --parameters 7e9": "give --layers, --width and --heads instead of --parameters",
-    "--devices 1 --generate 2x8 " + EXPERTS: "only experts/k = 3 drops none: --capacity-factor 3, or --no-capacity",
+    "--devices 1 --generate 2x8 " + EXPERTS: "or experts/k = 3, drops none: --no-capacity, or --capacity-factor 3",
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",
     "--devices 2 --meshes --batch 4 --generate 2x8 " + MODEL: "leave --generate out",
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",

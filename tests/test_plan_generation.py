@@ -132,7 +132,7 @@ def test_mixtures_that_drop_tokens_keep_nothing():
     """As the library says."""
     job = job_of({"model": {"experts": 5, "top_k": 2}})
     reason = uncacheable(plan_cases.gpt(job.model)).partition("MoE, ")[2]
-    with pytest.raises(ValueError, match="2.5 drops none: --capacity-factor 2.5") as found:
+    with pytest.raises(ValueError, match="2.5, drops none: --no-capacity, or --capacity-factor 2.5") as found:
         written(job)
     assert reason in str(found.value)
     assert written(job_of({"model": {"experts": 5, "top_k": 2, "capacity_factor": 2.5}})).cache

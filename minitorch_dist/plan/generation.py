@@ -54,9 +54,9 @@ class Generation:
         factor = model.capacity_factor
         if model.experts and factor is not None and factor * model.top_k < model.experts:
             least = f"{model.experts / model.top_k:g}"
-            raise ValueError(f"{what}: the mixture drops tokens that others leave no room for: capacity_factor="
-                             f"{factor}, and only experts/k = {least} drops none: --capacity-factor {least}, or "
-                             "--no-capacity")
+            raise ValueError(f"{what}: the mixture drops tokens that others leave no room for: capacity_factor={factor}"
+                             f", and only None, or experts/k = {least}, drops none: --no-capacity, or --capacity-factor "
+                             f"{least}")
 
     @property
     def groups(self):
