@@ -55,8 +55,8 @@ class Generation:
         if model.experts and factor is not None and factor * model.top_k < model.experts:
             least = f"{model.experts / model.top_k:g}"
             raise ValueError(f"{what}: the mixture drops tokens that others leave no room for: capacity_factor={factor}"
-                             f", and only None, or experts/k = {least}, drops none: --no-capacity, or --capacity-factor "
-                             f"{least}")
+                             f", and only None, or experts/k = {least}, drops none: --no-capacity, or "
+                             f"--capacity-factor {least}")
 
     @property
     def groups(self):
