@@ -283,6 +283,7 @@ RULES = {
     "reshape": _reshape, "transpose": _transpose, "broadcast_to": _broadcast, "concatenate": _concatenate,
     "split": _split, "getitem": _getitem, "scatter_add": _scatter_add,
     "matmul": _text("…ik,…kj->…ij"), "linear": _text("…k,ok,o->…o", "k"), "linear_gelu": _text("…k,ok,o->…o", "k"),
+    "grouped_matmul": _text("_k,_kj->_j"), "grouped_outer": _text("_i,_j->_ij"),
     "einsum": _einsum, "attention": _attention, "conv": _conv,
     "max_pool": _text("bc*->bc*"), "avg_pool": _text("bc*->bc*"),
     "windows": functools.partial(_windows, more=True), "fold": functools.partial(_windows, more=False),
