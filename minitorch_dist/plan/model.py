@@ -256,8 +256,8 @@ class GPT:
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
-                 *([f"routed by {self.group}"] if self.group else []),
-                 *(["without a capacity"] if self.capacity_factor is None else []),
+                 *([f"routed by {self.group}"] if self.experts and self.group else []),
+                 *(["without a capacity"] if self.experts and self.capacity_factor is None else []),
                  *([f"{self.shared_experts} shared"] if self.shared_experts else []),
                  *([] if self.tied else ["untied"]),
                  *([f"predicting {self.predict} tokens"] if self.predict > 1 else [])]

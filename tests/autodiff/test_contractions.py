@@ -207,6 +207,12 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.linear_gelu(np.ones((3, 4)), np.ones((5, 4)), np.ones(5), "erf"), "^linear_gelu: approximate='erf'"),
     (lambda: mt.scaled_dot_product_attention(*[np.ones((1, 3, 2, 2))] + [np.ones((1, 2, 2, 2))] * 2), "divisor"),
     (lambda: mt.split(np.ones(5), 2), "don't divide"),
+    (lambda: mt.grouped_matmul(np.ones((5, 2)), np.ones((3, 2, 4)), (3, 1)), r"counts \(3, 1\) of 3 groups"),
+    (lambda: mt.grouped_matmul(np.ones((5, 2)), np.ones((2, 2, 4)), (3, 1)), "add up to the 5 rows"),
+    (lambda: mt.grouped_matmul(np.ones((5, 2)), np.ones((2, 2, 4)), (6, -1)), "must be 0 or more"),
+    (lambda: mt.grouped_matmul(np.ones((5, 2)), np.ones((2, 3, 4)), (3, 2)), r"shapes \(5, 2\) and \(2, 3, 4\)"),
+    (lambda: mt.grouped_outer(np.ones((5, 2)), np.ones((4, 3)), (3, 2)), "add up to the 5 and 4 rows"),
+    (lambda: mt.grouped_outer(np.ones((5, 2)), np.ones(5), (3, 2)), r"shapes \(5, 2\) and \(5,\)"),
     (lambda: mt.pad(np.ones(3), -1), "negative"),
     (lambda: mt.squeeze(np.ones((2, 1)), 0), "axis 0"),
     (lambda: mt.dropout(np.ones(3), 1.5), "1.5"),
@@ -214,6 +220,20 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
 def test_errors_name_the_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 4), (0, 7, 0), (2, 2, 3)])
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float32", 1e-5), ("float16", 1e-2)])
+def test_each_row_meets_its_group_s_matrix(counts, dtype, tolerance):
+    rng, whose = np.random.default_rng(3), np.repeat(np.arange(3), counts)
+    x, w, y = (rng.standard_normal(shape).astype(dtype) for shape in ((7, 5), (3, 5, 4), (7, 4)))
+    found = mt.grouped_matmul(x, w, counts), mt.grouped_outer(x, y, counts)
+    wanted = (np.einsum("rn,rnm->rm", x, w[whose], dtype="float64"),
+              np.einsum("rg,rn,rm->gnm", np.eye(3)[whose], x, y, dtype="float64"))
+    for got, right in zip(found, wanted, strict=True):
+        assert got.dtype == dtype and got.shape == right.shape
+        np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance)
+    assert mt.grouped_matmul(np.ones((0, 5)), w.astype("float64"), (0, 0, 0)).shape == (0, 4)
 
 
 def test_a_number_of_classes_is_whole():

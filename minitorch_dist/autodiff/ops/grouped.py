@@ -64,15 +64,16 @@ def _checked(name, counts, groups, *rows):
 
 
 def grouped_matmul(x, w, counts):
-    """Each group's rows times its matrix: x (rows, n), w (groups, n, m) -> (rows, m). counts: integers, how many rows
-    each group has, one after the other. ValueError where they don't fit."""
+    """Each group's rows times its matrix: x (rows, n), w (groups, n, m) -> (rows, m), of their common dtype. counts:
+    integers, how many rows each group has, one after the other. ValueError where shapes or counts don't fit."""
     if len(x.shape) != 2 or len(w.shape) != 3 or x.shape[1] != w.shape[1]:
         raise ValueError(f"grouped_matmul: shapes {x.shape} and {w.shape}: they are (rows, n) and (groups, n, m)")
     return bind(_grouped_matmul, (x, w), (_checked("grouped_matmul", counts, w.shape[0], x),))
 
 
 def grouped_outer(x, y, counts):
-    """Of each group's rows xᵀ y: x (rows, n), y (rows, m) -> (groups, n, m), zeros for groups without rows."""
+    """Of each group's rows xᵀ y: x (rows, n), y (rows, m) -> (groups, n, m), zeros for groups without rows; counts and
+    errors as grouped_matmul's."""
     if len(x.shape) != 2 or len(y.shape) != 2:
         raise ValueError(f"grouped_outer: shapes {x.shape} and {y.shape}: they are (rows, n) and (rows, m)")
     return bind(_grouped_outer, (x, y), (_checked("grouped_outer", counts, len(counts), x, y),))
