@@ -26,6 +26,7 @@ for mixture-of-experts" (bias); DeepSeek-AI 2024, "DeepSeek-V3 technical report"
 import math
 from fractions import Fraction
 from functools import partial
+from numbers import Real
 from typing import NamedTuple
 
 from ..autodiff import ops
@@ -328,8 +329,8 @@ class MoE(Module):
         check_choices(k, experts, nodes, score)
         if shared < 0:
             raise ValueError(f"MoE: shared={shared} experts: 0 or more")
-        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
-            raise ValueError(f"MoE: capacity_factor={capacity_factor} must be a number above 0, or None: no capacity")
+        if capacity_factor is not None and not (isinstance(capacity_factor, Real) and 0 < capacity_factor < math.inf):
+            raise ValueError(f"MoE: capacity_factor={capacity_factor!r} must be a number above 0, or None: no capacity")
         group = whole("group", group) if is_whole(group) else group
         if group not in (None, "sequence") and not (is_whole(group) and group > 0):
             raise ValueError(f"MoE: group={group!r} must be a number of tokens, 'sequence', or None for all of a call")

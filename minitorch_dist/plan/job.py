@@ -223,7 +223,7 @@ class Job:
                              "or share some: take a multiple or a divisor of --ep")
         if self.model.experts and self.cp > 1 and self.model.capacity_factor is not None:
             raise ValueError(f"cp={self.cp} of a mixture of experts with a capacity, for which tokens of all ranks "
-                             "compete: take --no-capacity, or --tp with --sequence-parallel")
+                             "compete: take --tp with --sequence-parallel, or experts without a capacity")
 
     def _check_schedule(self):
         if self.schedule not in SCHEDULES:

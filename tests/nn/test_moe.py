@@ -257,6 +257,8 @@ def test_errors_say_what_to_do():
         moe.route(np.zeros((1, 3, 4)), 0, 2)
     with pytest.raises(ValueError, match="capacity_factor=0 must be a number above 0, or None"):
         layer(capacity_factor=0)
+    with pytest.raises(ValueError, match="capacity_factor='none' must be a number above 0, or None"):
+        layer(capacity_factor="none")
     with pytest.raises(ValueError, match="group='row'"):
         layer(group="row")
     with pytest.raises(ValueError, match=r"12 tokens of an input \[2, 6, 5\] can't be routed in groups of 5"):
