@@ -46,6 +46,7 @@ def whole(tmp_path_factory):
     (8, ["--cp", "2", "--pp", "2", "--zero", "3", "--schedule", "zb-h1"]),
     (4, ["--tp", "2", "--pp", "2", "--sequence-parallel", "--schedule", "zb-v"]),
     (8, ["--tp", "2", "--cp", "2", "--cp-by", "all_to_all", "--zero", "2"]),
+    (8, ["--tp", "2", "--cp", "2", "--pp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])], ids=str)

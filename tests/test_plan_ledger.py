@@ -71,6 +71,12 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, no capacity, ring": {"cp": 2, "time": 12, "model": UNBOUND | {"shared_experts": 1}},
     "experts, no capacity, sequences, checkpoints": {"tp": 2, "time": 10, "sequence_parallel": True,
                                                      "checkpointing": True, "model": UNBOUND} | TILED,
+    "ring, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "micro_batches": 2},
+    "ring, sequences, checkpoints": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
+    "ring, gathered again": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": "regather",
+                             "model": UNBOUND | {"shared_experts": 1}} | TILED,
+    "all-to-all, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "cp_by": "all_to_all",
+                              "stage": 3, "model": {"tied": False}},
     "by tiles": TILED,
     "by tiles, 3, untied": {"dp": 2, "stage": 3, "micro_batches": 2, "model": {"tied": False}} | TILED,
     "by tiles, ring": {"cp": 2, "time": 12, "model": {"dropout": False}} | TILED,
@@ -88,7 +94,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
           "experts, tensors", "experts, sequences, checkpoints",
-          "experts, no capacity, ring", "by tiles", "by tiles, sequences",
+          "experts, no capacity, ring", "by tiles", "by tiles, sequences", "ring, sequences", "ring, gathered again",
           "by tiles, tensors, checkpoints")
 
 
@@ -99,7 +105,8 @@ RUNS_OF_LATENTS = {
     "queries of x, gathered again": {"tp": 2, "time": 12, "sequence_parallel": "regather", "model": OF_X}}
 LATENTS = (*RUNS_OF_LATENTS, "3, accumulated", "3, one layer, checkpoints", "tensors", "tensors, checkpoints",
            "sequences", "sequences, gathered again", "sequences, checkpoints", "ring, tensors",
-           "all-to-all, checkpoints", "experts, shared", "experts, gathered again")
+           "all-to-all, checkpoints", "experts, shared", "experts, gathered again", "ring, sequences",
+           "ring, gathered again")
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),
@@ -230,6 +237,8 @@ PIPELINES = {
                                        [0, 2, 5]),
     "tensors, sequences, by tiles, zb-v": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4, "schedule": "zb-v",
                                             "model": {"layers": 8}} | SHARES | TILED, [0, 2, 4, 6, 8]),
+    "ring, sequences, zb-h1": ({"pp": 2, "cp": 2, "tp": 2, "time": 12, "micro_batches": 3,
+                                "schedule": "zb-h1"} | SHARES, [0, 2, 5]),
     "tensors, gathered again, by tiles, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "micro_batches": 4,
                                                   "schedule": "zb-h1"} | AGAIN | TILED, [0, 2, 5]),
 }

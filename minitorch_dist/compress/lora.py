@@ -36,13 +36,14 @@ from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
-from ..nn.decoding import by_matrix, by_position
+from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
-from ..parallel.context_parallel import Context, ContextParallelDropout
+from ..parallel.context_parallel import Context
 from ..parallel.fully_sharded import FullySharded
 from ..parallel.parts import Part, check_products
+from ..parallel.positions import is_known, of_part
 from ..parallel.sequence_parallel import SequenceParallel, dropouts_on_part
 from ..parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ..parallel.wrapping import ReducingModule, check_not_annotated
@@ -166,8 +167,9 @@ class AdaptedPart:
             if cut and layer.comm.size > 1:
                 p.leaf.part_of, p.leaf.part = values.shape, Part(layer.comm, axis, indices, extent)
             setattr(layer, name, p)
-        dropout = PartDropout(adapter.dropout, indices, extent) if axis else Dropout(adapter.dropout)
-        layer.lora_dropout = dropout.train(layer.training) if adapter.dropout else None
+        layer.lora_dropout = Dropout(adapter.dropout).train(layer.training) if adapter.dropout else None
+        if adapter.dropout and axis:
+            of_part(layer.lora_dropout, features=(indices, extent))
 
     def __call__(self, x, weight, bias=None):
         layer, comm, y = self.layer, self.layer.comm, ops.linear(x, weight, bias)
@@ -177,24 +179,6 @@ class AdaptedPart:
 
     def __repr__(self):
         return str(self.adapter)
-
-
-class PartDropout(Dropout):
-    """Dropout of this rank's features, by their part of all features' mask.
-
-    indices   which they are, of `extent`
-    """
-
-    def __init__(self, p, indices, extent):
-        super().__init__(p)
-        self.indices, self.extent = indices, extent
-
-    @by_position
-    def forward(self, x):
-        if not self.training:
-            return x
-        kept = backend.random_rows((*x.shape[:-1], self.extent), lower(x)) >= self.p
-        return ops.dropout(x, self.p, mask=kept[..., to_device_of(self.indices, lower(x))])
 
 
 # ---------------------------------------------------------------- of models
@@ -221,7 +205,7 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
     _check_untouched(model)
     chosen = _chosen(model, targets)
     context = next((m for m in model.modules() if isinstance(m, Context)), None) if dropout else None
-    _check_parts({path: m for path, m in chosen.items() if isinstance(m, PARTS)}, context, quantize)
+    _check_parts({path: m for path, m in chosen.items() if isinstance(m, PARTS)}, quantize)
     layers = {id(m): LoRALinear(m, adapter, path, quantize, double) for path, m in chosen.items()
               if not isinstance(m, PARTS)}
     for p in model.parameters():
@@ -230,24 +214,19 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
         if isinstance(m, PARTS):
             m.product = AdaptedPart(m, adapter, path)
     model = replaced(model, layers)
-    for m in [m for m in model.modules() if context is not None and type(m) is Dropout]:
-        m.__class__ = ContextParallelDropout        # as context_parallel does
-        object.__setattr__(m, "context", context)
+    for m in [m for m in model.modules() if context is not None and isinstance(m, Dropout) and is_known(m)]:
+        of_part(m, context=context)
     for m in [m for m in model.modules() if isinstance(m, SequenceParallel)]:
         dropouts_on_part(m, m.comm)
     return model
 
 
-def _check_parts(parts, context, quantize):
-    """ValueError for parts of matrices, {path: layer}, that can't have what is asked for. context: whose parts of
-    sequences dropout is of, or None."""
+def _check_parts(parts, quantize):
+    """ValueError for parts of matrices, {path: layer}, that can't have what is asked for."""
     check_products("lora.add", parts)
     if parts and quantize:
         raise ValueError(f"lora.add: {', '.join([*parts][:4])}: cut by tensor parallelism, and quantize={quantize!r} "
                          "has blocks of 64 elements of whole rows: leave one of the two out")
-    if rows := [path for path, m in parts.items() if context is not None and isinstance(m, RowParallelLinear)]:
-        raise ValueError(f"lora.add: {', '.join(rows[:4])}: parts of the features, of parts of the sequences "
-                         f"({context.extra_repr()}), and dropout would be of both: leave dropout out")
 
 
 def _check_untouched(model):

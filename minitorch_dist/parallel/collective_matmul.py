@@ -34,8 +34,8 @@ from ..autodiff.ops.linalg import sum_of_rows
 from ..autodiff.primitive import Primitive, bind, place
 from ..backend import is_short, module_of, result_type, xp
 from .collectives import all_gather, reduce_scatter
+from .positions import TIME, check_axes, check_length
 from .ring import as_was, came_by, come_by, pass_on
-from .sequence_parallel import TIME, check_axes, check_length
 
 # ---------------------------------------------------------------- products of one part, on arrays
 

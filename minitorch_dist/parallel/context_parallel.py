@@ -29,7 +29,6 @@ Sources: see ring_attention.py; Jacobs et al. 2023, "DeepSpeed Ulysses" (all_to_
 
 from dataclasses import is_dataclass, replace
 
-from .. import backend
 from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
 from ..autodiff.ops.shape import inverse
@@ -44,8 +43,8 @@ from ..nn.moe import MoE
 from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from .collectives import all_gather, all_to_all
+from .positions import check_dropout, of_part
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
-from .sequence_parallel import check_dropout
 from .wrapping import check_not_annotated, check_summed
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
@@ -189,18 +188,6 @@ class Context(Module):
         return f"{self.how!r}, {self.layout!r}, rank {self.comm.rank} of {self.comm.size}"
 
 
-class ContextParallelDropout(Dropout):
-    """Dropout of this rank's positions, by their part of the whole sequences' mask. x (batch, time/N, …)."""
-
-    def forward(self, x):
-        if not self.training or self.p == 0:
-            return x
-        batch, time, *rest = x.shape
-        draws = backend.random_rows((batch, self.context.comm.size * time, *rest))
-        stays = draws[:, self.context.positions(time)] >= self.p
-        return ops.dropout(x, self.p, mask=to_device_of(stays, lower(x)))
-
-
 def context_parallel(model, comm, how="ring", layout="zigzag"):
     """Let a model work on this rank's part of each sequence, (batch, time/N, …), in place; returns it.
 
@@ -212,8 +199,8 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
 
     Names and state_dicts stay as they are: load one into a model that isn't divided in order to generate. Divide a
     model before an optimizer or DistributedDataParallel is made. It goes with parallelize_module of the same model over
-    other ranks, before or after, and with pipelines; not with its sequence_parallel, nor exact mode, nor mixtures of
-    experts: ValueError.
+    other ranks, before or after, whose sequence_parallel then divides each rank's part once more, and with pipelines;
+    not with exact mode, nor with mixtures of experts that have a capacity: ValueError.
     """
     check_not_annotated(model, "context_parallel", "leave one out; annotated, the batch can be cut along time, as in "
                         f"annotate.split(x, 1, mesh[{comm.name!r}])")
@@ -229,9 +216,8 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
     for path, m in modules.items():
         check_dropout("context_parallel", path, m)
     for m in modules.values():
-        if type(m) is Dropout:      # it stays the same object, with its place, mode and hooks
-            m.__class__ = ContextParallelDropout
-            object.__setattr__(m, "context", context)       # which stands in the tree of modules elsewhere
+        if isinstance(m, Dropout):
+            of_part(m, context=context)
         elif hasattr(type(m), "context"):
             m.context = context
     return model
@@ -245,8 +231,5 @@ def _check(path, module, context):
                          f"once, or counts them, and would take this rank's for all{what}")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
-    if getattr(module, "sequence_parallel", False):
-        raise ValueError(f"context_parallel: {path} is cut with sequence_parallel={module.sequence_parallel!r}, which "
-                         "divides the sequences, too: take one of the two")
     if context.how == "all_to_all" and isinstance(module, MultiHeadAttention):
         check_heads(f"context_parallel: {path}", module.heads, module.kv_heads, context.comm)

@@ -15,6 +15,7 @@ those activations. What is sent are the same bytes, for a ring's all-reduce is a
 The parameters between are still the same on all ranks, but each rank sees its positions alone: they go in through
 copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time. A
 mixture of experts routes whole sequences: they are gathered before it, and the ranks all do the same work there.
+Where context_parallel divides the sequences over other ranks, "whole" is a rank's part of them (positions.py).
 Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 """
 
@@ -22,7 +23,6 @@ import math
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import saved_tensors_hooks
 from ..autodiff.primitive import lower, state
@@ -35,8 +35,9 @@ from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from ..nn.transformer import GPT, Embedding, FeedForward, TransformerBlock
 from .collectives import all_gather, copy_to, gather_from, reduce_scatter, scatter_to
+from .context_parallel import Context
+from .positions import TIME, check_axes, check_dropout, check_length, is_known, of_part
 
-TIME = 1
 CHOICES = (False, True, "regather")     # what sequence_parallel= may be; see parallelize_module
 
 
@@ -52,21 +53,6 @@ def reduce_scatter_sequence(x, comm):
     check_axes("reduce_scatter_sequence", x)
     check_length(x.shape[TIME], comm)
     return reduce_scatter(x, comm, TIME)
-
-
-def check_axes(name, x):
-    """ValueError unless x is (batch, time, dim)."""
-    if len(x.shape) != 3:
-        raise ValueError(f"{name}: shape {tuple(x.shape)}; sequence parallelism is for (batch, time, dim)")
-
-
-def check_length(time, comm):
-    """ValueError unless the ranks can share so many positions equally."""
-    n = comm.size
-    if time % n:
-        shorter = f", or cut them to {time - time % n}" if time > n else ""
-        raise ValueError(f"sequence parallel: {n} ranks can't share {time} positions equally: pad the sequences to "
-                         f"{time + n - time % n}{shorter}")
 
 
 def check_choice(name, sequence_parallel, tp_comm_overlap=False):
@@ -164,23 +150,6 @@ def _summed(module, comm):
             object.__setattr__(owner, name, p)
 
 
-class SequenceParallelDropout(Dropout):
-    """Dropout of this rank's part of the sequence, by its part of the whole sequence's mask."""
-
-    def __init__(self, whole, comm):
-        super().__init__(whole.p)
-        self.comm, self.training = comm, whole.training
-
-    def forward(self, x):
-        if not self.training or self.p == 0:
-            return x
-        check_axes("SequenceParallelDropout", x)
-        batch, time, dim = x.shape
-        draws = backend.random_rows((batch, self.comm.size * time, dim))
-        first = self.comm.rank * time
-        return ops.dropout(x, self.p, mask=backend.to_device_of(draws[:, first:first + time] >= self.p, lower(x)))
-
-
 class SequenceParallelPositions(Module):
     """A table of positions: a slice or integers (batch, time), the same on all ranks -> this rank's part of these rows,
     (time/t, dim) or (batch, time/t, dim)."""
@@ -201,21 +170,18 @@ class SequenceParallelPositions(Module):
 
 
 def on_part(module, comm):
-    """The module for this rank's part of the sequence; the dropouts below it are exchanged in place."""
+    """The module for this rank's part of the sequence; its dropouts are changed in place."""
     if isinstance(module, Embedding):
         return SequenceParallelPositions(module, comm)
-    if isinstance(module, Dropout):
-        return SequenceParallelDropout(module, comm)
     dropouts_on_part(module, comm)
-    return SequenceParallel(module, comm)
+    return module if isinstance(module, Dropout) else SequenceParallel(module, comm)
 
 
 def dropouts_on_part(module, comm):
-    """Exchange the dropouts below a module, in place."""
-    for owner in list(module.modules()):
-        for name, child in list(owner._modules.items()):
-            if type(child) is Dropout:
-                owner.add_module(name, SequenceParallelDropout(child, comm))
+    """Let the dropouts of a module be of this rank's part of the sequence."""
+    for m in module.modules():
+        if isinstance(m, Dropout) and is_known(m):
+            of_part(m, comm=comm)
 
 
 class WholeSequences(Module):
@@ -242,7 +208,7 @@ class WholeSequences(Module):
 WAY, WHOLE = "sequence", "whole sequences"
 MIXING = (MultiHeadAttention, BatchNorm, MoE, TransformerBlock, GPT)         # they look at several positions at once
 # There is nothing to sum and nothing to draw.
-INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, SwiGLU, Sequential, FeedForward)
+INDIFFERENT = (ReLU, Tanh, Sigmoid, LeakyReLU, GELU, SwiGLU, Sequential, FeedForward, Context)
 
 
 def between(model):
@@ -256,14 +222,6 @@ def between(model):
     return plan
 
 
-def check_dropout(caller, path, module):
-    """ValueError for a Dropout of which nobody knows what this rank's part would be."""
-    if isinstance(module, Dropout) and type(module) is not Dropout:
-        raise ValueError(f"{caller}: {path}, of class {type(module).__name__}, is a Dropout of its own making, and "
-                         "would draw for this rank's positions as for all: take nn.Dropout, or make it a Module, if it "
-                         "works on each position by itself")
-
-
 def check_plan(modules, chosen):
     """Whether a plan says of every module what becomes of it; modules {path: module}, chosen {path: way}.
 
@@ -271,9 +229,6 @@ def check_plan(modules, chosen):
     of one's own, and of "experts"; TypeError where a module that looks at several positions at once is called
     "sequence".
     """
-    if context := [path for path, m in modules.items() if getattr(m, "context", None) is not None]:
-        raise ValueError("parallelize_module: sequence_parallel divides the sequences, and so does what "
-                         f"context_parallel has made of {context[0] or 'the model'}: take one of the two")
     if ahead := [path or "the model" for path, m in modules.items() if isinstance(m, MultiTokenPrediction)]:
         raise ValueError(f"parallelize_module: sequence_parallel divides the sequences, and {ahead[0]} puts positions "
                          "together with later tokens, which other ranks have: leave it out")

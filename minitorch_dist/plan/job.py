@@ -173,9 +173,9 @@ class Job:
                              f"stages: lower {how[1]}")
         if self.time > model.context:
             raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
-        if self.sequence_parallel and (self.tp == 1 or self.time % self.tp):
-            raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the {self.time} tokens of "
-                             f"a sequence; tp={self.tp}")
+        if self.sequence_parallel and (self.tp == 1 or self.time // self.cp % self.tp):
+            raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the "
+                             f"{self.time // self.cp} tokens of a sequence that a rank has; tp={self.tp}")
 
     def _check_ahead(self):
         if not self.depth:
@@ -207,9 +207,6 @@ class Job:
             fits = [n for n in (above, below) if 0 < n <= self.model.context]
             raise ValueError(f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
                              f"{self.time} tokens: " + (f"--sequence-length {fits[0]}" if fits else "lower --cp"))
-        if self.sequence_parallel:
-            raise ValueError("--sequence-parallel divides the sequences over tp, --cp over ranks of their own: take "
-                             "one")
         if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
             raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
                              "--cp, or take --cp-by ring")

@@ -93,7 +93,7 @@ def tensor_parallel(job, place, stages):
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
-                 ("all_gather", job.time * job.model.width * gsize, m * first * gpt * trained)]
+                 ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
     else:
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
     if adapters is not None:

@@ -10,7 +10,6 @@ from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.context_parallel import context_parallel
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.pipeline import full_state_dict as whole_of_stages
 from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
@@ -169,12 +168,11 @@ def parts():
                 p[...] = 0 if p.grad is None else p.grad
         found.append((tp.full_state_dict(m), forward.total_bytes_sent(), backward.total_bytes_sent()))
     said = []
-    block, both = nn.TransformerBlock(12, 6), context_parallel(nn.TransformerBlock(12, 6), world)
-    tp.parallelize_module(both, world, tp.plan_of(both))
+    block = nn.TransformerBlock(12, 6)
     for attempt in (lambda: lora.merge(cut()), lambda: lora.state_dict(cut()), lambda: lora.add(
             tp.parallelize_module(plain(), world, PLAN), targets="*", quantize="nf4"), lambda: tp.parallelize_module(
             model(), world, PLAN), lambda: tp.parallelize_module(lora.add(block), world, {"attention": "heads"}),
-            lambda: lora.add(both, dropout=0.1), lambda: lora.add(DistributedDataParallel(plain(), world), targets="*"),
+            lambda: lora.add(DistributedDataParallel(plain(), world), targets="*"),
             lambda: lora.add(fully_shard(plain(), world).module, targets="*")):
         try:
             attempt()

@@ -105,7 +105,7 @@ def test_parts_are_the_whole_and_send_no_more_activations(n):
         assert backward - backward_without == pytest.approx(2 * (n - 1) / n * 8 * whole, abs=8 * 2 * n * len(PAIRS))
         for text, words in zip(said, ("lora.merge: 0, 2, 4, 6: cut", "these adapters are cut over the ranks",
                                       "quantize='nf4' has blocks of 64", "0 is a LoRALinear; 'column' cuts a Linear",
-                                      "attention.qkv is a LoRALinear; 'heads' cuts Linears", "leave dropout out",
+                                      "attention.qkv is a LoRALinear; 'heads' cuts Linears",
                                       "the model is, or belongs to, a wrapper", "add adapters first, then wrap"),
                                strict=True):
             assert words in text

@@ -12,11 +12,11 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import full_state_dict as full_of_shards
 from minitorch_dist.parallel import ring_attention as ring
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.pipeline import full_state_dict as full_of_stages
+from minitorch_dist.parallel.positions import PartDropout
 from minitorch_dist.parallel.schedules import zb_h1
 from tests.parallel.context_cases import values
 from tests.parallel.sequence_cases import instead
@@ -54,13 +54,15 @@ def batches(mesh, layout="zigzag", steps=STEPS):
         yield step, batch if mesh["cp"].size == 1 else cp.cut_sequence(batch, mesh["cp"], layout)
 
 
-def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True, steps=STEPS):
+def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=True, sequence=False, overlap=False,
+          steps=STEPS):
     """(losses, whole parameters) after so many steps of AdamW with dropout and clipping; sizes: {axis: ranks}."""
     mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "ep": 1, "tp": 1} | sizes)
     model, ranks = gpt(setting), mesh["dp", "cp", "ep"]
     if mesh["ep"].size > 1:
         tp.parallelize_module(model, mesh["ep"], moe.plan_of(model))
-    ways = [lambda: mesh["tp"].size > 1 and tp.parallelize_module(model, mesh["tp"], tp.plan_of(model)),
+    ways = [lambda: mesh["tp"].size > 1 and tp.parallelize_module(model, mesh["tp"], tp.plan_of(model), sequence,
+                                                                      overlap),
             lambda: mesh["cp"].size > 1 and cp.context_parallel(model, mesh["cp"], how, layout)]
     for cut in ways if tensor_first else ways[::-1]:
         cut()
@@ -69,7 +71,7 @@ def train(setting, sizes, how="ring", layout="zigzag", stage=0, tensor_first=Tru
     optimizer = optim.AdamW(replica.parameters(), lr=0.01, weight_decay=0.1)
     losses = [training.train_step(replica, optimizer, batch, loss_sum, ranks, seed=3, step=step, units=LENGTH,
                                   clip=CLIP)[0] for step, batch in batches(mesh, layout, steps)]
-    return losses, ranks.broadcast_object(full_of_shards(replica)) if stage else tp.full_state_dict(model)
+    return losses, ranks.broadcast_object(tp.full_state_dict(replica)) if stage else tp.full_state_dict(model)
 
 
 def train_whole():
@@ -157,7 +159,7 @@ def _no_diagonal(*args):
 
 
 WRONG = {       # name: (where, attribute, what stands there instead)
-    "each rank draws a mask of its part": (cp.ContextParallelDropout, "forward", _draw_of_part),
+    "each rank draws a mask of its part": (PartDropout, "forward", _draw_of_part),
     "positions begin at 0 on every rank": (cp.Context, "positions", _rows_from_0),
     "the last piece alone": (ring, "_merge", _first_only), "pieces added": (ring, "_merge", _unweighted),
     "softmax of a piece in backward": (ring, "_attend_pullback", _own_cotangent),
@@ -301,9 +303,6 @@ def errors():
     attempt("image", lambda: cut(nn.ImageTransformer()))
     attempt("twice", lambda: cut(cut(gpt("learned"))))
     model = gpt("learned")
-    attempt("sequence parallel", lambda: cut(tp.parallelize_module(model, world, tp.plan_of(model), True)))
-    attempt("sequence parallel later", lambda: tp.parallelize_module(cut(gpt("learned")), world, tp.plan_of(model),
-                                                                     True))
     model = cut(gpt("learned"))
     attempt("generate", lambda: model.generate(tokens, 1))
     attempt("weights", lambda: model.blocks[0].attention.weights(q(2, 4, 16)))

@@ -11,6 +11,7 @@ from minitorch_dist.parallel import sequence_parallel as sp
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.check import check_grads_across
 from minitorch_dist.parallel.collectives import gather_from, scatter_to
+from minitorch_dist.parallel.positions import PartDropout
 from tests.parallel import tensor_cases
 from tests.parallel.tensor_cases import values
 
@@ -43,8 +44,8 @@ def _own_cotangent(x, comm):
 WRONG = {       # name: (where, attribute, what stands there instead)
     "gradients of norms are not summed": (sp, "copy_to", lambda p, comm: p),
     "gradients of biases are not summed": (tp, "copy_to", lambda p, comm: p),
-    "each rank draws a mask of its part": (sp.SequenceParallelDropout, "forward", nn.Dropout.forward),
-    "all ranks take the first part of the mask": (sp.SequenceParallelDropout, "forward", _broadcast_part),
+    "each rank draws a mask of its part": (PartDropout, "forward", nn.Dropout.forward),
+    "all ranks take the first part of the mask": (PartDropout, "forward", _broadcast_part),
     "positions are not cut": (sp, "scatter_to", lambda rows, comm, axis: rows[:rows.shape[0] // comm.size]),
     "the gather's cotangents are not summed": (sp, "gather_sequence", _own_cotangent),
     "scattered along the batch": (sp, "reduce_scatter", lambda x, comm, axis: sp_reduce_scatter(x, comm, 0)),

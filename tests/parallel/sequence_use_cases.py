@@ -168,7 +168,7 @@ def errors():
     attempt("positions", lambda: model.position(slice(3)))
     attempt("positions of documents", lambda: model.position(tokens))
     attempt("axes", lambda: model.blocks[0].attention.qkv(np.zeros((4, 16))))
-    attempt("dropout's axes", lambda: sp.SequenceParallelDropout(nn.Dropout(0.5), world)(np.zeros((4, 16))))
+    attempt("dropout's axes", lambda: sp.on_part(nn.Dropout(0.5), world)(np.zeros((4, 16))))
     attempt("sum's axes", lambda: sp.reduce_scatter_sequence(np.zeros((4, 16)), world))
     without = tp.plan_of(gpt("tied"))
     del without["blocks.1.mlp.0"]

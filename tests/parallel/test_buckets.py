@@ -84,7 +84,7 @@ def test_models_that_differ_raise_on_every_rank_with_the_first_difference():
               "dtype": ("'0.weight': float32", "'0.weight': float64"),
               "more": ("nothing more", "late: Linear("),
               "layer": ("3: Dropout(p=0.1)", "3: Dropout(p=0.2)"), "router": (", k=2, ", ", k=1, "),
-              "layer in parts": ("SequenceParallelDropout(p=0.1)", "SequenceParallelDropout(p=0.2)"),
+              "layer in parts": ("PartDropout(p=0.1)", "PartDropout(p=0.2)"),
               "frozen": ("[5, 4]", "[5, 4], frozen"),
               "settings": ("bucket_cap_mb=25", "bucket_cap_mb=3")}
     for said in crews.call(CASES + "different_models", 3):

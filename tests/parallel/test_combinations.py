@@ -33,7 +33,6 @@ IN_GROUPS = {"LAMB", "LARS", "mxfp8", "nvfp4, exact", "mp_policy", "hybrid", "Di
 RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
-    (("sequence",), CONTEXTS, "context_parallel.*sequence_parallel", "both divide the sequences"),
     (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture with a capacity routes whole sequences"),
     (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
      "annotations are of whole parameters; they are tensor parallelism themselves"),
@@ -93,6 +92,10 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("ring", "ZeRO 3"), {"cp": 2, "dp": 2}, "LLaMA, QLoRA"),
     (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "latents, exact"),
     (("tensor", "ring"), {"cp": 2, "tp": 2}, "latents, compile"),
+    (("sequence", "ring"), {"cp": 2, "tp": 2}, "latents, LoRA"),
+    (("sequence", "ring", "1F1B"), {"pp": 1, "cp": 2, "tp": 2}, "recompute"),
+    (("sequence", "ring", "ZeRO 3"), {"dp": 1, "cp": 2, "tp": 2}, "LoRA"),
+    (("sequence", "all-to-all", "ZeRO 2"), {"dp": 1, "cp": 2, "tp": 2}, "GradScaler"),
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "latents, LoRA"),
 ]
 

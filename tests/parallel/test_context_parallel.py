@@ -203,7 +203,11 @@ def furthest(got, wanted):
     ("learned", 4, {"cp": 2}, {"stage": 3}), ("rotary", 4, {"cp": 2, "tp": 2}, {}),
     ("learned", 4, {"cp": 2, "tp": 2}, {"tensor_first": False}), ("mixture", 2, {"cp": 2}, {}),
     ("mixture", 4, {"cp": 2, "ep": 2}, {}), ("mixture", 4, {"cp": 2, "tp": 2}, {"how": "all_to_all"}),
-    ("mixture", 4, {"cp": 2}, {"stage": 3})], ids=str)
+    ("mixture", 4, {"cp": 2}, {"stage": 3}), ("learned", 4, {"cp": 2, "tp": 2}, {"sequence": True}),
+    ("rotary", 4, {"cp": 2, "tp": 2}, {"sequence": "regather", "layout": "contiguous"}),
+    ("learned", 4, {"cp": 2, "tp": 2}, {"sequence": True, "tensor_first": False, "overlap": True}),
+    ("mixture", 4, {"cp": 2, "tp": 2}, {"sequence": True, "stage": 3, "tensor_first": False}),
+    ("mixture", 4, {"cp": 2, "tp": 2}, {"sequence": "regather", "how": "all_to_all"})], ids=str)
 def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
     """AdamW, dropout, clipping, float64, unequal batches along dp: within 1e-10 of one process, on every rank."""
     losses, wanted = one_process[setting]
@@ -214,7 +218,8 @@ def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
 
 def _positional(more):
     return [more.get(name, default) for name, default in
-            (("how", "ring"), ("layout", "zigzag"), ("stage", 0), ("tensor_first", True))]
+            (("how", "ring"), ("layout", "zigzag"), ("stage", 0), ("tensor_first", True), ("sequence", False),
+             ("overlap", False))]
 
 
 def test_stages_of_a_pipeline_share_sequences_too(one_process):
@@ -266,8 +271,6 @@ def test_errors_say_what_to_do():
         "own dropout": ("ValueError", "1, of class Noisy, is a Dropout of its own making"),
         "image": ("ValueError", "the model, of class ImageTransformer"),
         "twice": ("ValueError", "divided already, 'ring', 'zigzag'"),
-        "sequence parallel": ("ValueError", "sequence_parallel=True, which divides the sequences, too"),
-        "sequence parallel later": ("ValueError", "so does what context_parallel has made of the model"),
         "generate": ("ValueError", "load the state_dict into a GPT that is not divided"),
         "weights": ("ValueError", "load the state_dict into a model that is not divided"),
         "longer": ("ValueError", "GPT of length 16 was given 32 tokens"),

@@ -1,0 +1,95 @@
+"""Sequences of which a rank has some positions: the axis that is divided, its checks, and dropout.
+
+Two forms of parallelism divide it, and go together: context parallelism over ranks that have whole matrices, or parts
+of them, and sequence parallelism over those that have the parts:
+
+    sequence   0 1 2 3 4 5 6 7 8 9 …     cp 0 has 0 1 2 3 12 13 14 15, in a zigzag     its tp 0: 0 1 2 3
+               ───────────────────── ──▸                                           ──▸
+               context parallelism       sequence parallelism                              tp 1: 12 13 14 15
+"""
+
+from .. import backend
+from ..autodiff import ops
+from ..autodiff.primitive import lower
+from ..backend import to_device_of
+from ..nn.decoding import by_position
+from ..nn.layers import Dropout
+
+TIME = 1
+
+
+def check_axes(name, x):
+    """ValueError unless x is (batch, time, dim)."""
+    if len(x.shape) != 3:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}; sequence parallelism is for (batch, time, dim)")
+
+
+def check_length(time, comm):
+    """ValueError unless the ranks of sequence parallelism can share so many positions equally."""
+    n = comm.size
+    if time % n:
+        shorter = f", or cut them to {time - time % n}" if time > n else ""
+        raise ValueError(f"sequence parallel: {n} ranks can't share {time} positions equally: pad the sequences to "
+                         f"{time + n - time % n}{shorter} (or what cut_sequence leaves of them)")
+
+
+class PartDropout(Dropout):
+    """Dropout of this rank's part of an activation, by that part of the mask of all of it.
+
+    context   the context_parallel.Context that knows which positions of the sequences those of comm's ranks are; None:
+              all of them
+    comm      the ranks of sequence parallelism, which have equally many of these, in order; None: this one has them all
+    features  (which of the last axis this rank has, of how many); None: all of them
+    x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim); else (…, dim).
+    """
+
+    context = comm = features = None
+
+    @by_position
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        shape, positions = list(x.shape), None
+        if self.comm is not None or self.context is not None:
+            shape[TIME], positions = self._positions(x)
+        if self.features is not None:
+            indices, shape[-1] = self.features
+        draws = backend.random_rows(tuple(shape), lower(x))
+        if positions is not None:
+            draws = draws[:, positions]
+        if self.features is not None:
+            draws = draws[..., to_device_of(indices, lower(x))]
+        return ops.dropout(x, self.p, mask=draws >= self.p)
+
+    def _positions(self, x):
+        """(how many positions all ranks have, which of them this one has)."""
+        if self.comm is not None:
+            check_axes(type(self).__name__, x)
+        ranks, rank = (1, 0) if self.comm is None else (self.comm.size, self.comm.rank)
+        time = x.shape[TIME]
+        length, here = ranks * time, slice(rank * time, (rank + 1) * time)
+        if self.context is None:
+            return length, here
+        return self.context.length(length), to_device_of(self.context.positions(length)[here], lower(x))
+
+
+def of_part(dropout, **part):
+    """Let a Dropout be one of this rank's part, in place: it stays the same object, with its mode and hooks. part:
+    PartDropout's attributes, by name. Returns it."""
+    dropout.__class__ = PartDropout
+    for name, value in part.items():
+        object.__setattr__(dropout, name, value)        # a Context stands in the tree of modules elsewhere
+    return dropout
+
+
+def is_known(dropout):
+    """Whether it is known what a Dropout does of a part."""
+    return type(dropout) in (Dropout, PartDropout)
+
+
+def check_dropout(caller, path, module):
+    """ValueError for a Dropout of which nobody knows what this rank's part would be."""
+    if isinstance(module, Dropout) and not is_known(module):
+        raise ValueError(f"{caller}: {path}, of class {type(module).__name__}, is a Dropout of its own making, and "
+                         "would draw for this rank's positions as for all: take nn.Dropout, or make it a Module, if it "
+                         "works on each position by itself")
