@@ -7,11 +7,11 @@
     mpirun -n 8 python examples/mesh.py --experts 8 --ep 2 --pp 2 --schedule dualpipev      # as DeepSeek-V3 was
 
 The ranks are a mesh: dp divides the samples, pp the blocks, cp each sequence, ep the experts of a model that has some
-(and the samples), tp each matrix. What a rank holds in
-the second step, and sends along each axis, is counted and printed beside what `python -m minitorch_dist plan` says of
-it on paper. It learns two-digit addition, or a text; in float32 AdamW makes more of what rounding differs in, and
-in --dtype float64 the curves are one to ten digits. A run broken off (Ctrl-C) goes on by --resume, on another mesh
-as well.
+(and the samples), tp each matrix. What a rank holds in the second step, and sends along each axis, is counted and
+printed beside what `python -m minitorch_dist plan` says of it on paper. It learns two-digit addition, or a text; in
+float32 AdamW makes more of what rounding differs in, and in --dtype float64 the curves are one to ten digits; with
+--exact, which goes with dp, pp and ZeRO, to the last bit. A run broken off (Ctrl-C) goes on by --resume, on another
+mesh as well.
 """
 
 import math
@@ -38,7 +38,7 @@ from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
 SETTINGS = ("family", "layers", "heads", "dim", "length", "experts", "dropout", "dtype", "lr", "warmup", "clip", "seed",
-            "steps", "batch_size")          # what the curve depends on; none of the mesh
+            "steps", "batch_size", "exact")     # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
@@ -64,7 +64,9 @@ def parse(argv):
     p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0, help="ZeRO's stage, over dp, cp and ep")
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when, along pp")
     p.add_argument("--chunks", type=int, default=2, help="of blocks, per rank, in interleaved (the V's have 2)")
-    p.add_argument("--micro-batches", type=int, default=4, help="pieces of a rank's samples")
+    p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 4; --exact has its own)")
+    p.add_argument("--exact", action="store_true", help="the bits of one process, with dp and pp; 8 micro-batches over "
+                   "all ranks")
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
@@ -134,6 +136,19 @@ def mesh_of(args, world):
     return comm.DeviceMesh(world, dp=-1, **sizes)
 
 
+def micro_batches_of(args, mesh):
+    """How many pieces a rank's samples come in. ValueError for exact mode where it can't be had."""
+    if not args.exact:
+        return args.micro_batches or 4
+    if args.micro_batches:
+        raise ValueError(f"--micro-batches {args.micro_batches} --exact: exact mode has 8 over all ranks")
+    if inside := [f"--{axis} {mesh[axis].size}" for axis in ("cp", "ep", "tp") if mesh[axis].size > 1]:
+        raise ValueError(f"--exact {' '.join(inside)}: sums over these ranks are inside of products, which one process "
+                         "adds up in another order: take --pp, --zero and dp")
+    training.prepare_exact(mesh["dp"])
+    return 8 // mesh["dp"].size
+
+
 def pipeline_of(args, task, mesh):
     """The model, cut up to four times, and wrapped: matrices, experts, sequences, blocks; then the samples."""
     model, replicas = network(args, task), mesh[REPLICAS]
@@ -152,8 +167,8 @@ def pipeline_of(args, task, mesh):
     stages = cut_gpt(model, count, costs=[1] * args.layers)
 
     def wrapped(stage):
-        return fully_shard(stage, replicas, args.zero, units=list(stage.blocks)) if args.zero else \
-            DistributedDataParallel(stage, replicas)
+        return fully_shard(stage, replicas, args.zero, units=list(stage.blocks), exact=args.exact) if args.zero else \
+            DistributedDataParallel(stage, replicas, exact=args.exact)
     return Pipeline([wrapped(stages[i]) for i in placement[mesh["pp"].rank]], mesh["pp"], schedule)
 
 
@@ -208,7 +223,8 @@ def prepare(args, task, mesh):
     fit."""
     pipeline = pipeline_of(args, task, mesh)
     samples = mesh["dp", "ep"]
-    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=samples.rank, size=samples.size)
+    loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=samples.rank, size=samples.size,
+                    micro_shards=8 if args.exact else 1)
     parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
     optimizer = optim.AdamW(training.decay_groups(parameters, 0.1), lr=args.lr, betas=(0.9, 0.99))
     return pipeline, loader, optimizer, optim.LambdaLR(
@@ -237,6 +253,7 @@ def train(args, world):
     """Train, and return the summary."""
     with program.usage_errors("mesh.py"):
         mesh, task = mesh_of(args, world), Task(args)
+        args.micro_batches = micro_batches_of(args, mesh)
         paper = on_paper(args, task, mesh)      # which refuses what can't be
         pipeline, loader, optimizer, rates = prepare(args, task, mesh)
         args.out = args.out or Path("runs") / f"mesh-{world.size}"

@@ -60,6 +60,22 @@ def test_one_curve(whole, tmp_path, n, flags):
         np.testing.assert_allclose(value, wanted_parameters[name], rtol=1e-10, atol=1e-10, err_msg=name)
 
 
+def test_exact_mode_has_the_bits_of_one_process(tmp_path):
+    """Float32, and the output layer tied to the embedding, which the first stage and the last one have."""
+    small = [flag for i, flag in enumerate(SMALL) if "--micro-batches" not in SMALL[max(i - 1, 0):i + 1]]
+    found = []
+    for n, flags in (1, []), (4, ["--pp", "2", "--zero", "2"]), (4, ["--pp", "4", "--schedule", "zb-h1"]):
+        folder = tmp_path / f"{n}{flags[-1:]}"
+        crews.launch([PROGRAM, *small, "--dtype", "float32", "--exact", *flags, "--out", folder], n, limit=90,
+                     env=threads(n)).check()
+        found.append([(folder / name).read_text() for name in ("history.jsonl", "summary.json")])
+    (history, summary), *others = [([json.loads(line)["loss"] for line in lines.splitlines()], json.loads(text))
+                                   for lines, text in found]
+    assert len(history) == 8
+    for losses, theirs in others:
+        assert losses == history and theirs["parameters_sha256"] == summary["parameters_sha256"]
+
+
 @pytest.mark.thorough
 def test_it_goes_on_on_another_mesh(whole, tmp_path):
     killed = ranks.launch([PROGRAM, *SMALL, "--pp", "2", "--zero", "2", "--save-every", "3", "--out", tmp_path], 4,
@@ -112,6 +128,7 @@ def text(tmp_path_factory):
     (2, ["--length", "9"], "--length 9: a sum has 8 characters to be seen"),
     (2, ["--cp", "2", *EXPERTS], "cp=2 of a mixture of experts"),
     (2, ["--ep", "2"], "ep=2 ranks can't share 0 experts equally"),
+    (1, ["--exact"], "--micro-batches 3 --exact: exact mode has 8 over all ranks"),
     (2, ["--ep", "2", "--experts", "3"], "ep=2 ranks can't share 3 experts equally"),
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),

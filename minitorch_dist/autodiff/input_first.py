@@ -96,13 +96,19 @@ class InputFirst:
             count_kept(gs or getattr(ct, "parts", (ct,)))
         self.kept[node] = None if together else ct, gs
 
-    def weights(self):
-        """The rest: as Tensor.backward leaves it on all leaves but x. RuntimeError before input(), or twice."""
+    def weights(self, before=()):
+        """The rest: as Tensor.backward leaves it on all leaves but x. RuntimeError before input(), or twice. before: as
+        backward_from's."""
         if self.kept is None or self.order is None:
             raise RuntimeError("InputFirst: weights() goes on from what input() has kept, once: "
                                f"{'it has done so' if self.kept is not None else 'call input(cotangent) before'}")
         order, self.order = self.order, None
         with one_pass(WEIGHTS):
+            for leaf, ct in before:
+                if self.left.get(leaf):
+                    self.partial[leaf] = ct
+                else:
+                    finish_leaf(leaf, ct, False, False, None, ())
             if self.root.primitive is None and self.root is not self.x:
                 finish_leaf(self.root, self.partial.pop(self.root), False, False, None, ())
             for node in order:

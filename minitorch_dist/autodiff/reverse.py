@@ -48,8 +48,9 @@ from .writes import log, wrote
 hooked = False      # whether any tensor ever had a hook on its gradient: most programs never look further
 
 
-def backward_from(output, gradient, retain, create):
-    """Tensor.backward: check the cotangent, run the loop, leave gradients on the leaves."""
+def backward_from(output, gradient, retain=False, create=False, before=()):
+    """Tensor.backward: check the cotangent, run the loop, leave gradients on the leaves. before: [(leaf, array)], what
+    of their gradients is there already, to which this pass's contributions are added."""
     if output.level:
         raise RuntimeError("backward() on a value inside a transform (grad, vjp, …): use grad or vjp there too")
     if output.node is None:
@@ -76,9 +77,9 @@ def backward_from(output, gradient, retain, create):
     with one_pass("backward"):
         if create:      # records, under no_grad too
             with mode(off=-1):
-                run([(output.node, gradient)], retain, create)
+                run([*before, (output.node, gradient)], retain, create)
         else:
-            run([(output.node, gradient)], retain, create)
+            run([*before, (output.node, gradient)], retain, create)
 
 
 class one_pass:

@@ -41,7 +41,7 @@ from functools import partial
 
 import numpy as np
 
-from ..autodiff import ops
+from ..autodiff import ops, reverse
 from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
@@ -54,7 +54,7 @@ from ..optim.clip import clip_stages, tree_sum
 from . import documents, tied
 from .documents import Stage
 from .fully_sharded import FullySharded
-from .pipeline_checks import check_chunks, described, is_trained
+from .pipeline_checks import check_chunks, check_links, described, is_trained
 from .same_model import check_same
 from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
 from .schedules import play
@@ -134,8 +134,8 @@ class Pipeline:
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
-    A parameter that several stages share gets the sum of their gradients (tied.py), not in exact mode. ValueError for a
-    schedule that isn't for these ranks, or can't be done, or isn't everybody's.
+    A parameter that several stages share gets the sum of their gradients (tied.py). ValueError for a schedule that
+    isn't for these ranks, or can't be done, or isn't everybody's.
     """
 
     def __init__(self, chunks, comm, schedule):
@@ -162,12 +162,12 @@ class Pipeline:
         self.lowest = min((stage for stage, (rank, chunk) in self.places.items() if trained[rank][chunk]),
                           default=self.last)
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
-        self.ties = tied.Ties({stage: self.chunks[chunk] for stage, (rank, chunk) in self.places.items()
-                               if rank == comm.rank}, comm)
-        if self.exact and self.ties.names:
-            raise ValueError("Pipeline: exact mode adds gradients up in the order of one process, micro-shard by "
-                             f"micro-shard, and {', '.join(self.ties.names)} gets them from several stages: untie it, "
-                             "or leave exact mode")
+        stages = {stage: self.chunks[chunk] for stage, (rank, chunk) in self.places.items() if rank == comm.rank}
+        self.ties, self.chains = tied.Ties(stages, comm, self.exact), None
+        if self.exact:
+            check_links(self.ties, schedule)
+            self.chains = tied.Chains(self.ties, stages, comm, self.micro_batches, self.device, self._tag_of_spec(
+                self.last) + len(self.places))
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0
@@ -227,6 +227,8 @@ class Pipeline:
         for work in self.sends:
             work.wait()
         self.sends, self.shards = [], None
+        if self.chains is not None:
+            self.chains.finish()
         self.ties.add_up()
         loss = self._mean_loss(over)
         self.under_way = False
@@ -337,29 +339,33 @@ class Pipeline:
         if (chunk, k) in self.statistics:
             module.statistics.exchange(self.statistics.pop((chunk, k)))
         later = self.left[chunk] and isinstance(module, ReducingModule) and not module.exact
-        with module.no_sync() if later else nullcontext():
+        with (module.no_sync() if later else nullcontext(),
+              nullcontext(()) if self.chains is None else self.chains.backward(stage, k) as before):
             if kind == BACKWARD:
-                self._backward(stage, chunk, k)
+                self._backward(stage, chunk, k, before)
             elif halves := self.halves.pop((chunk, k)):
-                halves.weights()
+                halves.weights(before)
             else:
-                self._no_gradients(chunk)
+                self._no_gradients(chunk, before)
 
-    def _backward(self, stage, chunk, k):
+    def _backward(self, stage, chunk, k, before):
         x, y, arrived = self._from_behind(stage, chunk, k)
         if stage > self.lowest:     # at once: a wrapper's backward ends when its gradients are summed
             x.register_post_accumulate_grad_hook(lambda x: self._send(BACKWARD, stage - 1, k, lower(x.grad)))
         if getattr(y, "requires_grad", False):      # not so of first stages with nothing to train
-            y.backward(None if arrived is None else Tensor(arrived))
+            reverse.backward_from(y, None if arrived is None else Tensor(arrived), before=before)
         else:
-            self._no_gradients(chunk)
+            self._no_gradients(chunk, before)
         if stage > self.lowest and x.grad is None:
             self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
 
-    def _no_gradients(self, chunk):
+    def _no_gradients(self, chunk, before):
         """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
         module = self.chunks[chunk]
-        if isinstance(module, ReducingModule) and any(p.requires_grad for p in module.parameters()):
+        if before:
+            with reverse.one_pass("backward"):
+                reverse.run(before)
+        elif isinstance(module, ReducingModule) and any(p.requires_grad for p in module.parameters()):
             module.backward_without_gradients()
 
     def _input_gradient(self, stage, chunk, k):

@@ -1,8 +1,9 @@
 """What has to be so on all ranks before a pipeline is made of their chunks (pipeline.py)."""
 
 from ..comm.together import together
-from . import documents
+from . import documents, tied
 from .fully_sharded import FullySharded
+from .schedules import play
 from .wrapping import ReducingModule, check_not_annotated
 
 
@@ -34,3 +35,14 @@ def check_chunks(chunks, comm):
 def is_trained(chunk):
     """Whether a stage has a parameter that wants a gradient."""
     return any(p.requires_grad for p in chunk.parameters())
+
+
+def check_links(ties, schedule):
+    """ValueError, on all ranks, if stages that share a parameter would wait for each other in exact mode."""
+    links = tied.links(ties)
+    try:
+        play(schedule, links=links)
+    except ValueError as error:
+        raise ValueError(f"Pipeline: in exact mode the gradients of {', '.join(ties.names)}, which several stages "
+                         f"have, go from stage to stage, and {error}. Take another schedule, untie them, or leave "
+                         "exact mode") from None

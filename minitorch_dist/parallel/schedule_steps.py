@@ -81,18 +81,23 @@ def placement_of(schedule):
 
 
 def makes(kind):
-    """The kind under which a step's result is known to those that need it: B's input gradient is I's."""
-    return INPUT if kind == BACKWARD else kind
+    """The kinds under which a step's results are known to those that need them: B's are I's and W's."""
+    return (INPUT, WEIGHT) if kind == BACKWARD else (kind,)
 
 
-def needs(step, last):
-    """The (kind, stage, micro-batch) that must be done before; last: the last stage."""
+def needs(step, last, links=()):
+    """The (kind, stage, micro-batch) that must be done before.
+
+    last   the last stage
+    links  (stage, a later one): pairs of which the first wants the second one's weight gradients before its own
+    """
     k, stage = step.micro_batch, step.stage
     if step.kind == FORWARD:
         return [(FORWARD, stage - 1, k)] if stage else []
+    found = [(WEIGHT, behind, k) for first, behind in links if first == stage and WEIGHT in makes(step.kind)]
     if step.kind == WEIGHT:
-        return [(INPUT, stage, k)]
-    return [(FORWARD, stage, k)] + ([(INPUT, stage + 1, k)] if stage < last else [])
+        return [(INPUT, stage, k), *found]
+    return [(FORWARD, stage, k), *found] + ([(INPUT, stage + 1, k)] if stage < last else [])
 
 
 def most_held(row):

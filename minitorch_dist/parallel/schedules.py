@@ -205,7 +205,7 @@ def _phases(phases, steps):
 
 # ---------------------------------------------------------------- in time
 
-def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None):
+def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None, links=()):
     """A Played: every rank does its steps in order, each as soon as what it needs is there.
 
     forward, backward   time of a step, of one stage
@@ -213,6 +213,7 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None):
     weight              W's part of the time of backward (default: half); I's is the rest
     both                time of a combined step, which begins when everything for its two halves is there, and after
                         which the results of both are (default: forward + backward, so that nothing is hidden)
+    links               as needs takes them
     ValueError where the ranks would wait for each other for ever, or a step is missing, doubled or of no stage.
     """
     ranks, placement = len(schedule), placement_of(schedule)
@@ -230,7 +231,7 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None):
         for rank, row in enumerate(rows):
             while at[rank] < len(row):
                 steps = row[at[rank]]
-                wanted = [need for step in steps for need in needs(step, last=len(rank_of) - 1)]
+                wanted = [need for step in steps for need in needs(step, len(rank_of) - 1, links)]
                 if any(need not in done for need in wanted):
                     break
                 ready = [done[need] + (0.0 if rank_of[need[1]] == rank else send) for need in wanted]
@@ -239,7 +240,8 @@ def play(schedule, forward=1.0, backward=2.0, send=0.0, weight=None, both=None):
                     begin = free[rank]
                     free[rank] += took[step.kind] * (share if len(steps) > 1 else 1.0)
                     spans[rank].append((begin, free[rank], step))
-                done |= {(makes(step.kind), step.stage, step.micro_batch): free[rank] for step in steps}
+                done |= {(kind, step.stage, step.micro_batch): free[rank] for step in steps
+                         for kind in makes(step.kind)}
                 at[rank] += 1
                 moved = True
         if not moved:

@@ -6,17 +6,23 @@
     run() ends with  g₀ + g₂                  g₀ + g₂           an all-reduce, of those ranks alone
 
 Copies that begin alike and are stepped alike stay alike. What counts parameters once (norms, checkpoints) takes the
-first. Sent are 2 (n - 1)/n times the gradient's bytes for n ranks, once a step; a copy costs what a parameter does.
+first. Sent are 2 (n - 1)/n times the gradient's bytes for n ranks, once a step; a copy costs what a parameter does. In
+exact mode, where the order of all sums is that of one process, gradients travel micro-batch by micro-batch (Chains).
 Source: Megatron-LM, whose first and last stage share the word embeddings so.
 """
 
 import copy
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from ..autodiff.primitive import lower
+from ..autodiff.reverse import add_hook
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import xp, zeros_like
+from ..backend import module_of, to, xp, zeros_like
 from .wrapping import ReducingModule
 
 
@@ -81,39 +87,44 @@ class Ties:
     """The tied parameters of a pipeline's stages. Collective: ValueError on all ranks where those of one name differ.
 
     stages  {number: module} of this rank's
+    exact   whether their gradients come together micro-batch by micro-batch (Chains), so that the first stage has all
     names   in the whole model
-    sums    [(this rank's parameters of a name, the Communicator of all ranks that have it, or None)]
+    places  {name: {number of a stage that has it: its rank}}
+    sums    [(this rank's parameters of a name, the Communicator of all ranks that have it, or None, and the place in it
+            of the one with the first stage)]
     """
 
-    def __init__(self, stages, comm):
+    def __init__(self, stages, comm, exact=False):
         mine, here = [], {}
         for number, stage in sorted(stages.items()):
             for p in stage.parameters():
                 if (tie := tie_of(p)) is not None:
                     mine.append((tie.name, number, f"{p.dtype} {list(p.shape)}{', frozen' * (not p.requires_grad)}"))
                     here.setdefault(tie.name, []).append((p, isinstance(stage, ReducingModule)))
-        kinds, ranks = {}, {}
+        kinds, places = {}, {}
         for rank, theirs in enumerate(comm.all_gather_object(mine)):
             for name, number, kind in theirs:
                 kinds.setdefault(name, {})[number] = kind
-                ranks.setdefault(name, {})[rank] = None
+                places.setdefault(name, {})[number] = rank
         kinds = {name: each for name, each in sorted(kinds.items()) if len(each) > 1}   # else a mark of an earlier cut
         for name, of_stages in kinds.items():
             if len({*of_stages.values()}) > 1:
                 raise ValueError(f"Pipeline: {name} is tied, and not alike: " + "; ".join(
                     f"{kind} in stage {number}" for number, kind in sorted(of_stages.items())))
-        self.names, self.sums, groups, self.before = [*kinds], [], {}, []
+        self.names, self.exact, self.sums, groups, self.before = [*kinds], exact, [], {}, []
+        self.places = {name: dict(sorted(places[name].items())) for name in self.names}
         self.trained = {name: not next(iter(each.values())).endswith("frozen") for name, each in kinds.items()}
         for name in self.names:
-            group = tuple(ranks[name])
-            if len(group) > 1 and group not in groups:
-                groups[group] = comm.split(0 if comm.rank in group else None, name=f"{comm.name} tied")
+            group = sorted({*places[name].values()})
+            if len(group) > 1 and tuple(group) not in groups:
+                groups[tuple(group)] = comm.split(0 if comm.rank in group else None, name=f"{comm.name} tied")
             if name in here:
-                self.sums.append((here[name], groups.get(group)))
+                first = group.index(next(iter(self.places[name].values())))
+                self.sums.append((here[name], groups.get(tuple(group)), first))
 
     def check(self):
         """RuntimeError where one is trained that was frozen when the pipeline was made, or the other way round."""
-        for params, _ in self.sums:
+        for params, *_ in self.sums:
             for p, _ in params:
                 name = tie_of(p).name
                 if p.requires_grad != self.trained[name]:
@@ -125,26 +136,29 @@ class Ties:
         """Before a batch: keep apart what gradients there are, to which its own are added. (Those of a wrapped stage
         are sums over ranks, to which nothing can be added: zero_grad() has been called.)"""
         self.before = []
-        for params, _ in self.sums:
+        for params, *_ in self.sums:
             self.before.append([None if wrapped else p.grad for p, wrapped in params])
             for p, wrapped in params:
                 if not wrapped:
                     p.grad = None
 
     def add_up(self):
-        """When a batch's gradients are there: to all that share a parameter the sum of theirs. Collective."""
-        for (params, comm), before in zip(self.sums, self.before, strict=True):
+        """When a batch's gradients are there: to all that share a parameter the sum of theirs; in exact mode, that of
+        the first stage, which has it. Collective."""
+        for (params, comm, first), before in zip(self.sums, self.before, strict=True):
             params = [p for p, _ in params]
             if not params[0].requires_grad:
                 continue
-            first = lower(params[0])
-            total = zeros_like(first, dtype=xp.promote_types(first.dtype, xp.float32))
-            for p in params:
+            like = lower(params[0])
+            total = zeros_like(like, dtype=xp.promote_types(like.dtype, xp.float32))
+            for p in params[:1] if self.exact else params:
                 if p.grad is not None:
                     total += lower(p.grad)
-            if comm is not None:
+            if comm is not None and self.exact:
+                comm.broadcast(total, first)
+            elif comm is not None:
                 comm.all_reduce(total)
-            total = total.astype(first.dtype, copy=False)
+            total = total.astype(like.dtype, copy=False)
             for p, earlier in zip(params, before, strict=True):
                 value = total if earlier is None else total + lower(earlier)
                 if p.grad is None:
@@ -153,3 +167,87 @@ class Ties:
                     p.grad.data[...] = value
                     wrote(p.grad.data, "a pipeline's sum of tied gradients")
         self.before = []
+
+
+class Chains:
+    """Exact mode: a micro-batch's gradients of a tied parameter come together on the way from the last stage to the
+    first, in the order in which one process adds them up.
+
+        stage       0                   2               5
+        backward    (g₅ + g₂) + g₀  ◂── g₅ + g₂    ◂── g₅         of micro-batch k, for each k
+
+    What the first stage has is the micro-batch's, as in one process: its wrapper adds these up along exact mode's tree.
+    The others' wrappers add up parts, which the sum then replaces (Ties.add_up).
+
+    ties    the pipeline's; stages: {number: module} of this rank's
+    device  where its gradients are
+    tag     from which on the tags of messages are free, in each direction
+    """
+
+    def __init__(self, ties, stages, comm, micro_batches, device, tag):
+        self.comm, self.micro_batches, self.device, self.tag = comm, micro_batches, device, tag
+        self.stages = 1 + max((stage for places in ties.places.values() for stage in places), default=0)
+        # {stage: [(leaf, its number among the ties, (stage, rank) ahead of it, the same behind it)]}
+        self.own = {stage: [] for stage in stages}
+        for number, (name, places) in enumerate(ties.places.items()):
+            chain = [None, *places.items(), None]
+            for ahead, (stage, _), behind in zip(chain, chain[1:], chain[2:], strict=False):
+                if stage in stages and ties.trained[name]:
+                    leaf = next(p.leaf for p in _inside(stages[stage]).parameters() if name == name_of(p, None))
+                    self.own[stage].append((leaf, number, ahead, behind))
+        self.here, self.works = {}, []
+
+    @contextmanager
+    def backward(self, stage, k):
+        """Around a stage's backward of micro-batch k, or W: [(leaf, what the stages behind have of its gradient)]. What
+        it has when it is complete goes on to the stage ahead."""
+        before, removes, posted = [], [], set()
+        for leaf, number, ahead, behind in self.own[stage]:
+            if behind is not None:
+                before.append((leaf, self._take(leaf, number, stage, behind[1], k)))
+            if ahead is not None:
+                def on(ct, number=number, ahead=ahead):
+                    posted.add(number)
+                    self._post(module_of(lower(ct)).array(lower(ct), order="C"), number, *ahead, k)
+                removes.append(add_hook(leaf, on))
+        try:
+            yield before
+        finally:
+            for remove in removes:
+                remove()
+        for leaf, number, ahead, _ in self.own[stage]:
+            if ahead is not None and number not in posted:      # unused: + -0.0 leaves every number as it is
+                self._post(to(xp.full(leaf.shape, -0.0, leaf.dtype), self.device), number, *ahead, k)
+
+    def finish(self):
+        """When all has been sent: wait until it has arrived."""
+        for work in self.works:
+            work.wait()
+        self.works = []
+
+    def _tag(self, number, stage, k):
+        return self.tag + (number * self.stages + stage) * self.micro_batches + k
+
+    def _post(self, array, number, stage, rank, k):
+        if rank == self.comm.rank:
+            self.here[number, stage, k] = array
+            return
+        self.works = [work for work in self.works if not work.is_completed()]
+        self.works.append(self.comm.isend(array, rank, self._tag(number, stage, k)))
+
+    def _take(self, leaf, number, stage, rank, k):
+        if rank == self.comm.rank:
+            return self.here.pop((number, stage, k))
+        array = to(np.empty(leaf.shape, leaf.dtype), self.device)
+        self.comm.recv(array, rank, self._tag(number, stage, k))
+        return array
+
+
+def links(ties):
+    """(stage, the next one behind it) of all Chains: the first one waits for the second one's weight gradients."""
+    return sorted({pair for name, places in ties.places.items() if ties.trained[name] for pair in pairwise(places)})
+
+
+def _inside(stage):
+    """The module whose parameters backward leaves gradients on."""
+    return stage.module if isinstance(stage, ReducingModule) else stage

@@ -24,7 +24,10 @@ EXACT = {
     4: [*((name, 2, 4, stage, "layers", "f4", 16, cases.CLIP)
           for name in ("1f1b", "interleaved", "zb-h1") for stage in (0, *STAGES)),
         ("zb-v", 4, 8, 3, "layers", "f4", 16, cases.CLIP), ("zb-h1", 2, 4, 3, "norms", "f8", 16, cases.CLIP),
-        ("interleaved", 2, 4, 0, "layers", "f8", 16, cases.CLIP)],
+        ("interleaved", 2, 4, 0, "layers", "f8", 16, cases.CLIP),
+        *((name, pp, 8 * pp // 4, stage, "tied", "f4", 16, cases.CLIP) for name, pp, stage in (
+            ("gpipe", 4, 0), ("1f1b", 2, 3), ("interleaved", 2, 0), ("zb-h1", 4, 1), ("zb-h2", 2, 2), ("zb-v", 2, 0),
+            ("v-min", 4, 0), ("dualpipev", 2, 1), ("1f1b", 1, 2)))],
     2: [("1f1b", 2, 8, 3, "layers", "f4", 16, cases.CLIP), ("interleaved", 1, 4, 2, "layers", "f4", 16, None)],
 }
 

@@ -51,6 +51,12 @@ def test_one_that_a_stage_does_not_use_gets_the_others_gradient():
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_one_that_a_later_stage_does_not_use_keeps_its_bits():
+    for copy_of_it, alone in crews.call(CASES + "unused_behind", 2):
+        assert np.abs(alone).max() > 1e-3
+        np.testing.assert_array_equal(copy_of_it, alone)
+
+
 def test_stages_have_tensors_of_their_own():
     model = tied("f8")
     before = {name: p.numpy().copy() for name, p in model.named_parameters(remove_duplicate=False)}
@@ -98,7 +104,8 @@ def test_a_copy_counts_once_in_a_norm():
 
 def test_errors_say_what_to_do():
     expected = {
-        "exact": ("ValueError", "in the order of one process", "0.weight, 3.weight gets them from several stages"),
+        "exact": ("ValueError", "in exact mode the gradients of 0.weight, 3.weight", "go from stage to stage",
+                  "rank 0 before W0 of stage 0, rank 1 before F1 of stage 1"),
         "frozen": ("ValueError", "0.weight is tied, and not alike: float64 [9, 7] in stage 0; float64 [9, 7], frozen"),
         "shape": ("ValueError", "3.weight is tied", "float64 [9, 9] in stage 0; float64 [4, 4] in stage 1"),
         "later": ("MismatchError", "0.weight, which several stages have, was trained when the Pipeline was made, and "

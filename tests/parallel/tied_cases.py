@@ -6,7 +6,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, placement_of, zb_v
+from minitorch_dist.parallel.schedule_steps import Step
+from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, placement_of, zb_h1, zb_v
 
 from . import plain
 from .pipeline_cases import loader_for, loss_of
@@ -64,7 +65,8 @@ def unused():
     """The gradients of two copies of which only the second is used, wrapped or not."""
     world, found = comm.world(), []
     for wrap in (lambda m: m, lambda m: DistributedDataParallel(m, world.split(world.rank)),
-                 lambda m: fully_shard(m, world.split(world.rank), 2)):
+                 lambda m: fully_shard(m, world.split(world.rank), 2),
+                 lambda m: DistributedDataParallel(m, world.split(world.rank), exact=True, micro_shards=4)):
         mt.manual_seed(1)
         first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64)
         stages = cut_sequential(nn.Sequential(Idle(first), Again(first, False)), 2)
@@ -74,13 +76,26 @@ def unused():
     return found
 
 
+def unused_behind():
+    """In exact mode, the gradients of two copies of which only the first is used, and of a process alone."""
+    world, found = comm.world(), []
+    for ranks in world, comm.world_of_one():
+        mt.manual_seed(1)
+        first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64)
+        stages = cut_sequential(nn.Sequential(Again(first, False), Idle(first)), ranks.size)
+        stage = DistributedDataParallel(stages[ranks.rank], comm.world_of_one(), exact=True, micro_shards=4)
+        Pipeline([stage], ranks, zb_h1(ranks.size, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
+        found += [p.grad.numpy().copy() for p in stage.parameters()]
+    return found
+
+
 class Idle(nn.Module):
     def __init__(self, layer):
         super().__init__()
         self.weight = layer.weight
 
     def forward(self, x):
-        return mt.tensor(x)
+        return x if isinstance(x, mt.Tensor) else mt.tensor(x)
 
 
 def errors():
@@ -100,8 +115,10 @@ def errors():
     whole, alone = tied(np.float64), world.split(world.rank)
     cut_sequential(whole, 2, [1] * 10)      # leaves marks; in one stage nothing is tied
     Pipeline([DistributedDataParallel(whole, alone, exact=True)], alone, gpipe(1, 8))
+    rows = [[Step(kind, int(k), rank) for kind, k in row.split()] for rank, row in enumerate((
+        "F0 I0 W0 F1 I1 W1", "F0 I0 F1 I1 W0 W1"))]        # W0 ahead would wait for W0 behind, that for F1, that for W0
     attempt("exact", lambda: Pipeline([DistributedDataParallel(stage(), world.split(world.rank), exact=True,
-                                                               micro_shards=4)], world, schedule))
+                                                               micro_shards=2)], world, rows))
     attempt("frozen", lambda: Pipeline([stage().requires_grad_(world.rank == 0)], world, schedule))
     other = stage()
     if world.rank:
