@@ -167,8 +167,10 @@ def pipeline_of(args, task, mesh):
     stages = cut_gpt(model, count, costs=[1] * args.layers)
 
     def wrapped(stage):
-        return fully_shard(stage, replicas, args.zero, units=list(stage.blocks), exact=args.exact) if args.zero else \
-            DistributedDataParallel(stage, replicas, exact=args.exact)
+        if not args.zero:
+            return DistributedDataParallel(stage, replicas, exact=args.exact)
+        units = list(stage.blocks) if count > 1 else None       # of one block in a stage as well
+        return fully_shard(stage, replicas, stage=args.zero, units=units, exact=args.exact)
     return Pipeline([wrapped(stages[i]) for i in placement[mesh["pp"].rank]], mesh["pp"], schedule)
 
 

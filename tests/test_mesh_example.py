@@ -94,15 +94,17 @@ def rows(lines):
 
 
 @pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"]),
+                                      (4, ["--tp", "2", "--zero", "3", "--layers", "1"]),
                                       (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
                          ids=str)
 def test_what_is_counted_is_on_paper(tmp_path, n, flags, text):
     """Of a text, each of whose tokens is a target. Rounding is by 0.1; 64 bytes of alignment may be there as well."""
-    _, summary = run(n, tmp_path, *flags, "--dtype", "float32", "--text", text, "--length", "16", "--layers", "2")
+    _, summary = run(n, tmp_path, *flags, "--dtype", "float32", "--text", text, "--length", "16",
+                     *["--layers", "2"] * ("--layers" not in flags))
     *lines, note = summary["table"]
     assert note.startswith("counted: with norms for clipping")
     found = rows(lines)
-    assert len(found) == 4
+    assert len(found) == 2 * summary["mesh"]["pp"]
     for counted, paper in zip(found[::2], found[1::2], strict=True):
         for name in ("parameters", "gradients", "optimizer"):
             assert abs(counted[name] - paper[name]) < 0.2 and paper[name] > 1, name

@@ -150,7 +150,7 @@ class Pipeline:
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
         for chunk in chunks:
-            if isinstance(chunk, FullySharded):
+            if isinstance(chunk, FullySharded) and sum(counts) > 1:     # one stage is no pipeline: it does as it would
                 chunk.set_reshard_after_backward(False)
         self._check_order(schedule)
         # stage: (its rank, its place among that rank's chunks)
