@@ -73,6 +73,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
                                                      "checkpointing": True, "model": UNBOUND} | TILED,
     "ring, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "micro_batches": 2},
     "ring, sequences, checkpoints": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
+    "ring, one head": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "model": {"heads": 2}},
     "ring, gathered again": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": "regather",
                              "model": UNBOUND | {"shared_experts": 1}} | TILED,
     "all-to-all, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "cp_by": "all_to_all",
@@ -94,7 +95,8 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
           "experts, tensors", "experts, sequences, checkpoints",
-          "experts, no capacity, ring", "by tiles", "by tiles, sequences", "ring, sequences", "ring, gathered again",
+          "experts, no capacity, ring", "by tiles", "by tiles, sequences", "ring, sequences", "ring, one head",
+          "ring, gathered again",
           "by tiles, tensors, checkpoints")
 
 

@@ -141,6 +141,9 @@ RUNS = {    # as test_plan_ledger.py's
     "by tiles, sequences, again": {"lora_rank": 3, "tp": 2, "time": 10, "sequence_parallel": "regather",
                                    "tiled_loss": True, "model": {"tied": False}},
     "by tiles, 3, untied": {"lora_rank": 3, "dp": 2, "stage": 3, "tiled_loss": True, "model": {"tied": False}},
+    "ring, one head": {"lora_rank": 3, "cp": 2, "tp": 2, "time": 12, "model": {"heads": 2}},
+    "ring, mlp, one head": {"lora_rank": 3, "cp": 2, "tp": 2, "time": 12, "lora_targets": ("*mlp.2",),
+                            "model": {"heads": 2}},
     "ring, mlp": {"lora_rank": 3, "cp": 2, "time": 12, "lora_targets": ("*mlp.2",), "checkpointing": True},
     "all-to-all, 3": FOUR | {"cp": 2, "cp_by": "all_to_all", "time": 12, "stage": 3},
     "experts": {"lora_rank": 3, "ep": 2, "model": {"experts": 4}},
@@ -151,7 +154,7 @@ RUNS = {    # as test_plan_ledger.py's
 
 
 LLAMAS = ("alone", "one layer, checkpoints", "3, 4 bits", "sequences", "sequences, again", "sequences, again, two",
-          "experts, shared")
+          "experts, shared", "ring, one head", "ring, mlp, one head")
 
 
 OF_X, Q, KV, DOWN = {"q_rank": None}, ("*attention.q",), ("*attention.kv",), ("*attention.down",)

@@ -241,7 +241,12 @@ def block_of(job):
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
-    rows = [*(LATENTS if latents else QKV)[precision], *turned, *ATTENTION[precision + ring], *PROJECTION[precision],
+    attention = ATTENTION[precision + ring]
+    if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
+                                  or fused("attention.out", job)):
+        # Of one head a ring's result is the projection's input as it stands: one array.
+        attention = [row for row in attention if row.per != "result"]
+    rows = [*(LATENTS if latents else QKV)[precision], *turned, *attention, *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
     return rows if job.tp == 1 else divided(rows, job)
 
