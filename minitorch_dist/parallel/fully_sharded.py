@@ -34,7 +34,7 @@ from ..backend import xp
 from .full_state import load_full_state_dict
 from .gathering import Gathering
 from .grouping import default_units, either, frozen, group, trained
-from .hybrid import check_communicator, grid_of, grid_of_share
+from .hybrid import check_communicator, grid_of, grid_of_share, group_size, with_near
 from .mixed_precision import AS_IT_IS
 from .same_model import check_same_model
 from .trained_units import TrainedUnit
@@ -63,7 +63,9 @@ class FullySharded(ReducingModule):
                        around all modules that hold it; what is in none is a unit by itself, alive while the whole model
                        runs. The model is wrapped once: in place of fully_shard(block) for each, units=list(blocks)
     reshard_after_forward  False: stage 3 keeps a unit's values from forward to backward, and gathers once (2ψ); None:
-                       True, but False in a Pipeline
+                       True, but False in a Pipeline. A number g of neighbours, say a node's, or their Communicator: g
+                       ranks keep the values together, 1/g each, and backward gathers from them (hybrid.py); not with
+                       divided experts. ValueError unless g > 1 divides the ranks that share a copy
     mp_policy          a MixedPrecisionPolicy: parameters and gradients of 16 bits beside float32 pieces
     broadcast_buffers, exact, micro_shards   as DistributedDataParallel's
 
@@ -93,19 +95,20 @@ class FullySharded(ReducingModule):
         if exact and mp_policy.reduce_dtype:
             raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
                              f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
-        self.stage, self.reshard, self.policy = stage, reshard_after_forward, mp_policy
+        self.stage, self.reshard, self.policy = stage, group_size(reshard_after_forward, stage), mp_policy
         apart = held_apart(module, self.comm, "fully_shard")
         if units is None:
             units = default_units(module, either if stage == 3 else trained)
         groups = group(module, units, apart=apart)
         cut = group(module, units, frozen, apart) if stage == 3 else []
         check_same_model(module, self.comm, "fully_shard", apart, stage=stage,
-                         units=[name for _, name, _ in (*groups, *cut)], reshard_after_forward=reshard_after_forward,
+                         units=[name for _, name, _ in (*groups, *cut)], reshard_after_forward=self.reshard,
                          mp_policy=mp_policy, broadcast_buffers=broadcast_buffers, exact=exact,
                          micro_shards=micro_shards, shard_over=shard_over and shard_over.size)
         check_reducible(module, "fully_shard")
         mp_policy.check(module)
-        self.grid = grid_of(self.comm, shard_over)
+        self._check_near(apart)
+        self.grid = with_near(grid_of(self.comm, shard_over), reshard_after_forward, self.reshard)
         grids = {each: grid_of_share(self.grid, *each) for each in dict.fromkeys(apart.values())}
         self.apart = {key: grids[each] for key, each in apart.items()}
         if not groups:
@@ -117,6 +120,11 @@ class FullySharded(ReducingModule):
         self._look_after_the_rest(broadcast_buffers, lambda tensor: self.grid_of(tensor).everyone, self.piece_of)
         self.frozen += [(name, piece) for unit in self.units[len(self.trained):]
                         for name, piece in zip(unit.names, unit.pieces, strict=True)]
+
+    def _check_near(self, apart):
+        if apart and not isinstance(self.reshard, bool | None):
+            raise ValueError(f"fully_shard: reshard_after_forward over {self.reshard} ranks of a model with divided "
+                             "experts, whose neighbours have others: take True or False")
 
     def grid_of(self, tensor):
         """The Grid of a parameter or a buffer of the module: of an expert's share (moe.py) another one."""

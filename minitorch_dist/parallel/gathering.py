@@ -12,6 +12,10 @@ again, those that were open around it:
     route       {rest} | {block 1, rest} | {block 0, rest}
 
 A wrong guess costs a gather, and is right all the same. All ranks guess alike.
+
+Where neighbours keep the values between forward and backward (hybrid.py: hpZ), what a forward that is recorded has
+gathered from all ranks it gathers from them from then on, and so does backward. They let go when a backward is through,
+a forward begins, or somebody reads whole values: all of which all ranks do, so nobody asks what has been written since.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -71,7 +75,7 @@ class Gathering:
         finally:
             self.running -= 1
         if outermost:
-            self.settle(keep=not self.reshard and is_grad_enabled())
+            self.settle(keep=is_grad_enabled())
 
     def begin(self):
         """A forward, of the whole model or of a module by itself, goes as the one before it."""
@@ -81,14 +85,16 @@ class Gathering:
 
     def settle(self, keep=False):
         """Nothing runs: close what an exception has left open (which the module may have caught by itself), and free
-        what was gathered for nothing. Not where the exception is: all ranks must come along."""
+        what was gathered for nothing. Not where the exception is: all ranks must come along. keep: for backward."""
         for unit in self.units:
             if unit.users != self.held:
                 unit.users = self.held
                 if not unit.users:
                     unit.close()
-            if not (unit.users or keep):
+            if not (unit.users or keep and not self.reshard):
                 unit.drop()
+            if not keep:
+                unit.let_go()
 
     def recorded(self):
         """Whether this is a forward that a backward can follow."""
@@ -109,6 +115,7 @@ class Gathering:
                 self.begin()
                 for unit in closed:
                     unit.drop()
+                    unit.let_go()
             self.note(self.entered, units)
             self.reach(closed)
             for unit in closed:
@@ -179,7 +186,7 @@ class Gathering:
                 if not (other.users or other in stay):
                     other.drop()
         for unit in self.here:
-            unit.gather()
+            unit.gather(keep_second=self.recorded())
         if len({id(self.together[u]) for u in self.units if u.whole is not None}) < ALIVE:
             for unit in following:
                 unit.post_gather()

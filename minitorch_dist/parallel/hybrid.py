@@ -15,6 +15,16 @@ A rank of `comm` is replicate · S + shard: so exact mode's tree has whole subtr
 copies have the same bits, and each row makes norms, Muon's steps and the search for inf by itself. What depends on
 samples goes over all ranks: BatchNorm's statistics, and who has used what.
 
+One copy's ranks may be several nodes', too. Then a unit's values may come from all of them for forward, and for
+backward from g neighbours alone, who have kept 1/g of them each ("hpZ"):
+
+    mesh = DeviceMesh(node=2, gpu=4)
+    model = fully_shard(gpt, mesh["node", "gpu"], reshard_after_forward=mesh["gpu"])        # or =4
+
+    axis          sent per rank and step, elements                kept from forward to backward, elements
+    node,gpu      2ψ · (N-1)/N: forward's gather, gradients       0
+    gpu           ψ · (g-1)/g: backward's gather                  ψ/g
+
 Experts that are divided over ranks (moe.py) have a grid of their own. A share of them has its whole gradient when those
 who hold the same have added up theirs, and it is these over whom it is cut:
 
@@ -22,12 +32,13 @@ who hold the same have added up theirs, and it is these over whom it is cut:
     parallelize_module(gpt, mesh["ep"], moe.plan_of(gpt))       0         A₀   b    C₀   d      A: half of the experts
     model = fully_shard(gpt, mesh["dp", "ep"])                  1         A₁   e    C₁   f      b d e f: all else
 
-Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Zhang et al. 2022, "MiCS".
+Sources: Zhao et al. 2023, "PyTorch FSDP", section 3.2.2; Zhang et al. 2022, "MiCS"; Wang et al. 2023, "ZeRO++", 3.2.
 """
 
 from typing import NamedTuple
 
 from ..backend import zeros_like
+from ..backend.wholes import is_whole
 from ..comm import Communicator
 
 
@@ -38,12 +49,15 @@ class Grid(NamedTuple):
     shards     those over which one copy of the state is cut
     replicas   those that hold the same part of it; None where there is one copy
     over       where it is a share of stacks of experts: those with the others, equal ones in their order; None: whole
+    near       the Grid of shards, cut into groups of neighbours, each of which keeps all values between forward and
+               backward; None: none does
     """
 
     everyone: Communicator
     shards: Communicator
     replicas: Communicator | None
     over: Communicator | None = None
+    near: "Grid | None" = None
 
     @property
     def shares(self):
@@ -71,6 +85,19 @@ class Grid(NamedTuple):
             self.over.scatter(mine, shares, src=0)
 
 
+class Grouping(NamedTuple):
+    """An option that says who belongs together, for its errors: what a rank does with its group, a mesh of both."""
+
+    does: str
+    meshes: str
+
+
+COPIES = Grouping("share its copy over", 'mesh["replicate", "shard"] and shard_over=mesh["shard"] of a '
+                  "DeviceMesh(replicate=…, shard={})")
+NEAR = Grouping("reshard over", 'mesh["node", "gpu"] and reshard_after_forward=mesh["gpu"] of '
+                "a DeviceMesh(node=…, gpu={}), or the number alone")
+
+
 def check_communicator(shard_over):
     """ValueError for what can't be a group of ranks."""
     if not isinstance(shard_over, Communicator | None):
@@ -78,26 +105,58 @@ def check_communicator(shard_over):
                          'the Communicator of the ranks that share one copy, as mesh["shard"]')
 
 
-def grid_of(comm, shard_over):
-    """The Grid of comm's ranks, of which those in shard_over (None: all) share a copy. ValueError on all ranks unless
-    shard_over is S neighbours of comm's ranks everywhere, r·S … r·S + S - 1 in their order. Collective, but for None.
+def group_size(reshard, stage):
+    """How many ranks reshard_after_forward's groups have, or None, or a bool: as it was given. ValueError for what it
+    can't be."""
+    if reshard is None or isinstance(reshard, bool):
+        return reshard
+    if not (isinstance(reshard, Communicator) or is_whole(reshard)):
+        raise ValueError(f"fully_shard: reshard_after_forward is a {type(reshard).__name__}, {str(reshard)!r}; it must "
+                         "be True, False, a number of neighbours among the ranks, or their Communicator, as "
+                         'mesh["gpu"]')
+    size = reshard.size if isinstance(reshard, Communicator) else int(reshard)
+    if stage < 3:
+        raise ValueError(f"fully_shard: stage={stage}, reshard_after_forward over {size} ranks: parameters are cut in "
+                         "stage 3 only")
+    return size
+
+
+def with_near(grid, reshard, size):
+    """The grid with `near`, from reshard_after_forward and its group_size. ValueError on all ranks unless the groups
+    are more than one neighbour each, and make up the shards. Collective, but for a bool or None."""
+    if size is None or isinstance(size, bool):
+        return grid
+    shards = grid.shards
+    if size < 2 or shards.size % size:
+        raise ValueError(f"fully_shard: reshard_after_forward over {size} of the {shards.size} ranks that share a "
+                         f"copy: it must be a divisor of {shards.size} above 1; False keeps whole values, True cuts "
+                         "them over all of these")
+    if size == shards.size:
+        return grid
+    if not isinstance(reshard, Communicator):
+        reshard = shards.split(shards.rank // size, name=f"{shards.name} by {size}")
+    return grid._replace(near=grid_of(shards, reshard, NEAR))
+
+
+def grid_of(comm, inner, what=COPIES):
+    """The Grid of comm's ranks, of which those in `inner` (None: all) share a copy. ValueError on all ranks unless
+    inner is S neighbours of comm's ranks everywhere, r·S … r·S + S - 1 in their order. Collective, but for None.
     """
-    if shard_over is None:
+    if inner is None:
         return Grid(comm, comm, None)
-    size = shard_over.size
-    for rank, own in enumerate(comm.all_gather_object((shard_over.name, list(shard_over.world_ranks)))):
+    size = inner.size
+    for rank, own in enumerate(comm.all_gather_object((inner.name, list(inner.world_ranks)))):
         wanted = neighbours(comm.world_ranks, rank, size)
         if own[1] != wanted:
-            raise ValueError(f"fully_shard: rank {rank} of {comm.name!r} is to share its copy over {own[0]!r}, ranks "
+            raise ValueError(f"fully_shard: rank {rank} of {comm.name!r} is to {what.does} {own[0]!r}, ranks "
                              f"{own[1]} of the world; with {size} of the ranks {list(comm.world_ranks)} it would be "
                              f"{wanted}. Groups of neighbours, all of one size, must make up comm: give "
-                             'mesh["replicate", "shard"] and shard_over=mesh["shard"] of a '
-                             f"DeviceMesh(replicate=…, shard={size})")
+                             f"{what.meshes.format(size)}")
     if size == comm.size:
-        return Grid(comm, shard_over, None)
-    same = list(comm.world_ranks[shard_over.rank::size])
+        return Grid(comm, inner, None)
+    same = list(comm.world_ranks[inner.rank::size])
     axis = next((axis for axis in comm.axes.values() if list(axis.world_ranks) == same), None)
-    return Grid(comm, shard_over, axis or comm.split(shard_over.rank, name=f"{comm.name} but {shard_over.name}"))
+    return Grid(comm, inner, axis or comm.split(inner.rank, name=f"{comm.name} but {inner.name}"))
 
 
 def neighbours(ranks, place, size):

@@ -18,10 +18,11 @@ def check_chunks(chunks, comm):
     """(whether each of every rank's chunks has something to train, whether one is in exact mode, whether one has
     layers that take documents). ValueError on all ranks if a pipeline can't have one of them. Collective."""
     def check():
-        if any(isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard for chunk in chunks):
-            raise ValueError("Pipeline: fully_shard with stage=3, reshard_after_forward=True would be gathered twice "
-                             "for each micro-batch: leave the latter out, then it is gathered once a step, and kept "
-                             "until its last backward is through")
+        for chunk in chunks:
+            if isinstance(chunk, FullySharded) and chunk.stage == 3 and chunk.reshard:
+                raise ValueError(f"Pipeline: fully_shard with stage=3, reshard_after_forward={chunk.reshard} would be "
+                                 "gathered twice for each micro-batch: leave the latter out, then it is gathered once "
+                                 "a step, and kept until its last backward is through")
         for chunk in chunks:
             check_not_annotated(chunk, "Pipeline", "leave the annotations out, and cut the stages' matrices by "
                                 "parallelize_module")

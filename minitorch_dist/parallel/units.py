@@ -56,13 +56,14 @@ class Unit:
 
     named   [(name, tensor)]; each tensor's values are kept, its storage is replaced
     grid    the Grid of the ranks (hybrid.py); those that share a copy are `comm`, those with the same part `replicas`,
-            those with other shares of experts `over`
+            those with other shares of experts `over`, neighbours that keep the values from forward to backward `near`
     stage   3: the values are cut; 1, 2: they are here as well (fully_sharded.py)
     policy  a MixedPrecisionPolicy: the dtype of whole
 
     size    elements of the whole; each rank has size / ranks of them, a multiple of `grain`
     part    those of this rank, and pieces: what they are of each parameter, in order
     whole   all values, while they are here; always in stages 1 and 2
+    second  what this rank keeps of them for its neighbours; None: they come from all ranks
     users   how many modules that are running want `whole`
     """
 
@@ -70,7 +71,8 @@ class Unit:
 
     def __init__(self, name, named, grid, stage=3, policy=AS_IT_IS):
         self.name, self.stage = name, stage
-        self.grid, (everyone, self.comm, self.replicas, self.over) = grid, grid
+        self.grid, (everyone, self.comm, self.replicas, self.over, near) = grid, grid
+        self.near, self.second = near and near.shards, None
         self.names, tensors = [n for n, _ in named], [t for _, t in named]
         self.segments, _ = layout(tensors)
         self.share = round_up(-(-max(self.segments[-1].end, 1) // self.comm.size), self.grain)
@@ -139,13 +141,20 @@ class Unit:
                 event("gather", self.name)
             self._post_all_gather()
 
-    def gather(self):
-        """Have the values."""
+    def gather(self, keep_second=False):
+        """Have the values. keep_second: and keep this rank's part of them for its neighbours, until let_go()."""
         self.post_gather()
         if self.gathering is not None:
             work, self.gathering = self.gathering, None
             work.wait()
             self.bounds, self.begin = byte_range(self.whole), address(self.whole)
+        if keep_second and self.near is not None and self.second is None:
+            self.second = self.whole.reshape(self.near.size, -1)[self.near.rank].copy()
+            keep(self.second, "buffer")
+
+    def let_go(self):
+        """The values may be others now: the next gather is from all ranks."""
+        self.second = None
 
     def post_refresh(self):
         """Begin to collect what the other ranks' optimizers have made of the values, which are here or not."""
@@ -155,11 +164,10 @@ class Unit:
             self._post_all_gather()
 
     def _post_all_gather(self):
-        mine = self.part
+        comm, mine = (self.comm, self.part) if self.second is None else (self.near, self.second)
         with labelled(f"parameters of {self.name}"):
-            self.gathering = self.comm.all_gather(
-                self.whole, mine if self.values_dtype == mine.dtype else mine.astype(self.values_dtype),
-                async_op=True, what=self.name)
+            self.gathering = comm.all_gather(self.whole, mine.astype(self.values_dtype, copy=False), async_op=True,
+                                             what=self.name)
 
     def refresh(self):
         """Have the new values."""
