@@ -1,11 +1,12 @@
 """Updates on a thin wire: what a client of federated learning sends in place of a float per parameter.
 
-Two kinds of encodings, both of one parameter's update H (what training has added to it):
+Three kinds of encodings, each of one parameter's update H (what training has added to it):
 
 - *structured*: the client trains within a random subspace, known from a seed, so that H lies in it and few numbers say
   which point it is. `project` is the orthogonal projection, which local training applies to each gradient.
 - *sketched*: the client trains freely, and H is rounded and thinned out at random, so that the mean of what can come
   out is H itself: over many clients the errors average away.
+- *rounded to nearest*: nothing is drawn, and what is lost is lost. fully_shard's messages can be that (few_bits.py).
 
     encoding                        bytes for n × m float32 (biases and norms travel whole)
     Whole()                         4·n·m
@@ -15,6 +16,7 @@ Two kinds of encodings, both of one parameter's update H (what training has adde
     Sketch(levels=4, rotate=True)   2·D/8 + 8             D: n·m, up to the next power of two
     Sketch(levels=4, rotate=True, keep=1/16)              a sixteenth of that
     E3M0()                          n·m/2 + 4             4 bits: a sign and an exponent
+    Blocks(8)                       n·m + 4·n·m/256       each 256 numbers have a scale of their own
 
 Rotating means multiplying by random signs and then by Hadamard's matrix: it makes large and small entries alike, for
 whose sake the levels would otherwise lie far apart. With d entries, n clients and two levels, the mean's expected
@@ -25,7 +27,7 @@ tuple of strings and integers that both sides know: (seed, round, client, the pa
 
 Sources: Konečný et al. 2016, "Federated learning: strategies for improving communication efficiency"; Suresh et al.
 2017, "Distributed mean estimation with limited communication" (the two bounds); Douillard et al. 2025, "Streaming
-DiLoCo with overlapping communication" (E3M0 for differences of parameters).
+DiLoCo with overlapping communication" (E3M0 for differences of parameters); Wang et al. 2023, "ZeRO++" (blocks).
 """
 
 import math
@@ -34,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import stream, to, to_device_of
+from ..backend import is_short, module_of, stream, to, to_device_of
 from ..divergence import Diverged
 
 
@@ -199,6 +201,56 @@ class E3M0(Whole):
 
 
 SIZES = np.array([0.0, *(2.0 ** (e - 7) for e in range(1, 8))])      # of E3M0, of the greatest: by exponent
+
+
+@dataclass(frozen=True)
+class Blocks(Whole):
+    """Each block of `size` numbers has a scale s, and each number is k·s, k a whole number of 8 or 4 bits: that next to
+    it. A block's greatest magnitude is 127·s, or 7·s; so each is off by s/2 at most. Nothing is drawn.
+
+    A block with an inf or NaN comes out as NaN. Scales are float32, of float64 updates float64; arrays may lie on GPUs.
+    """
+
+    bits: int
+    size: int = 256
+
+    def __post_init__(self):
+        if self.bits not in (4, 8) or self.size < 2 or self.size % 2:
+            raise ValueError(f"Blocks({self.bits}, {self.size}): numbers have 8 or 4 bits, a block an even number of "
+                             "them, at least 2")
+
+    @property
+    def greatest(self):
+        """The largest whole number."""
+        return 2 ** (self.bits - 1) - 1
+
+    def encode(self, update, drawn=None):
+        """[scales (blocks,), codes uint8 (blocks · size · bits / 8,)]."""
+        xp = module_of(update)
+        dtype = np.float32 if is_short(update.dtype) else update.dtype
+        blocks = xp.zeros((-(-update.size // self.size), self.size), dtype)
+        blocks.reshape(-1)[:update.size] = update.reshape(-1)
+        scales = xp.absolute(blocks).max(1) / self.greatest
+        finite = xp.isfinite(scales)
+        scales = xp.where(finite, scales, float("nan")).astype(dtype)
+        blocks[~finite] = 0
+        # The processor rounds to whole numbers beside so large a one, halves to even.
+        large = 1.5 * 2.0 ** np.finfo(dtype).nmant
+        steps = blocks / xp.where(scales > 0, scales, 1)[:, None] + large - large
+        # A scale too small for all its bits (below 1e-38) would have some beyond the last.
+        steps = xp.minimum(xp.maximum(steps, -self.greatest), self.greatest)
+        codes = steps.astype(np.int8).view(np.uint8).reshape(-1)
+        return [scales, codes if self.bits == 8 else codes[::2] & 15 | codes[1::2] * 16]
+
+    def decode(self, message, shape, drawn=None):
+        scales, codes = message
+        xp = module_of(scales)
+        if self.bits == 8:
+            numbers = codes.view(np.int8)
+        else:       # each moved to the top of a byte, and down again with its sign
+            numbers = xp.stack([codes * 16, codes & 240], axis=1).view(np.int8) // 16
+        values = numbers.reshape(-1, self.size) * scales[:, None]
+        return values.reshape(-1)[:math.prod(shape)].reshape(shape)
 
 
 def _diverged(what, update, value):

@@ -92,9 +92,6 @@ class FullySharded(ReducingModule):
             raise ValueError(f"fully_shard: {', '.join(owned[:4])} of this model lives in an optimizer's flat buffer "
                              "already: make the optimizer afterwards, of the fully_shard model's parameters()")
         mp_policy = AS_IT_IS if mp_policy is None else mp_policy
-        if exact and mp_policy.reduce_dtype:
-            raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in "
-                             f"{mp_policy.reduce_dtype}: leave reduce_dtype or exact out")
         self.stage, self.reshard, self.policy = stage, group_size(reshard_after_forward, stage), mp_policy
         apart = held_apart(module, self.comm, "fully_shard")
         if units is None:
@@ -106,7 +103,7 @@ class FullySharded(ReducingModule):
                          mp_policy=mp_policy, broadcast_buffers=broadcast_buffers, exact=exact,
                          micro_shards=micro_shards, shard_over=shard_over and shard_over.size)
         check_reducible(module, "fully_shard")
-        mp_policy.check(module)
+        mp_policy.check(module, stage, exact)
         self._check_near(apart)
         self.grid = with_near(grid_of(self.comm, shard_over), reshard_after_forward, self.reshard)
         grids = {each: grid_of_share(self.grid, *each) for each in dict.fromkeys(apart.values())}

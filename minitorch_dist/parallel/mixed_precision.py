@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from ..autodiff.ops.elementwise import astype
 from ..autodiff.tree import flatten
 from ..backend import as_dtype, is_floating, is_short, module_of, xp, zeros_like
+from ..flat import BLOCK
 from ..ledger import keep, open_ledgers
+from .encodings import Blocks
 
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """The dtypes of a fully_shard model; None: as it is. "float16" and "bfloat16" can be had.
+    """The dtypes of a fully_shard model, and in how many bits it travels; None: as it is. "float16" and "bfloat16" can
+    be had.
 
     param_dtype          of parameters while the model runs, and as they travel. In 16 bits they are rounded anew from
                          the float32 pieces; ops between them are then made in 16 bits, as torch's are. (Under
@@ -40,6 +43,14 @@ class MixedPrecisionPolicy:
                          it, over the ranks in float32
     output_dtype         of the model's floating outputs: "float32" for a loss of many terms
     cast_forward_inputs  whether the model's floating inputs come in param_dtype
+    param_encoding       encodings.Blocks, say Blocks(8), stage 3: how values travel from the float32 pieces. The model
+                         runs on what they are rounded to, of each by at most 1/254 of the largest in its block (4 bits:
+                         1/14). That is the same on any number of ranks: exact mode has one set of bits, though not the
+                         one without. Frozen parameters travel as they are
+    reduce_encoding      Blocks, say Blocks(4): how gradients travel to be summed in float32 (few_bits.py). They are
+                         rounded once on each rank, and once more between groups of reshard_after_forward's: the sum is
+                         off by what all these are together, which depends on the ranks; so not in exact mode. To the
+                         copies of hybrid sharding they go as float32. What is not finite makes its block NaN
 
     In float16 gradients want a GradScaler.
     """
@@ -48,6 +59,8 @@ class MixedPrecisionPolicy:
     reduce_dtype: str | None = None
     output_dtype: str | None = None
     cast_forward_inputs: bool = True
+    param_encoding: Blocks | None = None
+    reduce_encoding: Blocks | None = None
 
     def __post_init__(self):
         for name in ("param_dtype", "reduce_dtype", "output_dtype"):
@@ -61,14 +74,32 @@ class MixedPrecisionPolicy:
             if not is_floating(dtype) or name != "output_dtype" and not is_short(dtype):
                 raise ValueError(f"MixedPrecisionPolicy: {name}={given!r}; it may be float16 or bfloat16"
                                  + ", or another floating dtype" * (name == "output_dtype") + ", or None: as it is")
+        for name in ("param_encoding", "reduce_encoding"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, Blocks) and BLOCK % given.size == 0):
+                raise ValueError(f"MixedPrecisionPolicy: {name}={given!r}; it may be Blocks(8) or Blocks(4), of a size "
+                                 f"that divides the {BLOCK:,} elements by which shares are cut, or None: as it is")
 
-    def check(self, module):
-        """ValueError unless what the module trains is float32, of which 16 bits are made."""
-        if (self.param_dtype or self.reduce_dtype) and (others := [
+    @property
+    def rounds(self):
+        """Whether parameters or gradients are other than float32 anywhere."""
+        return any((self.param_dtype, self.reduce_dtype, self.param_encoding, self.reduce_encoding))
+
+    def check(self, module, stage, exact):
+        """ValueError unless what the module trains is float32, of which fewer bits are made, and where the stage, or
+        exact mode, can't have what is asked for."""
+        if exact and (kind := self.reduce_encoding or self.reduce_dtype):
+            raise ValueError(f"fully_shard: exact mode adds gradients up in their own precision, not in {kind}, in "
+                             "which the sum would depend on how many ranks there are: leave reduce_dtype and "
+                             "reduce_encoding, or exact, out")
+        if self.param_encoding and stage < 3:
+            raise ValueError(f"fully_shard: stage={stage}, param_encoding={self.param_encoding}: values that are "
+                             "rounded for each gather are stage 3's: take stage=3, or leave it out")
+        if self.rounds and (others := [
                 f"{name} ({p.dtype})" for name, p in module.named_parameters()
                 if p.requires_grad and p.dtype != xp.float32]):
-            raise ValueError(f"{self}: {', '.join(others[:4])} would stay as they are beside parameters or inputs of "
-                             "16 bits: train in float32, or leave the policy out")
+            raise ValueError(f"{self}: {', '.join(others[:4])} would stay as they are beside what has 16 bits or less: "
+                             "train in float32, or leave the policy out")
 
     def values(self, dtype):
         """The dtype of a parameter's values, where its piece is of `dtype`."""

@@ -14,6 +14,7 @@ from ..backend import is_short, zeros
 from ..flat import BLOCK, FlatBuffer
 from ..ledger import event, keep, labelled, open_ledgers
 from .exact import BinaryCounter
+from .few_bits import SumOfRounded
 from .mixed_precision import AS_IT_IS, SumOfShort
 from .units import Unit
 
@@ -22,7 +23,7 @@ class TrainedUnit(Unit):
     """A Unit of parameters that want gradients.
 
     stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
-    policy  a MixedPrecisionPolicy: the dtypes of whole and grads
+    policy  a MixedPrecisionPolicy: the dtypes of whole and grads, and how they travel
 
     flat    the FlatBuffer that the pieces live in, which are leaves; its gradients are the sums
     grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always
@@ -33,7 +34,7 @@ class TrainedUnit(Unit):
     def __init__(self, name, named, grid, stage, policy=AS_IT_IS):
         super().__init__(name, named, grid, stage, policy)
         dtype, device = self.part.dtype, self.pieces[0].device
-        self.grads_dtype = policy.gradients(dtype)
+        self.policy, self.grads_dtype = policy, policy.gradients(dtype)
         self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 else None
         sums = self.grads[self.first:self.first + self.share] if stage == 1 and self.grads_dtype == dtype else \
             (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device)
@@ -133,7 +134,10 @@ class TrainedUnit(Unit):
         if open_ledgers:
             event("post", self.name)
         with labelled(f"gradients of {self.name}"):
-            if is_short(self.grads_dtype):
+            if self.policy.reduce_encoding is not None:
+                self.reducing = SumOfRounded(self.grid, self.flat.grads, self.grads, self.policy.reduce_encoding,
+                                             what=self.name)
+            elif is_short(self.grads_dtype):
                 self.reducing = SumOfShort(self.comm, self.flat.grads, self.grads, what=self.name)
             else:
                 self.reducing = self.comm.reduce_scatter(self.flat.grads, self.grads, async_op=True, exact=exact,

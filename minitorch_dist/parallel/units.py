@@ -18,6 +18,7 @@ from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_
 from ..flat import ALIGN, BLOCK, layout, round_up
 from ..ledger import event, keep, labelled, open_ledgers
 from ..nn.absent import Absent, AbsentParameterError
+from .few_bits import decoded, encoded
 from .mixed_precision import AS_IT_IS
 from .places import Place, address
 
@@ -63,7 +64,7 @@ class Unit:
     size    elements of the whole; each rank has size / ranks of them, a multiple of `grain`
     part    those of this rank, and pieces: what they are of each parameter, in order
     whole   all values, while they are here; always in stages 1 and 2
-    second  what this rank keeps of them for its neighbours; None: they come from all ranks
+    second  what this rank keeps of them for its neighbours, as it travels; None: they come from all ranks
     users   how many modules that are running want `whole`
     """
 
@@ -81,7 +82,7 @@ class Unit:
         if len(devices := {t.device for t in tensors}) > 1:
             raise ValueError(f"fully_shard: {name} lives on {' and '.join(sorted(devices))}: move the model as a "
                              "whole, with model.to(device)")
-        self.values_dtype = policy.values(dtype)
+        self.values_dtype, self.encoding = policy.values(dtype), policy.param_encoding
         self.whole = self._array(dtype, device, kept=stage < 3 and self.values_dtype == dtype)
         for s in self.segments:
             self.whole[s.start:s.stop] = s.tensor.data.reshape(-1)
@@ -91,7 +92,8 @@ class Unit:
             self.whole = self._array(self.values_dtype, device, kept=True)
         self.absent = [Elsewhere(n, t.shape, dtype, device) for n, t in named]
         self.places = {id(s.tensor): s for s in self.segments}
-        self.gathering, self.users = None, 0        # the former: a Work that is under way
+        self.gathering = self.arriving = None       # a Work that is under way; what it writes to
+        self.users = 0
         self.close()
         self.drop()
 
@@ -145,12 +147,21 @@ class Unit:
         """Have the values. keep_second: and keep this rank's part of them for its neighbours, until let_go()."""
         self.post_gather()
         if self.gathering is not None:
-            work, self.gathering = self.gathering, None
-            work.wait()
+            arrived = self._wait_for_values()
+            if self.encoding is not None:
+                for values, row in zip(self.whole.reshape(self.comm.size, -1), arrived.reshape(self.comm.size, -1),
+                                       strict=True):
+                    values[...] = decoded(self.encoding, row, self.share)
             self.bounds, self.begin = byte_range(self.whole), address(self.whole)
-        if keep_second and self.near is not None and self.second is None:
-            self.second = self.whole.reshape(self.near.size, -1)[self.near.rank].copy()
-            keep(self.second, "buffer")
+            if keep_second and self.near is not None and self.second is None:
+                self.second = arrived.reshape(self.near.size, -1)[self.near.rank].copy()
+                keep(self.second, "buffer")
+
+    def _wait_for_values(self):
+        """What has come from the others."""
+        work, arrived, self.gathering, self.arriving = self.gathering, self.arriving, None, None
+        work.wait()
+        return arrived
 
     def let_go(self):
         """The values may be others now: the next gather is from all ranks."""
@@ -164,10 +175,18 @@ class Unit:
             self._post_all_gather()
 
     def _post_all_gather(self):
-        comm, mine = (self.comm, self.part) if self.second is None else (self.near, self.second)
+        comm, mine, self.arriving = self.comm, self.second, self.whole
+        if mine is not None:
+            comm = self.near
+        elif self.encoding is None:
+            mine = self.part.astype(self.values_dtype, copy=False)
+        else:
+            mine = encoded(self.encoding, self.part)
+        if self.encoding is not None:
+            self.arriving = module_of(mine).empty(comm.size * mine.size, mine.dtype)
+            keep(self.arriving, "buffer")
         with labelled(f"parameters of {self.name}"):
-            self.gathering = comm.all_gather(self.whole, mine.astype(self.values_dtype, copy=False), async_op=True,
-                                             what=self.name)
+            self.gathering = comm.all_gather(self.arriving, mine, async_op=True, what=self.name)
 
     def refresh(self):
         """Have the new values."""
@@ -188,8 +207,7 @@ class Unit:
     def drop(self):
         """Stage 3: free the values. What somebody still has a view of lives as long as the view."""
         if self.gathering is not None:
-            work, self.gathering = self.gathering, None
-            work.wait()
+            self._wait_for_values()
         if self.stage == 3 and self.whole is not None:
             self.whole = None
             if open_ledgers:

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from minitorch_dist.backend import as_dtype
 from minitorch_dist.parallel.encodings import (
     E3M0,
+    Blocks,
     Channel,
     LowRank,
     RandomMask,
@@ -193,3 +195,46 @@ def test_a_diverged_update_is_refused():
     for encoding in (Sketch(levels=4), E3M0()):
         with pytest.raises(ValueError, match="diverged"):
             through(encoding, update, ("x",))
+
+
+# ---------------------------------------------------------------- blocks
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, "bfloat16"], ids=str)
+@pytest.mark.parametrize("shape", [(7, 11), (3, 85), (1, 1), (4, 96), (0, 3)])
+@pytest.mark.parametrize("encoding", [Blocks(8), Blocks(4), Blocks(4, 10), Blocks(8, 64)], ids=str)
+def test_blocks_round_each_number_to_the_level_next_to_it(encoding, shape, dtype):
+    """Found by looking at all levels of its block, the even ones first; nothing is lost twice; the table's bytes."""
+    update = values(*shape, seed=8).astype(as_dtype(dtype) if dtype == "bfloat16" else dtype)
+    update.ravel()[-3:] *= 1000
+    exact, most = update.astype(np.float64).ravel(), 2 ** (encoding.bits - 1) - 1
+    levels = np.array(sorted(range(-most, most + 1), key=lambda k: k % 2))
+    got = through(encoding, update, ("nothing", "drawn"))
+    assert got.shape == shape and got.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    for start in range(0, exact.size, encoding.size):
+        block = exact[start:start + encoding.size]
+        largest = np.abs(block).max()
+        wanted = levels[np.abs((most * block / largest)[:, None] - levels).argmin(axis=1)] * largest / most
+        np.testing.assert_allclose(got.ravel()[start:start + encoding.size], wanted, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(through(encoding, got, ()), got, rtol=1e-6)
+    blocks = -(-exact.size // encoding.size)
+    scales, codes = encoding.encode(update)
+    assert (scales.nbytes, codes.nbytes) == (blocks * got.dtype.itemsize, blocks * encoding.size * encoding.bits // 8)
+
+
+@pytest.mark.parametrize("encoding", [Blocks(8, 4), Blocks(4, 4)], ids=str)
+def test_blocks_of_zeros_of_infinities_and_of_the_smallest_numbers(encoding):
+    tiny = np.float32(1e-45)
+    update = np.array([0, -0.0, 0, 0, 1, np.inf, 2, 3, 1, 2, np.nan, 3, 190 * tiny, -tiny, 7 * tiny, 0, -7, 1, 0, 3.5],
+                      np.float32)
+    with np.errstate(invalid="raise"):
+        got = through(encoding, update, ())
+    assert not got[:4].any() and np.isnan(got[4:12]).all() and got[16] == -7
+    assert (np.abs(got[12:16]) <= 190 * tiny).all() and got[12] > 0
+    if encoding.bits == 4:      # halves go to the even number
+        assert got[16:].tolist() == [-7, 1, 0, 4]
+
+
+def test_what_blocks_are_not():
+    for bits, size in ((5, 256), (8, 0), (4, 33)):
+        with pytest.raises(ValueError, match=rf"Blocks\({bits}, {size}\): numbers have 8 or 4 bits"):
+            Blocks(bits, size)
