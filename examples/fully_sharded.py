@@ -15,14 +15,17 @@ after the step under way, and saves what there is.
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, program, training
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
-from minitorch_dist.parallel.zero import BYTES, BYTES_MIXED, held, sent
+from minitorch_dist.parallel.encodings import Blocks
+from minitorch_dist.parallel.zero import BYTES, BYTES_MIXED, held, sent, sent_near
 
 SETTINGS = ("hidden", "dropout", "lr", "clip", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {
@@ -77,10 +80,45 @@ def shards(args, world):
     return world.split(world.rank // (world.size // args.replicas), name="shard") if args.replicas > 1 else world
 
 
-def count(args, world, batch, stage, over, policy):
-    """The ledger of the second step with Adam in a stage, cut over so many ranks; 0 is DistributedDataParallel."""
-    model = DistributedDataParallel(network(args), world) if stage == 0 else \
-        fully_shard(network(args), world, stage, shard_over=over, mp_policy=policy)
+class Way(NamedTuple):
+    """A line of the table: a stage (0 is DistributedDataParallel), cut over the ranks of `over`, of which so many
+    neighbours keep values until backward (None: no group does). On paper: bytes held per parameter, by kind, and sent.
+    """
+
+    name: str
+    stage: int
+    over: object
+    policy: MixedPrecisionPolicy
+    sizes: dict
+    sent: float
+    near: int | None = None
+
+
+def ways(args, world, over, size):
+    """[Way] of a model of so many parameters: of every stage, in 16 bits, by ZeRO++ where the ranks can be grouped, and
+    with copies where there are some."""
+    n, copies = world.size, world.size // over.size
+    whole, short = MixedPrecisionPolicy(), MixedPrecisionPolicy("bfloat16", "bfloat16")
+    found = [Way(f"{stage}" if stage else "0, DDP", stage, world, whole, BYTES, 4 * sent(stage, size, n)[0])
+             for stage in range(4)]
+    found += [Way(f"{stage}, 16 bits", stage, world, short, BYTES_MIXED, 2 * sent(stage, size, n)[0])
+              for stage in (1, 3)]
+    if near := next((group for group in range(2, n) if n % group == 0), None):
+        values, gradients = sent_near(size, n, near)
+        few = replace(short, param_encoding=Blocks(8), reduce_encoding=Blocks(4))
+        found += [Way(f"3, near {near}", 3, world, whole, BYTES, 4 * (values + gradients), near),
+                  Way("3, ZeRO++", 3, world, few, BYTES_MIXED, values + gradients / 2, near)]
+    if copies > 1:
+        found.append(Way(f"{args.stage}, {copies} copies", args.stage, over, whole, BYTES,
+                         4 * sum(sent(args.stage, size, over.size, copies))))
+    return found
+
+
+def count(args, world, batch, way):
+    """The ledger of the second step with Adam."""
+    model = DistributedDataParallel(network(args), world) if way.stage == 0 else \
+        fully_shard(network(args), world, way.stage, shard_over=way.over, mp_policy=way.policy,
+                    reshard_after_forward=way.near)
     optimizer = optim.Adam(model.parameters())
     for step in range(2):       # before the run's, whose steps faults on purpose name
         with ledger.record(memory=True) as book:
@@ -91,8 +129,7 @@ def count(args, world, batch, stage, over, policy):
 
 
 def table(args, world, over, dataset):
-    """What a rank sends and holds, for every stage, in 16 bits, and where there are copies, as lines of text.
-    Collective."""
+    """What a rank sends and holds, in every way, as lines of text. Collective."""
     loader = data.Loader(dataset.train_images, dataset.train_labels, dataset.default_batch_size, seed=args.seed,
                          rank=world.rank, size=world.size)
     batch = next(iter(loader.epoch(0)))
@@ -100,17 +137,12 @@ def table(args, world, over, dataset):
     lines = [f"{size:,} parameters, Adam, {n} rank{'s' * (n > 1)}; MB of this rank, counted / on paper",
              f"{'stage':12}" + "".join(f"{head:>15}" for head in ("sent per step", *(f"{kind}s" for kind in BYTES),
                                                                    "most gathered"))]
-    whole, short = MixedPrecisionPolicy(), MixedPrecisionPolicy("bfloat16", "bfloat16")
-    ways = [("0, DDP" if stage == 0 else f"{stage}", stage, world, whole) for stage in range(4)]
-    ways += [(f"{stage}, 16 bits", stage, world, short) for stage in (1, 3)]
-    if over.size < n:
-        ways.append((f"{args.stage}, {args.replicas} copies", args.stage, over, whole))
-    for name, stage, over, policy in ways:
-        counted = count(args, world, batch, stage, over, policy)
-        paper = held(stage, size, over.size, BYTES if policy is whole else BYTES_MIXED)
-        paper["sent"] = (4 if policy is whole else 2) * sum(sent(stage, size, over.size, n // over.size))
+    for way in ways(args, world, over, size):
+        counted = count(args, world, batch, way)
+        paper = held(way.stage, size, way.over.size, way.sizes) | {"sent": way.sent}
         cells = [f"{counted[key] / 1e6:7.2f}/{paper[key] / 1e6:5.2f}" for key in ("sent", *BYTES)]
-        lines.append(f"{name:12}" + "".join(f"{cell:>15}" for cell in cells) + f"{counted['gathered'] / 1e6:15.2f}")
+        lines.append(f"{way.name:12}" + "".join(f"{cell:>15}" for cell in cells)
+                     + f"{counted['gathered'] / 1e6:15.2f}")
     return lines
 
 

@@ -13,9 +13,10 @@ from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.multi_token import targets_at
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe, tied
+from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard, moe, tied
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
+from minitorch_dist.parallel.encodings import Blocks
 from minitorch_dist.parallel.gpt_stages import GPTStage
 from minitorch_dist.parallel.offload import offload_optimizer
 from minitorch_dist.parallel.pipeline import Pipeline
@@ -87,7 +88,11 @@ def prepare(job, module, mesh):
     if job["stage"] == 0:
         return DistributedDataParallel(module, replicas)
     shards = job["shard_over"] and replicas.split(replicas.rank // job["shard_over"], name="shard")
-    return fully_shard(module, replicas, job["stage"], shard_over=shards)
+    near, owners = job["reshard_after_forward"], shards or replicas
+    encodings = {f"{name}_encoding": bits and Blocks(bits) for name, bits in (("param", job["param_bits"]),
+                                                                             ("reduce", job["reduce_bits"]))}
+    return fully_shard(module, replicas, job["stage"], shard_over=shards, mp_policy=MixedPrecisionPolicy(**encodings),
+                       reshard_after_forward=near and owners.split(owners.rank // near, name="near"))
 
 
 def parts(sizes):
@@ -153,7 +158,7 @@ def step(job, folder=None):
         train()
     held = dict(book.live)
     model.zero_grad()
-    out = dict.fromkeys(("dp", "shard", "tp", "cp", "ep"), 0)
+    out = dict.fromkeys(("dp", "shard", "near", "tp", "cp", "ep"), 0)
     for (name, _), count in book.bytes_sent.items():     # gradients are summed over the product of several axes
         first = name.partition(" but ")[0]      # an axis's ranks with the same experts
         out[first if first in out else "dp"] += count

@@ -34,11 +34,19 @@ def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
     assert summary["test_accuracy"] == whole[1]["test_accuracy"]
     head, _, *rows = summary["table"]
     size = sum(a * b + b for a, b in ((784, 90), (90, 70), (70, 10)))
-    assert head.startswith(f"{size:,} parameters, Adam") and len(rows) == (7 if n == 4 else 6)
+    assert head.startswith(f"{size:,} parameters, Adam") and len(rows) == (9 if n == 4 else 6)
     if n == 4:      # of the two copies: gradients and their state are halves, and a half is summed over both
-        assert rows[6].startswith("2, 2 copies")
+        assert rows[8].startswith("2, 2 copies")
         numbers = [float(x) for x in re.findall(r"\d+\.\d+", rows.pop())][1:-1:2]
         assert numbers == pytest.approx([x * size / 1e6 for x in (2 * 4 / 2 + 2 * 4 / 2 / 2, 4, 2, 4)], abs=0.006)
+        # Pairs keep values: a gather over 4 and one over 2. ZeRO++: in 8 bits, gradients in 4, and scales.
+        near, few = (rows.pop(6) for _ in range(2))
+        assert near.startswith("3, near 2") and few.startswith("3, ZeRO++")
+        for row, value, gradient in (near, 4, 4), (few, 1, 1 / 2):
+            counted, paper = map(float, re.findall(r"\d+\.\d+", row)[:2])
+            wanted = (value * (3 / 4 + 1 / 2) + gradient * 3 / 4) * size / 1e6
+            assert paper == pytest.approx(wanted, abs=0.006)
+            assert 0 <= counted - wanted + 0.01 < 3 * n * 4096 * 8e-6 + 0.02 * wanted * (row == few), row
     for stage, row in ((3, rows.pop()), (1, rows.pop())):       # sums of gradients stay float32; pieces are the values
         assert row.startswith(f"{stage}, 16 bits")
         counted = [float(x) for x in re.findall(r"\d+\.\d+", row)][:-1:2]

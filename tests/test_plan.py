@@ -1,6 +1,7 @@
 """Plans against the papers' numbers, and the library's own models."""
 
 import math
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from minitorch_dist.plan import GPT, Job, Parameters, plan
 from minitorch_dist.plan.activations import activations
 from minitorch_dist.plan.devices import LATENCY
 from minitorch_dist.plan.layout import buckets
-from minitorch_dist.plan.paper import gpu_hours, span_of_shards
+from minitorch_dist.plan.paper import gpu_hours, pieces_of, span_of_shards
 from tests.crews import crews
 
 from . import plan_cases
@@ -272,6 +273,35 @@ def test_seconds_of_copies():
         job = Job(replace(SMALL, tied=False), dp=dp, cp=cp, pp=2 if cp < 8 else 1, batch=dp, time=16, stage=1,
                   shard_over=shards)
         assert span_of_shards(job) == wanted, (dp, cp, shards)
+
+
+def test_seconds_of_neighbours_and_few_bits():
+    """Machines of four keep values until backward: the paper's 3ψ of 16 bits between machines become ψ/2 + ψ/4."""
+    scales, usual = 4 / 256, Job(Parameters(1e9), dp=8, batch=8, stage=3)
+    found = plan(replace(usual, reshard_after_forward=4), SIMPLE)
+    assert found.sent("dp") == 2 * 2e9 * 7 / 8 and found.sent("near") == 2e9 * 3 / 4
+    assert found.seconds.near == pytest.approx(2e9 * 3 / 4 / 1e9, rel=1e-3)
+    assert found.seconds.dp == pytest.approx(2 * 2e9 * 7 / 8 / 1e8, rel=1e-3)
+    assert found.seconds.step == found.seconds.dp + found.seconds.near + found.seconds.compute
+    few = plan(replace(usual, reshard_after_forward=4, param_bits=8, reduce_bits=4), SIMPLE)
+    assert few.sent("dp") == ((1 + scales) * 7 / 8 + (1 / 2 + scales) / 4 / 2) * 1e9
+    assert few.sent("near") == (3 / 2 + 2 * scales) * 1e9 * 3 / 4
+    assert plan(replace(usual, reshard_after_forward=8), SIMPLE).ranks == plan(usual, SIMPLE).ranks
+    small = replace(usual, model=SMALL, time=16, reshard_after_forward=4)
+    kept = rank_of(small).buffers - rank_of(replace(small, reshard_after_forward=None)).buffers
+    assert kept == 2 * sum(piece.elements for piece in pieces_of(small, small.stages_of(0))) / 4
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"reshard_after_forward": 3}, "--reshard-after-forward 3: it must be a divisor above 1 of the 8 ranks"),
+    ({"reshard_after_forward": 1}, "a divisor above 1"), ({"param_bits": 5}, "--param-bits 5: take 8 or 4"),
+    ({"reshard_after_forward": 4, "shard_over": 2}, "a divisor above 1 of the 2 ranks that share a copy"),
+    ({"reshard_after_forward": 2, "stage": 2}, "with stage=2, pp=1, ep=1"),
+    ({"param_bits": 8, "stage": 2}, "with stage 2: the least stage with such messages is 3"),
+    ({"reduce_bits": 4, "stage": 0}, "the least stage with such messages is 1")], ids=str)
+def test_neighbours_and_bits_that_cannot_be(more, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Job(Parameters(1e9), **{"dp": 8, "batch": 8, "stage": 3} | more)
 
 
 def test_seconds_of_a_mesh():

@@ -14,6 +14,8 @@ from .plan_checks import job_of, rank_of, sent
 CASES = "tests.plan_cases:"
 TILED = {"tiled_loss": True}
 UNBOUND = {"experts": 4, "capacity_factor": None}
+NEAR = {"dp": 4, "stage": 3, "reshard_after_forward": 2}
+FEW, ONE = {"param_bits": 8, "reduce_bits": 4}, {"model": {"layers": 1}}
 RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "alone": {}, "ddp": {"dp": 2}, "ddp, no dropout, untied": {"dp": 4, "model": {"dropout": False, "tied": False}},
     "1": {"dp": 3, "stage": 1}, "2": {"dp": 2, "stage": 2}, "3": {"dp": 2, "stage": 3}, "3 on 4": {"dp": 4, "stage": 3},
@@ -32,6 +34,13 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "sequences, checkpoints": {"tp": 2, "dp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
     "2, two copies": {"dp": 4, "stage": 2, "shard_over": 2},
     "3, two copies": {"dp": 4, "stage": 3, "shard_over": 2, "micro_batches": 2},
+    "3, neighbours": NEAR, "3, neighbours, accumulated": NEAR | {"micro_batches": 2, "model": {"tied": False}},
+    "3, neighbours, checkpoints": NEAR | {"checkpointing": True}, "3, neighbours, one layer": NEAR | ONE,
+    "3, neighbours that are a copy": NEAR | {"shard_over": 2}, "3, neighbours of 6": NEAR | {"dp": 6},
+    "ZeRO++": NEAR | FEW, "ZeRO++, one layer, accumulated": NEAR | FEW | ONE | {"micro_batches": 2},
+    "3, few bits": {"dp": 3, "stage": 3} | FEW, "3, few bits, two copies": {"dp": 4, "stage": 3, "shard_over": 2} | FEW,
+    "1, 4 bits": {"dp": 3, "stage": 1, "reduce_bits": 4}, "2, 8 bits": {"dp": 2, "stage": 2, "reduce_bits": 8},
+    "ring, neighbours": {"cp": 2, "dp": 2, "time": 12, "stage": 3, "reshard_after_forward": 2, "param_bits": 4},
     "ring, 1, two copies": {"dp": 2, "cp": 2, "time": 12, "stage": 1, "shard_over": 2},
     "grouped": {"tp": 2, "model": {"kv_heads": 2, "hidden": 50}},
     "both": {"tp": 2, "dp": 2, "stage": 3}, "both, ddp": {"tp": 2, "dp": 2, "micro_batches": 2},

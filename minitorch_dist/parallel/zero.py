@@ -5,9 +5,11 @@
     1        the optimizer's state               4ψ + 4ψ + 8ψ/N                           2ψ
     2        gradients as well                   4ψ + 4ψ/N + 8ψ/N                         2ψ
     3        parameters as well                  4ψ/N + 4ψ/N + 8ψ/N                       3ψ
+    3, near  and ψ/g until backward              the same                                 2ψ, and ψ · (g-1)/g nearby
 
-(parameters + gradients + Adam's two states.) Frozen parameters have the first of these alone, and are sent in stage 3
-alone: for them it holds 4ψ/N, and gathers 2ψ. Source: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7.
+(near: g neighbours keep values from forward to backward. Held: parameters + gradients + Adam's two states.) Frozen
+parameters have the first of these alone, and are sent in stage 3 alone: for them it holds 4ψ/N, and gathers 2ψ.
+Sources: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7; Wang et al. 2023, "ZeRO++" (near).
 """
 
 BYTES = {"parameter": 4, "gradient": 4, "optimizer": 8}     # per float32 parameter, with Adam
@@ -26,3 +28,9 @@ def sent(stage, elements, ranks, replicas=1):
     """Elements that a rank sends per step, in a stage in which so many ranks share a copy: (among them, to the
     replicas)."""
     return SENT[stage] * elements * (ranks - 1) / ranks, 2 * elements / ranks * (replicas - 1) / replicas
+
+
+def sent_near(elements, ranks, near):
+    """(Elements of values, of gradients) that a rank sends per step in stage 3, where groups of `near` neighbours keep
+    the values until backward. Gradients are as many in one step, or in two: within groups, then between them."""
+    return elements * ((ranks - 1) / ranks + (near - 1) / near), elements * (ranks - 1) / ranks

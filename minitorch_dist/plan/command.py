@@ -77,6 +77,10 @@ def add_command(commands):
     p.add_argument("--meshes", action="store_true", help="try all meshes, and show the fastest; needs --batch")
     p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
     p.add_argument("--shard-over", type=int, help="ranks that share a copy of what ZeRO cuts (default: all)")
+    p.add_argument("--reshard-after-forward", type=int, metavar="RANKS", help="stage 3: so many neighbours, say a "
+                   "node's, keep the values from forward to backward (hpZ)")
+    p.add_argument("--param-bits", type=int, help="stage 3: of values on their way: 8 or 4 (qwZ)")
+    p.add_argument("--reduce-bits", type=int, help="of gradients on their way: 8 or 4 (qgZ)")
     p.add_argument("--precision", default="mixed", help="mixed (2+2+12 bytes per parameter) or float32 (4+4+8)")
     p.add_argument("--batch", type=int, help="samples per step, over all ranks (default: one per micro-batch)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 1; 4 per pipeline stage)")
@@ -126,12 +130,14 @@ def plans_of(args):
                          f"make up {args.devices} devices: their product must be {args.devices}")
     micro_batches = (4 * args.pp if args.pp > 1 else 1) if args.micro_batches is None else args.micro_batches
     possible = 1 if dp * args.cp * args.ep == 1 else 4
-    least = int(args.shard_over is not None and possible > 1)
-    stages = range(least, possible) if args.stage is None else [args.stage]
+    least = 3 if args.reshard_after_forward or args.param_bits else int(bool(args.shard_over or args.reduce_bits))
+    stages = range(min(least, possible - 1), possible) if args.stage is None else [args.stage]
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
     job = Job(model, dp, args.tp, args.pp, stages[0], args.precision, batch, _time(args, model), micro_batches,
               args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
-              args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss, **_lora(args))
+              args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
+              reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
+              reduce_bits=args.reduce_bits, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -148,7 +154,9 @@ def every_of(args):
     _check_numbers(args)
     given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks != 1,
              "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
-             "--shard-over": args.shard_over is not None, "--generate": args.generate is not None}
+             "--shard-over": args.shard_over is not None, "--generate": args.generate is not None,
+             **{f"--{_spelt(name)}": getattr(args, name) is not None
+                for name in ("reshard_after_forward", "param_bits", "reduce_bits")}}
     if any(given.values()):
         raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
                          f"{' '.join(name for name, it in given.items() if it)} out")

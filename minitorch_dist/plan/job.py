@@ -11,6 +11,7 @@ from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, pl
 from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
 from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, parameters_of
+from .sent import check_messages
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 MOST_LAYERS = 10_000    # that are gone through one by one: some seconds
@@ -39,6 +40,9 @@ class Job:
     base_bits      of the matrices beside which they stand: the precision's, or 4 (None: the precision's)
     lora_parameters  of a model of which only the number of parameters is known: how many adapters have beside it
     tiled_loss     the loss is made by tiles of the vocabulary, without logits (nn.linear_cross_entropy)
+    reshard_after_forward  so many neighbours keep stage 3's values from forward to backward (None: nobody)
+    param_bits, reduce_bits  of values, and of gradients, on their way: 8 or 4, in blocks (parallel/few_bits.py); None:
+                   the precision's
     ValueError where it can't be done.
     """
 
@@ -66,6 +70,9 @@ class Job:
     base_bits: int | None = None
     lora_parameters: float | None = None
     tiled_loss: bool = False
+    reshard_after_forward: int | None = None
+    param_bits: int | None = None
+    reduce_bits: int | None = None
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -94,6 +101,7 @@ class Job:
             raise ValueError(f"a batch of {self.batch} samples on dp{divided} = {by} ranks in {self.micro_batches} "
                              f"micro-batches: dp{divided} must divide the batch and leave each rank a sample per "
                              f"micro-batch: --batch {by * self.micro_batches} or a multiple, or fewer --micro-batches")
+        check_messages(self)
         self._check_lora()
         self._check_cut()
         self._check_loss()
@@ -262,6 +270,11 @@ class Job:
         return self.replicas // self.shards
 
     @property
+    def near(self):
+        """Of a copy's ranks, how many keep values from forward to backward; None: all, each its own part."""
+        return None if self.reshard_after_forward == self.shards else self.reshard_after_forward
+
+    @property
     def stages_per_rank(self):
         """Of the pipeline."""
         return 2 if self.schedule in V_SHAPED else self.chunks
@@ -348,7 +361,7 @@ class Job:
 
     def mesh(self):
         """As text."""
-        more = {"cp": self.cp, "ep": self.ep, "copies": self.copies}
+        more = {"cp": self.cp, "ep": self.ep, "copies": self.copies, "near": self.near or 1}
         return f"dp={self.dp} tp={self.tp} pp={self.pp}{''.join(f' {axis}={n}' for axis, n in more.items() if n > 1)}"
 
     def parameters(self, stage):

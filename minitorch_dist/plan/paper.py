@@ -14,7 +14,7 @@ from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
 from ..parallel.zero import SENT, held
 from .activations import activations
 from .layout import buckets, stepped, unit
-from .sent import AXES, SENT_ALONG, data_parallel
+from .sent import AXES, SENT_ALONG, data_parallel, travelling
 
 ALONE = (1, True, True)     # a model of one layer, as a stage
 OWN = ("attention.scores", "attention.values")      # products without a matrix
@@ -44,7 +44,8 @@ class Rank:
     """A place in the pipeline, and what each rank there has, in bytes; the tensor-parallel rank with the largest parts.
 
     parameters, gradients, optimizer   when a step is through
-    buffers       beside them, at most: gathered parameters (stage 3), gradients that aren't summed yet
+    buffers       beside them, at most: gathered parameters (stage 3), and what neighbours keep of them; gradients that
+                  aren't summed yet
     activations   None where the model's layers are unknown
     collectives   [Collective]; flops: of a step
     host, crossing  of offload: what lies in the host's memory instead, and what goes down to it and up again per step
@@ -74,6 +75,7 @@ class Seconds:
     compute: float
     dp: float
     shard: float
+    near: float
     tp: float
     pp: float
     cp: float
@@ -121,7 +123,8 @@ def plan(job, device):
     ranks = [rank_of(job, place) for place in range(job.pp)]
     bubble = play(job.steps).bubble if job.pp > 1 else 0.0
     spans = {"tp": job.tp, "cp": job.tp * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
-             "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep, "shard": span_of_shards(job)}
+             "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep, "shard": span_of_shards(job),
+             "near": span_of(job, job.near or 1)}
     took = {axis: max(sum(c.seconds(device.costs(spans[axis])) for c in rank.collectives if c.axis == axis)
                       for rank in ranks) for axis in AXES}
     compute = max(rank.flops for rank in ranks) / device.flops[job.precision]
@@ -133,7 +136,12 @@ def plan(job, device):
 
 def span_of_shards(job):
     """Among how many devices, numbered as the mesh goes, those that share a copy are."""
-    return job.tp * job.shards if job.shards <= job.cp else job.ranks // job.dp * -(-job.shards // job.cp)
+    return span_of(job, job.shards)
+
+
+def span_of(job, ranks):
+    """Among how many devices so many neighbours of those that hold the same are."""
+    return job.tp * ranks if ranks <= job.cp else job.ranks // job.dp * -(-ranks // job.cp)
 
 
 def rank_of(job, place):
@@ -235,8 +243,8 @@ def nested(job):
 
 def buffers(job, stages):
     """Bytes at most: of stage 3's gathered parameters; of whole gradients those of a layer on their way into their
-    unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add up, everybody's; of matrices of
-    4 bits the largest, taken apart."""
+    unit, in stages 2 and 3 also the rest's and two blocks', or, while micro-batches add up, everybody's; of messages in
+    few bits; of matrices of 4 bits the largest, taken apart."""
     everything = [p for stage in stages for part in job.parameters(stage) for p in part]
     codes = [prod(p.shape) for p in everything if p.name.endswith("weight.codes")]
     apart = 2 * max(codes, default=0) * job.sizes["parameter"]
@@ -244,14 +252,14 @@ def buffers(job, stages):
         return apart
     largest = max(prod(p.shape) for p in everything if p.trained)
     values, gradients = 0, largest + 4 * job.model.width
+    modules = [module for stage in stages for module in units(job, stage)]
     if job.depth:       # which all depths add to
         gradients += sum(prod(p.shape) for p in everything if p.trained and p.name in ("embed.weight", "head.weight"))
     if job.stage > 1:
-        modules = [module for stage in stages for module in units(job, stage)]
-        values = gathered(job, modules) if job.stage == 3 else 0
+        values = gathered(job, modules) + second(job, modules) if job.stage == 3 else 0
         sizes = [sum(piece.elements for piece in module if piece.trained) for module in modules]
         gradients += sum(sizes if job.micro_batches > 1 else sizes[:1] + sorted(sizes[1:])[-2:])
-    return apart + values + gradients * job.sizes["gradient"]
+    return apart + values + messages(job, modules) + gradients * job.sizes["gradient"]
 
 
 def gathered(job, modules):
@@ -266,6 +274,22 @@ def gathered(job, modules):
     if job.checkpointing:
         return rest + max([*blocks, sum(others) if nested(job) else max(others, default=0)])
     return max(sum(sorted([rest, *blocks])[-2:]), rest + max(others, default=0), sum(others) * nested(job))
+
+
+def second(job, modules):
+    """Bytes of what this rank keeps for its neighbours from forward to backward, as it travels."""
+    if job.near is None:
+        return 0
+    return sum(piece.elements * travelling(job.param_bits if piece.trained else None, piece.sizes["parameter"])
+               for module in modules for piece in module) / job.near
+
+
+def messages(job, modules):
+    """At most, bytes of messages in few bits, which are taken apart when they are there: two modules' values, and those
+    that leave and come of two modules' gradients."""
+    sizes = [sum(piece.elements for piece in module if piece.trained) for module in modules]
+    two = sum(sorted(sizes)[-2:])
+    return sum(times * two * travelling(bits, 0) for times, bits in ((1, job.param_bits), (4, job.reduce_bits)) if bits)
 
 
 def whole(module):

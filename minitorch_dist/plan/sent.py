@@ -9,8 +9,12 @@ from math import prod
 
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
+from ..flat import BLOCK
+from ..parallel.encodings import Blocks
+from ..parallel.few_bits import row_bytes
 
-AXES = ("dp", "shard", "tp", "pp", "cp", "ep")     # shard: of dp, where only some share a copy (Job.shard_over)
+# shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
+AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
 COLUMNS, ROWS = ("attention.qkv", "mlp.0"), ("attention.out", "mlp.2")      # how tensor parallelism cuts a block
 
 
@@ -40,23 +44,61 @@ class Collective:
         return self.count * predict("ring", n, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
 
 
+def check_messages(job):
+    """ValueError where neighbours can't keep values, or what travels can't have so few bits, as in fully_shard."""
+    near, given = job.reshard_after_forward, f"--reshard-after-forward {job.reshard_after_forward}"
+    if near is not None and (near < 2 or job.shards % near):
+        raise ValueError(f"{given}: it must be a divisor above 1 of the {job.shards} ranks that share a copy")
+    if near is not None and (job.stage != 3 or job.pp > 1 or job.ep > 1):
+        raise ValueError(f"{given} with stage={job.stage}, pp={job.pp}, ep={job.ep}: values are cut in stage 3 only, a "
+                         "pipeline keeps them, and neighbours along ep have other experts: take --stage 3, without "
+                         "these")
+    for name, bits, least in (("param", job.param_bits, 3), ("reduce", job.reduce_bits, 1)):
+        if bits not in (None, 4, 8):
+            raise ValueError(f"--{name}-bits {bits}: take 8 or 4")
+        if bits and job.stage < least:
+            raise ValueError(f"--{name}-bits {bits} with stage {job.stage}: the least stage with such messages is "
+                             f"{least}: take --stage 3")
+
+
+def travelling(bits, nbytes):
+    """Bytes of an element on its way, which has `nbytes` otherwise (bits None)."""
+    return nbytes if bits is None else row_bytes(Blocks(bits), BLOCK) / BLOCK
+
+
 def data_parallel(job, pieces, parameters):
     """Of gradients and parameters, in pieces as pieces_of gives: buckets or units; with them travels which of the
     trained parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies.
-    Of what is frozen the values alone travel, in stage 3."""
-    found, axis = [], "shard" if job.copies > 1 else "dp"
+    Of what is frozen the values alone travel, in stage 3, and as they are. What neighbours keep comes from all ranks
+    once per forward."""
+    found, axis, near = [], "shard" if job.copies > 1 else "dp", job.near
     for size, ranks, copies, sizes, gathers in pieces:
         if job.stage == 0:
             found += [Collective("dp", ranks, "all_reduce", size * sizes["gradient"])] if "gradient" in sizes else []
             continue
-        times = gathers * job.micro_batches if job.stage == 3 and job.pp == 1 else 1
-        found.append(Collective(axis, ranks, "all_gather", size * sizes["parameter"], times))
-        if "gradient" in sizes:
-            found += [Collective(axis, ranks, "reduce_scatter", size * sizes["gradient"]),
+        trained, passes, times = "gradient" in sizes, job.micro_batches, gathers
+        if job.stage < 3 or job.pp > 1:
+            passes = times = 1
+        value = size * travelling(job.param_bits if trained else None, sizes["parameter"])
+        afar = times if near is None else 1
+        found += [Collective(axis, ranks, "all_gather", value, passes * afar),
+                  *[Collective("near", near, "all_gather", value, passes * (times - 1))] * (near is not None)]
+        if trained:
+            found += [*gradients(job, axis, ranks, size * travelling(job.reduce_bits, sizes["gradient"])),
                       Collective("dp", copies, "all_reduce", size / ranks * sizes["gradient"])]
     if job.stage and parameters:
         found.append(Collective("dp", job.replicas, "all_reduce", 4 * parameters))
     return [it for it in found if it.ranks > 1]
+
+
+def gradients(job, axis, ranks, nbytes):
+    """Of a unit's gradients: in few bits first within neighbours, then each part between groups of them."""
+    if job.reduce_bits is None:
+        return [Collective(axis, ranks, "reduce_scatter", nbytes)]
+    if job.near is None:
+        return [Collective(axis, ranks, "all_to_all", nbytes)]
+    return [Collective("near", job.near, "all_to_all", nbytes),
+            Collective(axis, ranks // job.near, "all_to_all", nbytes / job.near)]
 
 
 def _tokens(job):
