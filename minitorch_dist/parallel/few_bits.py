@@ -15,7 +15,8 @@ to other nodes, of ψ elements of 16 bits, per node (X of them) and step:
     stage 3                   2ψ         2ψ          2ψ              · (X-1)/X
     all that is above         1ψ         0           ψ/2             and scales, 4 bytes per 256 elements
 
-A message is a row of bytes for each share that it has: the codes, then the scales. Source: Wang et al. 2023, "ZeRO++:
+A message is a row of bytes for each share that it has: the codes, then the scales. What neighbours keep until backward
+is 1/g of the message that has come, so that they have the same values again. Source: Wang et al. 2023, "ZeRO++:
 extremely efficient collective communication for giant model training", 3.1 (weights), 3.3 (gradients).
 """
 

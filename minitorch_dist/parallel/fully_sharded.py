@@ -18,6 +18,8 @@ after it; and again in backward, where the next unit's travel meanwhile:
     backward   … | gather u1 and, ahead, u0 | use u1, reduce its gradients, free | use u0, reduce, free
 
 With `shard_over` N are those ranks, which share a copy of the state; the copies' gradients are added up (hybrid.py).
+With reshard_after_forward=g backward gathers from g neighbours (hybrid.py), and mp_policy may have all of it sent in 8
+and 4 bits (few_bits.py): ZeRO++.
 Of experts that are divided over ranks (moe.py) they are those that hold the same.
 
 Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".

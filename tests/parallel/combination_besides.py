@@ -12,6 +12,7 @@ from minitorch_dist.compress import lora, low_precision, prune, soup
 from minitorch_dist.parallel import MixedPrecisionPolicy
 from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.diloco import DiLoCo
+from minitorch_dist.parallel.encodings import Blocks
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
 
 
@@ -220,9 +221,14 @@ BESIDES = {
     "LLaMA": Beside(model=LLAMA),
     "latents": Beside(model=DEEPSEEK),
 }
-# What is done besides to a LLaMA, and with latents: not rows of the table, for test_three_together alone.
+# What is done besides to a LLaMA, with latents, and …: not rows of the table, for test_three_together alone.
 EVERY = BESIDES | {f"LLaMA, {name}": replace(BESIDES[name], model=LLAMA) for name in (
     "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
 EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in (
     "exact", "compile", "LoRA")}
+# … where four ranks share a copy.
+EVERY["neighbours"] = Beside(sharded=True, options=lambda job: {"reshard_after_forward": 2} if job.mesh else {})
+EVERY["neighbours, 8 bits, exact"] = replace(
+    EVERY["neighbours"], tolerance=None, dtype=np.float32, exact=True, options=lambda job: {
+        "mp_policy": MixedPrecisionPolicy(param_encoding=Blocks(8)), **EVERY["neighbours"].options(job)})
 USUAL = Beside()

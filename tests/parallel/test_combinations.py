@@ -97,6 +97,8 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "ring", "ZeRO 3"), {"dp": 1, "cp": 2, "tp": 2}, "LoRA"),
     (("sequence", "all-to-all", "ZeRO 2"), {"dp": 1, "cp": 2, "tp": 2}, "GradScaler"),
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "latents, LoRA"),
+    (("ring", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"), (("ZeRO 3",), {"dp": 4}, "neighbours, 8 bits, exact"),
+    (("all-to-all", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"),
 ]
 
 
