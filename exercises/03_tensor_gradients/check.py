@@ -3,7 +3,7 @@
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 from . import formulas
 from .formulas import added_in_front, argument, matmul_gradients, spread, stretched, summing, winners

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
-from exercises.frame.judge import same, shaped
+from exercises.frame.comparing import same, shaped
 from exercises.frame.messages import SENDS, bytes_sent, messages, steps
 
 from . import crossings

@@ -3,7 +3,7 @@
 import math
 
 from exercises.frame import when
-from exercises.frame.judge import same, shaped
+from exercises.frame.comparing import same, shaped
 
 
 def doublings(n):

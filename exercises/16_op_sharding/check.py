@@ -3,7 +3,7 @@
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 from . import drawing, losses, tables, worlds
 from .cuts import along, first_longer, partial, pieces, reversed_parts, strided, times_zero

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 from .prices import (
     RIGHT,

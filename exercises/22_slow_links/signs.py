@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 RANKS = 3        # of the descent, which is drawn
 LONG = 1001      # numbers, of the case in which bytes are looked at

@@ -3,7 +3,7 @@
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 SHAPES = [(5, 2, 3), (7,), (4, 4), (6, 3), (1, 9), (30, 20), (), (20, 30), (3, 4, 5, 2), (2, 2), (40, 1)]
 

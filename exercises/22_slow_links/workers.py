@@ -3,7 +3,7 @@
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 SHAPES = [(3, 2), (4,), (1, 5), (4,), ()]
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 MEASURED = [2 ** k for k in range(3, 14)]      # batches of the picture's quadratic
 TRIED = [24, 3000]      # batches at which all that have a job are asked for steps and samples as well

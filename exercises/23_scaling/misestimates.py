@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from exercises.frame import gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 from .noises import Averages, estimate, of_averages, run, square, variance
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from exercises.frame import demand, gives, when
-from exercises.frame.judge import same
+from exercises.frame.comparing import same
 
 from .laws import DELTA, FAR, NAMES, exact, huber, log_law, objective, optimal, refitted, residual, value
 

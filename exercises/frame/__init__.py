@@ -5,7 +5,9 @@
   launch.py    starts those processes and brings back outputs, or what went wrong
   starting.py  forks them where many answers are checked (starter.py, for mpirun starter_client.py)
   check.py     what a chapter says of an exercise: cases, truth, signatures, demands, picture
-  judge.py     outputs against truth, and which known mistake explains them
+  comparing.py whether outputs are those expected, leaf by leaf
+  judge.py     the verdict on a launch: which known mistake explains what is wrong
+  wording.py   what is said of it where no mistake is known
   checking.py  all of it together: one answer in, one Verdict out
   seeds.py     what a check says over many seeds, for authors
   answers.py   the learner's side: mine/, progress, whose earlier answers are used, slots

@@ -14,7 +14,7 @@ import numpy as np
 
 from minitorch_dist.testing import ranks
 
-from . import judge, launch
+from . import comparing, judge, launch, wording
 from .check import Check
 from .course import ROOT, CourseError
 
@@ -90,12 +90,12 @@ def check_answer(course, exercise, path, uses=None, seed=None, limit=None, memor
     begin = time.monotonic()
     for n in exercise.ranks:
         cases = check.cases(np.random.default_rng(seed), n)
-        launched = launch.launch(exercise, path, [judge.per_rank(case) for case in cases], n, uses, CLOSED,
+        launched = launch.launch(exercise, path, [comparing.per_rank(case) for case in cases], n, uses, CLOSED,
                                  folder / "drive.py", limit, memory, start)
         verdict.printed = launched.printed
         failure = launched.failure
         if failure is not None and failure.case is not None:
-            failure.details += judge.place(cases, failure.case, n)
+            failure.details += wording.place(cases, failure.case, n)
         if failure is None:
             finding = judge.judge(check, cases, launched.outputs, n)
             failure = finding and launch.Failure("wrong", finding.sentence, finding.details)

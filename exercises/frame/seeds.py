@@ -7,7 +7,8 @@ import numpy as np
 
 from .check import Outputs
 from .checking import CLOSED, Verdict, check_answer, checks_of
-from .judge import all_wrong, judge, per_rank, recognised
+from .comparing import per_rank
+from .judge import all_wrong, judge, recognised
 from .launch import launch
 
 AT_ONCE = 25      # seeds in one launch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exercises.frame import Check, Outputs, child, demand, gives, judge, when
+from exercises.frame import Check, Outputs, child, comparing, demand, gives, judge, when
 from exercises.frame.judge import judge as judged
 
 
@@ -157,9 +157,9 @@ def test_a_sentence_may_ask_what_came_out():
 
 
 def test_integers_are_compared_exactly_and_floats_by_the_largest():
-    assert not judge.same(np.array([2**53 + 1]), np.array([2**53]), 1e-3)
-    assert judge.same(np.array([1e9, 1e-3]), np.array([1e9, 0.0]), 1e-9)
-    assert not judge.same(np.array([1e-9, 2e-9]), np.array([1e-9, 1e-9]), 1e-9)
-    assert judge.same(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 1e-9)
-    assert not judge.same(np.array([0.0, 1.0]), np.array([np.nan, 1.0]), 1e-9)
-    assert judge.same(True, True, 0) and not judge.same("1", 1, 0)
+    assert not comparing.same(np.array([2**53 + 1]), np.array([2**53]), 1e-3)
+    assert comparing.same(np.array([1e9, 1e-3]), np.array([1e9, 0.0]), 1e-9)
+    assert not comparing.same(np.array([1e-9, 2e-9]), np.array([1e-9, 1e-9]), 1e-9)
+    assert comparing.same(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 1e-9)
+    assert not comparing.same(np.array([0.0, 1.0]), np.array([np.nan, 1.0]), 1e-9)
+    assert comparing.same(True, True, 0) and not comparing.same("1", 1, 0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exercises.frame import judge, launch
+from exercises.frame import launch, wording
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course
 
@@ -41,12 +41,12 @@ def test_what_is_said_where_a_list_was_expected(z, text):
     (np.array([np.inf, np.nan, 2.0]), np.array([np.inf, np.nan, 3.0]), "the result[2] is 2; expected 3"),
     (1.5, dict.fromkeys("abcdefg"), "the result is 1.5; expected a dict of 7")], ids=str)
 def test_a_difference_in_words(got, expected, text):
-    assert judge.difference("result", got, expected) == text
+    assert wording.difference("result", got, expected) == text
 
 
 def test_the_inputs_of_a_case_are_named_or_left_out_visibly():
-    assert judge.brief({f"n{i}": i for i in range(8)}) == ", ".join(f"n{i}={i}" for i in range(8))
-    assert judge.brief({f"n{i}": i for i in range(20)}).endswith("n11=11 …")
+    assert wording.brief({f"n{i}": i for i in range(8)}) == ", ".join(f"n{i}={i}" for i in range(8))
+    assert wording.brief({f"n{i}": i for i in range(20)}).endswith("n11=11 …")
 
 
 def test_an_exception_outside_of_the_answer_shows_how_it_was_called(tmp_path):
