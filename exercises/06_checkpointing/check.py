@@ -88,6 +88,11 @@ def slack(case, got):
     return got["peak"] <= needed(case) + 3
 
 
+def held(case, got):
+    """The same of all arrays, copies too: NumPy keeps up to 7 small ones for those that come next."""
+    return got["held"] <= needed(case) + 3 + 7
+
+
 class Checkpointed(Check):
     exercise = "06.1"
     signatures = [
@@ -112,6 +117,9 @@ class Checkpointed(Check):
         demand(lambda case: f"right, but layers inside a segment run only once: of the inputs number 0, "
                             f"{case['every']}, {2 * case['every']}, … are kept, and the others computed again",
                lambda case, got: not kept_inside(case, got)),
+        demand(lambda case, got: f"right, but too much is held, if only as copies: {got['held']:.0f} arrays, where "
+                                 f"{len(case['weights'])} layers with a checkpoint every {case['every']} need "
+                                 f"{needed(case)}", held),
     ]
 
     def cases(self, rng, ranks):
@@ -142,9 +150,13 @@ class Checkpointed(Check):
 
 # ---------------------------------------------------------------- 06.2
 
-def dropout_steps(case, again=None, start=lambda seed: seed):
-    """Both steps with everything stored. again(step, layer, mask): the mask that backward uses instead."""
-    rng = np.random.default_rng(start(case["seed"]))
+def generator(case):
+    return np.random.Generator(np.random.MT19937(case["seed"]))      # not that of default_rng: any may come
+
+
+def dropout_steps(case):
+    """Both steps with everything stored."""
+    rng = generator(case)
     found = {"y": [], "ct_x": [], "grads": [np.zeros_like(w) for w in case["weights"]]}
     for x, ct in zip(case["xs"], case["cts"], strict=True):
         masks = [(rng.random(len(w)) < 0.75) / 0.75 for w in case["weights"]]
@@ -158,7 +170,7 @@ def dropout_steps(case, again=None, start=lambda seed: seed):
 
 def from_the_last_input(case):
     """The gradients if every segment goes back with its own masks, but from the x that the last one was given."""
-    rng, size = np.random.default_rng(case["seed"]), case["size"]
+    rng, size = generator(case), case["size"]
     found = dropout_steps(case) | {"ct_x": [], "grads": [np.zeros_like(w) for w in case["weights"]]}
     for x, ct in zip(case["xs"], case["cts"], strict=True):
         masks = [(rng.random(len(w)) < 0.75) / 0.75 for w in case["weights"]]
@@ -221,7 +233,6 @@ class SegmentCheck(Check):
     def cases(self, rng, ranks):
         found = []
         for n, size in ((9, 3), (7, 2), (4, 4)):
-            steps = []
             weights, x, ct = draw_chain(rng, n)
             steps = [(x, ct), (rng.standard_normal(x.shape), rng.standard_normal(ct.shape))]
             found.append({"weights": weights, "xs": [s[0] for s in steps], "cts": [s[1] for s in steps], "size": size,

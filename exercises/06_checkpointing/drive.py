@@ -1,15 +1,22 @@
 """How the answers of this chapter are called: layers that count, on arrays whose lives are watched."""
 
+import tracemalloc
 import weakref
 
 import numpy as np
 
 
 class Watched:
-    """Counts the arrays made here that are alive, and notes the number at each change."""
+    """Counts the arrays made here that are alive, and notes the number at each change; and how many bytes NumPy holds
+    at the most, copies among them, of what was made since tracemalloc has begun."""
 
     def __init__(self):
-        self.live, self.course = 0, []
+        self.live, self.course, self.most = 0, [], 0
+
+    def look(self):
+        of_numpy = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+        held = tracemalloc.take_snapshot().filter_traces([of_numpy]).traces
+        self.most = max(self.most, sum(trace.size for trace in held))
 
     def array(self, values):
         made = np.array(values)
@@ -34,6 +41,7 @@ class Layer:
         return self.watched.array(np.tanh(self.weight @ x))
 
     def backward(self, x, ct):
+        self.watched.look()
         self.backwards += 1
         through = ct * (1 - np.tanh(self.weight @ x) ** 2)
         self.grad += np.outer(through, x)
@@ -44,10 +52,13 @@ def checkpointed(learner, inputs, run):
     watched = Watched()
     layers = [Layer(w, watched) for w in inputs["weights"]]
     x = watched.array(inputs["x"])
+    tracemalloc.start(1)
     y, ct = learner(layers, x, inputs["ct"], inputs["every"])
+    tracemalloc.stop()
     return {"y": np.array(y), "x": x, "ct_x": ct, "grads": [layer.grad for layer in layers],
             "forwards": [layer.forwards for layer in layers], "backwards": [layer.backwards for layer in layers],
-            "course": watched.course, "peak": max(watched.course), "ct": inputs["ct"]}
+            "course": watched.course, "peak": max(watched.course), "held": watched.most / x.nbytes,
+            "ct": inputs["ct"]}
 
 
 class DropoutLayer:
@@ -70,7 +81,7 @@ class DropoutLayer:
 
 def Segment(learner, inputs, run):
     """Two training steps through segments that share a generator, then one more number from it."""
-    watched, rng = Watched(), np.random.default_rng(inputs["seed"])
+    watched, rng = Watched(), np.random.Generator(np.random.MT19937(inputs["seed"]))
     np.random.seed(inputs["seed"] + 1)
     layers = [DropoutLayer(w, watched) for w in inputs["weights"]]
     size = inputs["size"]

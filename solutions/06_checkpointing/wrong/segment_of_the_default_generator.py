@@ -1,0 +1,25 @@
+# 06.2: ValueError: state must be for a PCG64
+import numpy as np
+
+
+class Segment:
+    def __init__(self, layers, rng):
+        self.layers, self.rng = layers, rng
+
+    def forward(self, x):
+        self.x, self.state = x, self.rng.bit_generator.state
+        for layer in self.layers:
+            x, _ = layer.forward(x, self.rng)
+        return x
+
+    def backward(self, ct):
+        rng = np.random.default_rng()
+        rng.bit_generator.state = self.state
+        saved, x = [], self.x
+        for layer in self.layers:
+            y, mask = layer.forward(x, rng)
+            saved.append((x, mask))
+            x = y
+        for layer, (x, mask) in zip(reversed(self.layers), reversed(saved), strict=True):
+            ct = layer.backward(x, mask, ct)
+        return ct
