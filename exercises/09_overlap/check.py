@@ -86,29 +86,33 @@ def used(inputs, p, i):
     return inputs["own"][p][i] if i in inputs["orders"][p] else np.zeros(SHAPES[i])
 
 
-def own(case, passes=range(PASSES)):
-    """For every rank: its own gradients in some passes, the sums in the others."""
-    total = summed(case)
-    return [{"grads": [[used(r, p, i) for i in range(len(SHAPES))] if p in passes else total[p]
-                       for p in range(PASSES)]} for r in case]
+def outputs(case, grads):
+    """Of each rank's grads, [rank][pass][parameter]; another Reducer beside has as many, of the opposite sign."""
+    return [{"grads": mine} | ({"beside": [[-g for g in p] for p in mine]} if case[0]["beside"] else {})
+            for mine in grads]
+
+
+def own(case):
+    """Every rank has its own gradients."""
+    return outputs(case, [[[used(r, p, i) for i in range(len(SHAPES))] for p in range(PASSES)] for r in case])
 
 
 def stale(case):
     """The later passes give the first one's sums again."""
-    return [{"grads": [summed(case)[0]] * PASSES}] * len(case)
+    return outputs(case, [[summed(case)[0]] * PASSES] * len(case))
 
 
 def without_unused(case):
     """Buckets of which a rank misses a gradient are never posted by anyone, and keep each rank's own."""
-    found = own(case)
+    found = [rank["grads"] for rank in own(case)]
     for p in range(PASSES):
         missing = [any(i not in r["orders"][p] for r in case for i in bucket) for bucket in BUCKETS]
         for rank in found:
             for bucket, lost in zip(BUCKETS, missing, strict=True):
                 for i in bucket:
                     if not lost:
-                        rank["grads"][p][i] = summed(case)[p][i]
-    return found
+                        rank[p][i] = summed(case)[p][i]
+    return outputs(case, found)
 
 
 def leaving(inputs, p):
@@ -154,6 +158,10 @@ def while_backward_runs(case, got):
     return all(ready < len(SHAPES) for g in got for ready, *_ in g["posts"][0][:-1])
 
 
+def last_one_too(case, got):
+    return all(ready <= len(SHAPES) for g in got for ready, *_ in g["posts"][0])
+
+
 def as_early_as_possible(case, got):
     # One rank alone has nothing to post: its all_reduce is over at once.
     n = len(case)
@@ -175,7 +183,10 @@ class ReducerCheck(Check):
         gives("each rank still has its own gradients: the sums were not written back into the arrays of grads",
               lambda case: own(case) if len(case) > 1 else None),
         gives("the gradients are averaged; the sum was asked for",
-              lambda case: [{"grads": [[g / len(case) for g in p] for p in summed(case)]}] * len(case)),
+              lambda case: outputs(case, [[[g / len(case) for g in p] for p in summed(case)]] * len(case))),
+        when("one Reducer alone is right, and with another one beside it, it isn't: what is missing, what was posted, "
+             "buckets and grads are each Reducer's own. They belong on self, not on the class or the module",
+             lambda case, got: case[0]["beside"]),
     ]
     demands = [
         demand("the sums are right, by luck: " + NOT_WAITED, lambda case, got: not never_finished(case, got)),
@@ -189,6 +200,8 @@ class ReducerCheck(Check):
         demand("the sums are right, but a pass takes longer over the simulated link than it must, or has the wire "
                "idle: some bucket leaves later than it could (one gradient may let several go), or ready() waits",
                as_early_as_possible),
+        demand("the sums are right, but the last bucket leaves in finish(): it is complete when its last gradient is, "
+               "and ready() posts what can be posted", last_one_too),
     ]
 
     def cases(self, rng, ranks):
@@ -198,7 +211,7 @@ class ReducerCheck(Check):
                 "bandwidth": BANDWIDTH}
         backward = list(range(n))[::-1]
         found = []
-        for swap, skipped in ((False, False), (True, True)):
+        for swap, skipped, beside in ((False, False, False), (True, True, False), (False, False, True)):
             case = []
             for rank in range(ranks):
                 orders = []
@@ -213,12 +226,13 @@ class ReducerCheck(Check):
                     orders.append(order)
                 own = [[rng.integers(-9, 10, s).astype(np.float32) if swap else 10 * rng.standard_normal(s)
                         for s in SHAPES] for _ in range(PASSES)]       # whole numbers: their sums are exact
-                case.append(base | {"orders": orders, "own": own, "dtype": str(own[0][0].dtype)})
+                case.append(base | {"orders": orders, "own": own, "dtype": str(own[0][0].dtype),
+                                    "beside": beside})
             found.append(case)
         return found
 
     def truth(self, case):
-        return [{"grads": summed(case)}] * len(case)
+        return outputs(case, [summed(case)] * len(case))
 
     def picture(self, runs, path):
         ranks = max(runs)

@@ -27,13 +27,41 @@ class Watch:
         self.link.after(op, x, peer)
 
 
+class Beside:
+    """Another Reducer, whose passes lie around those of the first: in each the first bucket is posted before, and
+    parts of those behind it are complete. Its gradients are the first one's, with the opposite sign.
+
+    sums  of each pass
+    """
+
+    def __init__(self, learner, inputs, run):
+        self.grads, self.sums = [np.full(s, np.nan, inputs["dtype"]) for s in inputs["shapes"]], []
+        self.buckets = inputs["buckets"]
+        self.reducer = learner(run.comm, self.buckets, list(self.grads))
+
+    def begin(self, own):
+        for grad, one in zip(self.grads, own, strict=True):
+            grad[...] = -one
+        for bucket in self.buckets:
+            self.reducer.ready(bucket[0])
+
+    def finish(self):
+        for i in [i for bucket in self.buckets for i in bucket[1:]]:
+            self.reducer.ready(i)
+        self.reducer.finish()
+        self.sums.append([grad.copy() for grad in self.grads])
+
+
 def Reducer(learner, inputs, run):
     """Some backward passes: each gradient costs its seconds, is written down, and is reported."""
     clock = VirtualClock()
     grads = [np.full(shape, np.nan, inputs["dtype"]) for shape in inputs["shapes"]]
     reducer = learner(run.comm, inputs["buckets"], list(grads))     # of the arrays themselves a new list: in place
+    other = Beside(learner, inputs, run) if inputs["beside"] else None
     found = {"grads": [], "posts": [], "seconds": [], "buckets": inputs["buckets"]}
     for order, own in zip(inputs["orders"], inputs["own"], strict=True):
+        if other:
+            other.begin(own)
         begin = clock()
         watch = Watch(clock, SimulatedLink(inputs["latency"], inputs["bandwidth"], clock))
         run.comm.hooks.append(watch)
@@ -50,7 +78,9 @@ def Reducer(learner, inputs, run):
         found["grads"].append([grad.copy() for grad in grads])
         found["posts"].append([[ready, nbytes, *(t - begin for t in times)] for ready, nbytes, *times in watch.posts])
         found["seconds"].append(clock() - begin)
-    return found
+        if other:
+            other.finish()
+    return found | ({"beside": other.sums} if other else {})
 
 
 def moments(piece):
