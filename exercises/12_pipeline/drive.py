@@ -33,6 +33,11 @@ class Kept:
         self.number, self.x, self.y, self.sums, self.used = number, x, y, (x.sum(), y.sum()), False
 
 
+def other(array, total):
+    """Whether its sum isn't the one that it was; nan, of an array that nobody had written, stays nan."""
+    return not np.array_equal(array.sum(), total, equal_nan=True)
+
+
 class Stage:
     """tanh(x W + b), of the last stage x W + b. Notes what is called, with what, and which Kept are alive.
 
@@ -69,7 +74,7 @@ class Stage:
             raise ValueError(f"stage.backward: dy has shape {list(np.shape(dy))}, and what was kept is of an output of "
                              f"shape {list(kept.y.shape)}: of another micro-batch?")
         x, y = kept.sums
-        changed = "x" if kept.x.sum() != x else "y" if kept.y.sum() != y and not self.linear else ""
+        changed = "x" if other(kept.x, x) else "y" if other(kept.y, y) and not self.linear else ""
         self.note("B", kept.number, dy, changed)
         kept.used = True
         through = dy if self.linear else dy * (1 - kept.y ** 2)

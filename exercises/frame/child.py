@@ -5,6 +5,7 @@ nothing and knows no truth: that is the parent's, which trusts nothing of what i
 """
 
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import json
@@ -212,6 +213,24 @@ class Recorder:
         return None if frame is None else frame.f_lineno
 
 
+# ---------------------------------------------------------------- memory that nobody has written
+
+def visibly_unwritten(make):
+    """np.empty and its like, whose elements are nan (of integers the largest there is) until somebody writes them.
+
+    Fresh memory often holds zeros, and then what was never written is right by chance.
+    """
+    @functools.wraps(make)
+    def made(*args, **kwargs):
+        array = make(*args, **kwargs)
+        if array.dtype.kind in "fc":
+            array.fill(np.nan)
+        elif array.dtype.kind in "iu":
+            array.fill(np.iinfo(array.dtype).max)
+        return array
+    return made
+
+
 # ---------------------------------------------------------------- the run
 
 def load_module(path, name):
@@ -296,6 +315,7 @@ def main(box):
     error_file = os.open(box / f"error-{rank}.json", os.O_WRONLY | os.O_CREAT)
     case_file = os.open(box / f"case-{rank}", os.O_WRONLY | os.O_CREAT)
     set_limits(job, open(box / f"late-{rank}", "w"))
+    np.empty, np.empty_like = visibly_unwritten(np.empty), visibly_unwritten(np.empty_like)
     fence.close()
     try:
         objects = {id: getattr(load_module(path, f"earlier_{id.replace('.', '_')}"), name)

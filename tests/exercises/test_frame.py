@@ -218,6 +218,19 @@ def test_calls_are_recorded_with_line_bytes_and_time(tmp_path):
     assert abs(first.calls[0]["end"] - second.calls[0]["end"]) < 1, "one clock"
 
 
+def test_what_was_never_written_is_not_right_by_chance(tmp_path):
+    source = ("import numpy as np\ndef f(x):\n"
+              "    return {'new': np.empty((2, 3)), 'half': np.empty(2, dtype='float16'), 'like': np.empty_like(x),\n"
+              "            'index': np.empty_like(x, np.int32), 'byte': np.empty(shape=3, dtype=np.uint8),\n"
+              "            'none': np.empty(0), 'flags': np.empty(4, bool), 'thing': np.empty(1, object)[0]}\n")
+    found = run(tmp_path, source).outputs[0][0]["result"]
+    for name, shape, dtype, value in (("new", (2, 3), "f8", np.nan), ("half", (2,), "f2", np.nan),
+                                      ("like", (3,), "f8", np.nan), ("index", (3,), "i4", 2 ** 31 - 1),
+                                      ("byte", (3,), "u1", 255), ("none", (0,), "f8", np.nan)):
+        np.testing.assert_array_equal(found[name], np.full(shape, value, dtype), strict=True, err_msg=name)
+    assert found["flags"].dtype == bool and found["thing"] is None
+
+
 def test_values_of_every_kind_travel(tmp_path):
     x = {"a": np.arange(6, dtype=np.int8).reshape(2, 3), "b": [1, 2.5, True, None, "ö"], "c": np.float32(1.5),
          "d": {"e": [np.zeros((0, 3))]}, "g": 2 + 3j, "h": float("nan"), "i": np.array(["x"]), "j": [], "k": {}}

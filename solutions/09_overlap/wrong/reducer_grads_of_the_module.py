@@ -1,7 +1,6 @@
 # 09.2: one Reducer alone is right
 import numpy as np
 
-
 GRADS = []
 
 
