@@ -273,6 +273,7 @@ def peaks(case):
 
 class BestEvery(Check):
     exercise = "06.3"
+    integers = ("result",)      # a length goes into range()
     signatures = [
         gives("the peaks are right, but the length n, one segment for all, wasn't looked at",
               lambda case: {"result": best(case["n"], among=range(1, case["n"]) if case["n"] > 1 else None),

@@ -12,6 +12,7 @@ from .drawing import draw_both
 
 class Buckets(Check):
     exercise = "09.1"
+    integers = ("result",)
     signatures = [
         gives("the buckets begin with the first parameter: backward reaches the last one first, so this bucket would "
               "be complete last", lambda case: {"result": filling.cut_of(case, order=filling.forwards(case))}),

@@ -163,6 +163,7 @@ def balanced(case, got):
 
 class Zigzag(Check):
     exercise = "19.4"
+    integers = ("positions",)
     signatures = halves.SIGNATURES
     demands = [
         *halves.DEMANDS,

@@ -42,6 +42,7 @@ class State(Check):
 
 class Pieces(Check):
     exercise = "21.3"
+    integers = ("cuts",)
     signatures = intervals.SIGNATURES
     demands = intervals.DEMANDS
 

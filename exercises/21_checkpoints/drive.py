@@ -238,7 +238,7 @@ def load(learner, inputs, run):
 def cuts(learner, inputs, run):
     found = [run.module.cut(dict(zip(one["names"], one["sizes"], strict=True)), one["rank"], one["ranks"])
              for one in inputs["questions"]]
-    return {"cuts": [[[name, int(start), int(stop)] for name, start, stop in one] for one in found]}
+    return {"cuts": [[[name, start, stop] for name, start, stop in one] for one in found]}
 
 
 def travel(learner, inputs, run):

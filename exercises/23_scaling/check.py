@@ -39,6 +39,7 @@ class Noise(Check):
 
 class Batch(Check):
     exercise = "23.3"
+    integers = ("result",)
     signatures = batches.SIGNATURES
     demands = batches.DEMANDS
 

@@ -65,6 +65,7 @@ class Check:
     tolerance    of floating-point outputs, relative to the largest magnitude in the array
     signatures   [gives(…), when(…)]: the first that explains everything that is wrong gives the diagnosis
     demands      [demand(…)]: asked when the outputs are right
+    integers     names of outputs of which nothing may be a float where truth() has an integer
     same_bits    names of outputs that must be equal to the last bit on all ranks
     may_change   names of inputs that an answer may overwrite although truth() says nothing of them
     unsaid       where the expected outputs are the solution: they are never shown, and this sentence is said when no
@@ -75,6 +76,7 @@ class Check:
     tolerance = 1e-9
     signatures = ()
     demands = ()
+    integers = ()
     same_bits = ()
     may_change = ()
     unsaid = None

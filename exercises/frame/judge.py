@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .comparing import MISSING, all_leaves, is_number, per_rank, same, wrong_labels
-from .wording import FEW, facts, unknown_mistake
+from .wording import FEW, facts, show, unknown_mistake
 
 
 @dataclass
@@ -29,8 +29,8 @@ def judge(check, cases, outputs, n):
     wrong = all_wrong(outputs, truths, check.tolerance)
     if wrong:
         return explain(check, cases, outputs, truths, wrong, n)
-    return (changed_inputs(check, cases, outputs, truths) or unequal_bits(check, outputs, n)
-            or unmet_demand(check, cases, outputs, n))
+    return (changed_inputs(check, cases, outputs, truths) or floats_for_integers(check, outputs, truths)
+            or unequal_bits(check, outputs, n) or unmet_demand(check, cases, outputs, n))
 
 
 def all_wrong(outputs, truths, tolerance):
@@ -166,6 +166,24 @@ def changed_inputs(check, cases, outputs, truths):
                     right = "the result is right, but " * bool(truths[i][rank])
                     return Finding(f"{right}the argument {name} isn't what it was before the call: work on a copy", [])
     return None
+
+
+def floats_for_integers(check, outputs, truths):
+    for i, ranks in enumerate(truths):
+        for rank, truth in enumerate(ranks):
+            asked = {name: truth[name] for name in check.integers if name in truth}
+            found = all_leaves(outputs[i][rank], asked)
+            for label, expected in all_leaves(asked).items():
+                if is_number(expected) and kind(expected) in "iu" and kind(found[label]) not in "iu":
+                    return Finding(f"{label.replace('result', 'the result', 1)} is right, but {show(found[label])} of "
+                                   f"type {np.asarray(found[label]).dtype}, where an integer was asked for: range(), "
+                                   "indices and lengths take nothing else. //, round() and math.ceil() give one, / and "
+                                   "np.ceil() don't", [])
+    return None
+
+
+def kind(leaf):
+    return np.asarray(leaf).dtype.kind
 
 
 def unequal_bits(check, outputs, n):

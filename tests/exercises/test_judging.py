@@ -156,6 +156,21 @@ def test_a_sentence_may_ask_what_came_out():
     assert said(lambda x: 2 * x, check=Told) == "2 ranks, the second gave 4 for 2"
 
 
+@pytest.mark.parametrize("got, told", [
+    ([8.0, 1.5], "the result[0] is right, but 8 of type float64"), (np.array([8.0, 1.5]), "the result[0] is right"),
+    ([8, 1.5], None), ([np.uint8(8), 1.5], None), ([8, np.float32(1.5)], None), ([9.0, 1.5], "the result[0] is 1.125")],
+    ids=str)
+def test_a_float_is_told_where_somebody_will_index_with_it(got, told):
+    """Of outputs that a check names, and of those leaves alone that the truth has as integers."""
+    class Cut(Check):
+        integers = ("result",)
+
+        def truth(self, case):
+            return {"result": [8, 1.5], "count": 3, "none": None}
+    finding = judged(Cut(), [{}], [[Outputs(result=got, count=3.0, none=None)]], 1)
+    assert finding is None if told is None else finding.sentence.startswith(told)
+
+
 def test_integers_are_compared_exactly_and_floats_by_the_largest():
     assert not comparing.same(np.array([2**53 + 1]), np.array([2**53]), 1e-3)
     assert comparing.same(np.array([1e9, 1e-3]), np.array([1e9, 0.0]), 1e-9)
