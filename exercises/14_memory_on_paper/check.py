@@ -313,6 +313,7 @@ class Plan(Check):
                  edge | {"parameters": 10 ** 6, "per_node": 1},           # fits on one device as it is
                  edge | {"parameters": 10 ** 6},                          # so does this one, but four are a node
                  edge | {"parameters": 10 ** 12, "activations": 7.6e9},   # 16,164 devices
+                 edge | {"parameters": 10 ** 15, "activations": 8 * 2 ** 30 - 13e6, "per_node": 10 ** 6},  # 1,231 nodes
                  edge | {"parameters": 1, "per_node": 1, "activations": 8 * 2 ** 30 - 1},       # one byte is left
                  edge | {"activations": 8 * 2 ** 30}, edge | {"activations": 9e9},
                  edge | {"parameters": int(rng.integers(3e9, 9e9)), "memory_gib": int(rng.integers(20, 40)),

@@ -1,6 +1,7 @@
 """What a model weighs, on how many devices it fits and how long it trains there: rightly and with known mistakes."""
 
 import math
+from itertools import count
 
 STAGES = range(4)
 
@@ -63,7 +64,7 @@ def planned(case, per_node=None, rounded=math.ceil, choose=min, **memory):
 
 def without_the_limit(case):
     """As if the activations were divided among the devices too."""
-    for devices in range(case["per_node"], 10 ** 5, case["per_node"]):
+    for devices in count(case["per_node"], case["per_node"]):
         good = [s for s in STAGES if fits(case, devices, s, taken=case["activations"] / devices)]
         if good:
             return results({"devices": devices, "stage": min(good), "days": training_days(case, devices)})
