@@ -73,6 +73,10 @@ class Unbroadcast(Check):
                  result(lambda g, shape: added_in_front(g.sum(axis=stretched(shape), keepdims=True), shape))),
         computes("the copies' gradients are averaged, not summed: a number that is used 3 times moves the result 3 "
                  "times as much", result(formulas.mean)),
+        computes("over the axes in front the copies' gradients are averaged: like those of an axis that was stretched, "
+                 "they are summed", result(formulas.mean_in_front)),
+        computes("over the axes that had extent 1 the copies' gradients are averaged: like those along axes in front, "
+                 "they are summed", result(formulas.mean_of_stretched)),
         computes("the gradient of the first copy is taken, and the others are lost: they must be summed",
                  result(formulas.first_copy)),
         computes("the gradient comes back as it went in: nothing is summed", result(lambda g, shape: g)),

@@ -24,9 +24,20 @@ def one_in_front(g, shape):
 
 
 def mean(g, shape):
-    total = undo(g, shape)
-    with np.errstate(invalid="ignore"):
-        return total / np.float64(g.size / total.size)
+    return averaged(undo(g, shape), g.size / undo(g, shape).size)
+
+
+def mean_in_front(g, shape):
+    return averaged(undo(g, shape), np.prod(g.shape[:g.ndim - len(shape)]))
+
+
+def mean_of_stretched(g, shape):
+    return averaged(undo(g, shape), np.prod([g.shape[axis] for axis in stretched(shape, g.ndim - len(shape))]))
+
+
+def averaged(total, count):
+    with np.errstate(invalid="ignore"):      # nan of none
+        return total / np.float64(count)
 
 
 def first_copy(g, shape):
