@@ -14,7 +14,7 @@ from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
 from ..kernels import eight_bit_cases
-from . import test_cublas, test_cuda_graph_limits, test_cuda_graphs, test_fake_cupy, test_steps
+from . import test_cublas, test_cuda_graph_einsum, test_cuda_graph_limits, test_cuda_graphs, test_fake_cupy, test_steps
 from .test_ops import COPIES, MOVING, constants_on_gpu, random_like
 
 
@@ -148,6 +148,11 @@ def test_a_graph_trains_as_the_function_does(name, forget, graphs):
 @pytest.mark.parametrize("with_out", [False, True])
 def test_products_by_cublas_itself(name, with_out):
     test_cublas.check_product(backend.load_cupy(), name, with_out)
+
+
+@pytest.mark.parametrize("name", test_cuda_graph_einsum.FUNCTIONS)
+def test_einsum_and_what_is_made_of_it_are_recorded(name):
+    test_cuda_graph_einsum.check(name)
 
 
 @WITH_TRITON

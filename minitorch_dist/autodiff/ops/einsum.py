@@ -14,8 +14,21 @@ extent of 1 that broadcasts is dropped (reshape).
 
 import math
 import string
+from itertools import combinations
 
-from ...backend import DEVICE_ARRAYS, check_devices, in_float32, is_half, is_whole, module_of, whole, wholes, xp
+from ... import backend
+from ...backend import (
+    DEVICE_ARRAYS,
+    check_devices,
+    in_float32,
+    is_half,
+    is_whole,
+    module_of,
+    recording,
+    whole,
+    wholes,
+    xp,
+)
 from ..primitive import LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
@@ -31,7 +44,54 @@ def _forward(xs, subscripts, work):
         check_devices("einsum", xs)
     if any(x.itemsize == 2 and is_half(x) for x in xs):
         return in_float32(_forward, xs, subscripts, work)
+    if recording.graph is not None and xs[0].__class__ in DEVICE_ARRAYS:
+        return _two_by_two(subscripts, xs)
     return xp.einsum(subscripts, *xs, optimize=work > SMALL and len(xs) > 1)
+
+
+def _two_by_two(subscripts, xs):
+    """The same for a CUDA graph, as products of two operands each: CuPy's einsum can't be recorded.
+
+    Of several pairs that one comes first whose product takes the least memory beyond its operands', as in the greedy
+    order of NumPy's einsum_path.
+    """
+    names, output = subscripts.split("->")
+    terms = list(zip(names.split(","), xs, strict=True))
+    extents = {name: extent for own, x in terms for name, extent in zip(own, x.shape, strict=True)}
+
+    def kept(pair):
+        """The names of a pair that its product has, because others or the output know them."""
+        wanted = output + "".join(own for k, (own, _) in enumerate(terms) if k not in pair)
+        return [name for name in dict.fromkeys(terms[pair[0]][0] + terms[pair[1]][0]) if name in wanted]
+
+    def growth(pair):
+        sizes = [math.prod(extents[name] for name in own) for own in (kept(pair), *(terms[k][0] for k in pair))]
+        return sizes[0] - sizes[1] - sizes[2]
+    while len(terms) > 1:
+        pair = min(combinations(range(len(terms)), 2), key=growth)
+        wanted, (right, left) = kept(pair), (terms.pop(k) for k in reversed(pair))
+        terms.append(_product(*left, *right, wanted))
+    own, x = terms[0]
+    return x.transpose([own.index(name) for name in output])
+
+
+def _product(a, x, b, y, wanted):
+    """(names, array): the product of x, whose axes have the names a, and y, summed over what isn't wanted."""
+    stack = [name for name in a if name in b and name in wanted]
+    inner = [name for name in a if name in b and name not in wanted]
+    rows, columns = [name for name in a if name not in b], [name for name in b if name not in a]
+    extents = dict(zip(a, x.shape, strict=True)) | dict(zip(b, y.shape, strict=True))
+    x, y = _matrices(a, x, stack, rows, inner), _matrices(b, y, stack, inner, columns)
+    out = backend.matmul(x, y) if inner else x * y
+    names = "".join((*stack, *rows, *columns))
+    return names, out.reshape([extents[name] for name in names])
+
+
+def _matrices(own, x, stack, rows, columns):
+    """x, whose axes have the names `own`, as (*stack, the product of all rows, that of all columns)."""
+    x = x.transpose([own.index(name) for name in (*stack, *rows, *columns)])
+    first, second = len(stack), len(stack) + len(rows)
+    return x.reshape(*x.shape[:first], math.prod(x.shape[first:second]), math.prod(x.shape[second:]))
 
 
 def _apply(t, r):
