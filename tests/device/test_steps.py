@@ -52,6 +52,8 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
                                    tied=False, dropout=0.2), text, 3),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
+    "gpt of experts without a capacity": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={
+        "experts": 4, "capacity_factor": None}), text, 0),
     "gpt of experts with biases": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, mlp="swiglu", moe={
         "experts": 4, "score": "sigmoid", "shared": 1, "nodes": (2, 1), "expert_bias": True, "sequence_balance": 0.1,
         "balance": 0}), text, 0),
@@ -109,8 +111,9 @@ def test_every_model_trains_to_the_same_bits_without_hidden_copies(name):
         np.testing.assert_allclose(here[0], there[0], rtol=1e-6)
     else:
         assert_same(here, there)
-    # Up: inputs and labels, and dropout's numbers. Down: the loss, and with it the answers of the checks.
-    assert there[3] == {"up": 2 + dropouts, "down": 2}
+    # Up: inputs and labels, and dropout's numbers. Down: the loss, and with it the answers of the checks; and how many
+    # rows each expert has, where they have no capacity.
+    assert there[3] == {"up": 2 + dropouts, "down": 2 + ("without a capacity" in name)}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
