@@ -52,9 +52,11 @@ def test_parts_and_rehearsals_are_kept_apart(gpu, monkeypatch):
     assert gpu.asked("about", parts) == ["mlp", "gpt"]
     for quick, folder in ((False, "results"), (True, "quick")):
         monkeypatch.setattr(gpu, "QUICK", quick)
-        report = gpu.report_of("train", "Steps", "a GPU", ["gpt"], parts)
-        assert (report.name, report.title, report.folder.name) == ("train_gpt", "Steps (gpt) on a GPU", folder)
-    assert gpu.report_of("train", "Steps", "a GPU", list(parts), parts).name == "train"
+        report = gpu.report_of("train", "Steps", "NVIDIA H200 (CuPy 14)", ["gpt"], parts)
+        assert report.title == "Steps (gpt) on NVIDIA H200 (CuPy 14)"
+        assert (report.name, report.folder.name) == ("train_gpt_nvidia_h200", folder)
+    other = gpu.report_of("train", "Steps", "NVIDIA H100 80GB HBM3 (CuPy 14)", list(parts), parts)
+    assert other.name == "train_nvidia_h100_80gb_hbm3"
     assert gpu.report_of("train", "Steps", "Emulated GPU (CuPy 14)").folder.name == "quick"
 
 
@@ -172,6 +174,17 @@ def test_time_that_is_over_is_no_time(in_turn, tmp_path):
     part = in_turn.Part("part", 5, 60, "echo here", "something")
     (name, how, _), = in_turn.in_turn([part], 0.05, tmp_path / "out", tmp_path / "kit")
     assert name == "part" and how == "left out: 3 s were left of 5"
+
+
+def test_what_was_left_out_is_the_next_command(in_turn, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(in_turn, "PARTS", [in_turn.Part(name, likely, 60, "echo here", "something")
+                                           for name, likely in (("one", 1), ("two", 40), ("three", 1), ("four", 40))])
+    monkeypatch.setattr(in_turn, "KIT", tmp_path / "kit")
+    monkeypatch.setattr(sys, "argv", ["in_turn.py", "--minutes", "0.5", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as end:
+        in_turn.main()
+    assert end.value.code == 1 and capsys.readouterr().out.endswith(
+        f"/in_turn.py --minutes 0.5 --out {tmp_path / 'out'} two four\n")
 
 
 def test_parts_find_the_checkout_and_the_kit_s_machine_code(in_turn, tmp_path, monkeypatch):

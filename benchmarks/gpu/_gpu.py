@@ -3,6 +3,7 @@ rows that fail alone."""
 
 import gc
 import importlib.metadata
+import re
 import sys
 import time
 from pathlib import Path
@@ -41,11 +42,13 @@ def gpu():
 
 
 def report_of(name, title, device, names=(), among=()):
-    """A Report of all of a benchmark, or of the parts that were asked for. One of --quick is kept apart, and so is one
-    of an emulated GPU."""
+    """A Report of all of a benchmark, or of the parts that were asked for, on this device: another one's stands beside
+    it. One of --quick is kept apart, and so is one of an emulated GPU."""
     part = f" ({', '.join(names)})" if set(names) < set(among) else ""
     apart = QUICK or device.startswith("Emulated")
-    return Report(result(name, names, among), f"{title}{part} on {device}", RESULTS / "quick" if apart else RESULTS)
+    card = re.sub("[^a-z0-9]+", "_", device.partition(" (")[0].lower())
+    return Report(f"{result(name, names, among)}_{card}", f"{title}{part} on {device}",
+                  RESULTS / "quick" if apart else RESULTS)
 
 
 def rival(report):

@@ -29,13 +29,13 @@ from minitorch_dist.tables import aligned  # noqa: E402
 KIT = "kit"
 LAST, MORE = 8, 30      # lines of a log that are shown, and of a part that fails
 GRACE = 20      # seconds that a part whose time is over has to say what it knows: pytest then shows what has failed
-CLOCKS = ["nvidia-smi", "--format=csv", "--loop=2", "--query-gpu=timestamp,clocks.sm,clocks.mem,temperature.gpu,"
+CLOCKS = ["nvidia-smi", "--format=csv", "--loop=2", "--query-gpu=timestamp,name,clocks.sm,clocks.mem,temperature.gpu,"
           "power.draw,utilization.gpu,memory.used,clocks_event_reasons.active"]
 
 
 class Part(NamedTuple):
     """name, how long it is likely to take and how long it may (seconds), what is run in bash, and what that shows.
-    (The likely ones are guesses for an H100 with 16 cores, kernels compiled already.)"""
+    (The likely ones are guesses for an H100 or H200 with 16 cores, kernels compiled already.)"""
 
     name: str
     likely: int
@@ -173,6 +173,9 @@ def main():
                    Path(KIT).absolute())
     print("\n" + "\n".join(aligned([("part", "how it ended", "s"), *rows], left=2)))
     print(f"\nbring back {given.out / 'brought.tar.gz'}")
+    if left := [name for name, how, _ in rows if how.startswith("left out")]:
+        print(f"then, for the rest: python benchmarks/gpu/in_turn.py --minutes {given.minutes:g} --out {given.out} "
+              f"{' '.join(left)}")
     sys.exit(any(how != "done" for _, how, _ in rows))
 
 
