@@ -40,9 +40,8 @@ def is_trained(chunk):
 
 def check_links(ties, schedule):
     """ValueError, on all ranks, if stages that share a parameter would wait for each other in exact mode."""
-    links = tied.links(ties)
     try:
-        play(schedule, links=links)
+        play(schedule, links=tied.links(ties))
     except ValueError as error:
         raise ValueError(f"Pipeline: in exact mode the gradients of {', '.join(ties.names)}, which several stages "
                          f"have, go from stage to stage, and {error}. Take another schedule, untie them, or leave "
