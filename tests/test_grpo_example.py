@@ -42,6 +42,7 @@ def test_exact_mode_has_one_curve(tmp_path):
     assert (tmp_path / "1" / "curve.png").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 def test_pairs_have_one_curve_too(tmp_path):
     flags = [*TINY, "--dpo", "--exact"]
     (one, first, _), (two, second, _) = (run(tmp_path / str(n), n, *flags, env=threads(n)) for n in (1, 2))
@@ -50,6 +51,7 @@ def test_pairs_have_one_curve_too(tmp_path):
     assert any(losses) and losses == [line["loss"] for line in second]
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on(tmp_path):
     flags = [*TINY, "--exact", "--async-save", "--save-every", 2]
     whole, _, _ = run(tmp_path / "whole", 2, *flags)

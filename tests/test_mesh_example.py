@@ -42,12 +42,12 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("n, flags", [
-    (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
-    (8, ["--cp", "2", "--pp", "2", "--zero", "3", "--schedule", "zb-h1"]),
     (4, ["--tp", "2", "--pp", "2", "--sequence-parallel", "--schedule", "zb-v"]),
+    (8, ["--cp", "2", "--pp", "2", "--zero", "3", "--schedule", "zb-h1"]),
     (8, ["--tp", "2", "--cp", "2", "--cp-by", "all_to_all", "--zero", "2"]),
     (8, ["--tp", "2", "--cp", "2", "--pp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
+    (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):

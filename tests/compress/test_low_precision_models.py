@@ -84,6 +84,7 @@ def test_a_derivative_of_the_first_order_in_reverse_mode():
         mt.jvp(layer, (x,), (x,))
 
 
+@pytest.mark.thorough
 def test_digits_are_learned_as_well_as_in_float32():
     """Of 360 unseen ones, within 3 % of what float32 gets right."""
     digits, right = data.load("digits"), {}

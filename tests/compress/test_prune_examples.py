@@ -30,6 +30,7 @@ def test_a_ticket_beats_its_controls(capsys):
     assert [percents(row) for row in weights] == [[4.0]] * 3 and any("as bitmasks and values" in line for line in said)
 
 
+@pytest.mark.thorough
 def test_a_student_learns_a_digit_that_it_has_never_seen(capsys):
     said = printed("distill", capsys, "--repeats", 1, "--steps", 200, "--teacher-steps", 250)
     rows = [percents(line) for line in said if line.startswith(("labels", "teacher, T"))]

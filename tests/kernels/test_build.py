@@ -150,6 +150,7 @@ TWICE = Kernel("twice", twice, {"x": "*"}, {})
 """
 
 
+@pytest.mark.thorough
 def test_the_same_kernel_in_another_place_names_the_lines_of_its_own_file(tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     for folder in (tmp_path / "one", tmp_path / "other"):

@@ -85,6 +85,7 @@ def test_what_each_axis_carries(n, group, policy, value):
 
 # ---------------------------------------------------------------- models
 
+@pytest.mark.thorough
 def test_models_learn_as_they_did():
     for usual, rounded in crews.call(CASES + "learned", 4, (30,)):
         assert usual[0] > 2.8 and np.mean(usual[-5:]) < 0.4

@@ -68,6 +68,7 @@ def test_a_process_with_many_open_files_has_crews_too(crews):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.thorough
 def test_what_fails_ends_the_crew_and_the_next_call_has_a_new_one(crews):
     for target, args, limit, words in (("fails_on", (1,), 60, "this key"), ("never_comes", (), 3, "its time limit"),
                                        ("leaves_without_a_value", (), 60, "no value from ranks [0, 1, 2]"),
