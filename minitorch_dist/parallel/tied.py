@@ -176,6 +176,7 @@ class Chains:
         stage       0                   2               5
         backward    (g₅ + g₂) + g₀  ◂── g₅ + g₂    ◂── g₅         of micro-batch k, for each k
 
+    (Of more than two uses it is that order where ops take the parameter itself, as layers do.)
     What the first stage has is the micro-batch's, as in one process: its wrapper adds these up along exact mode's tree.
     The others' wrappers add up parts, which the sum then replaces (Ties.add_up).
 
