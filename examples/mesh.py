@@ -43,7 +43,7 @@ REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
-ALIASES = {"dim": ["--width"], "batch_size": ["--batch"]}       # as plan calls them
+ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
 CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel")
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "

@@ -238,7 +238,11 @@ MISTAKES = {
     "--devices 4 --ep 2 --batch 6 " + EXPERTS: "dp · ep = 4 ranks in 1 micro-batches: dp · ep must divide",
     "--devices 2 --cp 2 --cp-by star " + MODEL: "take one of ring, all_to_all",
     "--devices 8 --cp 4 --tp 2 --cp-by all_to_all " + MODEL: "must divide the heads that tp=2 leaves",
-    "--devices 6 --cp 2 --tp 3 --sequence-parallel " + MODEL: "must divide the 8 tokens of a sequence that a rank has",
+    "--devices 6 --cp 2 --tp 3 --sequence-parallel " + MODEL: "must divide the 8 tokens of a sequence that a rank has: "
+                                                             "--sequence-length 12",
+    "--devices 4 --cp 2 --tp 2 --sequence-length 10 --sequence-parallel " + MODEL:
+        "2·cp doesn't divide 10 tokens: --sequence-length 12",
+    "--devices 2 --tp 2 --sequence-length 1 --sequence-parallel " + MODEL.replace("16", "1"): "a rank has: lower --tp",
     "--devices 2 --cp 0 " + MODEL: "--cp 0: must be at least 1",
     "--devices 2 --cp 2 --parameters 1e9": "give --layers, --width and --heads",
     "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",

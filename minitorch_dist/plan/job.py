@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import inf
+from math import inf, lcm
 
 from ..data.loader import share
 from ..optim.packed import BLOCK
@@ -181,9 +181,9 @@ class Job:
                              f"stages: lower {how[1]}")
         if self.time > model.context:
             raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
-        if self.sequence_parallel and (self.tp == 1 or self.time // self.cp % self.tp):
-            raise ValueError(f"sequence parallelism is for --tp 2 or more, which must divide the "
-                             f"{self.time // self.cp} tokens of a sequence that a rank has; tp={self.tp}")
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence parallelism is for --tp 2 or more, and tp=1: raise it, or leave "
+                             "--sequence-parallel out")
 
     def _check_ahead(self):
         if not self.depth:
@@ -207,14 +207,18 @@ class Job:
                              "--stage 2, or more --layers")
 
     def _check_sequences(self):
+        cut, parts = 2 * self.cp if self.cp > 1 else 1, self.cp * self.tp if self.sequence_parallel else 1
+        if self.time % cut or self.time % parts:
+            by = lcm(cut, parts)
+            fits = [n for n in (-(-self.time // by) * by, self.time // by * by) if 0 < n <= self.model.context]
+            what = f"tp={self.tp} must divide the {self.time // self.cp} tokens of a sequence that a rank has"
+            if self.time % cut:
+                what = (f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
+                        f"{self.time} tokens")
+            raise ValueError(f"{what}: " + (f"--sequence-length {fits[0]}" if fits else
+                                            f"lower --{'cp' if self.cp > 1 else 'tp'}"))
         if self.cp == 1:
             return
-        by = 2 * self.cp
-        if self.time % by:
-            below, above = self.time // by * by, -(-self.time // by) * by
-            fits = [n for n in (above, below) if 0 < n <= self.model.context]
-            raise ValueError(f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
-                             f"{self.time} tokens: " + (f"--sequence-length {fits[0]}" if fits else "lower --cp"))
         if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
             raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
                              "--cp, or take --cp-by ring")
