@@ -4,12 +4,12 @@ process, which rounds by hand."""
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, data, ledger, nn, optim, training
+from minitorch_dist import backend, comm, data, nn, optim, training
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import MixedPrecisionPolicy, full_state_dict, fully_shard
 from minitorch_dist.parallel.encodings import E3M0, Blocks
 
-from . import plain
+from . import near_cases, plain
 from .policy_cases import LR, STEPS, batches, loss_of, mlp
 from .sharded_cases import Training, digest, said
 
@@ -142,23 +142,8 @@ def summed(stage, group):
 
 
 def counted(group, policy):
-    """A step's traffic by axis, of a GPT with Adam, after one that isn't counted; and memory between forward and
-    backward."""
-    mesh = comm.DeviceMesh(node=-1, gpu=group)
-    both = mesh["node", "gpu"]
-    it = Training("gpt", "adam", lambda module: fully_shard(
-        module, both, reshard_after_forward=mesh["gpu"], mp_policy=POLICIES[policy]), both, "f4").run(1)
-    with ledger.record(memory=True) as book:
-        it.run(1)
-    it.model.zero_grad()
-    shard = next(it.batches).shards[0]
-    with ledger.record(memory=True) as between:
-        loss = it.model(shard.inputs).sum()
-        kept = between.live["buffer"]
-        loss.backward()
-        del loss
-    return {"units": [unit.size for unit in it.model.units], "sent": {k: n for k, n in book.bytes_sent.items() if n},
-            "live": dict(book.live), "kept": kept, "after": between.live["buffer"]}
+    """near_cases.counted of a GPT."""
+    return near_cases.counted("gpt", group, POLICIES[policy])
 
 
 def learned(steps):

@@ -69,11 +69,11 @@ def checkpointed(reshard):
 
 def counted(model, group, policy):
     """A step's traffic by axis, and memory, of a float32 model with Adam, after one that isn't counted; and what is
-    kept between forward and backward."""
+    kept between forward and backward. policy: fully_shard's mp_policy."""
     mesh = comm.DeviceMesh(node=-1, gpu=group)
     both = mesh["node", "gpu"]
     it = Training(model, "adam", lambda module: fully_shard(
-        module, both, reshard_after_forward=mesh["gpu"], mp_policy=SHORT if policy else None), both, "f4").run(1)
+        module, both, reshard_after_forward=mesh["gpu"], mp_policy=policy), both, "f4").run(1)
     with ledger.record(memory=True) as book:
         it.run(1)
     it.model.zero_grad()
@@ -82,6 +82,7 @@ def counted(model, group, policy):
         loss = it.model(shard.inputs).sum()
         kept = between.live["buffer"]
         loss.backward()
+        del loss
     with ledger.record(memory=True) as read, mt.no_grad():
         it.model(shard.inputs)
     return {"units": [unit.size for unit in it.model.units], "sent": {k: n for k, n in book.bytes_sent.items() if n},

@@ -27,7 +27,7 @@ def test_what_checkpoints_run_again_comes_from_neighbours():
         assert again >= once and by_axis == {"world": once, "world by 2": again * (1 / 2) / (3 / 4)}
 
 
-@pytest.mark.parametrize("policy", [False, True], ids=["float32", "16 bits"])
+@pytest.mark.parametrize("policy", [None, cases.SHORT], ids=["float32", "16 bits"])
 @pytest.mark.parametrize("model, n, group", [("mlp", 4, 2), ("gpt", 4, 2), ("gpt", 6, 3)])
 def test_what_each_axis_carries_and_a_rank_keeps(model, n, group, policy):
     for seen in crews.call(CASES + "counted", n, (model, group, policy)):
