@@ -209,6 +209,7 @@ class Blocks(Whole):
     it. A block's greatest magnitude is 127·s, or 7·s; so each is off by s/2 at most. Nothing is drawn.
 
     A block with an inf or NaN comes out as NaN. Scales are float32, of float64 updates float64; arrays may lie on GPUs.
+    ValueError for other bits, and for blocks of an odd size.
     """
 
     bits: int

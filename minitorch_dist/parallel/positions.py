@@ -40,7 +40,8 @@ class PartDropout(Dropout):
               all of them
     comm      the ranks of sequence parallelism, which have equally many of these, in order; None: this one has them all
     features  (which of the last axis this rank has, of how many); None: all of them
-    x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim); else (…, dim).
+    x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim), else ValueError;
+    (…, dim) where nothing does.
     """
 
     context = comm = features = None
