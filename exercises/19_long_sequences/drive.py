@@ -196,7 +196,7 @@ class Context:
     def positions(self, time):
         return self.at[self.comm.rank]
 
-    def __call__(self, q, k, v, causal, scale=None, documents=None):
+    def __call__(self, q, k, v, causal, scale=None, documents=None, window=None):
         from minitorch_dist.autodiff import custom_vjp
 
         @custom_vjp

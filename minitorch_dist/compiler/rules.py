@@ -35,10 +35,10 @@ def _cross_entropy(logits, labels, ignore):
     return losses if ignore is None else ops.where(labels != ignore, losses, 0.0)
 
 
-def _attention(q, k, v, mask, documents, causal, scale):
+def _attention(q, k, v, mask, documents, band, scale):
     """With masked scores replaced by 0 before exp, not by something so small that exp gives 0: for such arguments a C
     library's exp for vectors goes one by one."""
-    mask = allowed(q, k, mask, documents, causal)
+    mask = allowed(q, k, mask, documents, band)
     batch, heads, times, size = q.shape
     share = (batch, k.shape[1], heads // k.shape[1])
     k, v = (ops.reshape(x, (batch, x.shape[1], 1, *x.shape[2:])) for x in (k, v))

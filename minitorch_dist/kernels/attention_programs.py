@@ -30,12 +30,20 @@ def _store_rows(base, row, stride, limit, tile, SIZE: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def _sees(t, s, sources, own, theirs, CAUSAL: tl.constexpr):
+def _near(ahead, left, right):
+    """Whether -left ≤ ahead ≤ right, by one comparison without signs; left + right ≥ 0."""
+    return (ahead + left).to(tl.uint32) <= (left + right).to(tl.uint32)
+
+
+@triton.jit
+def _sees(t, s, sources, own, theirs, left, right, CAUSAL: tl.constexpr, BAND: tl.constexpr):
     """Which sources s positions t may look at: (t, s) bool. own: numbers of t's documents; theirs: where those of all
     sources are; or None."""
     sees = (t[:, None] >= 0) & (s < sources)[None, :]
     if CAUSAL:
         sees = sees & (s[None, :] <= t[:, None])
+    if BAND:
+        sees = sees & _near(s[None, :] - t[:, None], left, right)
     if theirs is not None:
         sees = sees & (own[:, None] == _numbers(theirs, s, sources)[None, :])
     return sees
@@ -63,30 +71,45 @@ def _stretch(own, valid, theirs, limit):
 
 
 @triton.jit
-def _reach(first, sources, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, SOURCES: tl.constexpr):
-    """(full, end) for the queries from `first` on: up to `full` they see whole blocks of sources, up to `end` any."""
+def _common(begin, end, own, valid, theirs, limit, BAND: tl.constexpr, BLOCK: tl.constexpr):
+    """(begin, end) of what is looked at where there are documents: of a band, what of it has numbers like one's own."""
+    first, last = _stretch(own, valid, theirs, limit)
+    first = first // BLOCK * BLOCK
+    if BAND:
+        first = tl.maximum(first, begin)
+    return first, tl.minimum(end, last)
+
+
+@triton.jit
+def _reach(first, sources, left, right, CAUSAL: tl.constexpr, BAND: tl.constexpr, QUERIES: tl.constexpr,
+           SOURCES: tl.constexpr):
+    """(full, end) for the queries from `first` on: up to `full` they see whole blocks of sources, up to `end` any. Of a
+    band they see nothing up to `full`."""
     full = sources
     end = sources
     if CAUSAL:
         full = tl.minimum(first + 1, sources)
         end = tl.minimum(first + QUERIES, sources)
+    if BAND:
+        full = tl.maximum(first - left, 0)
+        end = tl.minimum(first + QUERIES + right, sources)
     return full // SOURCES * SOURCES, end
 
 
 @triton.jit
-def _attend(total, most, weight, q_tile, k, v, own, theirs, t, start, k_t, v_t, sources, scale, CAUSAL: tl.constexpr,
-            EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
-            OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, SOURCES: tl.constexpr):
+def _attend(total, most, weight, q_tile, k, v, own, theirs, t, start, k_t, v_t, sources, left, right, scale,
+            CAUSAL: tl.constexpr, BAND: tl.constexpr, EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr,
+            WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, SOURCES: tl.constexpr):
     """One block of sources more. scale > 0: so it needn't be multiplied in before the maximum is known, and product and
     difference are one instruction."""
     s = start + tl.arange(0, SOURCES)
     k_tile = _rows(k, s, k_t, sources, SIZE, WIDTH, EDGE)
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     if EDGE:
-        scores = tl.where(_sees(t, s, sources, own, theirs, CAUSAL), scores, -float("inf"))
+        scores = tl.where(_sees(t, s, sources, own, theirs, left, right, CAUSAL, BAND), scores, -float("inf"))
     larger = tl.maximum(most, tl.max(scores, axis=1) * scale)
     base = larger
-    if theirs is not None:
+    if BAND or theirs is not None:
         base = tl.where(larger == -float("inf"), 0.0, larger)       # of rows that have seen nothing yet
     p = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(most - base)
@@ -96,10 +119,10 @@ def _attend(total, most, weight, q_tile, k, v, own, theirs, t, start, k_t, v_t, 
 
 
 @triton.jit
-def forward_program(q, k, v, documents, theirs, out, logs, heads, share, times, sources, scale, q_b, q_h, q_t, k_b,
-                    k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, CAUSAL: tl.constexpr, SIZE: tl.constexpr,
-                    OUT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
-                    QUERIES: tl.constexpr, SOURCES: tl.constexpr):
+def forward_program(q, k, v, documents, theirs, out, logs, heads, share, times, sources, left, right, scale, q_b, q_h,
+                    q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, CAUSAL: tl.constexpr, BAND: tl.constexpr,
+                    SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr,
+                    PRECISION: tl.constexpr, QUERIES: tl.constexpr, SOURCES: tl.constexpr):
     blocks = tl.cdiv(times, QUERIES)
     one = tl.program_id(0) // blocks
     batch, head = one // heads, one % heads
@@ -114,45 +137,47 @@ def forward_program(q, k, v, documents, theirs, out, logs, heads, share, times, 
     most = tl.full((QUERIES,), -float("inf"), tl.float32)
     weight = tl.zeros((QUERIES,), tl.float32)
     own = documents
-    full, end = _reach(first, sources, CAUSAL, QUERIES, SOURCES)
-    if documents is None:
-        for start in range(0, full, SOURCES):
-            total, most, weight = _attend(total, most, weight, q_tile, k, v, None, None, t, start, k_t, v_t, sources,
-                                          scale, CAUSAL, False, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, SOURCES)
-    else:
+    full, end = _reach(first, sources, left, right, CAUSAL, BAND, QUERIES, SOURCES)
+    if documents is not None:
         own = _numbers(documents + batch.to(tl.int64) * times, t, times)
         theirs = theirs + batch.to(tl.int64) * sources
-        full, last = _stretch(own, t < times, theirs, sources)
-        full, end = full // SOURCES * SOURCES, tl.minimum(end, last)
+        full, end = _common(full, end, own, t < times, theirs, sources, BAND, SOURCES)
+    elif not BAND:
+        for start in range(0, full, SOURCES):
+            total, most, weight = _attend(total, most, weight, q_tile, k, v, None, None, t, start, k_t, v_t, sources,
+                                          left, right, scale, CAUSAL, False, False, SIZE, OUT, WIDTH, OUT_WIDTH,
+                                          PRECISION, SOURCES)
     for start in range(full, end, SOURCES):
         total, most, weight = _attend(total, most, weight, q_tile, k, v, own, theirs, t, start, k_t, v_t, sources,
-                                      scale, CAUSAL, True, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, SOURCES)
-    if documents is not None:
+                                      left, right, scale, CAUSAL, BAND, True, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION,
+                                      SOURCES)
+    if BAND or documents is not None:
         weight = tl.where(most == -float("inf"), 1.0, weight)       # rows that see nothing give 0
     _store_rows(out + batch * o_b + head * o_h, t, o_t, times, total / weight[:, None], OUT, OUT_WIDTH)
     tl.store(logs + one.to(tl.int64) * times + t, most + tl.log2(weight), mask=t < times)
 
 
 @triton.jit
-def _pull_queries(total, q_tile, c_tile, log, delta, k, v, own, theirs, t, start, k_t, v_t, sources, scale,
-                  CAUSAL: tl.constexpr, EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
-                  OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, SOURCES: tl.constexpr):
+def _pull_queries(total, q_tile, c_tile, log, delta, k, v, own, theirs, t, start, k_t, v_t, sources, left, right, scale,
+                  CAUSAL: tl.constexpr, BAND: tl.constexpr, EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr,
+                  WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, SOURCES: tl.constexpr):
     """What one block of sources adds to q̄."""
     s = start + tl.arange(0, SOURCES)
     k_tile = _rows(k, s, k_t, sources, SIZE, WIDTH, EDGE)
     v_tile = _rows(v, s, v_t, sources, OUT, OUT_WIDTH, EDGE)
     p = tl.exp2(tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION) * scale - log[:, None])
     if EDGE:
-        p = tl.where(_sees(t, s, sources, own, theirs, CAUSAL), p, 0.0)
+        p = tl.where(_sees(t, s, sources, own, theirs, left, right, CAUSAL, BAND), p, 0.0)
     g = p * (tl.dot(c_tile, tl.trans(v_tile), input_precision=PRECISION) - delta[:, None])
     return tl.dot(g.to(k_tile.dtype), k_tile, total, input_precision=PRECISION)
 
 
 @triton.jit
-def queries_program(ct, q, k, v, documents, theirs, out, logs, deltas, gq, heads, share, times, sources, scale, c_b,
-                    c_h, c_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, gq_b, gq_h, gq_t,
-                    CAUSAL: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
-                    OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr, SOURCES: tl.constexpr):
+def queries_program(ct, q, k, v, documents, theirs, out, logs, deltas, gq, heads, share, times, sources, left, right,
+                    scale, c_b, c_h, c_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, gq_b, gq_h, gq_t,
+                    CAUSAL: tl.constexpr, BAND: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr,
+                    WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr,
+                    SOURCES: tl.constexpr):
     blocks = tl.cdiv(times, QUERIES)
     one = tl.program_id(0) // blocks
     batch, head = one // heads, one % heads
@@ -171,26 +196,26 @@ def queries_program(ct, q, k, v, documents, theirs, out, logs, deltas, gq, heads
 
     total = tl.zeros((QUERIES, WIDTH), tl.float32)
     own = documents
-    full, end = _reach(first, sources, CAUSAL, QUERIES, SOURCES)
-    if documents is None:
-        for start in range(0, full, SOURCES):
-            total = _pull_queries(total, q_tile, c_tile, log, delta, k, v, None, None, t, start, k_t, v_t, sources,
-                                  scale2, CAUSAL, False, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, SOURCES)
-    else:
+    full, end = _reach(first, sources, left, right, CAUSAL, BAND, QUERIES, SOURCES)
+    if documents is not None:
         own = _numbers(documents + batch.to(tl.int64) * times, t, times)
         theirs = theirs + batch.to(tl.int64) * sources
-        full, last = _stretch(own, t < times, theirs, sources)
-        full, end = full // SOURCES * SOURCES, tl.minimum(end, last)
+        full, end = _common(full, end, own, t < times, theirs, sources, BAND, SOURCES)
+    elif not BAND:
+        for start in range(0, full, SOURCES):
+            total = _pull_queries(total, q_tile, c_tile, log, delta, k, v, None, None, t, start, k_t, v_t, sources,
+                                  left, right, scale2, CAUSAL, False, False, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION,
+                                  SOURCES)
     for start in range(full, end, SOURCES):
-        total = _pull_queries(total, q_tile, c_tile, log, delta, k, v, own, theirs, t, start, k_t, v_t, sources,
-                              scale2, CAUSAL, True, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, SOURCES)
+        total = _pull_queries(total, q_tile, c_tile, log, delta, k, v, own, theirs, t, start, k_t, v_t, sources, left,
+                              right, scale2, CAUSAL, BAND, True, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, SOURCES)
     _store_rows(gq + batch * gq_b + head * gq_h, t, gq_t, times, total * scale, SIZE, WIDTH)
 
 
 @triton.jit
 def _pull_sources(k_total, v_total, k_tile, v_tile, ct, q, documents, own, logs, deltas, s, start, c_t, q_t, times,
-                  scale, EDGE: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
-                  OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr):
+                  left, right, scale, EDGE: tl.constexpr, BAND: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr,
+                  WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr):
     """What one block of queries adds to k̄ and v̄. Scores are transposed here: (sources, queries)."""
     t = start + tl.arange(0, QUERIES)
     q_tile = _rows(q, t, q_t, times, SIZE, WIDTH, True)
@@ -200,6 +225,8 @@ def _pull_sources(k_total, v_total, k_tile, v_tile, ct, q, documents, own, logs,
     p = tl.exp2(tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION) * scale - log[None, :])
     if EDGE:
         p = tl.where(s[:, None] <= t[None, :], p, 0.0)
+    if BAND:
+        p = tl.where(_near(s[:, None] - t[None, :], left, right), p, 0.0)
     if documents is not None:
         p = tl.where(own[:, None] == _numbers(documents, t, times)[None, :], p, 0.0)
     v_total = tl.dot(p.to(c_tile.dtype), c_tile, v_total, input_precision=PRECISION)
@@ -208,10 +235,11 @@ def _pull_sources(k_total, v_total, k_tile, v_tile, ct, q, documents, own, logs,
 
 
 @triton.jit
-def sources_program(ct, q, k, v, documents, theirs, logs, deltas, gk, gv, heads, share, times, sources, scale, c_b,
-                    c_h, c_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, gk_b, gk_h, gk_t, gv_b, gv_h, gv_t,
-                    CAUSAL: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
-                    OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr, SOURCES: tl.constexpr):
+def sources_program(ct, q, k, v, documents, theirs, logs, deltas, gk, gv, heads, share, times, sources, left, right,
+                    scale, c_b, c_h, c_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, gk_b, gk_h, gk_t, gv_b, gv_h,
+                    gv_t, CAUSAL: tl.constexpr, BAND: tl.constexpr, SIZE: tl.constexpr, OUT: tl.constexpr,
+                    WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr,
+                    SOURCES: tl.constexpr):
     blocks = tl.cdiv(sources, SOURCES)
     one = tl.program_id(0) // blocks
     kv_heads = heads // share
@@ -221,18 +249,24 @@ def sources_program(ct, q, k, v, documents, theirs, logs, deltas, gk, gv, heads,
     k_tile = _rows(k + batch * k_b + kv_head * k_h, s, k_t, sources, SIZE, WIDTH, True)
     v_tile = _rows(v + batch * v_b + kv_head * v_h, s, v_t, sources, OUT, OUT_WIDTH, True)
 
-    # Causal: queries before `begin` see nothing of this block, those from `full` on all of it.
+    # Causal: queries before `begin` see nothing of this block, those from `full` on all of it. Of a band, nothing too.
     begin = 0
     full = 0
     if CAUSAL:
         begin = first // QUERIES * QUERIES
         full = tl.cdiv(first + SOURCES - 1, QUERIES) * QUERIES
+    if BAND:
+        begin = tl.maximum(first - right, 0) // QUERIES * QUERIES
+        full = tl.minimum(first + SOURCES + left, times)
     own = theirs
     if documents is not None:       # all is looked at one by one, from `begin` to `full`
         own = _numbers(theirs + batch.to(tl.int64) * sources, s, sources)
         documents = documents + batch.to(tl.int64) * times
-        near, full = _stretch(own, s < sources, documents, times)
+        near, last = _stretch(own, s < sources, documents, times)
         begin = tl.maximum(begin, near // QUERIES * QUERIES)
+        if BAND:
+            last = tl.minimum(last, full)
+        full = last
     k_total = tl.zeros((SOURCES, WIDTH), tl.float32)
     v_total = tl.zeros((SOURCES, OUT_WIDTH), tl.float32)
     for member in range(0, share):
@@ -242,12 +276,12 @@ def sources_program(ct, q, k, v, documents, theirs, logs, deltas, gk, gv, heads,
         logs_at, deltas_at = logs + row, deltas + row
         for start in range(begin, tl.minimum(full, times), QUERIES):
             k_total, v_total = _pull_sources(k_total, v_total, k_tile, v_tile, c_at, q_at, documents, own, logs_at,
-                                             deltas_at, s, start, c_t, q_t, times, scale * LOG2_E, CAUSAL, SIZE, OUT,
-                                             WIDTH, OUT_WIDTH, PRECISION, QUERIES)
-        if documents is None:
+                                             deltas_at, s, start, c_t, q_t, times, left, right, scale * LOG2_E, CAUSAL,
+                                             BAND, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, QUERIES)
+        if documents is None and not BAND:
             for start in range(full, times, QUERIES):
                 k_total, v_total = _pull_sources(k_total, v_total, k_tile, v_tile, c_at, q_at, None, None, logs_at,
-                                                 deltas_at, s, start, c_t, q_t, times, scale * LOG2_E, False, SIZE, OUT,
-                                                 WIDTH, OUT_WIDTH, PRECISION, QUERIES)
+                                                 deltas_at, s, start, c_t, q_t, times, left, right, scale * LOG2_E,
+                                                 False, False, SIZE, OUT, WIDTH, OUT_WIDTH, PRECISION, QUERIES)
     _store_rows(gk + batch * gk_b + kv_head * gk_h, s, gk_t, sources, k_total * scale, SIZE, WIDTH)
     _store_rows(gv + batch * gv_b + kv_head * gv_h, s, gv_t, sources, v_total, OUT, OUT_WIDTH)

@@ -19,6 +19,9 @@ Every sum belongs to one program: no atomics, the same bits on every run. Causal
 blocks of which nothing is seen are never loaded, half of all. Heads may share keys and values in groups; then k̄ and v̄
 are summed over the group by the same program. Exponentials are powers of 2, the scale taking log₂ e into it.
 
+A band, (left, right): position t looks at sources t - left … t + right, and blocks outside are never loaded. All that
+is loaded is looked at one by one, so that one loop does.
+
 Documents: positions have numbers, and look at their own number alone. A program whose rows have the numbers a … b walks
 from the first to the last position on the other side that has one of these: where documents lie side by side, next to
 nothing is loaded in vain; where they don't, it is more, and as right.
@@ -41,6 +44,8 @@ from .autotune import best
 from .kernel import BELOW_80, Kernel
 
 WIDEST = 128        # elements of a head
+CAUSAL = None, 0
+PLAIN = (None, None), CAUSAL        # bands without numbers of their own: code is compiled for each
 # (kernel, how it multiplies, heads up to this size) -> block of queries, block of sources, warps and, where that isn't
 # the record's, stages, where nothing has been measured: large ones whose code for sm_90 keeps all in registers (`--show
 # sass` has no STL), causal or not, but for some bytes in "ieee". See block_options.
@@ -55,17 +60,19 @@ BLOCKS = {
     ("flash_attention_sources", "ieee", 64): (16, 32, 4), ("flash_attention_sources", "ieee", 128): (16, 32, 4),
     ("flash_attention_sources", "tf32x3", 64): (32, 32, 4, 1),
 }
-# With documents, whose numbers are in registers, too.
-DOCUMENTS = BLOCKS | {
+# Where all is looked at one by one: with documents, whose numbers are in registers, too, or a band.
+ONE_BY_ONE = BLOCKS | {
     ("flash_attention", "ieee", 64): (32, 16, 4), ("flash_attention", "ieee", 128): (32, 16, 4),
     ("flash_attention_queries", "16 bits", 64): (64, 32, 4), ("flash_attention_queries", "ieee", 128): (32, 16, 4),
 }
 
 
-def weights(q, k, causal, scale, documents=None):
+def weights(q, k, band, scale, documents=None):
     """softmax(q kᵀ · scale) in NumPy: (batch, heads, times, sources)."""
     scores = q @ np.repeat(k, q.shape[1] // k.shape[1], axis=1).swapaxes(2, 3) * scale
-    sees = np.tri(*scores.shape[2:], dtype=bool) if causal else np.ones(scores.shape[2:], bool)
+    ahead = np.arange(scores.shape[3]) - np.arange(scores.shape[2])[:, None]
+    left, right = (np.inf if end is None else end for end in band)
+    sees = (ahead >= -left) & (ahead <= right)
     if documents is not None:
         own, theirs = documents
         sees = sees & (own[:, None, :, None] == theirs[:, None, None, :])
@@ -75,14 +82,14 @@ def weights(q, k, causal, scale, documents=None):
     return e / np.where(total > 0, total, 1)
 
 
-def definition(q, k, v, causal, scale, documents=None):
+def definition(q, k, v, band, scale, documents=None):
     """The same in NumPy."""
-    return weights(q, k, causal, scale, documents) @ np.repeat(v, q.shape[1] // k.shape[1], axis=1)
+    return weights(q, k, band, scale, documents) @ np.repeat(v, q.shape[1] // k.shape[1], axis=1)
 
 
-def gradient(ct, q, k, v, causal, scale, documents=None):
+def gradient(ct, q, k, v, band, scale, documents=None):
     """The cotangents of q, k and v in NumPy."""
-    share, p = q.shape[1] // k.shape[1], weights(q, k, causal, scale, documents)
+    share, p = q.shape[1] // k.shape[1], weights(q, k, band, scale, documents)
     k_all, v_all = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
     s = ct @ v_all.swapaxes(2, 3)
     s = p * (s - (s * p).sum(axis=-1, keepdims=True)) * scale
@@ -99,26 +106,27 @@ def _strides(*names):
 
 def _record(name, fn, arrays, strides, **more):
     """A Kernel of this family: arrays, numbers, strides, and the constants of all."""
-    numbers = {"heads": "i32", "share": "i32", "times": "i32", "sources": "i32", "scale": "fp32"}
+    numbers = {"heads": "i32", "share": "i32", "times": "i32", "sources": "i32", "left": "i32", "right": "i32",
+               "scale": "fp32"}
     steps = _strides(*strides)
     blocks = ((16, 32, 4), (32, 32, 4), (32, 64, 4), (32, 64, 8), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 32, 4),
               (128, 64, 4), (128, 64, 8), (64, 128, 8))
     return Kernel(
         name, fn, {**arrays, **numbers, **steps},
-        {"CAUSAL": True, "SIZE": 64, "OUT": 64, "WIDTH": 64, "OUT_WIDTH": 64, "PRECISION": "ieee", "QUERIES": 64,
-         "SOURCES": 64},
+        {"CAUSAL": True, "BAND": False, "SIZE": 64, "OUT": 64, "WIDTH": 64, "OUT_WIDTH": 64, "PRECISION": "ieee",
+         "QUERIES": 64, "SOURCES": 64},
         divisible=tuple(steps), strided=tuple(a for a, kind in arrays.items() if kind == "*"), num_stages=2,
         configs=tuple({"QUERIES": q, "SOURCES": s, "num_warps": warps, "num_stages": stages}
                       for q, s, warps in blocks for stages in (2, 3)), **more)
 
 
-def block_options(kernel, itemsize, size, capability, documents=False, precision="ieee"):
+def block_options(kernel, itemsize, size, capability, one_by_one=False, precision="ieee"):
     """The options where nothing has been measured.
 
     Below 8.0 Triton multiplies without tensor cores: there the blocks are those of "ieee", which has none either. The
     forward kernel of float16 in blocks of (64, 64) would keep 3.7 KB of each thread in memory, in (32, 32) none.
     """
-    table = DOCUMENTS if documents else BLOCKS
+    table = ONE_BY_ONE if one_by_one else BLOCKS
     kind = "ieee" if capability < 80 else "16 bits" if itemsize == 2 else precision
     size = 64 if size <= 64 else 128
     blocks = table.get((kernel, kind, size)) or table[kernel, "ieee", size]
@@ -136,17 +144,24 @@ def float32_precision(size, capability):
 
 def _example(kernel, dtype, size, documents=False, precision="ieee", **more):
     """An example as a call of heads of `size` makes it."""
+    one_by_one = documents or more.get("BAND", False)
     more |= {} if documents else WITHOUT
     width, itemsize = launch.next_power_of_2(size), 4 if dtype == "fp32" else 2
     return {"*": dtype, "SIZE": size, "OUT": size, "WIDTH": width, "OUT_WIDTH": width, "PRECISION": precision,
-            **block_options(kernel, itemsize, size, 90, documents, precision),
-            BELOW_80: {"PRECISION": "ieee", "num_stages": 2, **block_options(kernel, itemsize, size, 75, documents)},
+            **block_options(kernel, itemsize, size, 90, one_by_one, precision),
+            BELOW_80: {"PRECISION": "ieee", "num_stages": 2, **block_options(kernel, itemsize, size, 75, one_by_one)},
             **more}
 
 
 def _with_documents(kernel):
     return (_example(kernel, "fp16", 64, True), _example(kernel, "fp32", 24, True),
             _example(kernel, "fp32", 64, True, "tf32x3"))
+
+
+def _of_a_band(kernel):
+    band = {"CAUSAL": False, "BAND": True}
+    return (_example(kernel, "bf16", 64, **band), _example(kernel, "fp16", 128, **band),
+            _example(kernel, "fp32", 64, precision="tf32x3", **band), _example(kernel, "fp16", 64, True, **band))
 
 
 def _in_float32(kernel):
@@ -159,43 +174,51 @@ FORWARD = _record(
     "flash_attention", forward_program, {"q": "*", "k": "*", "v": "*", **NUMBERS, "out": "*", "logs": "*fp32"}, "qkvo",
     examples=(_example("flash_attention", "fp16", 64), *_in_float32("flash_attention"),
               _example("flash_attention", "bf16", 128, CAUSAL=False),
-              *_with_documents("flash_attention")))
+              *_with_documents("flash_attention"), *_of_a_band("flash_attention")))
 QUERIES = _record(
     "flash_attention_queries", queries_program,
     {"ct": "*", "q": "*", "k": "*", "v": "*", **NUMBERS, "out": "*", "logs": "*fp32", "deltas": "*fp32",
      "gq": "*"},
     ("c", "q", "k", "v", "o", "gq"),
     examples=(_example("flash_attention_queries", "fp16", 64), *_in_float32("flash_attention_queries"),
-              *_with_documents("flash_attention_queries")))
+              *_with_documents("flash_attention_queries"), *_of_a_band("flash_attention_queries")))
 SOURCES = _record(
     "flash_attention_sources", sources_program,
     {"ct": "*", "q": "*", "k": "*", "v": "*", **NUMBERS, "logs": "*fp32", "deltas": "*fp32", "gk": "*",
      "gv": "*"},
     ("c", "q", "k", "v", "gk", "gv"),
     examples=(_example("flash_attention_sources", "fp16", 64), *_in_float32("flash_attention_sources"),
-              *_with_documents("flash_attention_sources")))
+              *_with_documents("flash_attention_sources"), *_of_a_band("flash_attention_sources")))
 KERNELS = (FORWARD, QUERIES, SOURCES)
 
 
-def _constants(q, v, causal, precision):
+def _constants(q, v, band, precision):
     size, out = q.shape[3], v.shape[3]
     if precision is None:
         precision = "ieee" if q.itemsize == 2 else float32_precision(max(size, out), launch.capability(q))
     width, out_width = (max(16, launch.next_power_of_2(n)) for n in (size, out))
-    return {"CAUSAL": bool(causal), "SIZE": size, "OUT": out, "WIDTH": width, "OUT_WIDTH": out_width,
-            "PRECISION": precision}
+    return {"CAUSAL": band == CAUSAL, "BAND": band not in PLAIN, "SIZE": size, "OUT": out, "WIDTH": width,
+            "OUT_WIDTH": out_width, "PRECISION": precision}
 
 
-def _blocks(kernel, q, v, documents, precision):
+def _blocks(kernel, q, v, documents, band, precision):
     return block_options(kernel.name, q.itemsize, max(q.shape[3], v.shape[3]), launch.capability(q),
-                         documents is not None, precision)
+                         documents is not None or band not in PLAIN, precision)
 
 
-def _sizes(q, k, documents, precision):
-    """What measured options are for. With documents it is other code, which has less to do; and by three products."""
+def _sizes(q, k, documents, band, precision):
+    """What measured options are for. With documents or a band it is other code, which has less to do; and by three
+    products."""
     batch, heads, times, size = q.shape
-    other = [1] * (documents is not None) + [2] * (precision == "tf32x3")
+    other = [1] * (documents is not None) + [2] * (precision == "tf32x3") + [3] * (band not in PLAIN)
     return batch * heads, times, k.shape[2], size, *other
+
+
+def _ends(band, q, k):
+    """(left, right) as the kernels take them, in 32 bits: what is further than all positions is as far as need be."""
+    (left, right), times, sources = band, q.shape[2], k.shape[2]
+    return (times if left is None else max(-sources, min(left, times)),
+            sources if right is None else max(-times, min(right, sources)))
 
 
 def _side_by_side(x):
@@ -221,7 +244,7 @@ def _documents(documents):
     return (None, None) if documents is None else map(launch.contiguous, documents)
 
 
-def flash_attention(q, k, v, causal, scale, documents=None, precision=None):
+def flash_attention(q, k, v, band, scale, documents=None, precision=None):
     """(o, Kept((o, L))): q (batch, heads, time, size), k (batch, kv_heads, sources, size), v (batch, kv_heads, sources,
     out) of one dtype, sizes from 1 to 128; kv_heads divides heads.
 
@@ -233,31 +256,31 @@ def flash_attention(q, k, v, causal, scale, documents=None, precision=None):
         raise ValueError(f"flash_attention: scale {scale} must be more than 0 (multiply q by a negative one's sign)")
     q, k, v = map(_side_by_side, (q, k, v))
     batch, heads, times, _ = q.shape
-    constants = _constants(q, v, causal, precision)
+    constants = _constants(q, v, band, precision)
     out = _empty(q, v.shape[3], q)
     logs = launch.empty((batch * heads, times), np.float32, q)
     own, theirs = _documents(documents)
-    numbers = heads, heads // k.shape[1], times, k.shape[2], scale, *_steps(q, k, v, out)
+    numbers = heads, heads // k.shape[1], times, k.shape[2], *_ends(band, q, k), scale, *_steps(q, k, v, out)
 
     def run(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
         FORWARD(grid, q, k, v, own, theirs, out, logs, *numbers, **constants, **options)
-    precision = constants["PRECISION"]
-    run(best(FORWARD, _sizes(q, k, documents, precision), q, run) or _blocks(FORWARD, q, v, documents, precision))
+    kind = documents, band, constants["PRECISION"]
+    run(best(FORWARD, _sizes(q, k, *kind), q, run) or _blocks(FORWARD, q, v, *kind))
     return out, Kept((out, logs))
 
 
-def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, precision=None):
+def flash_attention_gradient(ct, q, k, v, band, scale, kept, documents=None, precision=None):
     """The cotangents of q, k and v; `kept` is what forward has kept."""
     ct, q, k, v = map(_side_by_side, (ct, q, k, v))
     (out, logs), (batch, heads, times, size) = kept, q.shape
-    constants = _constants(q, v, causal, precision)
+    constants = _constants(q, v, band, precision)
     gq, gk, gv = _empty(q, size, q), _empty(k, size, q), _empty(v, v.shape[3], q)
     deltas = launch.empty(logs.shape, np.float32, q)
     own, theirs = _documents(documents)
-    numbers = heads, heads // k.shape[1], times, k.shape[2], scale
-    precision = constants["PRECISION"]
-    sizes = _sizes(q, k, documents, precision)
+    numbers = heads, heads // k.shape[1], times, k.shape[2], *_ends(band, q, k), scale
+    kind = documents, band, constants["PRECISION"]
+    sizes = _sizes(q, k, *kind)
 
     def queries(options):
         grid = (batch * heads * launch.cdiv(times, options["QUERIES"]),)
@@ -269,22 +292,22 @@ def flash_attention_gradient(ct, q, k, v, causal, scale, kept, documents=None, p
         SOURCES(grid, ct, q, k, v, own, theirs, logs, deltas, gk, gv, *numbers, *_steps(ct, q, k, v, gk, gv),
                 **constants, **options)
     # First, for it makes the deltas:
-    queries(best(QUERIES, sizes, q, queries) or _blocks(QUERIES, q, v, documents, precision))
-    sources(best(SOURCES, sizes, q, sources) or _blocks(SOURCES, q, v, documents, precision))
+    queries(best(QUERIES, sizes, q, queries) or _blocks(QUERIES, q, v, *kind))
+    sources(best(SOURCES, sizes, q, sources) or _blocks(SOURCES, q, v, *kind))
     return gq, gk, gv
 
 
-def attention(q, k, v, mask, documents, causal, scale):
+def attention(q, k, v, mask, documents, band, scale):
     """The op's forward, without a mask."""
-    return flash_attention(q, k, v, causal, scale, documents)
+    return flash_attention(q, k, v, band, scale, documents)
 
 
-def attention_pullback(ct, wanted, q, k, v, documents, causal, scale, aux):
+def attention_pullback(ct, wanted, q, k, v, documents, band, scale, aux):
     """The op's pullback."""
-    return flash_attention_gradient(ct, q, k, v, causal, scale, aux, documents)
+    return flash_attention_gradient(ct, q, k, v, band, scale, aux, documents)
 
 
-def _fits(q, k, v, mask, documents, causal, scale):
+def _fits(q, k, v, mask, documents, band, scale):
     # Rows are counted in 32 bits, and a view of a row of features has longer rows than its own.
     return (mask is None and scale > 0 and q.dtype == k.dtype == v.dtype
             and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST and q.size > 0 and k.shape[2] > 0

@@ -47,18 +47,21 @@ class MultiHeadAttention(Module):
     causal      no position sees a later one
     rotary      turn queries and keys by their positions
     bias        whether the two Linears have one
+    window      None, or how many positions one sees at most: those less than so many away, itself among them
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale), with documents behind them where there are
-                some, attention; see parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
+                parallel/context_parallel.py
     scale       what scores are multiplied by; None: 1/√(dim/heads)
-    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
+    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows).
     """
 
-    context = scale = None
+    context = scale = window = None
 
-    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True):
+    def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
+                 window=None):
         super().__init__()
-        dim, heads, kv_heads = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads)
+        dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
+                                                       window=window)
         kv_heads = heads if kv_heads is None else kv_heads
         if dim % heads or heads % kv_heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
@@ -103,18 +106,21 @@ class MultiHeadAttention(Module):
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
             unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale))
+            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale,
+                                                          window=self.window))
 
     @by_position
     def forward(self, x, documents=None):
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents)
+            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents,
+                                                 window=self.window)
         else:
-            y = self.context(q, k, v, self.causal, self.scale, *([] if documents is None else [documents]))
+            y = self.context(q, k, v, self.causal, self.scale, documents, self.window)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])))
 
     def extra_repr(self):
-        return f"{self.heads * self.size}, heads={self.heads}" + \
-            (f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else "") + (", causal" if self.causal else "")
+        parts = {f", kv_heads={self.kv_heads}": self.kv_heads != self.heads, ", causal": self.causal,
+                 f", window={self.window}": self.window is not None}
+        return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
+from ..autodiff.ops.attention import band_of, banded_attention, part_of_band
 from ..autodiff.primitive import lower
 from ..backend import is_array, module_of, to_device_of, xp
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
@@ -25,6 +26,7 @@ from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
 
+OF_ONE_DOCUMENT = "a cache of keys and values is of one document per row; it was given documents"
 COLDEST = 1e-200    # of temperatures above 0: a float32's logits over it are finite in float64
 
 
@@ -93,7 +95,9 @@ class KeyValueCache:
     past    how many tokens have been read. All calls have the same batch; ValueError where it isn't, or they come to
             more than `length` or the model's
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
-            latent attention layers · batch · length · (kv_rank + rope_size), on each rank that has some of the heads
+            attention with a window 2 · window for the length, if that is less, but for what one read brings that is
+            longer, until the next; of latent attention layers · batch · length · (kv_rank + rope_size), on each rank
+            that has some of the heads
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
@@ -167,32 +171,56 @@ class _Places:
 
 
 class _Kept(_Places):
-    """One attention's keys and values (batch, kv_heads, length, size), of which the first `past` are there. Called
-    (q, k, v, causal, scale), it is attention of the new positions to these and to themselves."""
+    """One attention's keys and values (batch, kv_heads, room, size), of the positions from `start` on. Called (q, k, v,
+    causal, scale, documents, window), it is attention of the new positions to these and to themselves."""
 
     keys = values = None
+    start = 0
 
-    def __call__(self, q, k, v, causal, scale=None, documents=None):
-        self.keys, self.values = self._with(k, self.keys, documents), self._with(v, self.values)
-        return self.attend(q, self.keys, self.values, scale)
-
-    def _with(self, new, kept, documents=None):
-        """What is kept, the new positions (batch, heads, time, size) too."""
+    def __call__(self, q, k, v, causal, scale=None, documents=None, window=None):
         if documents is not None:
-            raise ValueError("a cache of keys and values is of one document per row; it was given documents")
+            raise ValueError(OF_ONE_DOCUMENT)
+        start, room = self._place(k.shape[2], window)
+        self.keys, self.values = self._with(k, self.keys, start, room), self._with(v, self.values, start, room)
+        self.start = start
+        return self.attend(q, self.keys, self.values, scale, window)
+
+    def _place(self, time, window):
+        """(the first position that is kept with so many new ones, for how many there is room). What no window reaches
+        any more is forgotten where room is wanted, some positions at once, so that few have to be moved."""
+        past, length = self.cache.past, self.cache.length
+        if not past:
+            self.keys = self.values = None
+            self.start = 0
+        if window is None:
+            return 0, length
+        first = max(0, past - window + 1)
+        if first < self.start:
+            raise ValueError(f"a cache of keys and values of a window of {window} positions has forgotten those before "
+                             f"{self.start}, and was taken back to {past} tokens, for which it wants those from "
+                             f"{first} on: take back what the last read has brought, or less")
+        if self.keys is not None and past + time - self.start <= self.keys.shape[2]:
+            return self.start, self.keys.shape[2]
+        return first, min(length, max(2 * window, past + time - first))
+
+    def _with(self, new, kept, start, room):
+        """An array of so much room in which stand the positions from `start` on, the new ones (batch, heads, time,
+        size) behind those that were kept."""
         batch, heads, time, size = new.shape
-        if kept is None:
-            kept = module_of(lower(new)).empty((batch, heads, self.cache.length, size), new.dtype)
-        kept[:, :, self.cache.past:self.cache.past + time] = lower(new)
+        past = self.cache.past
+        if kept is None or start != self.start:
+            old, kept = kept, module_of(lower(new)).empty((batch, heads, room, size), new.dtype)
+            if old is not None:
+                kept[:, :, :past - start] = old[:, :, start - self.start:past - self.start]
+        kept[:, :, past - start:past - start + time] = lower(new)
         return kept
 
-    def attend(self, q, keys, values, scale):
-        past, time = self.cache.past, q.shape[2]
-        k, v = (x[:, :, :past + time] for x in (keys, values))
-        if not past:
-            return ops.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        mask = module_of(k).tri(time, past + time, past, dtype=bool) if time > 1 else None
-        return ops.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    def attend(self, q, keys, values, scale, window=None):
+        """Attention of new positions to all that is kept up to them."""
+        here = slice(self.cache.past, self.cache.past + q.shape[2])
+        there = slice(self.start, here.stop)
+        k, v = (x[:, :, :there.stop - there.start] for x in (keys, values))
+        return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there), scale)
 
 
 class _KeptLatents(_Kept):
@@ -203,9 +231,9 @@ class _KeptLatents(_Kept):
         """What is there, the new positions too: (batch, 1, past + time, kv_rank + rope_size)."""
         return self.keys[:, :, :self.cache.past + self.cache.tokens.shape[1]]
 
-    def keep_latents(self, new, documents=None):
+    def keep_latents(self, new):
         """Keep latents and turned keys of new positions, (batch, 1, time, kv_rank + rope_size)."""
-        self.keys = self._with(new, self.keys, documents)
+        self.keys = self._with(new, self.keys, *self._place(new.shape[2], None))
 
     def attention(self, q, rank, scale):
         """Attention of the new positions to all that is kept; the first `rank` features of a key are its value."""

@@ -31,7 +31,7 @@ from ..autodiff.primitive import lower
 from ..backend import module_of, whole, xp
 from . import init
 from .attention import MultiHeadAttention, rotary
-from .decoding import by_position
+from .decoding import OF_ONE_DOCUMENT, by_position
 from .layers import Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
@@ -136,7 +136,9 @@ class LatentAttention(MultiHeadAttention):
             return super().forward(x, documents)
         q, latents, key = self._queries_latents_key(x)
         own = ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:]))
-        self.context.keep_latents(ops.concatenate([own, key], 3), documents)
+        if documents is not None:
+            raise ValueError(OF_ONE_DOCUMENT)
+        self.context.keep_latents(ops.concatenate([own, key], 3))
         if not self.context.cache.past:     # each score is of size features then, instead of kv_rank + rope_size
             y = ops.scaled_dot_product_attention(q, *self._keys_values(latents, key), is_causal=True, scale=self.scale)
         elif self._is_matrix():

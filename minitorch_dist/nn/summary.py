@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from ..autodiff.ops.attention import pieces
 from ..autodiff.tensor import Leaf, Tensor
 from ..autodiff.writes import tick
 from ..backend import is_floating
@@ -21,9 +22,17 @@ def _nf4(shape, size, **_):
     return 2 * math.prod(shape) * size[1]
 
 
-def _attention(shape, q, k, comm=None, **_):
-    scores = math.prod(q.shape[:3]) * k.shape[2] * (comm.size if comm else 1)       # each rank's keys come by
-    return 2 * scores * (q.shape[3] + shape[-1])
+def _attention(shape, q, k, band, mask=None, **_):
+    cut = [] if mask is not None else pieces(q.shape[2], k.shape[2], band)
+    pairs = sum((t.stop - t.start) * (s.stop - s.start) for t, s, _ in cut) if cut else q.shape[2] * k.shape[2]
+    return 2 * math.prod(q.shape[:2]) * pairs * (q.shape[3] + shape[-1])
+
+
+def _ring_attention(shape, q, k, comm, band, **_):
+    left, right = band
+    seen = k.shape[2] * comm.size       # each rank's keys come by
+    seen = seen if left is None or right is None else min(seen, left + right + 1)
+    return 2 * math.prod(q.shape[:3]) * seen * (q.shape[3] + shape[-1])
 
 
 FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -> floating-point operations
@@ -34,7 +43,7 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "nf4_linear": _nf4,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
-    "ring_attention": _attention,
+    "ring_attention": _ring_attention,
     "all_gather_matmul": _linear,
     "matmul_reduce_scatter": lambda shape, weight, comm, **_: comm.size * _linear(shape, weight),   # of all positions
     "grouped_matmul": _matmul,

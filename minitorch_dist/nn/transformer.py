@@ -109,10 +109,11 @@ class TransformerBlock(Module):
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
     latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
+    window  how many positions one sees at most, None: all; see MultiHeadAttention
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
-                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
+                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None, window=None):
         super().__init__()
         dim, heads, hidden = at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
@@ -122,8 +123,11 @@ class TransformerBlock(Module):
             raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
                              f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
                              "positions=\"rotary\"")
+        if latent is not None and window is not None:
+            raise ValueError(f"TransformerBlock: latent attention has no window, and window={window}: leave one out")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
-        self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias) if latent is None \
+        self.attention = \
+            MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window) if latent is None \
             else LatentAttention(dim, heads, causal, dtype, std, bias, **latent)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
@@ -168,6 +172,8 @@ class GPT(Module):
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
     mlp, hidden, bias, latent  the blocks'; see TransformerBlock
+    window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
+                blocks: (1024,) * 5 + (None,) for five that see near positions and one that sees all, as in Gemma 3
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention
@@ -175,13 +181,14 @@ class GPT(Module):
     FAMILIES["llama"] has the arguments that make it a LLaMA, but for its sizes; tied=False, as published. "deepseek"
     has latent attention besides; its experts are moe's.
     Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Sources: Radford et al. 2019, "GPT-2";
-    Touvron et al. 2023, "LLaMA"; DeepSeek-AI 2024, "DeepSeek-V2".
+    Touvron et al. 2023, "LLaMA"; DeepSeek-AI 2024, "DeepSeek-V2"; Gemma Team 2025, "Gemma 3" (windows by block).
     """
 
     context = output_multiplier = None
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
-                 norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None):
+                 norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None,
+                 window=None):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
@@ -194,7 +201,10 @@ class GPT(Module):
         self.dropout = Dropout(dropout)
         self.new_block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
                                            norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent)
-        self.blocks = Sequential(*(self.new_block() for _ in range(layers)))
+        windows = window if isinstance(window, list | tuple) else (window,)
+        if not windows:
+            raise ValueError(f"GPT: window={window} has none for any block: leave it out")
+        self.blocks = Sequential(*(self.new_block(window=windows[i % len(windows)]) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))

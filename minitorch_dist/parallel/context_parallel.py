@@ -30,7 +30,7 @@ Sources: see ring_attention.py; Jacobs et al. 2023, "DeepSpeed Ulysses" (all_to_
 from dataclasses import is_dataclass, replace
 
 from ..autodiff import ops
-from ..autodiff.ops.attention import numbered
+from ..autodiff.ops.attention import band_of, numbered
 from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
 from ..backend import to_device_of
@@ -95,7 +95,8 @@ def _in_order(x, ranks, layout, axis, back=False):
 
 # ---------------------------------------------------------------- attention by heads
 
-def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None):
+def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None,
+                      window=None):
     """ring_attention's arguments and result, by four all-to-alls: of query, key, value, and of the result.
 
     ValueError unless the ranks can share heads and kv_heads equally. Backward keeps what attention of whole sequences
@@ -106,9 +107,9 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
     positions(query.shape[TIME], comm.rank, comm.size, layout)
     if documents is not None:
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
-    what = settings(causal, scale, layout, documents)
+    what = settings(band_of(causal, window), scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, documents=documents)
+    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, documents=documents, window=window)
     return _part_of_time(y, comm, layout, what)
 
 
@@ -151,8 +152,8 @@ class Context(Module):
                     to. They sum those of the modules that they were given: give them the whole model, or a whole stage.
                     Only a model in training asks: in evaluation a gradient is this rank's part of it
 
-    It has no parameters. Called (q, k, v, causal, scale, documents), it is attention of this rank's queries to all
-    ranks' keys; documents are those of the whole sequences, which `whole` makes of this rank's.
+    It has no parameters. Called (q, k, v, causal, scale, documents, window), it is attention of this rank's queries to
+    all ranks' keys; documents are those of the whole sequences, which `whole` makes of this rank's.
     """
 
     def __init__(self, comm, how="ring", layout="zigzag"):
@@ -175,8 +176,8 @@ class Context(Module):
         """All ranks' numbers of documents, (batch, time/N) each, as those of whole sequences. Collective."""
         return lower(join_sequence(documents, self.comm, self.layout))
 
-    def forward(self, q, k, v, causal, scale=None, documents=None):
-        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents)
+    def forward(self, q, k, v, causal, scale=None, documents=None, window=None):
+        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents, window)
         check_summed(self, y)
         return y
 
@@ -195,7 +196,8 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
             otherwise works on each position by itself. A GPT knows its positions then; a module with a table of its
             own, in whose class `context = None` stands, finds a Context there, and asks it for positions(time)
     how     "ring" or "all_to_all"
-    layout  "zigzag" balances a causal ring; cut_sequence must be told the same
+    layout  "zigzag" balances a causal ring, "contiguous" one of windows (ring_attention.py); cut_sequence must be told
+            the same
 
     Names and state_dicts stay as they are: load one into a model that isn't divided in order to generate. Divide a
     model before an optimizer or DistributedDataParallel is made. It goes with parallelize_module of the same model over

@@ -7,11 +7,11 @@
 from ..backend import is_short, module_of, to_half
 
 
-def pass_on(x, comm, into=None):
-    """Post x to the next rank; a function that waits for what the rank before has posted, and returns it (as `into`, an
-    array like x, if given). x may not be written to before."""
+def pass_on(x, comm, into=None, ahead=1):
+    """Post x to the next rank, or to one that is further `ahead`; a function that waits for what the rank as far behind
+    has posted, and returns it (as `into`, an array like x, if given). x may not be written to before."""
     arriving = module_of(x).empty_like(x) if into is None else into
-    works = (comm.irecv(arriving, (comm.rank - 1) % comm.size), comm.isend(x, (comm.rank + 1) % comm.size))
+    works = (comm.irecv(arriving, (comm.rank - ahead) % comm.size), comm.isend(x, (comm.rank + ahead) % comm.size))
 
     def wait():
         for work in works:
@@ -20,13 +20,15 @@ def pass_on(x, comm, into=None):
     return wait
 
 
-def come_by(x, comm, into=None):
+def come_by(x, comm, into=None, steps=None):
     """Yield (rank, its x), one's own first; the next is on its way meanwhile.
 
     into: N - 1 arrays like x, for what arrives, in this order; by default each has memory of its own
+    steps: of how many ranks, where not of all
     """
-    for step in range(comm.size):
-        wait = pass_on(x, comm, None if into is None else into[step]) if step + 1 < comm.size else None
+    steps = comm.size if steps is None else steps
+    for step in range(steps):
+        wait = pass_on(x, comm, None if into is None else into[step]) if step + 1 < steps else None
         yield (comm.rank - step) % comm.size, x
         if wait is not None:
             x = wait()

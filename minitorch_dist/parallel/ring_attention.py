@@ -19,20 +19,37 @@ Causal, half of the products are empty, and are left out. Which half, depends on
 
 Of several documents in a row, products of positions without a document in common are left out as well.
 
-What a rank sends: N - 1 times its keys and values forward, as much again and their gradients backward.
+With a window w products of positions that are further apart are left out. Then all ranks of a contiguous layout have as
+much to do, and keys need not go all the way round: R = 1 + ⌈(w - 1)/(T/N)⌉ ranks see them, however many there are, and
+from the last of these their gradients go straight home. (Zigzag, a rank's neighbours in the sequence are on both sides
+of it in the ring, and R is N.)
+
+What a rank sends: R - 1 times its keys and values forward, where R is N without a window; as much again and their
+gradients backward.
 
 Sources: Liu, Zaharia, Abbeel 2023, "Ring attention with blockwise transformers"; Milakov & Gimelshein 2018 (softmax in
 pieces); Brandon et al. 2023, "Striped attention" (the balance); Dubey et al. 2024, "The Llama 3 herd of models" (2N
 chunks).
 """
 
+import functools
 import math
 import zlib
 
 import numpy as np
 
 from .. import backend, kernels, ledger
-from ..autodiff.ops.attention import allowed, grouped, masked_scores, numbered, scaled_dot_product_attention
+from ..autodiff.ops.attention import (
+    ALL,
+    allowed,
+    band_of,
+    grouped,
+    masked_scores,
+    numbered,
+    part_of_band,
+    pieces,
+    scaled_dot_product_attention,
+)
 from ..autodiff.ops.elementwise import astype
 from ..autodiff.primitive import Primitive, bind, lower
 from ..backend import finfo, module_of, result_type, to, to_device_of, xp
@@ -67,15 +84,26 @@ def positions(time, rank, ranks, layout):
     return np.concatenate([np.arange(size) + chunk * size for chunk in own])
 
 
-def products(time, rank, source, ranks, causal, layout):
-    """[(queries, keys, diagonal)]: what a rank multiplies of its `time` queries with as many keys of the rank `source`,
-    two slices each. diagonal: query t of the slice sees keys 0 … t of the other; else it sees them all."""
-    if not causal:
-        return [(slice(time), slice(time), False)]
+def products(time, rank, source, ranks, band, layout):
+    """[(queries, keys, band)]: what a rank multiplies of its `time` queries with as many keys of the rank `source`, two
+    slices each, and the band between these (ops/attention.py)."""
+    if band == ALL:
+        return [(slice(0, time), slice(0, time), ALL)]
     own, theirs = chunks(rank, ranks, layout), chunks(source, ranks, layout)
     size = time // len(own)
-    return [(slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size), a == b)
-            for i, a in enumerate(own) for j, b in enumerate(theirs) if b <= a]
+
+    def part(chunk):
+        return slice(chunk * size, (chunk + 1) * size)
+    found = [(part(i), part(j), part_of_band(band, part(a), part(b)))
+             for i, a in enumerate(own) for j, b in enumerate(theirs)]
+    return [product for product in found if product[2] is not None]
+
+
+@functools.cache
+def steps(time, ranks, band, layout):
+    """How many ranks' keys come by: as far as anybody has a product with them."""
+    return 1 + max(((rank - source) % ranks for rank in range(ranks) for source in range(ranks)
+                    if products(time, rank, source, ranks, band, layout)), default=0)
 
 
 # ---------------------------------------------------------------- one product, on arrays
@@ -91,13 +119,31 @@ def _add(total, more):
         total += more
 
 
-def _attend(q, k, v, numbers, diagonal, scale):
+def _narrower(q, k, numbers, band):
+    """ops/attention.py's pieces of a narrow band, each with the numbers of its documents."""
+    return [(rows, columns, numbers and (numbers[0][:, rows], numbers[1][:, columns]), part)
+            for rows, columns, part in pieces(q.shape[TIME], k.shape[TIME], band)]
+
+
+def _add_parts(totals, rows, columns, parts):
+    """A product's cotangents of q, k and v to the totals."""
+    for total, at, part in zip(totals, (rows, columns, columns), parts, strict=True):
+        _add(total[:, :, at], part)
+
+
+def _attend(q, k, v, numbers, band, scale):
     """(o, L) of a piece: (batch, heads, queries, out), (batch, heads, queries). numbers: of both sides' documents."""
-    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, diagonal, scale)):
-        o, (_, logs) = kernel.forward(q, k, v, None, numbers, diagonal, scale)
+    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, band, scale)):
+        o, (_, logs) = kernel.forward(q, k, v, None, numbers, band, scale)
         return o, xp.maximum(logs.reshape(q.shape[:3]) * LN2, finfo(logs.dtype).min)
     q, k, v = _wide(q, k, v)
-    p = masked_scores(q, k, allowed(q, k, None, numbers, diagonal), scale)
+    if cut := _narrower(q, k, numbers, band):
+        make = module_of(q)
+        o, logs = make.zeros((*q.shape[:3], v.shape[3]), q.dtype), make.full(q.shape[:3], finfo(q.dtype).min, q.dtype)
+        for rows, columns, *rules in cut:
+            o[:, :, rows], logs[:, :, rows] = _attend(q[:, :, rows], k[:, :, columns], v[:, :, columns], *rules, scale)
+        return o, logs
+    p = masked_scores(q, k, allowed(q, k, None, numbers, band), scale)
     # A row that sees nothing, or whose scores all overflow: its piece is 0, not NaN, and weighs nothing beside others.
     greatest = xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
     p -= greatest
@@ -107,13 +153,20 @@ def _attend(q, k, v, numbers, diagonal, scale):
     return o, (greatest + xp.log(total))[..., 0]
 
 
-def _attend_pullback(ct, q, k, v, o, logs, numbers, diagonal, scale):
+def _attend_pullback(ct, q, k, v, o, logs, numbers, band, scale):
     """What a piece adds to the cotangents of q, k and v; o and L are those of all pieces together."""
-    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, diagonal, scale)):
+    if kernel := kernels.for_op("attention", (q, k, v, None, numbers, band, scale)):
         kept = kernels.Kept((o, module_of(q).ascontiguousarray(logs / LN2).reshape(-1, q.shape[TIME])))
-        return kernel.pullback(ct, (True,) * 3, q, k, v, numbers, diagonal, scale, kept)
+        return kernel.pullback(ct, (True,) * 3, q, k, v, numbers, band, scale, kept)
     ct, q, k, v, o = _wide(ct, q, k, v, o)
-    groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, numbers, diagonal), scale)
+    if cut := _narrower(q, k, numbers, band):
+        totals = [module_of(x).zeros_like(x) for x in (q, k, v)]
+        for rows, columns, *rules in cut:
+            parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns], o[:, :, rows],
+                                     logs[:, :, rows], *rules, scale)
+            _add_parts(totals, rows, columns, parts)
+        return totals
+    groups, p = k.shape[1], masked_scores(q, k, allowed(q, k, None, numbers, band), scale)
     p -= logs[..., None]
     xp.exp(p, out=p)
     g = backend.matmul(grouped(ct, groups), v.swapaxes(2, 3)).reshape(p.shape)
@@ -147,88 +200,92 @@ def _two_arrays(both, k, v):
     return both[:k.size].reshape(k.shape), both[k.size:].reshape(v.shape)
 
 
-def _round(k, v, comm):
-    """Yield (rank, its keys, its values), one's own first; the next are on their way meanwhile."""
-    for source, both in come_by(_one_array(k, v), comm):
+def _round(k, v, comm, steps):
+    """Yield (rank, its keys, its values) of so many, one's own first; the next are on their way meanwhile."""
+    for source, both in come_by(_one_array(k, v), comm, steps=steps):
         yield source, *_two_arrays(both, k, v)
 
 
-def _agree(name, q, k, v, comm, causal, scale, layout, documents):
+def _agree(name, q, k, v, comm, band, scale, layout, documents):
     """MismatchError on all ranks unless all are here, with such parts and settings: a round is messages."""
     comm.agree(name, q.dtype, q.shape,
-               f"key {k.shape}, value {v.shape}, {settings(causal, scale, layout, documents)}")
+               f"key {k.shape}, value {v.shape}, {settings(band, scale, layout, documents)}")
 
 
-def settings(causal, scale, layout, documents):
+def settings(band, scale, layout, documents):
     """What must be the same on all ranks, in words."""
+    left, right = band
+    window = "" if left is None else f", window={left + 1}"
     told = "" if documents is None else f", documents {zlib.crc32(to(documents, 'cpu').tobytes())}"
-    return f"causal={bool(causal)}, scale={scale}, {layout}{told}"
+    return f"causal={right == 0}{window}, scale={scale}, {layout}{told}"
 
 
-def _blocks(q, comm, source, causal, layout, documents):
+def _blocks(q, comm, source, band, layout, documents):
     """`products`, each with the numbers of both sides' documents, and noted in the ledger; none of no positions, nor of
     those that have no number in common."""
     time = q.shape[TIME]
-    for rows, columns, diagonal in products(time, comm.rank, source, comm.size, causal, layout) if time else ():
+    for rows, columns, part in products(time, comm.rank, source, comm.size, band, layout) if time else ():
         numbers = None
         if documents is not None:
-            own, theirs = (documents[:, positions(time, rank, comm.size, layout)[part]]
-                           for rank, part in ((comm.rank, rows), (source, columns)))
+            own, theirs = (documents[:, positions(time, rank, comm.size, layout)[places]]
+                           for rank, places in ((comm.rank, rows), (source, columns)))
             if not ((own.min(1) <= theirs.max(1)) & (theirs.min(1) <= own.max(1))).any():
                 continue
             numbers = to_device_of(own, q), to_device_of(theirs, q)
         ledger.launch("attention_block")
         with ledger.spanning("compute", "attention block", f"keys of rank {source}"):
-            yield rows, columns, numbers, diagonal
+            yield rows, columns, numbers, part
 
 
-def _forward(q, k, v, comm, causal, scale, layout, documents):
-    _agree("ring_attention", q, k, v, comm, causal, scale, layout, documents)
+def _forward(q, k, v, comm, band, scale, layout, documents):
+    _agree("ring_attention", q, k, v, comm, band, scale, layout, documents)
     make = module_of(q)
     kind = xp.result_type(q.dtype, xp.float32)      # sums of float16 are in float32
     o, logs = make.zeros((*q.shape[:3], v.shape[3]), kind), make.full(q.shape[:3], -xp.inf, kind)
-    for source, k_there, v_there in _round(k, v, comm):
-        for rows, columns, *rules in _blocks(q, comm, source, causal, layout, documents):
+    for source, k_there, v_there in _round(k, v, comm, steps(q.shape[TIME], comm.size, band, layout)):
+        for rows, columns, *rules in _blocks(q, comm, source, band, layout, documents):
             piece = _attend(q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns], *rules, scale)
             _merge(o[:, :, rows], logs[:, :, rows], *piece)
     return as_was(o, q.dtype), logs
 
 
-def _pullback(ct, wanted, q, k, v, comm, causal, scale, layout, documents, ans, aux):
-    _agree("ring_attention, backward", q, k, v, comm, causal, scale, layout, documents)
+def _pullback(ct, wanted, q, k, v, comm, band, scale, layout, documents, ans, aux):
+    _agree("ring_attention, backward", q, k, v, comm, band, scale, layout, documents)
+    others = steps(q.shape[TIME], comm.size, band, layout) - 1
     # Whatever is wanted here: the other ranks wait for all of it.
     gq, home, wait = module_of(q).zeros(q.shape, xp.result_type(q.dtype, xp.float32)), None, None
-    for source, k_there, v_there in _round(k, v, comm):
+    for step, (source, k_there, v_there) in enumerate(_round(k, v, comm, others + 1)):
         both = module_of(k).zeros(k.size + v.size, k.dtype)
         gk, gv = _two_arrays(both, k, v)
-        for rows, columns, *rules in _blocks(q, comm, source, causal, layout, documents):
+        for rows, columns, *rules in _blocks(q, comm, source, band, layout, documents):
             parts = _attend_pullback(ct[:, :, rows], q[:, :, rows], k_there[:, :, columns], v_there[:, :, columns],
                                      ans[:, :, rows], aux[:, :, rows], *rules, scale)
-            for total, at, part in zip((gq, gk, gv), (rows, columns, columns), parts, strict=True):
-                _add(total[:, :, at], part)
+            _add_parts((gq, gk, gv), rows, columns, parts)
         if home is None:
             home = both
             continue
         if wait is not None:
             _add(both, wait())      # what the ranks before have added
-        wait = pass_on(both, comm)
+        wait = pass_on(both, comm, ahead=1 if step < others else -others)   # the last sends them home
     if wait is not None:
         _add(home, wait())
     found = as_was(gq, q.dtype), *_two_arrays(home, k, v)
     return tuple(g if w else None for g, w in zip(found, wanted, strict=True))
 
 
-def _definition(q, k, v, comm, causal, scale, layout, documents):
+def _definition(q, k, v, comm, band, scale, layout, documents):
     here, everywhere = (np.concatenate([positions(q.shape[TIME], rank, comm.size, layout) for rank in ranks])
                         for ranks in ([comm.rank], range(comm.size)))
-    mask = to_device_of(everywhere <= here[:, None], lower(q)) if causal else None
+    left, right = (np.inf if end is None else end for end in band)
+    ahead = everywhere - here[:, None]
+    mask = None if band == ALL else to_device_of((-left <= ahead) & (ahead <= right), lower(q))
     if documents is not None:
         numbers = tuple(to_device_of(documents[:, part], lower(q)) for part in (here, everywhere))
-        mask = allowed(q, k, mask, numbers, False)
+        mask = allowed(q, k, mask, numbers, ALL)
     return scaled_dot_product_attention(q, all_gather(k, comm, TIME), all_gather(v, comm, TIME), mask, scale=scale)
 
 
-_ring_attention = Primitive("ring_attention", _forward, "q k v", "comm causal scale layout documents", aux=True,
+_ring_attention = Primitive("ring_attention", _forward, "q k v", "comm band scale layout documents", aux=True,
                             definition=_definition, pullback=_pullback, own_sums=True)
 
 
@@ -242,7 +299,8 @@ def check_parts(name, q, k, v):
                          "of this rank's positions, kv_heads a divisor of heads")
 
 
-def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None):
+def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None,
+                   window=None):
     """scaled_dot_product_attention of sequences of which each rank of comm has an equal part. Collective.
 
     query   (batch, heads, time/N, size), of this rank's positions; the same shape on all ranks
@@ -253,6 +311,7 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     scale   default 1 / sqrt(size)
     documents  integers (batch, time) of the whole sequences, the same on all ranks: a position looks at those of its
             own number. Products of positions that have none in common are left out
+    window  a position looks at those less than so many away only, itself among them
 
     There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
     rank's scores at once. Of halves, sums over pieces are in float32, those of travelling gradients in halves.
@@ -267,4 +326,4 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     if documents is not None:
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
         documents = to(documents, "cpu")    # which products are left out is asked there: none waits for a GPU's answer
-    return bind(_ring_attention, (query, key, value), (comm, causal, scale, layout, documents))
+    return bind(_ring_attention, (query, key, value), (comm, band_of(causal, window), scale, layout, documents))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels
+from minitorch_dist.autodiff.ops.attention import ALL, CAUSAL
 from minitorch_dist.backend import as_dtype
 from minitorch_dist.kernels import bias_gelu, build, dropout, launch, matmul, norms
 from minitorch_dist.kernels import flash_attention as flash
@@ -52,10 +53,10 @@ def norm(dtype, rows, size):
     norms.layer_norm_pullback(x, (True,) * 3, x, w, 1, kept)
 
 
-def attention(dtype, size, causal):
+def attention(dtype, size, band):
     x = array(dtype, 2, 4, 128, size)
-    _, kept = flash.flash_attention(x, x, x, causal, 0.1)
-    flash.flash_attention_gradient(x, x, x, x, causal, 0.1, kept)
+    _, kept = flash.flash_attention(x, x, x, band, 0.1)
+    flash.flash_attention_gradient(x, x, x, x, band, 0.1, kept)
 
 
 def losses(dtype, rows, classes):
@@ -73,15 +74,15 @@ CASES = [
     ("layer norm of 768", 90, lambda: norm("float32", 4096, 768), "norm norm_backward", WIDE_COPIES),
     ("layer norm of 1,500 in 16 bits", 90, lambda: norm("float16", 4096, 1500), "norm norm_backward", ()),
     ("layer norm of 3,000", 90, lambda: norm("float32", 4096, 3000), "norm norm_backward", ()),
-    ("attention of heads of 128", 90, lambda: attention("float16", 128, True),
+    ("attention of heads of 128", 90, lambda: attention("float16", 128, CAUSAL),
      "flash_attention flash_attention_queries flash_attention_sources", ("HGMMA",)),
-    ("attention, all to all, in bfloat16", 90, lambda: attention("bfloat16", 64, False),
+    ("attention, all to all, in bfloat16", 90, lambda: attention("bfloat16", 64, ALL),
      "flash_attention_queries flash_attention_sources", ("HGMMA",)),
-    ("attention, all to all, in float32", 90, lambda: attention("float32", 64, False), "flash_attention_sources",
+    ("attention, all to all, in float32", 90, lambda: attention("float32", 64, ALL), "flash_attention_sources",
      WIDE_COPIES),
-    ("attention in float32", 90, lambda: attention("float32", 64, True),
+    ("attention in float32", 90, lambda: attention("float32", 64, CAUSAL),
      "flash_attention flash_attention_queries flash_attention_sources", ("HGMMA", "HMMA")),
-    ("attention in float32", 80, lambda: attention("float32", 64, True), "flash_attention", WIDE_COPIES),
+    ("attention in float32", 80, lambda: attention("float32", 64, CAUSAL), "flash_attention", WIDE_COPIES),
     ("a large product", 90, lambda: product("float16", 4096, 1024, 4096), "matmul", ("HGMMA",)),
     ("a large product in tf32", 90, lambda: product("float32", 4096, 1024, 4096, "tf32"), "matmul", ("HGMMA",)),
     ("a large product", 80, lambda: product("bfloat16", 4096, 1024, 4096), "matmul", ("HMMA",)),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
+from minitorch_dist.autodiff.ops.attention import CAUSAL
 from minitorch_dist.kernels import build, flash_attention, interpret, launch, norms, show
 from minitorch_dist.kernels.add import ADD
 
@@ -111,7 +112,7 @@ def arrays(*shape, dtype=np.float32, device=0, count=3):
 def test_attention_takes_smaller_blocks_where_there_are_no_tensor_cores(gpu, monkeypatch, cc, dtype, blocks):
     gpu.cc = cc
     monkeypatch.setattr(launch, "empty", lambda shape, dtype, like: DeviceArray(np.empty(shape, dtype)))
-    flash_attention.flash_attention(*arrays(1, 2, 100, 40, dtype=dtype), causal=True, scale=1.0)
+    flash_attention.flash_attention(*arrays(1, 2, 100, 40, dtype=dtype), CAUSAL, 1.0)
     options, (_, _, grid, *_) = dict(gpu.asked[0].options), gpu.calls[0]
     assert (options["QUERIES"], options["SOURCES"]) == blocks and grid == (2 * -(-100 // blocks[0]),)
 
@@ -122,7 +123,7 @@ def test_attention_of_documents_takes_two_pointers_more(gpu, monkeypatch, docume
     """And blocks of its own; without documents the launch is what it was before there were any."""
     monkeypatch.setattr(launch, "empty", lambda shape, dtype, like: DeviceArray(np.empty(shape, dtype)))
     numbers = arrays(1, 100, dtype=np.int64, count=2) if documents else None
-    flash_attention.flash_attention(*arrays(1, 2, 100, 40), True, 1.0, numbers, precision)
+    flash_attention.flash_attention(*arrays(1, 2, 100, 40), CAUSAL, 1.0, numbers, precision)
     options, (_, _, _, _, args, _) = dict(gpu.asked[0].options), gpu.calls[0]
     assert (options["QUERIES"], options["SOURCES"]) == blocks
     assert sum(isinstance(a, np.uint64) and a != 0 for a in args) == pointers      # Triton's own are NULL

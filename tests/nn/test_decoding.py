@@ -8,6 +8,7 @@ from minitorch_dist import backend, compress, nn
 from minitorch_dist.autodiff import ops
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
+from minitorch_dist.nn import decoding
 from minitorch_dist.nn.decoding import KeyValueCache, uncacheable
 from minitorch_dist.nn.transformer import FAMILIES
 
@@ -85,9 +86,12 @@ def test_it_writes_the_same_text(kind, how):
 
 def counted(monkeypatch, act):
     """How many elements the queries of each attention have had."""
-    sizes, plain = [], ops.scaled_dot_product_attention
-    monkeypatch.setattr(ops, "scaled_dot_product_attention",
-                        lambda q, *rest, **options: (sizes.append(q.shape[2]), plain(q, *rest, **options))[1])
+    sizes = []
+
+    def noting(plain):
+        return lambda q, *rest, **options: (sizes.append(q.shape[2]), plain(q, *rest, **options))[1]
+    for module, name in ((ops, "scaled_dot_product_attention"), (decoding, "banded_attention")):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
     act()
     monkeypatch.undo()
     return sizes[::2]       # of two layers

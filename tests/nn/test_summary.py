@@ -114,7 +114,7 @@ def test_every_product_of_the_table_is_counted():
 def test_a_ring_of_ranks_meets_all_keys(ranks):
     """A rank's 3 queries, the keys of all."""
     q, k = zeros((2, 4, 3, 8)), zeros((2, 2, 3, 8))
-    count = summary.FLOPS["ring_attention"](q.shape, q=q, k=k, comm=SimpleNamespace(size=ranks), causal=True)
+    count = summary.FLOPS["ring_attention"](q.shape, q=q, k=k, comm=SimpleNamespace(size=ranks), band=(None, 0))
     assert count == 2 * 2 * 4 * 3 * (3 * ranks) * 8 * 2
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger
+from minitorch_dist.autodiff.ops import attention as attention_op
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import ring_attention as ring
@@ -43,16 +44,17 @@ def inputs(heads, kv_heads, time, size=5, out=7, dtype=np.float64):
     return [values((3, h, time, s), 1, i).astype(dtype) for i, (h, s) in enumerate(shapes)]
 
 
-def attention(how, causal, layout, heads, kv_heads, time, times=1.0):
+def attention(how, causal, layout, heads, kv_heads, time, times=1.0, window=None, fewest=64):
     """(y, dq, dk, dv) of whole sequences, on every rank, and the bytes that a rank keeps for backward. times: what the
-    queries are multiplied by."""
+    queries are multiplied by; fewest: ops/attention.py's FEWEST."""
     world = comm.world()
     *parts, u = [cp.cut_sequence(x, world, layout, axis=2) for x in inputs(heads, kv_heads, time)]
     leaves = [mt.tensor(x, requires_grad=True) for x in (parts[0] * times, *parts[1:])]
-    with ledger.record(memory=True) as book:
-        y = HOW[how](*leaves, world, causal, layout)
-        kept = book.live["activation"]
-    y.backward(mt.tensor(u))
+    with instead(attention_op, "FEWEST", fewest):
+        with ledger.record(memory=True) as book:
+            y = HOW[how](*leaves, world, causal, layout, window=window)
+            kept = book.live["activation"]
+        y.backward(mt.tensor(u))
     whole = [cp.join_sequence(x, world, layout, axis=2) for x in (y.numpy(), *(leaf.grad.numpy() for leaf in leaves))]
     return whole, kept
 
@@ -70,9 +72,9 @@ def disagreements():
         except comm.MismatchError as error:
             found[how, name] = str(error)
 
-    def attend(part, how, batch=1, time=4, kv_heads=2, causal=True, layout="zigzag", scale=None):
+    def attend(part, how, batch=1, time=4, kv_heads=2, causal=True, layout="zigzag", scale=None, window=None):
         parts = [mt.tensor(np.ones((batch, heads, time, 3)), requires_grad=True) for heads in (2, kv_heads, kv_heads)]
-        return HOW[how](*parts, part, causal, layout, scale)
+        return HOW[how](*parts, part, causal, layout, scale, window=window)
 
     def backward_or_again(part):
         y = attend(part, "ring")
@@ -82,7 +84,8 @@ def disagreements():
             attend(part, "ring")
     for how in HOW:
         changes = {"causal": {"causal": bool(rank)}, "layout": {"layout": ("zigzag", "contiguous")[rank]},
-                   "shape": {"batch": 2 - rank, "time": 4 + 4 * rank}, "scale": {"scale": 1.0 + rank}}
+                   "shape": {"batch": 2 - rank, "time": 4 + 4 * rank}, "scale": {"scale": 1.0 + rank},
+                   "window": {"window": 2 + rank}}
         for name, change in changes.items():
             attempt(how, name, lambda part, how=how, change=change: attend(part, how, **change))
     attempt("ring", "groups", lambda part: attend(part, "ring", kv_heads=2 - rank))
@@ -95,15 +98,16 @@ def derivatives():
     """Names of what check_grads_across has accepted, in reverse and in forward mode, of q, k and v together; to second
     order what has a pullback of its own."""
     world, passed = comm.world(), []
-    for how, causal, layout, kv_heads, order in (("ring", True, "zigzag", 1, 2), ("ring", False, "contiguous", 1, 1),
-                                                 ("all_to_all", True, "zigzag", 2, 1)):
+    for how, causal, layout, kv_heads, order, window in (
+            ("ring", True, "zigzag", 1, 2, None), ("ring", False, "contiguous", 1, 1, None),
+            ("ring", True, "zigzag", 1, 1, 2), ("all_to_all", True, "zigzag", 2, 1, None)):
         time = len(ring.chunks(0, world.size, layout))
         shapes = [(1, 2, time, 1), (1, kv_heads, time, 1), (1, kv_heads, time, 3 - kv_heads)]
         ends = np.cumsum([0, *(np.prod(shape) for shape in shapes)])
 
-        def f(z, how=how, causal=causal, layout=layout, shapes=shapes, ends=ends):
+        def f(z, how=how, causal=causal, layout=layout, shapes=shapes, ends=ends, window=window):
             q, k, v = (mt.reshape(z[a:b], shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False))
-            return mt.sin(HOW[how](q, k, v, world, causal, layout, 0.6))
+            return mt.sin(HOW[how](q, k, v, world, causal, layout, 0.6, window=window))
         check_grads_across(f, values(ends[-1], 2, world.rank), world, order=order)
         passed.append((how, causal, layout))
     return passed
@@ -214,14 +218,14 @@ def by_kernels(documents=None):
 
 # ---------------------------------------------------------------- counts
 
-def counted(how, kv_heads, layout="zigzag", causal=True):
+def counted(how, kv_heads, layout="zigzag", causal=True, window=None):
     """{pass: ({op: (calls, bytes sent)}, block products)} of one attention along cp: batch 3, 6 heads, 8 positions on
     this rank, 5 numbers per head."""
     axis = comm.DeviceMesh(cp=-1)["cp"]
     *parts, u = [cp.cut_sequence(x, axis, layout, axis=2) for x in inputs(6, kv_heads, 8 * axis.size, 5, 5)]
     leaves = [mt.tensor(x, requires_grad=True) for x in parts]
     with ledger.record() as forward:
-        y = HOW[how](*leaves, axis, causal, layout)
+        y = HOW[how](*leaves, axis, causal, layout, window=window)
     with ledger.record() as backward:
         y.backward(mt.tensor(u))
     return {name: ({op: (book.calls[a, op], book.bytes_sent[a, op]) for a, op in book.calls if a == "cp"},

@@ -10,6 +10,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.autodiff.ops.attention import ALL
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
 from minitorch_dist.parallel import context_parallel as cp
 from minitorch_dist.parallel import ring_attention as ring
@@ -149,13 +150,13 @@ def _own_cotangent(ct, q, k, v, o, logs, *rest):
     return PULL(ct, q, k, v, piece, logs_of_piece, *rest)
 
 
-def _not_arrived(x, comm):
+def _not_arrived(x, comm, **more):
     """What one has is what comes."""
-    return ((rank, x) for rank, _ in COME_BY(x, comm))
+    return ((rank, x) for rank, _ in COME_BY(x, comm, **more))
 
 
 def _no_diagonal(*args):
-    return [(rows, columns, False) for rows, columns, _ in PRODUCTS(*args)]
+    return [(rows, columns, ALL) for rows, columns, _ in PRODUCTS(*args)]
 
 
 WRONG = {       # name: (where, attribute, what stands there instead)

@@ -23,7 +23,7 @@ def values(shape, *key):
     return np.random.default_rng(list(key)).standard_normal(shape)
 
 
-def by_hand(heads, kv_heads, time, causal, times=1.0):
+def by_hand(heads, kv_heads, time, causal, times=1.0, window=None):
     """[y, dq, dk, dv] of attention, in NumPy."""
     shapes = (heads, 5), (kv_heads, 5), (kv_heads, 7), (heads, 7)
     q, k, v, u = (values((3, h, time, s), 1, i) for i, (h, s) in enumerate(shapes))
@@ -33,6 +33,8 @@ def by_hand(heads, kv_heads, time, causal, times=1.0):
     scores = np.einsum("bhtd,bhsd->bhts", q, k_all) / 5 ** 0.5
     if causal:
         scores = np.where(np.tri(time, dtype=bool), scores, -np.inf)
+    if window is not None:
+        scores = np.where(abs(np.arange(time) - np.arange(time)[:, None]) < window, scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     dp = np.einsum("bhto,bhso->bhts", u, v_all)
@@ -59,6 +61,19 @@ def test_attention_in_parts_is_attention(how, layout, heads, kv_heads, ns, causa
                 assert kept == 8 * BATCH * heads * (time // n) * (7 + 1)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+@pytest.mark.parametrize("how, layout, n, window, fewest", [
+    ("ring", "zigzag", 2, 4, 64), ("ring", "zigzag", 4, 9, 64), ("ring", "contiguous", 3, 1, 64),
+    ("ring", "contiguous", 4, 7, 64), ("ring", "contiguous", 4, 8, 64), ("ring", "contiguous", 2, 2, 1),
+    ("ring", "zigzag", 2, 2, 1), ("all_to_all", "zigzag", 2, 5, 64), ("all_to_all", "zigzag", 2, 2, 1)])
+def test_windows_in_parts_are_windows(how, layout, n, window, fewest, causal):
+    """Of parts of 6 positions, or of chunks of 3; with fewest, also where pieces of a part are made by themselves."""
+    wanted = by_hand(2, 2, 6 * n, causal, window=window)
+    for got, _ in call(CASES + "attention", n, args=(how, causal, layout, 2, 2, 6 * n, 1.0, window, fewest)):
+        for g, w in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(g, w, rtol=0, atol=1e-12)
+
+
 def test_scores_may_be_large():
     """Those behind the mask as well: exp of them, less what a row adds up to, would be inf."""
     wanted = by_hand(2, 1, 12, True, 1000.0)
@@ -80,12 +95,13 @@ def test_gradients_too_large_for_halves_are_inf_without_a_warning():
 @pytest.mark.parametrize("n", [1, 2])
 def test_derivatives_equal_finite_differences_across_ranks_to_second_order(n):
     for passed in call(CASES + "derivatives", n):
-        assert len(passed) == 3
+        assert len(passed) == 4
 
 
 def test_ranks_that_disagree_are_told():
     """At once and on every rank, though a ring is messages; and before one of them is sent."""
     words = {"causal": ("causal=False", "causal=True"), "layout": ("zigzag", "contiguous"),
+             "window": ("window=2", "window=3"),
              "shape": ("float64[2, 2, 4, 3]", "float64[1, 2, 8, 3]"), "scale": ("scale=1.0", "scale=2.0")}
     expected = {(how, name): said for how in ("ring", "all_to_all") for name, said in words.items()}
     expected["all_to_all", "shape"] = "float64[2, 2, 1, 4, 3]", "float64[2, 1, 1, 8, 3]"
@@ -145,6 +161,19 @@ def test_a_ring_sends_keys_and_values_to_all_others(n):
             for (ops, _), times in ((found["forward"], 1), (found["backward"], 2)):
                 assert ops.pop("send", (0, 0)) == (times * (n - 1), times * once)
                 assert all(nbytes == 0 for _, nbytes in ops.values())
+
+
+@pytest.mark.parametrize("layout, window, hops, blocks", [     # parts of 8 positions on 4 ranks
+    ("contiguous", 1, 0, [1, 1, 1, 1]), ("contiguous", 2, 1, [1, 2, 2, 2]), ("contiguous", 9, 1, [1, 2, 2, 2]),
+    ("contiguous", 10, 2, [1, 2, 3, 3]), ("contiguous", 17, 2, [1, 2, 3, 3]), ("contiguous", 32, 3, [1, 2, 3, 4]),
+    ("zigzag", 5, 3, [3, 4, 4, 4]), ("zigzag", 1, 0, [2, 2, 2, 2])])
+def test_keys_go_as_far_as_a_window_reaches(layout, window, hops, blocks):
+    """⌈(w - 1)/(T/N)⌉ hops: forward keys and values, backward these again and their gradients, which end at home."""
+    once = hops * 2 * BATCH * 8 * 6 * SIZE * 8
+    for rank, found in enumerate(call(CASES + "counted", 4, args=("ring", 6, layout, True, window))):
+        for (ops, products), times in ((found["forward"], 1), (found["backward"], 2)):
+            assert ops.pop("send", (0, 0)) == (times * hops, times * once)
+            assert products == blocks[rank] and all(nbytes == 0 for _, nbytes in ops.values())
 
 
 @pytest.mark.parametrize("n", [2, 3])

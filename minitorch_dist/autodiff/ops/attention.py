@@ -1,4 +1,23 @@
-"""Scaled dot-product attention, fused. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023."""
+"""Scaled dot-product attention, fused.
+
+Which sources a position may look at by its place is a band, (left, right): position t sees s where
+t - left ≤ s ≤ t + right; None: as far as there are any.
+
+    all                     (None, None)
+    causal                  (None, 0)
+    window w                (w - 1, w - 1)          positions less than w away
+    causal, window w        (w - 1, 0)
+
+Of a narrow band the scores outside are not even made: some queries at a time look at what the band has of the sources.
+
+    w = 3, causal     sources  0 1 2 3 4 5 6 7 8
+    queries 0 1 2              ■ ■ ■
+    queries 3 4 5                ■ ■ ■ ■ ■
+    queries 6 7 8                      ■ ■ ■ ■ ■        (by three; really by 64 or more)
+
+Sources: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023; windows: Beltagy et al. 2020, "Longformer"; Jiang et
+al. 2023, "Mistral 7B".
+"""
 
 import functools
 import math
@@ -12,23 +31,70 @@ from .fused import softmax
 from .linalg import matmul
 from .shape import reshape, swap_last
 
+ALL, CAUSAL = (None, None), (None, 0)
+FEWEST = 64         # queries at a time: fewer would be more calls of NumPy than work
 
-def allowed(q, k, mask, documents, causal):
+
+def band_of(is_causal, window):
+    """The band of these arguments. ValueError for a window of less than 1, TypeError where it is no integer."""
+    if window is None:
+        return CAUSAL if is_causal else ALL
+    if (width := operator.index(window)) < 1:
+        raise ValueError(f"attention: window={window} must be 1 or more: a position sees those less than so many away, "
+                         "itself among them")
+    return width - 1, 0 if is_causal else width - 1
+
+
+def part_of_band(band, queries, sources):
+    """The band between two slices of the positions, counted in each from its first: without a bound that leaves nothing
+    out there. None where nothing is seen."""
+    ahead, times, width = queries.start - sources.start, queries.stop - queries.start, sources.stop - sources.start
+    left, right = band
+    left, right = (None if left is None else left - ahead), (None if right is None else right + ahead)
+    if left is not None and -left >= width or right is not None and -right >= times:
+        return None
+    if left is not None and left >= times - 1:
+        left = None
+    if right is not None and right >= width - 1:
+        right = None
+    return left, right
+
+
+def pieces(times, sources, band):
+    """[(queries, sources, band)]: slices that have all that a narrow band lets be seen, and the band in them; [] where
+    all at once is as little."""
+    left, right = band
+    if left is None or right is None:
+        return []
+    size = max(FEWEST, left + right + 1)
+    if size + left + right >= sources:
+        return []
+    cut = [(slice(first, min(first + size, times)),
+            slice(max(0, first - left), max(0, min(first + size + right, sources)))) for first in range(0, times, size)]
+    return [(rows, columns, part_of_band(band, rows, columns)) for rows, columns in cut if columns.start < columns.stop]
+
+
+def allowed(q, k, mask, documents, band):
     """Which sources each position may look at, broadcasting to (batch, heads, time, sources); None: all.
 
     documents  None, or a pair: the numbers of the queries' documents (batch, time), of the sources' (batch, sources)
+    band       see above; ends may be negative, between parts of a sequence
     """
     rules = [] if mask is None else [mask]
     if documents is not None:
         here, there = documents
         rules.append(here[:, None, :, None] == there[:, None, None, :])
-    if causal:
-        rules.append(module_of(lower(q)).tri(q.shape[2], k.shape[2], dtype=bool))
+    left, right = band
+    tri = functools.partial(module_of(lower(q)).tri, q.shape[2], k.shape[2], dtype=bool)
+    if right is not None:
+        rules.append(tri(k=right))
+    if left is not None:
+        rules.append(~tri(k=-left - 1))
     return functools.reduce(operator.and_, rules) if rules else None
 
 
-def _definition(q, k, v, mask, documents, causal, scale):
-    mask = allowed(q, k, mask, documents, causal)
+def _definition(q, k, v, mask, documents, band, scale):
+    mask = allowed(q, k, mask, documents, band)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
@@ -57,8 +123,9 @@ def masked_scores(q, k, mask, scale):
     return p
 
 
-def _forward(q, k, v, mask, documents, causal, scale):
-    p = masked_scores(q, k, allowed(q, k, mask, documents, causal), scale)
+def _attend(q, k, v, mask, documents, band, scale):
+    """(what is made of all scores at once, their weights)."""
+    p = masked_scores(q, k, allowed(q, k, mask, documents, band), scale)
     # Where all is masked the maximum is -inf and the sum 0: with these bounds the row becomes 0, not NaN.
     if p.size:      # a row of no source at all has no maximum, and needs none
         p -= xp.maximum(p.max(axis=-1, keepdims=True), finfo(p.dtype).min)
@@ -67,10 +134,37 @@ def _forward(q, k, v, mask, documents, causal, scale):
     return backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]), p
 
 
-def _pullback(ct, wanted, q, k, v, scale, aux):
+def _forward(q, k, v, mask, documents, band, scale):
+    cut = pieces(q.shape[2], k.shape[2], band) if mask is None else []
+    if not cut:
+        return _attend(q, k, v, mask, documents, band, scale)
+    make, widest = module_of(q), max(columns.stop - columns.start for _, columns, _ in cut)
+    y, p = make.zeros((*q.shape[:3], v.shape[3]), q.dtype), make.empty((*q.shape[:3], widest), q.dtype)
+    for rows, columns, part in cut:
+        numbers = documents and (documents[0][:, rows], documents[1][:, columns])
+        y[:, :, rows], p[:, :, rows, :columns.stop - columns.start] = _attend(
+            q[:, :, rows], k[:, :, columns], v[:, :, columns], None, numbers, part, scale)
+    return y, p
+
+
+def _pullback(ct, wanted, q, k, v, band, scale, aux):
+    cut = pieces(q.shape[2], k.shape[2], band) if aux.shape[3] != k.shape[2] else []
+    if not cut:
+        return _attend_pullback(ct, wanted, q, k, v, scale, aux)
+    gs = [module_of(x).zeros_like(x) if w else None for x, w in zip((q, k, v), wanted, strict=True)]
+    for rows, columns, _ in cut:
+        p = aux[:, :, rows, :columns.stop - columns.start]
+        parts = _attend_pullback(ct[:, :, rows], wanted, q[:, :, rows], k[:, :, columns], v[:, :, columns], scale, p)
+        for total, at, part in zip(gs, (rows, columns, columns), parts, strict=True):
+            if total is not None:
+                total[:, :, at] += part
+    return gs
+
+
+def _attend_pullback(ct, wanted, q, k, v, scale, p):
     # A masked place has p = 0, so that its score gets no cotangent: the mask itself isn't needed.
     groups = k.shape[1]
-    g, p = grouped(ct, groups), grouped(aux, groups)
+    g, p = grouped(ct, groups), grouped(p, groups)
     gq = gk = None
     if wanted[0] or wanted[1]:
         scores = backend.matmul(g, v.swapaxes(2, 3))
@@ -82,26 +176,29 @@ def _pullback(ct, wanted, q, k, v, scale, aux):
     return gq, gk, backend.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 
-_attention = Primitive("attention", _forward, "q k v", "mask documents causal scale", aux=True,
+_attention = Primitive("attention", _forward, "q k v", "mask documents band scale", aux=True,
                        definition=_definition, pullback=_pullback)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None, documents=None):
+def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None, documents=None,
+                                 window=None):
     """softmax(query keyᵀ · scale) value, head by head.
 
     query      (batch, heads, time, size)
     key        (batch, kv_heads, sources, size); kv_heads divides heads: head h reads key h // (heads / kv_heads)
     value      (batch, kv_heads, sources, out) -> (batch, heads, time, out)
     attn_mask  bool, broadcasting to (batch, heads, time, sources): True where a position may look
-    is_causal  position t may look at sources 0 … t; with attn_mask, both must allow it
+    is_causal  position t may look at sources 0 … t
     scale      default 1 / sqrt(size)
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
-               not stand side by side. With attn_mask and is_causal, all must allow it. Source: Dubey et al. 2024, "The
+               not stand side by side. Source: Dubey et al. 2024, "The
                Llama 3 herd of models", 3.2
+    window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
 
-    A position that may look at nothing gives 0. torch asks for enable_gqa=True before it groups heads; here the shapes
-    say it. Backward keeps the (batch, heads, time, sources) weights; on a GPU, without attn_mask, a kernel that makes
-    them twice instead (kernels/flash_attention.py), and leaves out blocks of other documents.
+    What attn_mask, is_causal, documents and window forbid adds up; a position that may look at nothing gives 0. torch
+    asks for enable_gqa=True before it groups heads; here the shapes say it. Backward keeps the (batch, heads, time,
+    sources) weights, with a narrow window (batch, heads, time, 2·window - 1); on a GPU, without attn_mask, a kernel
+    that makes them twice instead (kernels/flash_attention.py), and leaves out blocks of which nothing is seen.
     """
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
@@ -125,8 +222,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
                              "self-attention; elsewhere an attn_mask says who sees what")
         check_devices("attention", (lower(query), documents))
         documents = documents, documents
-    scale = 1 / math.sqrt(q[3]) if scale is None else scale
-    return bind(_attention, (query, key, value), (mask, documents, is_causal, scale))
+    return banded_attention(query, key, value, band_of(is_causal, window), scale, mask, documents)
+
+
+def banded_attention(query, key, value, band, scale=None, mask=None, documents=None):
+    """The same for any band, unchecked; documents: the queries' numbers and the sources', int64."""
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    return bind(_attention, (query, key, value), (mask, documents, band, scale))
 
 
 def numbered(documents, shape):

@@ -16,6 +16,7 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
+from ...autodiff.ops.attention import ALL
 from ...autodiff.ops.indexing import is_basic
 from ...autodiff.ops.reduction import normal_axes
 
@@ -256,7 +257,7 @@ def _attention(shapes, p):
     mask = (tuple(dims if extent > 1 else () for dims, extent in zip(
         (b, h, t, ())[4 - len(shape):], shape, strict=True)) for shape in shapes[3:len(shapes) - len(documents)])
     return Factors(((b, h, t, ()), (b, g, (), ()), (b, g, (), e), *mask, *documents), ((b, h, t, e),), extents,
-                   frozenset("t" if p["causal"] else ""))
+                   frozenset("t" if p["band"] != ALL else ""))
 
 
 def _einsum(shapes, p):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minitorch_dist.autodiff.ops.attention import ALL, CAUSAL
 from minitorch_dist.backend import to_device_of
 from minitorch_dist.kernels import flash_attention as module
 
@@ -26,27 +27,29 @@ def with_blocks(entry, queries, sources):
 
 
 def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, causal=False, dtype="float32", scale=None,
-         layout=None, label="", tolerance=None, extent=None, blocks=None, documents=None):
+         layout=None, label="", tolerance=None, extent=None, blocks=None, documents=None, band=None):
     kv, out, scale = kv_heads or heads, out or size, size ** -0.5 if scale is None else scale
+    band = band or (CAUSAL if causal else ALL)
     q, k = random(batch, heads, times, size, dtype=dtype), random(batch, kv, sources, size, dtype=dtype, seed=1)
     v = random(batch, kv, sources, out, dtype=dtype, seed=2)
     ct = random(batch, heads, times, out, dtype=dtype, seed=3)
     if layout:
         q, k, v, ct = map(layout, (q, k, v, ct))
-    label = f"{times}x{sources} {size},{out} {heads}/{kv} {dtype}{' causal' * causal} {label}"
+    sees = {ALL: "", CAUSAL: " causal"}.get(band, f" band {band}")
+    label = f"{times}x{sources} {size},{out} {heads}/{kv} {dtype}{sees} {label}"
 
     def beside(q):
         return documents and tuple(to_device_of(each, q) for each in documents)
 
     def forward(q, k, v):
-        return module.flash_attention(q, k, v, causal, scale, beside(q))[0]
+        return module.flash_attention(q, k, v, band, scale, beside(q))[0]
 
     def backward(ct, q, k, v):
-        kept = module.flash_attention(q, k, v, causal, scale, beside(q))[1]
-        return plus(module.flash_attention_gradient(ct, q, k, v, causal, scale, kept, beside(q)), q, k)
+        kept = module.flash_attention(q, k, v, band, scale, beside(q))[1]
+        return plus(module.flash_attention_gradient(ct, q, k, v, band, scale, kept, beside(q)), q, k)
 
     def gradient(ct, q, k, v):
-        return plus(module.gradient(ct, q, k, v, causal, scale, documents), q, k)
+        return plus(module.gradient(ct, q, k, v, band, scale, documents), q, k)
 
     def plus(gs, q, k):     # the only source has all the weight, whatever q and k: nothing to be relative to
         return (gs[0] + q, gs[1] + k, gs[2]) if sources == 1 else gs
@@ -54,7 +57,7 @@ def pair(times, sources, size=16, out=None, batch=1, heads=1, kv_heads=None, cau
         forward, backward = (with_blocks(entry, *blocks) for entry in (forward, backward))
         label += f" blocks of {blocks}"
     extent = extent or max(times, sources)
-    return [Sample("flash_attention", extent, forward, lambda *args: module.definition(*args, causal, scale, documents),
+    return [Sample("flash_attention", extent, forward, lambda *args: module.definition(*args, band, scale, documents),
                    (q, k, v), label.rstrip(), tolerance),
             Sample(" ".join(kernel.name for kernel in module.KERNELS), extent, backward, gradient, (ct, q, k, v),
                    label.rstrip(), tolerance)]
@@ -93,4 +96,11 @@ SAMPLES = [
     *pair(1100, 20, documents=(numbers(1, 1060, 40), numbers(1, 20) + 1), label="documents", extent=1100),
     # Of parts of a sequence, as a ring has them: some queries see nothing at all.
     *pair(40, 70, documents=(numbers(1, 10, 30), numbers(1, 50, 20) + 1), label="documents of other sources"),
+    *pair(200, 200, band=(40, 0)), *pair(130, 130, heads=2, kv_heads=1, band=(1, 0)), *pair(90, 150, band=(20, 30)),
+    *pair(150, 90, band=(33, 7), blocks=(16, 32)), *pair(70, 200, band=(5, None), blocks=(32, 16)),
+    *pair(70, 70, band=(64, 0), dtype="float16"), *pair(100, 100, size=32, band=(9, 0), dtype="bfloat16"),
+    # Of parts of a sequence: an end before oneself, so that some queries see nothing, or none does.
+    *pair(70, 90, band=(-20, 60)), *pair(90, 70, band=(80, -30)), *pair(40, 40, band=(-60, 100)),
+    *pair(100, 100, batch=2, band=(30, 0), documents=(numbers(2, 20, 47, 33),) * 2, label="documents"),
+    *pair(90, 90, band=(40, 5), documents=(mixed(1, 90, 4),) * 2, label="documents that are mixed"),
 ]
