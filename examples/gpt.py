@@ -152,6 +152,8 @@ def parse(argv):
                    help="of the text's documents, which are what stands between separators (a blank line, if none is "
                    "given): several to a row, none of which looks into another")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
+    p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
+                   "several, by commas, for one block after another, and again from the first: 16,16,all")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
                    "attention by latents besides")
@@ -192,6 +194,8 @@ def parse(argv):
         setattr(args, name, getattr(args, name) or FAMILIES[args.family].get(name, usual))
     if args.hidden is None:
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
+    args.window = args.window and tuple(None if each == "all" else p.widths(each, "--window")[0]
+                                        for each in args.window.split(","))
     p.check_ranges(args, RANGES)
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
@@ -240,7 +244,7 @@ def prepare(args, world):
     mt.manual_seed(args.seed)
     options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-                   hidden=args.hidden, **options).to(device)
+                   hidden=args.hidden, window=args.window, **options).to(device)
     model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)

@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/long_context.py
     mpirun -n 4 python examples/long_context.py --lengths 1024,2048,4096 --how all_to_all --text play.txt
+    mpirun -n 4 python examples/long_context.py --window 64 --layout contiguous
 
 For each length T it runs forward and backward of a small GPT on one sequence:
 whole, as a ring, and by all-to-all between sequence and heads. The ledger says
@@ -10,6 +11,7 @@ beside the formula. Then it trains a few steps on the shortest T, in float64,
 and rank 0 does the same alone.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -33,12 +35,13 @@ def parse(argv):
     p.add_argument("--lengths", default="256,512,1024", help="positions per sequence, comma-separated")
     p.add_argument("--how", choices=list(HOW), default="ring", help="what trains")
     p.add_argument("--layout", choices=["zigzag", "contiguous"], default="zigzag", help="who has which positions")
+    p.add_argument("--window", type=int, help="positions that one sees at most (default: all before it)")
     p.add_argument("--text", type=Path, default=README, help="a UTF-8 file to learn (default: this project's README)")
     p.add_argument("--steps", type=int, default=5, help="optimizer steps")
     p.add_argument("--batch-size", type=int, default=2, help="sequences per step")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     args = p.parse_args(argv)
-    p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size"), program.AT_LEAST_0: ("seed",)})
+    p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size", "window"), program.AT_LEAST_0: ("seed",)})
     args.lengths = p.widths(args.lengths, "--lengths")
     return args
 
@@ -46,7 +49,7 @@ def parse(argv):
 def gpt(args, vocabulary, length, dtype):
     """The same model on every rank."""
     manual_seed(args.seed)
-    return nn.GPT(vocabulary, length, dtype=dtype, **MODEL)
+    return nn.GPT(vocabulary, length, dtype=dtype, window=args.window, **MODEL)
 
 
 def count(args, text, length, ranks, how=None):
@@ -64,10 +67,14 @@ def count(args, text, length, ranks, how=None):
     return kept, book.total_bytes_sent()
 
 
-def on_paper(how, length, n):
+def on_paper(how, length, n, args):
     """Bytes that attention of float32 sends, forward and backward."""
-    once = 2 * length // n * MODEL["dim"] * 4       # this rank's keys and values
-    each = {"ring": 3 * (n - 1) * once, "all_to_all": 4 * (n - 1) * once / n}
+    part = length // n
+    once = 2 * part * MODEL["dim"] * 4      # this rank's keys and values
+    hops = n - 1        # and with a window as far as it reaches, where neighbours in the sequence are so in the ring
+    if args.window and (args.layout == "contiguous" or args.window == 1):
+        hops = min(hops, math.ceil((args.window - 1) / part))
+    each = {"ring": 3 * hops * once, "all_to_all": 4 * (n - 1) * once / n}
     return MODEL["layers"] * each[how]
 
 
@@ -79,7 +86,7 @@ def table(args, text, ranks):
         line = f"{length:6}{count(args, text, length, ranks)[0] / MB:14.2f}"
         for how in HOW:
             kept, sent = count(args, text, length, ranks, how)
-            line += f"{kept / MB:18.2f}{sent / MB:9.3f}/{on_paper(how, length, ranks.size) / MB:6.3f}"
+            line += f"{kept / MB:18.2f}{sent / MB:9.3f}/{on_paper(how, length, ranks.size, args) / MB:6.3f}"
         lines.append(line)
     return lines
 

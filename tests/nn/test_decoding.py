@@ -17,6 +17,7 @@ ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "share
 KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
     "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
+    "windows": {"window": (2, None)}, "mistral": {**FAMILIES["llama"], "kv_heads": 2, "window": 3},
     "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
 
@@ -52,7 +53,10 @@ def test_logits_are_those_of_all_tokens_at_once(kind):
         found = np.concatenate([cache.read(piece).numpy() for piece in pieces], 1)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
         heads = model.blocks[0].attention.kv_heads
-        assert cache.past == 9 and cache.nbytes == 2 * 2 * 3 * heads * 9 * 4 * 8
+        windows = [block.attention.window for block in model.blocks]
+        room = sum(9 if window is None else min(9, max(2 * window, max(cuts) + window - 1)) for window in windows)
+        assert cache.past == 9 and cache.nbytes <= 2 * 3 * heads * room * 4 * 8
+        assert cache.nbytes == 2 * 3 * heads * room * 4 * 8 or any(windows)
     assert model.context is None and "context" not in vars(model.blocks[0].attention)
 
 
@@ -103,6 +107,33 @@ def test_a_token_costs_one_position(monkeypatch):
     assert counted(monkeypatch, lambda: model.generate(tokens, 5, 0, cache=False)) == [3, 4, 5, 6, 7]
     assert counted(monkeypatch, lambda: model.generate(tokens, 9, 0)) == [3, 1, 1, 1, 1, 1, 1, 9, 9]    # it slides
     assert counted(monkeypatch, lambda: model.generate(tokens_of(2, 12), 2, 0)) == [9, 9]
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_what_a_window_does_not_reach_is_forgotten(window):
+    """However much is read at a time; of a long read all is kept until the next one."""
+    mt.manual_seed(2)
+    model, tokens = nn.GPT(11, 200, layers=1, heads=2, dim=8, dtype=np.float64, window=window), tokens_of(2, 200)
+    wanted, cache, rooms = anew(model, tokens), KeyValueCache(model), []
+    for cut in (90, 1, 1, 1, 3, 7, *[1] * 40, 12, 20, *[2] * 12):
+        found = cache.read(tokens[:, cache.past:cache.past + cut]).numpy()
+        np.testing.assert_allclose(found, wanted[:, cache.past - cut:cache.past], rtol=0, atol=1e-10)
+        rooms.append(cache.nbytes // (2 * 2 * 8 * 8))
+    assert cache.past == 199 and rooms[0] == 90 and max(rooms[1:]) <= 20 + window - 1 and rooms[3] == 2 * window
+
+
+def test_a_cache_of_windows_takes_back_what_the_last_read_brought():
+    model, tokens = gpt(window=2), tokens_of(1, 9)
+    wanted, cache = anew(model, tokens), KeyValueCache(model)
+    for _ in range(6):
+        cache.read(tokens[:, cache.past:cache.past + 1])
+    cache.read(tokens[:, 6:9] * 0 + 5)
+    cache.past -= 3
+    found = cache.read(tokens[:, 6:9]).numpy()
+    np.testing.assert_allclose(found, wanted[:, 6:9], rtol=0, atol=1e-10)
+    cache.past = 1
+    with pytest.raises(ValueError, match="window of 2 positions has forgotten those before [1-9]+, and was taken back"):
+        cache.read(tokens[:, 1:2])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -118,6 +118,17 @@ def test_a_ring_of_ranks_meets_all_keys(ranks):
     assert count == 2 * 2 * 4 * 3 * (3 * ranks) * 8 * 2
 
 
+def test_what_a_window_leaves_out_is_not_counted():
+    """200 positions that see 10: by 64 of them at a time, of 73 sources, the first without the 9 before it."""
+    q = zeros((2, 4, 200, 8))
+    pairs = 64 * 64 + 2 * 64 * 73 + 8 * 17
+    assert summary.FLOPS["attention"](q.shape, q=q, k=q, band=(9, 0)) == 2 * 2 * 4 * pairs * 8 * 2
+    assert summary.FLOPS["attention"](q.shape, q=q, k=q, band=(9, 0), mask=True) == 2 * 2 * 4 * 200 * 200 * 8 * 2
+    part = zeros((2, 4, 50, 8))
+    ring = summary.FLOPS["ring_attention"](part.shape, q=part, k=part, comm=SimpleNamespace(size=4), band=(9, 0))
+    assert ring == 2 * 2 * 4 * 50 * 10 * 8 * 2
+
+
 def test_a_block_called_twice_and_one_never_called():
     class Twice(nn.Module):
         def __init__(self):

@@ -23,7 +23,7 @@ def turned(x, base=10_000.0):
     return np.concatenate([z.real, z.imag], 1)
 
 
-def attend(x, w, heads, kv_heads, causal, rotate):
+def attend(x, w, heads, kv_heads, causal, rotate, window=99):
     """x (time, dim) through the weights of a MultiHeadAttention."""
     time, dim = x.shape
     size = dim // heads
@@ -36,9 +36,9 @@ def attend(x, w, heads, kv_heads, causal, rotate):
         if rotate:
             q, k = turned(q), turned(k)
         for t in range(time):
-            seen = t + 1 if causal else time
-            scores = np.exp(k[:seen] @ q[t] / np.sqrt(size))
-            out[t, head * size:(head + 1) * size] = scores @ v[:seen] / scores.sum()
+            seen = slice(max(0, t - window + 1), t + 1 if causal else t + window)
+            scores = np.exp(k[seen] @ q[t] / np.sqrt(size))
+            out[t, head * size:(head + 1) * size] = scores @ v[seen] / scores.sum()
     return linear(out, w, "out")
 
 
@@ -85,6 +85,30 @@ def test_attention(heads, kv_heads, causal, rotate):
     y = layer(mt.tensor(x)).numpy()
     wanted = [attend(sample, values(layer), heads, kv_heads, causal, rotate) for sample in x]
     np.testing.assert_allclose(y, wanted, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "causal", "rotate"), ATTENTION)
+@pytest.mark.parametrize("window", [1, 3])
+def test_attention_with_a_window(heads, kv_heads, causal, rotate, window):
+    mt.manual_seed(1)
+    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window)
+    x = random(0).standard_normal((3, 7, 24))
+    wanted = [attend(sample, values(layer), heads, kv_heads, causal, rotate, window) for sample in x]
+    np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-10, atol=1e-11)
+    far = abs(np.arange(7) - np.arange(7)[:, None]) >= window
+    assert (layer.weights(x)[..., far] == 0).all() and f"window={window}" in repr(layer)
+
+
+def test_windows_go_round_the_blocks():
+    def windows(*args, **options):
+        return [block.attention.window for block in nn.GPT(5, 9, 5, 2, 4, *args, **options).blocks]
+    assert windows() == [None] * 5 and windows(window=3) == [3] * 5
+    assert windows(window=(4, 4, None)) == [4, 4, None, 4, 4] and windows(window=[2]) == [2] * 5
+    for wrong, words in ((0, "MultiHeadAttention: window=0 must be 1 or more"), ((), r"window=\(\) has none")):
+        with pytest.raises(ValueError, match=words):
+            windows(window=wrong)
+    with pytest.raises(ValueError, match="latent attention has no window, and window=4"):
+        windows(positions="rotary", latent={}, window=4)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
