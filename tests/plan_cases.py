@@ -39,7 +39,7 @@ def gpt(sizes):
     family = FAMILIES[sizes.family] | ({} if sizes.latent is None else {"latent": sizes.latent._asdict()})
     model = nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
-                  **family,
+                  window=sizes.window, **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
                        "shared": sizes.shared_experts, "group": sizes.group,
                        "balance": 0.01 * (sizes.capacity_factor is not None)}

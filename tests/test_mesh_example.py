@@ -94,6 +94,7 @@ def rows(lines):
 
 
 @pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"]),
+                                      (4, ["--cp", "2", "--tp", "2", "--window", "5"]),
                                       (4, ["--tp", "2", "--zero", "3", "--layers", "1"]),
                                       (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
                          ids=str)

@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
-from minitorch_dist.nn.decoding import uncacheable
+from minitorch_dist.nn.decoding import KeyValueCache, uncacheable
 from minitorch_dist.plan import GPT, Generation, Job
 from tests.crews import crews
 
@@ -93,6 +94,21 @@ def test_what_is_held_is_what_the_cache_allocates(family, name):
     for rank, (parameters, kept, used) in enumerate(crews.call(CASES + "written", job.ranks, (asdict(job), 6, 9))):
         assert kept == it.cache and used
         assert parameters == it.parameters or rank < job.tp - 1     # the last has most of the vocabulary
+
+
+@pytest.mark.parametrize("window, tokens, kept", [(3, 16, 6), (3, 5, 5), (8, 16, 16), (20, 16, 16)])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_of_a_window_twice_as_much_is_kept(family, window, tokens, kept):
+    """Read one after another; a token looks at a window of it. More sequences find room, of any length."""
+    job = job_of({"model": {"window": window}}, family)
+    it, cache = written(job, 6, tokens), KeyValueCache(plan_cases.gpt(job.model).eval(), tokens)
+    for position in np.random.default_rng(1).integers(0, 50, (tokens, 6, 1)):
+        cache.read(position)
+    assert cache.nbytes == it.cache == 6 * kept * it.per_token
+    assert it.read - it.weights_read == 6 * min(window, tokens) * it.per_token
+    memory = it.parameters + 6 * kept * it.per_token
+    found = written(job, 6, tokens, replace(SIMPLE, memory=memory))
+    assert found.fits and found.most_sequences == 6 and found.most_tokens == (16 if kept == 2 * window else kept)
 
 
 @pytest.mark.parametrize("family, more", [

@@ -42,7 +42,7 @@ def elements(job, samples):
     turn             positions times those features of a head that rotary positions turn
     latent, latents, of latent …  of attention by latents: what x is brought down to, latents alone, their rows; what
                      is made of them
-    head, score      (tokens, heads), (heads, time, time), of its share
+    head, score      (tokens, heads), (heads, time, time, or what a window leaves of it), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
     group, together, expert  groups of tokens that are routed together, of one, of all experts in each
@@ -62,7 +62,8 @@ def elements(job, samples):
              **{name: tokens * count / tp for name, count in model.features.items()},
              "inner": tokens * model.inner / tp,
              "head": tokens * model.heads / tp, "turn": time * model.width // model.heads,
-             "score": samples * model.heads / tp * time * job.time,     # by heads/cp if Ulysses, of the whole time
+             # By heads/cp if Ulysses, of the whole time:
+             "score": samples * model.heads / tp * time * model.scores(job.time)[1],
              "logit": tokens * -(-model.vocabulary // tp), "head weight": -(-model.vocabulary // tp) * model.width}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0

@@ -21,7 +21,7 @@ from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group",
-        "shared_experts", "predict", *LATENT)      # of a GPT, where they aren't usual
+        "shared_experts", "predict", "window", *LATENT)      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -65,6 +65,7 @@ def add_command(commands):
     p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
+    p.add_argument("--window", type=int, help="positions that one sees at most (default: all before it)")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")

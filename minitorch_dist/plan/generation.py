@@ -88,10 +88,14 @@ class Generation:
             model.latent.kv_rank + model.latent.rope_size
         return model.layers * numbers * self.job.sizes["parameter"]
 
+    def kept(self, tokens):
+        """Of so many tokens those that are kept at most: twice a window."""
+        return min(tokens, 2 * (self.job.model.window or tokens))
+
     @property
     def cache(self):
         """Bytes that a rank holds of them."""
-        return self.own * self.tokens * self.per_token
+        return self.own * self.kept(self.tokens) * self.per_token
 
     @property
     def memory(self):
@@ -110,12 +114,13 @@ class Generation:
     @property
     def most_sequences(self):
         """Of so many tokens, over all ranks."""
-        return self.room // self.tokens * self.groups
+        return self.room // self.kept(self.tokens) * self.groups
 
     @property
     def most_tokens(self):
         """Of so many sequences, each: up to the model's context."""
-        return min(self.room // self.own, self.job.model.context)
+        most = self.room // self.own
+        return self.job.model.context if most >= self.kept(self.job.model.context) else most
 
     @property
     def weights_read(self):
@@ -133,8 +138,8 @@ class Generation:
 
     @property
     def read(self):
-        """Bytes that a rank needs for the last step, which looks at all that is kept."""
-        return self.weights_read + self.cache
+        """Bytes that a rank needs for the last step, which looks at all that is kept, or at a window of it."""
+        return self.weights_read + self.own * min(self.tokens, self.job.model.window or self.tokens) * self.per_token
 
     @property
     def seconds(self):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, prod
 
+from ..autodiff.ops.attention import band_of, pieces
 from ..nn.latent import sizes_of
 from ..nn.moe import capacity_of
 from ..nn.transformer import FAMILIES
@@ -51,6 +52,7 @@ class GPT:
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
+    window    positions that one sees at most, in every block; None: all
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -77,9 +79,11 @@ class GPT:
     kv_rank: int | None = None
     q_rank: int | None = None
     predict: int = 1
+    window: int | None = None
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
+        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict",
+                     "window"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.family not in FAMILIES:
@@ -98,6 +102,9 @@ class GPT:
 
     def _check_attention(self):
         if self.latent is not None:
+            if self.window is not None:
+                raise ValueError(f"window={self.window} of a {self.family}: attention by latents has none: leave "
+                                 "--window out")
             if self.kv_heads is not None:
                 raise ValueError(f"kv_heads={self.kv_heads} of a {self.family}: latents have keys for each head: leave "
                                  "--kv-heads out")
@@ -223,14 +230,21 @@ class GPT:
         names = list(self.block_flops(1, 1))
         return {name: more.get(name, (before,)) for before, name in zip([None, *names], names, strict=False)}
 
+    def scores(self, time):
+        """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
+        cut = pieces(time, time, band_of(True, self.window))
+        widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
+        return sum(map(prod, widths)), max(width for _, width in widths)
+
     def block_flops(self, tokens, time):
         """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
         "attention.scores": of queries with keys; "attention.values": of what is made of them with values."""
         h, count, found = self.width, self.features, {}
+        scores = tokens * self.scores(time)[0] // time
         for name, shape in self._attention(1):
             if name == "attention.out.weight":
-                found |= {"attention.scores": tokens * 2 * time * count["query"],
-                          "attention.values": tokens * 2 * time * count["result"]}
+                found |= {"attention.scores": 2 * scores * count["query"],
+                          "attention.values": 2 * scores * count["result"]}
             if len(shape) == 2:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:
@@ -253,6 +267,7 @@ class GPT:
         what = {"gpt": "GPT", "llama": "Llama", "deepseek": "DeepSeek"}[self.family]
         keys = f" ({self.kv_heads} of keys)" if self.kv_heads else ""
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
+                 *([f"a window of {self.window:,}"] if self.window else []),
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),

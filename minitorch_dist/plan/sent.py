@@ -7,11 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from ..autodiff.ops.attention import band_of
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
 from ..flat import BLOCK
 from ..parallel.encodings import Blocks
 from ..parallel.few_bits import row_bytes
+from ..parallel.ring_attention import steps
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
@@ -206,15 +208,16 @@ def pipeline_parallel(job, place, stages):
 
 
 def context_parallel(job, place, stages):
-    """By a ring, keys and values to the next rank, ranks - 1 times forward, and backward too, with as many times their
-    gradients behind them; or all-to-alls of queries, keys, values and the result, forward and backward. Checkpointing
-    goes forward once more."""
+    """By a ring, keys and values to the next rank, ranks - 1 times, or as far as a window reaches in zigzag, forward,
+    and backward too, with as many times their gradients behind them; or all-to-alls of queries, keys, values and the
+    result, forward and backward. Checkpointing goes forward once more."""
     size, again, count = job.sizes["parameter"], job.checkpointing, job.model.features
     query, key, value, result = (_tokens(job) * features / job.tp * size for features in count.values())
     blocks, back = there_and_back(job, stages, "attention.values")
     if job.cp_by == "ring":
         calls = ((1 + again) * blocks + 2 * back) * job.micro_batches
-        return [Collective("cp", job.cp, "send", key + value, (job.cp - 1) * calls)]
+        hops = steps(job.time // job.cp, job.cp, band_of(True, job.model.window), "zigzag") - 1
+        return [Collective("cp", job.cp, "send", key + value, hops * calls)]
     calls = ((1 + again) * blocks + back) * job.micro_batches
     return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (query, key, value, result)]
 
