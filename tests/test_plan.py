@@ -196,6 +196,16 @@ def test_buckets_are_the_librarys():
         assert sum(sizes) == blocks * BLOCK
 
 
+@pytest.mark.parametrize("window, time", [(10, 150), (70, 150), (3, 16), (100, 190)])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_flops_of_windows_are_the_models(family, window, time):
+    sizes = replace(SIZES[family], window=window, context=200)
+    whole, tokens = replace(sizes, window=None), np.zeros((3, time), int)
+    flops = rank_of(Job(sizes, batch=3, time=time), 0).flops
+    assert flops == nn.summary(plan_cases.gpt(sizes), tokens).training_flops
+    assert flops == rank_of(Job(whole, batch=3, time=time), 0).flops or time == 150
+
+
 @pytest.mark.parametrize("experts, k, shared, group", [(0, 1, 0, None), (4, 1, 0, None), (6, 3, 2, None),
                                                        (6, 3, 2, "sequence"), (6, 3, 2, "no capacity")])
 @pytest.mark.parametrize("family", SIZES)

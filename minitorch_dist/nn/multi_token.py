@@ -47,13 +47,13 @@ class Further(Module):
     """A depth: (batch, time, dim) of the one before and embeddings of the tokens to come, of the same shape -> what the
     next depth takes, what the output layer takes, and the sum of auxiliary losses, or None."""
 
-    def __init__(self, model):
+    def __init__(self, model, depth):
         super().__init__()
         dim, dtype, norm = model.embed.weight.shape[1], model.embed.weight.dtype, type(model.norm)
         self.norm_hidden, self.norm_token, self.norm = (norm(dim, dtype=dtype) for _ in range(3))
         self.join = Linear(2 * dim, dim, bias=False, dtype=dtype,
                            weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
-        self.block = model.new_block()
+        self.block = model.new_block(len(model.blocks) + depth)
         self.to(dtype).to(model.embed.weight.device)
 
     @by_position
@@ -80,7 +80,7 @@ class MultiTokenPrediction(Module):
         if depth < 1:
             raise ValueError(f"MultiTokenPrediction: depth={depth}; 1 or more tokens beside the next one")
         self.model, self.depth = model, depth
-        self.further = ModuleList(Further(model) for _ in range(depth))
+        self.further = ModuleList(Further(model, i) for i in range(depth))
 
     def forward(self, tokens, documents=None, targets=None):
         if not self.training:

@@ -199,15 +199,19 @@ class GPT(Module):
         if positions == "learned":
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
-        self.new_block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
-                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent)
-        windows = window if isinstance(window, list | tuple) else (window,)
-        if not windows:
+        self.windows = tuple(window) if isinstance(window, list | tuple) else (window,)
+        if not self.windows:
             raise ValueError(f"GPT: window={window} has none for any block: leave it out")
-        self.blocks = Sequential(*(self.new_block(window=windows[i % len(windows)]) for i in range(layers)))
+        self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
+                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent)
+        self.blocks = Sequential(*(self.new_block(i) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,
                                              weight_init=lambda shape, dtype: init.normal(shape, 0.02, dtype))
+
+    def new_block(self, i):
+        """A block with new values, as the i-th of them is."""
+        return self._block(window=self.windows[i % len(self.windows)])
 
     @by_position
     def forward(self, tokens, documents=None, targets=None):

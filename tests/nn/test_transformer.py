@@ -104,6 +104,8 @@ def test_windows_go_round_the_blocks():
         return [block.attention.window for block in nn.GPT(5, 9, 5, 2, 4, *args, **options).blocks]
     assert windows() == [None] * 5 and windows(window=3) == [3] * 5
     assert windows(window=(4, 4, None)) == [4, 4, None, 4, 4] and windows(window=[2]) == [2] * 5
+    ahead = nn.MultiTokenPrediction(nn.GPT(5, 9, 2, 2, 4, window=(1, 2, None)), 3)
+    assert [further.block.attention.window for further in ahead.further] == [None, 1, 2]
     for wrong, words in ((0, "MultiHeadAttention: window=0 must be 1 or more"), ((), r"window=\(\) has none")):
         with pytest.raises(ValueError, match=words):
             windows(window=wrong)
