@@ -180,6 +180,8 @@ SAMPLES = [
     Sample("at", lambda x, v: mt.exp(mt.ops.indexing.At(x)[ROWS].add(v)), (normal(3, 2), normal(4, 2)), "add"),
     Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, documents=DOCUMENTS),
            (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents"),
+    Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, window=2),
+           (normal(1, 2, 4, 3), normal(1, 1, 4, 3), normal(1, 1, 4, 2)), "window"),
     Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, documents=DOCUMENTS),
            (normal(2, 2, 5, 3), normal(2, 1, 5, 3), normal(2, 1, 5, 4)), "documents, both ways"),
     Sample("softmax_cross_entropy", lambda z: mt.softmax_cross_entropy(z, LABELS, 2), (normal(3, 5),), "ignoring"),

@@ -94,6 +94,9 @@ CASES = {
     "attention with documents": (
         lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, documents=on_device(DOCUMENTS, q)),
         [(2, 2, 5, 4), (2, 1, 5, 4), (2, 1, 5, 3)], "flash_attention flash_attention_queries flash_attention_sources"),
+    "attention with a window": (
+        lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, window=2),
+        [(2, 2, 5, 4), (2, 1, 5, 4), (2, 1, 5, 3)], "flash_attention flash_attention_queries flash_attention_sources"),
     "attention with a scale below 0": (
         lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, scale=-0.7),
         [(2, 2, 3, 4), (2, 2, 4, 4), (2, 2, 4, 3)], ""),
