@@ -165,6 +165,7 @@ def parse(argv):
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
                    "several, by commas, for one block after another, and again from the first: 16,16,all")
+    p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
                    "attention by latents besides")
@@ -254,7 +255,7 @@ def prepare(args, world):
     mt.manual_seed(args.seed)
     options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-                   hidden=args.hidden, window=args.window, **options).to(device)
+                   hidden=args.hidden, window=args.window, qk_norm=args.qk_norm, **options).to(device)
     model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)

@@ -8,6 +8,7 @@ from . import init
 from .decoding import by_position
 from .layers import Linear
 from .module import Module, at_least_1
+from .norm import RMSNorm
 
 
 def rotary(x, base=10_000.0, positions=None):
@@ -48,17 +49,21 @@ class MultiHeadAttention(Module):
     rotary      turn queries and keys by their positions
     bias        whether the two Linears have one
     window      None, or how many positions one sees at most: those less than so many away, itself among them
+    qk_norm     divide each head's queries and keys by their root mean square, times a weight (size,) of all heads':
+                scores can't grow with them
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
                 parallel/context_parallel.py
     scale       what scores are multiplied by; None: 1/√(dim/heads)
-    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows).
+    Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
+    Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
     """
 
     context = scale = window = None
+    q_norm = k_norm = None
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
-                 window=None):
+                 window=None, qk_norm=False):
         super().__init__()
         dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                        window=window)
@@ -72,6 +77,8 @@ class MultiHeadAttention(Module):
             return init.normal(shape, std, dtype)
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
         self.out = Linear(dim, dim, bias, dtype, weights)
+        if qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
 
     def _check(self, x):
         if len(x.shape) != 3:
@@ -91,6 +98,8 @@ class MultiHeadAttention(Module):
         h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
         # Split first: then their gradients, put together, lie in memory as those of self.qkv.
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if not self.rotary:
             return q, k, v
         positions = self._positions(q.shape[2], documents)

@@ -109,11 +109,12 @@ class TransformerBlock(Module):
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
     latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
-    window  how many positions one sees at most, None: all; see MultiHeadAttention
+    window, qk_norm  MultiHeadAttention's
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
-                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None, window=None):
+                 dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None, window=None,
+                 qk_norm=False):
         super().__init__()
         dim, heads, hidden = at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
@@ -123,11 +124,13 @@ class TransformerBlock(Module):
             raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
                              f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
                              "positions=\"rotary\"")
-        if latent is not None and window is not None:
-            raise ValueError(f"TransformerBlock: latent attention has no window, and window={window}: leave one out")
+        if latent is not None and (window is not None or qk_norm):
+            raise ValueError("TransformerBlock: latent attention has norms of its own, and no window, not "
+                             f"qk_norm={qk_norm}, window={window}: leave these out")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
         self.attention = \
-            MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window) if latent is None \
+            MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window, qk_norm) \
+            if latent is None \
             else LatentAttention(dim, heads, causal, dtype, std, bias, **latent)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
@@ -171,7 +174,7 @@ class GPT(Module):
 
     positions   "learned" (a table of `length` rows) or "rotary"
     tied        the output layer is the embedding's weight
-    mlp, hidden, bias, latent  the blocks'; see TransformerBlock
+    mlp, hidden, bias, latent, qk_norm  the blocks'; see TransformerBlock
     window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
                 blocks: (1024,) * 5 + (None,) for five that see near positions and one that sees all, as in Gemma 3
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
@@ -188,7 +191,7 @@ class GPT(Module):
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
                  norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None,
-                 window=None):
+                 window=None, qk_norm=False):
         super().__init__()
         if positions not in ("learned", "rotary"):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
@@ -203,7 +206,8 @@ class GPT(Module):
         if not self.windows:
             raise ValueError(f"GPT: window={window} has none for any block: leave it out")
         self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
-                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent)
+                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent,
+                                        qk_norm=qk_norm)
         self.blocks = Sequential(*(self.new_block(i) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,

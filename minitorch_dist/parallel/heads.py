@@ -5,7 +5,8 @@
                                      ├─ kv_norm ─ copy_to ── kv ──┤
                                      └─ the turned key ─ copy_to ─┘
 
-What makes heads is cut by columns, `out` by rows. What makes latents stays whole, with its norms: its work is the same
+What makes heads is cut by columns, `out` by rows. Norms of queries and keys, which all heads share, are whole, and the
+gradients of their weights summed. What makes latents stays whole, with its norms: its work is the same
 on all ranks, and so are its gradients, behind the three sums over what the ranks' heads have made of latents and key:
 q_rank + kv_rank + rope_size numbers per token, where qkv's are those of x. With sequence parallelism it has a rank's
 part of the sequence, and latents are what is gathered.
@@ -16,6 +17,7 @@ import functools
 import numpy as np
 
 from ..data.loader import share
+from ..nn.decoding import by_position
 from ..nn.latent import LatentAttention
 from . import sequence_parallel as sequences
 from .collectives import copy_to
@@ -43,8 +45,19 @@ def _of_projections(attention, comm, **options):
     queries = _features(comm, size, heads)
     rows = np.concatenate([queries, _features(comm, size, kv_heads, heads),
                            _features(comm, size, kv_heads, heads + kv_heads)])
-    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options),
+    norms = {} if attention.q_norm is None else {
+        name: NormOfHeads(getattr(attention, name), comm) for name in ("q_norm", "k_norm")}
+    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options), **norms,
             "out": RowParallelLinear(attention.out, comm, queries, **options)}
+
+
+class NormOfHeads(sequences.SequenceParallel):
+    """The norm of each head by itself, where a rank has some of the heads: the gradient of its weight is summed over
+    the ranks. It adds nothing to its name."""
+
+    @by_position
+    def forward(self, x):
+        return super().forward(x)
 
 
 def _of_latents(attention, comm, sequence_parallel=False, **options):

@@ -17,7 +17,7 @@ ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "share
 KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
     "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
-    "windows": {"window": (2, None)}, "mistral": {**FAMILIES["llama"], "kv_heads": 2, "window": 3},
+    "windows": {"window": (2, None)}, "qwen": {**FAMILIES["llama"], "kv_heads": 2, "window": 3, "qk_norm": True},
     "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
 

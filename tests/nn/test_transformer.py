@@ -33,6 +33,8 @@ def attend(x, w, heads, kv_heads, causal, rotate, window=99):
     for head in range(heads):
         group = head // (heads // kv_heads)
         q, k, v = parts[head], parts[heads + group], parts[heads + kv_heads + group]
+        if "q_norm.weight" in w:
+            q, k = norm(q, w["q_norm.weight"]), norm(k, w["k_norm.weight"])
         if rotate:
             q, k = turned(q), turned(k)
         for t in range(time):
@@ -88,10 +90,13 @@ def test_attention(heads, kv_heads, causal, rotate):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "causal", "rotate"), ATTENTION)
-@pytest.mark.parametrize("window", [1, 3])
-def test_attention_with_a_window(heads, kv_heads, causal, rotate, window):
+@pytest.mark.parametrize("window, qk_norm", [(1, False), (3, True)])
+def test_attention_with_a_window_and_norms(heads, kv_heads, causal, rotate, window, qk_norm):
     mt.manual_seed(1)
-    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window)
+    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window,
+                                  qk_norm=qk_norm)
+    for name, p in layer.named_parameters():
+        p.data[...] *= random(len(name)).uniform(0.5, 1.5, p.shape)
     x = random(0).standard_normal((3, 7, 24))
     wanted = [attend(sample, values(layer), heads, kv_heads, causal, rotate, window) for sample in x]
     np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-10, atol=1e-11)
@@ -109,7 +114,7 @@ def test_windows_go_round_the_blocks():
     for wrong, words in ((0, "MultiHeadAttention: window=0 must be 1 or more"), ((), r"window=\(\) has none")):
         with pytest.raises(ValueError, match=words):
             windows(window=wrong)
-    with pytest.raises(ValueError, match="latent attention has no window, and window=4"):
+    with pytest.raises(ValueError, match="latent attention has norms of its own, and no window, not qk_"):
         windows(positions="rotary", latent={}, window=4)
 
 

@@ -187,7 +187,7 @@ class Meeting:
 
 
 LLAMA = {"norm": "rms", "mlp": "swiglu", "hidden": 80, "bias": False}      # rotary is the block anyway
-MISTRAL = LLAMA | {"window": 2}
+QWEN = LLAMA | {"window": 2, "qk_norm": True}
 DEEPSEEK = LLAMA | {"kv_heads": None, "latent": {"nope_size": 6, "rope_size": 2, "value_size": 5, "kv_rank": 12,
                                                  "q_rank": 10}}
 BESIDES = {
@@ -219,11 +219,11 @@ BESIDES = {
     "BatchNorm, exact": Beside(None, samples=True, model={"head_norm": "batch"}, exact=True),
     "average (EMA)": Beside(begin=averaged, after=average, end=of_averages, optimizer=adamw),
     "prune": Beside(begin=pruned, after=prune_again),
-    "Mistral": Beside(model=MISTRAL),
+    "Qwen3": Beside(model=QWEN),
     "latents": Beside(model=DEEPSEEK),
 }
-# What is done besides to a Mistral, with latents, and …: not rows of the table, for test_three_together alone.
-EVERY = BESIDES | {f"Mistral, {name}": replace(BESIDES[name], model=MISTRAL) for name in (
+# What is done besides to a Qwen3, with latents, and …: not rows of the table, for test_three_together alone.
+EVERY = BESIDES | {f"Qwen3, {name}": replace(BESIDES[name], model=QWEN) for name in (
     "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
 EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in (
     "exact", "compile", "LoRA")}

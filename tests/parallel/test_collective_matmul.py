@@ -179,7 +179,7 @@ def test_summaries_count_the_same_products():
 JOBS = [        # forms, sizes of their axes, what is done besides, whether a mixture of experts
     (("sequence", "ZeRO 3"), {"dp": 2, "tp": 2}, "clip_grad_norm", False),
     (("sequence", "ZB-H1"), {"pp": 2, "dp": 1, "tp": 2}, None, False),
-    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Mistral, recompute", False),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Qwen3, recompute", False),
     (("sequence", "experts"), {"ep": 2, "tp": 2}, None, True),
     (("sequence", "DDP"), {"dp": 2, "tp": 2}, "bfloat16", False),
     (("sequence", "DDP"), {"dp": 2, "tp": 2}, "compile", False),

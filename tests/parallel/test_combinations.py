@@ -83,13 +83,13 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "float8"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "LAMB"),
     (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "LARS"),
-    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "Mistral, recompute"),
-    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "Mistral, exact"), (("ZeRO 3",), {"dp": 4}, "Mistral, exact"),
-    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "Mistral, Muon"),
-    (("tensor", "ring"), {"cp": 2, "tp": 2}, "Mistral, compile"),
-    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Mistral, float8"),
-    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Mistral, LoRA"),
-    (("ring", "ZeRO 3"), {"cp": 2, "dp": 2}, "Mistral, QLoRA"),
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "Qwen3, recompute"),
+    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "Qwen3, exact"), (("ZeRO 3",), {"dp": 4}, "Qwen3, exact"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "Qwen3, Muon"),
+    (("tensor", "ring"), {"cp": 2, "tp": 2}, "Qwen3, compile"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Qwen3, float8"),
+    (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "Qwen3, LoRA"),
+    (("ring", "ZeRO 3"), {"cp": 2, "dp": 2}, "Qwen3, QLoRA"),
     (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "latents, exact"),
     (("tensor", "ring"), {"cp": 2, "tp": 2}, "latents, compile"),
     (("sequence", "ring"), {"cp": 2, "tp": 2}, "latents, LoRA"),
@@ -284,7 +284,7 @@ def test_the_training_says_something():
 @pytest.mark.parametrize(("mixture", "names", "beside"), [
     (False, [name for name in FORMS if name != "experts"], None),
     (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"], None),
-    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "Mistral"),
+    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "Qwen3"),
     (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "latents")])
 def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, beside, tmp_path):
     whole = cases.build((), {}, EVERY.get(beside, USUAL), mixture)
