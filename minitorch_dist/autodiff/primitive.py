@@ -403,7 +403,7 @@ def bind(primitive, args, params=()):
             level, top = a.level, a
     if level < 0:
         if special and state.capture is not None:
-            if definition := state.capture.definition(primitive, args):
+            if definition := state.capture.definition(primitive, args, params):
                 return definition(*args, *params)
             out = state.capture.apply(primitive, args, params)
         else:

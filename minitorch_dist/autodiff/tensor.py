@@ -336,8 +336,8 @@ def wrap(out, node, level):
 def record(primitive, args, params, level):
     """Apply a primitive to tape values of `level` and write it on the tape: the general path."""
     capture = state.capture
-    if capture is not None and capture.definition(primitive, args):
-        return capture.definition(primitive, args)(*args, *params)
+    if capture is not None and (definition := capture.definition(primitive, args, params)):
+        return definition(*args, *params)
     raw, parents = [], []
     for a in args:
         here = a.__class__ in TRACED and a.level == level

@@ -18,7 +18,7 @@ from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
 from ..surroundings import surroundings
 from .expressions import TYPES
 from .ir import Call, Node, Value, values_in
-from .rules import DEFINITIONS, WHOLE, results_of
+from .rules import DEFINITIONS, WHOLE, WHOLE_WHERE, results_of
 
 WATCHED = 1 << 20       # bytes of an array from elsewhere that is looked at again when the function has ended
 PLAIN_ARRAYS = (np.ndarray, np.memmap)      # others have operators of their own
@@ -278,11 +278,13 @@ class Capture:
         symbols = [Symbol(value, self.device) for value in node.results]
         return rebuild(symbols) if rebuild else symbols[0] if symbols else None
 
-    def definition(self, primitive, args):
+    def definition(self, primitive, args, params):
         """A fused op in ordinary ops, for those that are better taken apart. In dtypes that kernels don't know it stays
         whole: its own kernel computes in float32 what would overflow in float16."""
         dtype = getattr(args[0], "dtype", None)
         if self.whole is None or primitive.name in self.whole or dtype is not None and dtype.name not in TYPES:
+            return None
+        if primitive.name in WHOLE_WHERE and WHOLE_WHERE[primitive.name](*args, *params):
             return None
         return DEFINITIONS.get(primitive.name) or primitive.definition
 

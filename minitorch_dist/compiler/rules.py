@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..autodiff import ops
-from ..autodiff.ops.attention import allowed
+from ..autodiff.ops.attention import allowed, pieces
 from ..autodiff.primitive import lower
 from ..autodiff.tree import flatten
 from ..backend import finfo, module_of, result_type, xp
@@ -53,6 +53,13 @@ def _attention(q, k, v, mask, documents, band, scale):
         p = e / ops.where(lower(total) > 0, total, 1.0)         # a row that may see nothing gives 0
     return ops.reshape(ops.matmul(ops.reshape(p, (*share, *p.shape[2:])), v), (batch, heads, times, v.shape[-1]))
 
+
+def _is_narrow(q, k, v, mask, documents, band, scale):
+    """Whether attention's own kernel leaves out most scores, which loops over all of them would make."""
+    return mask is None and bool(pieces(q.shape[2], k.shape[2], band))
+
+
+WHOLE_WHERE = {"attention": _is_narrow}     # fused ops that stay whole for some arguments
 
 # Instead of a fused op's own definition.
 DEFINITIONS = {"softmax_cross_entropy": _cross_entropy, "attention": _attention}

@@ -248,3 +248,22 @@ def test_parameters_of_any_strides():
         f(x).sum().backward()
         np.testing.assert_allclose(ours, w.grad.numpy(), rtol=1e-12)
         np.testing.assert_allclose(compiled(x).numpy(), f(x).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("window, whole", [(9, True), (150, False)])
+def test_attention_stays_whole_where_its_own_kernel_leaves_most_out(window, whole):
+    shapes = (1, 2, 200, 4), (1, 1, 200, 4), (1, 1, 200, 3)
+    leaves = [mt.tensor(RANDOM.standard_normal(shape), requires_grad=True) for shape in shapes]
+
+    def f(q, k, v):
+        return mt.sum(mt.sin(mt.scaled_dot_product_attention(q * 2, k, v, is_causal=True, window=window)))
+    compiled, gradients = mt.compile(f, emit="c"), []
+    for function in (compiled, f):
+        for x in leaves:
+            x.grad = None
+        function(*leaves).backward()
+        gradients.append([x.grad.numpy() for x in leaves])
+    for ours, wanted in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-10, atol=1e-12)
+    assert (" attention(" in compiled.show("captured")) == whole
+    assert ("200, 200" in compiled.show("captured")) != whole
