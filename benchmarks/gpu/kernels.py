@@ -17,6 +17,7 @@ AIMS = {"softmax cross-entropy": 1.0, "layer norm": 1.0}    # times torch's spee
 LOGITS = (5, 67) if QUICK else (8192, 50257)
 NORM = (5, 67) if QUICK else (16384, 4096)
 ATTENTION = (1, 2, 33, 16) if QUICK else (4, 16, 2048, 64)       # batch, heads, time, size
+WINDOW = 9 if QUICK else 256        # of these positions
 HEAD = (5, 8, 67) if QUICK else (4096, 768, 50257)      # rows, features, classes: GPT-2's output layer
 SIZES = (512, 1024) if QUICK else tuple(4 ** k for k in range(5, 13))       # elements of an op's first input
 PRODUCTS = ((48, 16, 32),) if QUICK else ((4096, 4096, 4096), (8192, 1024, 4096))
@@ -67,17 +68,19 @@ def layer_norm(cupy, torch, dtype):
     return runs, 5 * x.nbytes
 
 
-def attention(cupy, torch, dtype, precision=None):
+def attention(cupy, torch, dtype, precision=None, window=None):
     """Causal; the second number is the floating-point operations: 4·b·h·t²·d forward, 2.5 times that backward, half of
-    it masked; the third how far from exact forward is. torch has several implementations: the one that it chooses, and
-    cuDNN's, which it leaves out."""
+    it masked, or all but a window; the third how far from exact forward is. torch has several implementations: the one
+    that it chooses, and cuDNN's, which it leaves out."""
+    from minitorch_dist.autodiff.ops.attention import band_of
     from minitorch_dist.kernels import flash_attention as kernel
+    band = band_of(True, window)
     q, k, v, ct = (draw(cupy, ATTENTION, dtype) for _ in range(4))
     scale = ATTENTION[3] ** -0.5
 
     def ours():
-        out, kept = kernel.flash_attention(q, k, v, True, scale, precision=precision)
-        kernel.flash_attention_gradient(ct, q, k, v, True, scale, kept, precision=precision)
+        out, kept = kernel.flash_attention(q, k, v, band, scale, precision=precision)
+        kernel.flash_attention_gradient(ct, q, k, v, band, scale, kept, precision=precision)
         return out
     runs = {"ours": ours}
     if torch:
@@ -92,14 +95,16 @@ def attention(cupy, torch, dtype, precision=None):
                 theirs()
         runs |= {"torch": theirs} | ({"torch, cuDNN": cudnn} if dtype == "float16" else {})
     batch, heads, time, size = ATTENTION
-    exact = one_head(cupy, *(x[-1, -1].astype(cupy.float64) for x in (q, k, v)), scale)
+    exact = one_head(cupy, *(x[-1, -1].astype(cupy.float64) for x in (q, k, v)), scale, window or time)
     off = cupy.linalg.norm(ours()[-1, -1] - exact) / cupy.linalg.norm(exact)
-    return runs, 4 * batch * heads * time ** 2 * size * 3.5 / 2, {"off": f"{float(off):.1e}"}
+    pairs = time ** 2 / 2 if window is None else window * time - window ** 2 / 2
+    return runs, 4 * batch * heads * pairs * size * 3.5, {"off": f"{float(off):.1e}"}
 
 
-def one_head(cupy, q, k, v, scale):
+def one_head(cupy, q, k, v, scale, window):
     """Causal attention as it is defined."""
-    scores = cupy.where(cupy.tri(len(q), dtype=bool), q @ k.T * scale, -cupy.inf)
+    sees = cupy.tri(len(q), dtype=bool) & ~cupy.tri(len(q), k=-window, dtype=bool)
+    scores = cupy.where(sees, q @ k.T * scale, -cupy.inf)
     weights = cupy.exp(scores - scores.max(1, keepdims=True))
     return weights @ v / weights.sum(1, keepdims=True)
 
@@ -238,7 +243,8 @@ def main():
         "attention": (f"causal attention {ATTENTION}, forward and backward", "GFLOP/s", [
             *((f"attention, {dtype}", lambda dtype=dtype: attention(cupy, torch, dtype))
               for dtype in ("float16", "float32")),
-            ("attention, float32 by its own instructions", lambda: attention(cupy, None, "float32", "ieee"))]),
+            ("attention, float32 by its own instructions", lambda: attention(cupy, None, "float32", "ieee")),
+            (f"attention, float16, a window of {WINDOW}", lambda: attention(cupy, None, "float16", window=WINDOW))]),
         "products": ("matrix products", "GFLOP/s", [
             (f"{'×'.join(map(str, sizes))}, {dtype} {precision}",
              lambda sizes=sizes, dtype=dtype, precision=precision: product(cupy, torch, dtype, sizes, precision))

@@ -76,8 +76,8 @@ def matmul(module, lent):
 
 def attention(module, lent):
     q, k, v = (draw(1, 2, 128, 64, dtype=np.float16, seed=i) for i in range(3))
-    _, kept = module.flash_attention(q, k, v, True, 0.125)
-    module.flash_attention_gradient(draw(1, 2, 128, 64, dtype=np.float16, seed=3), q, k, v, True, 0.125, kept)
+    _, kept = module.flash_attention(q, k, v, module.CAUSAL, 0.125)
+    module.flash_attention_gradient(draw(1, 2, 128, 64, dtype=np.float16, seed=3), q, k, v, module.CAUSAL, 0.125, kept)
 
 
 # Module -> (what is called, the call of it).
