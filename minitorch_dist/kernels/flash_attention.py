@@ -64,6 +64,7 @@ BLOCKS = {
 ONE_BY_ONE = BLOCKS | {
     ("flash_attention", "ieee", 64): (32, 16, 4), ("flash_attention", "ieee", 128): (32, 16, 4),
     ("flash_attention_queries", "16 bits", 64): (64, 32, 4), ("flash_attention_queries", "ieee", 128): (32, 16, 4),
+    ("flash_attention_sources", "tf32x3", 64): (16, 32, 4, 1),
 }
 
 
