@@ -24,8 +24,7 @@ MACHINES = {80: "80", 90: "90a"}        # as the disassembler calls them
 # version keeps in memory for want of room; nothing else has any. (3.9's assembler wants a product in float32 in 96
 # registers, as 3.6's, and lacks three: one is loaded again in each round of 512 multiplications.)
 SPILLED = {("flash_attention_sources-1-", "3.7"): 8, ("flash_attention_sources-4-", "3.7"): 16,
-           ("flash_attention_sources-4-", "3.8"): 16,
-           ("matmul-1-", "3.9"): 16, ("a product in float32", "3.9"): 16}
+           ("flash_attention_sources-4-", "3.8"): 16, ("matmul-1-", "3.9"): 16, ("a product in float32", "3.9"): 16}
 
 
 def spilled(name):
