@@ -113,6 +113,16 @@ def test_lanes_that_part_meet_again():
     np.testing.assert_array_equal(total.reshape(2, 32), np.repeat(out.reshape(2, 32).sum(1)[:, None], 32, 1))
 
 
+def test_an_instruction_of_the_whole_warp_waits_for_lanes_from_further_down():
+    """Compilers put what few lanes do behind all else. Lanes of the second warp need nothing from there."""
+    out = np.zeros(64, "i4")
+    run("""mov.u32 %r1, %lane; and.b32 %r2, %lane, 35; setp.eq.u32 %p1, %r2, 3; @%p1 bra $rare;
+        $meet: redux.sync.add.s32 %r3, %r1, 0xffffffff; add.s64 %x1, %x0, %at; st.global.u32 [%x1], %r3; bra.uni $end;
+        $rare: add.u32 %r1, %r1, 100; bra.uni $meet;
+        $end:""", threads=64, out=out)
+    assert out.tolist() == 32 * [sum(range(32)) + 8 * 100] + 32 * [sum(range(32, 64))]
+
+
 def test_comparisons_of_two_numbers_in_a_register():
     """setp's first predicate is that of the lower halves, NaN is unlike itself and -0 like 0."""
     lower = np.array([1, np.nan, -0.0, 2], "f4").repeat(8)

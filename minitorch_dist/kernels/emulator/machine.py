@@ -2,7 +2,7 @@
 
 A register is an array with an element per lane, or one number where all lanes have the same. Lanes that part at a
 branch go on separately: those at the earliest instruction first, until they meet again. Lanes at a barrier wait for
-their program's others.
+their program's others, and those at an instruction of the whole warp for its others, which may come from further down.
 """
 
 from dataclasses import replace
@@ -20,6 +20,7 @@ from .together import group_multiply, matrices, multiply, reduce, shuffle, vote
 
 AT_ONCE = 4096          # lanes of a batch, about
 MOST = 1_000_000        # blocks of instructions that a batch runs
+OF_WARPS = {"ldmatrix", "stmatrix", "mma", "wgmma", "shfl", "redux", "vote"}       # instructions of whole warps
 NO_WORK = {"fence", "membar", "griddepcontrol"}     # order of memory: here every access has its place in one order
 
 
@@ -154,6 +155,7 @@ class Code:
     """A Program made runnable: per block its instructions, what they cost, and how it ends.
 
     tables   {name: array} of what its text keeps in memory; it is there as long as the Code
+    of_warps per block whether some of its instructions are of whole warps
     """
 
     def __init__(self, program):
@@ -163,6 +165,8 @@ class Code:
         self.addresses = {name: int(array.ctypes.data) for name, array in self.tables.items()} | {
             name: bases[program.variables[name].space] + offset for name, offset in program.offsets.items()}
         self.blocks = [self.block(first, end) for first, end in program.blocks]
+        self.of_warps = [any(one.parts[0] in OF_WARPS for one in program.instructions[first:end])
+                         for first, end in program.blocks]
 
     def block(self, first, end):
         """(instructions that run, places, floating-point operations per lane of those without a guard, the last one if
@@ -217,8 +221,7 @@ def batch(code, state):
         ready = ~waiting & (at < over)
         if not ready.any():     # nobody can be waiting: who has ended counts as having come to every barrier
             return
-        block = int(at[ready].min())
-        together = ready & (at == block)
+        block, together = earliest(code, at, ready)
         mask = None if together.all() else together
         last = execute(code, state, block, mask)
         at[together] = block + 1
@@ -230,6 +233,24 @@ def batch(code, state):
             raise error(code, state, last, fault) from None
     raise EmulationError(f"kernel {code.program.name}, {state.where(np.flatnonzero(together)[0])}: still runs after "
                          f"{MOST:,} blocks of instructions")
+
+
+def earliest(code, at, ready):
+    """(the block to run next, the lanes that are at it)."""
+    block = int(at[ready].min())
+    together = ready & (at == block)
+    if code.of_warps[block] and in_parts(together, ready):      # a compiler may have put what leads here behind it
+        for later in np.unique(at[ready])[1:].tolist():
+            others = ready & (at == later)
+            if not (code.of_warps[later] and in_parts(others, ready)):
+                return later, others
+    return block, together
+
+
+def in_parts(together, ready):
+    """Whether these are a part of some warp whose others can go on, too."""
+    others = (ready & ~together).reshape(-1, 32).any(1)
+    return bool((together.reshape(-1, 32).any(1) & others).any())
 
 
 def execute(code, state, block, mask):
