@@ -375,6 +375,28 @@ def test_sorting():
     np.testing.assert_array_equal(down(gpus, at, rows), np.sort(rows))
 
 
+X8 = np.array([[3, -1, 4], [np.nan, 5, -9]])
+
+
+@pytest.mark.parametrize("kind, dtype", [(9, "f4"), (10, "f8"), (6, "i8")])
+def test_sums_and_maxima_by_cub(kind, dtype):
+    """Of all elements, of stretches, and running; by CuPy's numbers of operations and types."""
+    x = (X8 if dtype[0] == "f" else np.nan_to_num(X8)).astype(dtype)
+    at, out, work = up(gpus, x), gpus.allocate(8 * x.size), gpus.allocate(libraries.ROOM)
+    for number, function in ((0, np.sum), (1, np.min), (2, np.max), (3, np.argmin), (4, np.argmax), (7, np.prod)):
+        API[libraries.REDUCE][2](work, 0, at, out, x.size, NULL, number, kind)
+        wanted = np.asarray(function(x)).astype("i4" if number in (3, 4) else dtype)
+        np.testing.assert_array_equal(down(gpus, out, wanted), wanted)
+    API[libraries.SEGMENTS][2](work, 0, at, out, 2, 3, NULL, 2, kind)
+    np.testing.assert_array_equal(down(gpus, out, x[:, 0]), x.max(1))
+    API[libraries.REDUCE][2](work, 0, 0, out, 0, NULL, 0, kind)
+    assert down(gpus, out, x[:1, 0]) == 0
+    API[libraries.SCAN][2](work, 0, at, at, x.size, NULL, 5, kind)
+    np.testing.assert_array_equal(down(gpus, at, x), np.cumsum(x).reshape(2, 3))
+    with pytest.raises(CudaError, match="not in the GPU's memory"):
+        API[libraries.REDUCE][2](0, 0, at, out, x.size, NULL, 0, kind)
+
+
 def test_symbols_of_a_library():
     """A module of NumPy's, by its dynamic symbols: what the loader gives is what the file says."""
     path = np._core._multiarray_umath.__file__
@@ -393,6 +415,12 @@ x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
 on_gpu = cupy.asarray(x)
 np.testing.assert_allclose((cupy.exp(on_gpu) @ on_gpu.T).get(), np.exp(x) @ x.T, rtol=1e-5)
 np.testing.assert_array_equal(add.add(on_gpu, on_gpu).get(), x + x)
+from tests.device.emulated.cuda import gpus
+before = len(gpus.launches)     # a kernel each where CuPy doesn't ask CUB
+found = on_gpu.sum(), on_gpu.max(1), on_gpu.argmin()
+assert len(gpus.launches) == before + 1, gpus.launches[before:]     # argmin, to int64
+for one, wanted in zip(found, (x.sum(), x.max(1), x.argmin())):
+    np.testing.assert_allclose(one.get(), wanted, rtol=1e-5)
 print(mt.tensor(x, device="cuda").sum().device, cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
 """
 

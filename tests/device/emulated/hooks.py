@@ -1,7 +1,8 @@
 """Puts the emulated CUDA under a real CuPy: its wheel for CUDA 12 on Linux, x86-64.
 
 The CUDA runtime is linked into one of its modules: over the beginning of each of its functions, which the table of
-symbols finds, a jump to a Python function is written. The driver and other libraries are made of such jumps.
+symbols finds, a jump to a Python function is written. So it is with CUB, of which a module of CuPy's has machine code.
+The driver and other libraries are made of such jumps.
 """
 
 import atexit
@@ -23,15 +24,19 @@ from .symbols import symbols
 PAGE, ANYTHING = 4096, 7        # PROT_READ | PROT_WRITE | PROT_EXEC
 
 
-def redirect(path):
-    """Every function of the CUDA runtime that is linked into a module jumps to ours."""
+def runtime_of(path):
+    """{name: offset} of the functions of the CUDA runtime that is linked into a module."""
+    return {name: offset for name, offset in symbols(path, 2).items() if offset and name.startswith("cuda")
+            and name[4:5].isupper() and not name.endswith(("_ptsz", "_ptds"))}
+
+
+def redirect(path, functions):
+    """These functions of a module, {name: offset}, jump to ours."""
     ctypes.CDLL(path)
     with open("/proc/self/maps") as maps:
         base = next(int(line.split("-")[0], 16) for line in maps if line.rstrip().endswith(path))
     protect = ctypes.CDLL(None).mprotect
-    for name, offset in symbols(path, 2).items():
-        if not (name.startswith("cuda") and name[4:5].isupper() and offset) or name.endswith(("_ptsz", "_ptds")):
-            continue
+    for name, offset in functions.items():
         at = base + offset
         if protect(ctypes.c_void_p(at // PAGE * PAGE), ctypes.c_size_t(2 * PAGE), ANYTHING):
             raise OSError(f"mprotect of {name} failed")
@@ -46,10 +51,16 @@ def install():
     if "cupy" in sys.modules:
         raise RuntimeError("CuPy is imported already: install() must come first")
     os.environ["CUPY_COMPILE_WITH_PTX"] = "1"       # the emulator reads PTX, not machine code
-    os.environ["CUPY_ACCELERATORS"] = ""            # CUB is machine code
+    if cuda.IDLE:
+        os.environ["CUPY_ACCELERATORS"] = ""        # CUB's functions here would take the host's time
+    # Where CuPy knows of a compiler, which it doesn't start, other reductions are CUB's, too: made from its headers.
+    os.environ.setdefault("NVCC", "nvcc")
     libraries.jumps("libcuda.so.1", [name for name in cuda.API if name[:2] == "cu" and name[2].isupper()])
     folder = Path(importlib.util.find_spec("cupy_backends").origin).parent
-    redirect(str(next(folder.glob("cuda/api/runtime.*.so"))))
+    runtime, cub = (str(next(place)) for place in (
+        folder.glob("cuda/api/runtime.*.so"), folder.with_name("cupy").glob("cuda/cub.*.so")))
+    redirect(runtime, runtime_of(runtime))
+    redirect(cub, {name: offset for name, offset in symbols(cub, 11).items() if name in cuda.API})
     loaded = {name: libraries.load(name, next(folder.glob(f"cuda/libs/{name}.*.so"))) for name in libraries.LIBRARIES}
     sys.modules["cupy.cuda.thrust"] = libraries.Thrust()
     atexit.register(nccl.leave)

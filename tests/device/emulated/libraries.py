@@ -1,8 +1,8 @@
 """Libraries of machine code for GPUs, which an emulated one can't run, by NumPy: the products of cuBLAS, cuSOLVER's QR
-decomposition, Thrust's sorting.
+decomposition, CUB's sums and maxima, Thrust's sorting.
 
 cuBLAS and cuSOLVER think in columns: a matrix at an address has its columns `width` elements apart.
-Source: NVIDIA, "cuBLAS Library" and "cuSOLVER Library", version 12.9.
+Source: NVIDIA, "cuBLAS Library" and "cuSOLVER Library", version 12.9; cupy/cuda/cupy_cub.cu of CuPy 14.2.
 """
 
 import atexit
@@ -15,7 +15,7 @@ import numpy as np
 
 from minitorch_dist.backend import as_dtype
 
-from .cuda import INT, POINTER, api, as_c, gpus, put
+from .cuda import INT, POINTER, SIZE, api, as_c, gpus, put
 from .symbols import symbols
 
 TYPES = {0: np.dtype("f4"), 1: np.dtype("f8"), 2: np.dtype("f2"), 14: as_dtype("bfloat16")}     # cudaDataType
@@ -185,6 +185,59 @@ def decompositions(letter, dtype):
 
 decompositions("S", TYPES[0])
 decompositions("D", TYPES[1])
+
+
+# ---------------------------------------------------------------- CUB
+
+# What CuPy's C++ functions are called as symbols, and the numbers that they know types and operations by.
+REDUCE, SEGMENTS, SCAN = ("_Z17cub_device_reducePvRmS_S_iP11CUstream_stii",
+                          "_Z27cub_device_segmented_reducePvRmS_S_iiP11CUstream_stii",
+                          "_Z15cub_device_scanPvRmS_S_iP11CUstream_stii")
+NUMBERS = [np.dtype(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
+REDUCTIONS = {0: np.add.reduce, 1: np.minimum.reduce, 2: np.maximum.reduce, 3: np.argmin, 4: np.argmax,
+              7: np.multiply.reduce}
+SCANS = {5: np.add.accumulate, 6: np.multiply.accumulate}
+ROOM = 1        # bytes that each wants to work in
+
+
+@api("ppipii", "_Z36cub_device_reduce_get_workspace_sizePvS_iP11CUstream_stii",
+     "_Z34cub_device_scan_get_workspace_sizePvS_iP11CUstream_stii", result=SIZE)
+def room(*_):
+    return ROOM
+
+
+@api("ppiipii", "_Z46cub_device_segmented_reduce_get_workspace_sizePvS_iiP11CUstream_stii", result=SIZE)
+def room_of_segments(*_):
+    return ROOM
+
+
+@api("ppppipii", REDUCE, result=None)
+def reduce(workspace, _, x, y, count, stream, operation, kind):
+    """All elements become one, of their type; or the first 4 bytes at y the place of the least or the greatest."""
+    reduce_segments(workspace, _, x, y, 1, count, stream, operation, kind)
+
+
+@api("ppppiipii", SEGMENTS, result=None)
+def reduce_segments(workspace, _, x, y, segments, size, stream, operation, kind):
+    """The same for each of `segments` stretches of `size` elements. Sums are of the elements' type, step by step."""
+    dtype = NUMBERS[kind]
+    gpus.check(workspace, ROOM)
+
+    def work():
+        found = REDUCTIONS[operation](array_at(x, dtype, (segments, size), (size, 1)), 1) if size else segments * [0]
+        array_at(y, np.dtype("i4") if operation in (3, 4) else dtype, (segments,), (1,))[...] = found
+    gpus.queue(stream, work)
+
+
+@api("ppppipii", SCAN, result=None)
+def scan(workspace, _, x, y, count, stream, operation, kind):
+    """Running sums or products."""
+    dtype = NUMBERS[kind]
+    gpus.check(workspace, ROOM)
+
+    def work():
+        array_at(y, dtype, (count,), (1,))[...] = SCANS[operation](array_at(x, dtype, (count,), (1,)))
+    gpus.queue(stream, work)
 
 
 # ---------------------------------------------------------------- as libraries
