@@ -227,6 +227,13 @@ def _side_by_side(x):
     return x if x.shape[3] == 1 or x.strides[3] == x.itemsize else launch.contiguous(x)
 
 
+def _counted(x, size):
+    """Whether places in each head's rows can be counted in 32 bits, as the kernels do: of x, whose rows may be a row of
+    features apart, and of what _empty makes of it with `size` elements per row."""
+    apart = size * (x.shape[1] if x.strides[1] < x.strides[2] else 1)
+    return x.shape[2] * max(abs(x.strides[2]) // x.itemsize, apart) < 2 ** 31
+
+
 def _steps(*arrays):
     return [s // x.itemsize for x in arrays for s in x.strides[:3]]
 
@@ -274,6 +281,7 @@ def flash_attention(q, k, v, band, scale, documents=None, precision=None):
 def flash_attention_gradient(ct, q, k, v, band, scale, kept, documents=None, precision=None):
     """The cotangents of q, k and v; `kept` is what forward has kept."""
     ct, q, k, v = map(_side_by_side, (ct, q, k, v))
+    ct = ct if _counted(ct, v.shape[3]) else launch.contiguous(ct)
     (out, logs), (batch, heads, times, size) = kept, q.shape
     constants = _constants(q, v, band, precision)
     gq, gk, gv = _empty(q, size, q), _empty(k, size, q), _empty(v, v.shape[3], q)
@@ -309,10 +317,9 @@ def attention_pullback(ct, wanted, q, k, v, documents, band, scale, aux):
 
 
 def _fits(q, k, v, mask, documents, band, scale):
-    # Rows are counted in 32 bits, and a view of a row of features has longer rows than its own.
     return (mask is None and scale > 0 and q.dtype == k.dtype == v.dtype
             and 1 <= q.shape[3] <= WIDEST and 1 <= v.shape[3] <= WIDEST and q.size > 0 and k.shape[2] > 0
-            and all(x.shape[2] * max(x.strides[2] // x.itemsize, x.shape[3]) < 2 ** 31 for x in (q, k, v)))
+            and _counted(q, max(q.shape[3], v.shape[3])) and _counted(k, k.shape[3]) and _counted(v, v.shape[3]))
 
 
 OPS = {"attention": Op(attention, attention_pullback, _fits)}

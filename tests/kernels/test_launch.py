@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import kernels, ledger
-from minitorch_dist.autodiff.ops.attention import CAUSAL
+from minitorch_dist.autodiff.ops.attention import ALL, CAUSAL
 from minitorch_dist.kernels import build, flash_attention, interpret, launch, norms, show
 from minitorch_dist.kernels.add import ADD
 
@@ -317,3 +317,38 @@ def test_the_names_that_the_driver_uses_exist_in_cupy():
                          (cupy.cuda.function, "CPointer"),
                          (driver.driver, "funcSetAttribute CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")):
         assert not [name for name in names.split() if not hasattr(owner, name)]
+
+
+# ---------------------------------------------------------------- places counted in 32 bits
+
+
+def split_heads(heads, times, size, apart=None):
+    """(1, heads, times, size) of float16, split off rows of features; rows may be farther apart. It has no memory."""
+    row = apart or heads * size
+    return np.lib.stride_tricks.as_strided(np.zeros(1, np.float16), (1, heads, times, size), (0, 2 * size, 2 * row, 2))
+
+
+def test_attention_leaves_to_others_what_it_cannot_count():
+    """The output lies as q does, and may have longer rows."""
+    def fits(q, k, v):
+        return flash_attention.OPS["attention"].fits(q, k, v, None, None, ALL, 0.1)
+    far = split_heads(128, 1 << 17, 64, 1 << 14)
+    q, k, v, far, backwards, blocks = map(DeviceArray, (        # of the last each head's rows are side by side
+        split_heads(128, 1 << 17, 64), split_heads(1, 1 << 17, 64), split_heads(1, 1 << 17, 128), far, far[:, :, ::-1],
+        np.lib.stride_tricks.as_strided(np.zeros(1, np.float16), (1, 128, 1 << 17, 64), (0, 1 << 24, 128, 2))))
+    found = {"as far as q": fits(q, k, k), "longer rows": fits(q, k, v), "in blocks": fits(blocks, k, v),
+             "far": fits(far, k, k), "backwards": fits(backwards, k, k)}
+    assert found == {"as far as q": True, "longer rows": False, "in blocks": True, "far": False, "backwards": False}
+
+
+def test_a_cotangent_of_attention_with_rows_too_far_apart_is_copied(monkeypatch):
+    """A slice of anything, say of a row of many features."""
+    given = []
+    monkeypatch.setattr("minitorch_dist.kernels.kernel.launch", lambda _, grid, args, options: given.append(args[0]))
+    monkeypatch.setattr(launch, "contiguous", lambda x: np.zeros(x.shape, x.dtype))
+    q, logs = np.zeros((1, 1, 3, 16), np.float16), np.zeros((1, 3), np.float32)
+    for apart, copied in ((1 << 20, False), (1 << 30, True)):
+        ct = split_heads(1, 3, 16, apart)
+        flash_attention.flash_attention_gradient(ct, q, q, q, ALL, 0.1, (q, logs))
+        assert [x is not ct for x in given] == [copied] * 2
+        given.clear()
