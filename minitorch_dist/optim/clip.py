@@ -62,7 +62,7 @@ def tables(flats, chosen):
     found = []
     for flat in flats:
         segments = [s for s in flat.live if id(s.tensor) in chosen]
-        key = tuple(s.start for s in segments)
+        key = tuple(id(s.tensor) for s in segments)     # no start: one without elements begins where the next one does
         if flat.norm_table is None or flat.norm_table[0] != key:
             flat.norm_table = key, Table.of(flat, segments)
         found.append((flat, segments, flat.norm_table[1]))

@@ -185,6 +185,15 @@ def test_what_is_known_of_a_buffer_is_not_taken_for_another_choice():
                             rel_tol=1e-14)
 
 
+def test_nor_is_what_is_known_of_a_parameter_without_elements_taken_for_the_one_that_begins_there():
+    """As a rank has pieces of parameters of which other ranks have everything."""
+    params, grads = params_with_gradients(shapes=[(0, 3), (7, 11), (0, 3), (13,)])
+    FlatBuffer(params)
+    for some in ([0], [1], [2], [3], [0, 3], [1, 3]):
+        assert math.isclose(clip_grad_norm_([params[i] for i in some], 1e9), norm_of([grads[i] for i in some]),
+                            rel_tol=1e-14)
+
+
 @pytest.mark.parametrize("n", [1, 2, 4, 64])
 def test_tree_sum_is_the_balanced_tree(n):
     values = (np.random.default_rng(n).standard_normal(n) * 10.0 ** np.arange(n)[::-1].clip(0, 9)).tolist()

@@ -10,6 +10,7 @@ OPTIMIZERS = {
     "lamb": lambda params: optim.LAMB(params, 0.02),
     "lamb of 8 bits": lambda params: optim.LAMB(params, 0.02, state_bits=8),
     "lars": lambda params: optim.LARS(params, 2.0, trust_coefficient=0.02),
+    "lamb and lars": lambda params: optim.Combined(optim.LAMB(params[::2], 0.02), optim.LARS(params[1::2], 0.1)),
 }
 sharded_cases.OPTIMIZERS |= {name: lambda m, make=make: make(sharded_cases.trained(m))
                              for name, make in OPTIMIZERS.items()}
