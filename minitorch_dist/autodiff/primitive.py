@@ -262,7 +262,7 @@ class Primitive:
                     if kernel not in by_kernel:
                         by_kernel[kernel] = self.places(list(inspect.signature(kernel.pullback).parameters)[2:])
                     return kernel.pullback(ct, wanted, *[saved[i] for i in by_kernel[kernel]])
-                if self.multi and any(part is not None and is_half(part) for part in ct.parts):
+                if self.multi and not self.own_sums and any(part is not None and is_half(part) for part in ct.parts):
                     bundle = type(ct)
                     return in_float32(lambda parts, *values: pullback(bundle(parts), wanted, *values), ct.parts,
                                       *[saved[i] for i in places])

@@ -339,8 +339,9 @@ class Variant:
             return [g if w else None for g, w in zip(made, wanted, strict=True)]
         pullback.__signature__ = inspect.Signature(
             [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ct", "wanted", *names, "aux")])
+        # own_sums: the graph's ops see to that, and what is done again is compared with what was rounded in forward.
         return Primitive(self.name, None, " ".join(names), aux=True, multi=len(shapes) > 1, pullback=pullback,
-                         listed=False)
+                         own_sums=True, listed=False)
 
     def fits(self):
         """Whether the function would ask for the same now."""

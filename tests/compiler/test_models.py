@@ -9,6 +9,7 @@ from minitorch_dist.parallel import full_state_dict, fully_shard
 from tests.crews import crews
 
 from . import rank_cases
+from .compare import EMITS
 
 CASES = "tests.compiler.rank_cases:"
 RANDOM = np.random.default_rng(0)
@@ -124,6 +125,28 @@ def test_lenet_of_the_library_in_float32():
     for a, b in zip(*results, strict=True):
         assert a.dtype == b.dtype == np.float32
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+def of_maxima(x):
+    """What backward makes again it compares with maxima that forward has rounded."""
+    y = mt.tanh(x * 0.3) * x + x * 0.3
+    return mt.max(y, 3), mt.max_pool2d(y, 2)
+
+
+@pytest.mark.parametrize("emit", EMITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("several", [False, True])
+def test_gradients_of_16_bits_are_the_functions(emit, dtype, several):
+    f = of_maxima if several else lambda x: of_maxima(x)[1]
+    found = []
+    for function in (mt.compile(f, emit), f):
+        x = mt.tensor(PIXELS.reshape(3, 1, 28, 28)).to(dtype)
+        x.requires_grad = True
+        made = function(x)
+        sum(map(mt.sum, made) if several else [mt.sum(made)]).backward()
+        assert x.grad.dtype == x.dtype
+        found.append(x.grad.numpy())
+    np.testing.assert_array_equal(*found)
 
 
 def test_names_and_states_are_the_models():
