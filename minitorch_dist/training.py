@@ -228,6 +228,8 @@ class Run:
         if len(lines) < self.step:
             return CheckpointError(f"{path} has {len(lines)} lines, and the checkpoint is of step {self.step}: was it "
                                    "changed?")
+        if odd := [number for number, line in enumerate(lines[:self.step], 1) if not _is_of_step(line, number)]:
+            return CheckpointError(f"{path}, line {odd[0]} isn't that of step {odd[0]}: was it changed?")
         try:
             _replace(path, lambda file: file.writelines(lines[:self.step]))
             self._forget_results()
@@ -323,6 +325,15 @@ class Run:
             _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
         self.world.barrier()    # a rank that ends first by a status other than 0 ends the job, and rank 0's writing
         return summary
+
+
+def _is_of_step(line, step):
+    """Whether a line of a history is whole, and of this step."""
+    try:
+        record = json.loads(line)
+        return record["step"] == step and isinstance(record["loss"], float)
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def locked(folder):

@@ -177,6 +177,9 @@ def test_what_cannot_go_on_is_said(main, tmp_path, capsys, monkeypatch):
     assert "history.jsonl has 5 lines, and the checkpoint is of step 24" in refused(main, capsys, *more, "--resume")
     (folder / "history.jsonl").write_text("".join(history.splitlines(keepends=True)[:24])[:-9])     # half a line
     assert "history.jsonl has 23 lines, and the checkpoint is of step 24" in refused(main, capsys, *more, "--resume")
+    for odd in (history.replace('"step": 7', '"ctep": 7'), history.replace('"loss"', "7", 1)):
+        (folder / "history.jsonl").write_text(odd)
+        assert "isn't that of step" in refused(main, capsys, *more, "--resume")
     (folder / "history.jsonl").write_text(history)
     assert "--save-every 0: must be at least 1" in refused(main, capsys, *more, "--save-every", "0")
     assert "--mine can't go on from a checkpoint" in refused(main, capsys, *more, "--mine", "--resume")
