@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
-from ..autodiff.ops.attention import band_of, banded_attention, part_of_band
+from ..autodiff.ops.attention import ALL, band_of, banded_attention, part_of_band
 from ..autodiff.primitive import lower
 from ..backend import is_array, module_of, to_device_of, xp
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
@@ -208,7 +208,7 @@ class _Kept(_Places):
         size) behind those that were kept."""
         batch, heads, time, size = new.shape
         past = self.cache.past
-        if kept is None or start != self.start:
+        if kept is None or start != self.start or room != kept.shape[2]:
             old, kept = kept, module_of(lower(new)).empty((batch, heads, room, size), new.dtype)
             if old is not None:
                 kept[:, :, :past - start] = old[:, :, start - self.start:past - self.start]
@@ -220,7 +220,8 @@ class _Kept(_Places):
         here = slice(self.cache.past, self.cache.past + q.shape[2])
         there = slice(self.start, here.stop)
         k, v = (x[:, :, :there.stop - there.start] for x in (keys, values))
-        return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there), scale)
+        # Of no tokens at all nothing is seen.
+        return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there) or ALL, scale)
 
 
 class _KeptLatents(_Kept):
@@ -233,7 +234,8 @@ class _KeptLatents(_Kept):
 
     def keep_latents(self, new):
         """Keep latents and turned keys of new positions, (batch, 1, time, kv_rank + rope_size)."""
-        self.keys = self._with(new, self.keys, *self._place(new.shape[2], None))
+        start, room = self._place(new.shape[2], None)       # which forgets what was read before the first token
+        self.keys = self._with(new, self.keys, start, room)
 
     def attention(self, q, rank, scale):
         """Attention of the new positions to all that is kept; the first `rank` features of a key are its value."""

@@ -136,6 +136,25 @@ def test_a_cache_of_windows_takes_back_what_the_last_read_brought():
         cache.read(tokens[:, 1:2])
 
 
+@pytest.mark.parametrize("cuts", [[1, 8], [2, 6, 1], [1, 1, 7], [0, 3, 0, 6], [1, 0, 8]])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 10 ** 30, (None, 2)])
+def test_a_window_may_be_read_in_any_pieces(window, cuts):
+    """Of a first that is shorter than the window, and of no tokens at all."""
+    model, tokens = gpt(window=window), tokens_of(2, 9)
+    wanted, cache = anew(model, tokens), KeyValueCache(model)
+    found = [cache.read(piece).numpy() for piece in np.split(tokens, np.cumsum(cuts)[:-1], axis=1)]
+    np.testing.assert_allclose(np.concatenate(found, 1), wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [{"window": 2}, {"positions": "rotary", "latent": {}}])
+def test_a_cache_may_begin_anew_with_other_rows(kind):
+    model = gpt(**kind)
+    cache = KeyValueCache(model)
+    for tokens in (tokens_of(2, 5), tokens_of(3, 4, seed=1)):
+        wanted, cache.past = anew(model, tokens), 0
+        np.testing.assert_allclose(cache.read(tokens).numpy(), wanted, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_colder_the_likelier(dtype):
     """Also where logits / temperature is beyond the model's dtype."""
