@@ -1,6 +1,7 @@
 """Attention with a window: who sees whom, what is multiplied and kept, and the same numbers as of all scores."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -110,8 +111,24 @@ def test_what_is_kept_for_backward_grows_with_the_window_not_with_the_sequence(w
     del y
 
 
+def test_a_window_as_long_as_the_sequence_is_none():
+    """No number is too large."""
+    draw = np.random.default_rng(6).standard_normal
+    for times, sources in ((9, 9), (4, 7), (9, 0), (0, 5)):
+        q, k = draw((1, 2, times, 3)), draw((1, 2, sources, 3))
+        for causal, window in itertools.product((True, False), (9, 2 ** 63 - 1, 10 ** 30)):
+            found = mt.scaled_dot_product_attention(q, k, k, is_causal=causal, window=window)
+            np.testing.assert_array_equal(found, mt.scaled_dot_product_attention(q, k, k, is_causal=causal))
+
+
+@pytest.mark.parametrize("wide", range(3))
+def test_of_several_dtypes_the_widest(wide):
+    parts = [np.ones((1, 1, 200, 2), np.float64 if i == wide else np.float32) for i in range(3)]
+    assert mt.scaled_dot_product_attention(*parts, window=3).dtype == np.float64
+
+
 def test_no_such_window():
     x = np.zeros((1, 1, 3, 2))
     for window, error in ((0, ValueError), (-2, ValueError), (1.5, TypeError)):
-        with pytest.raises(error, match=r"window=0 must be|window=-2 must be|float"):
+        with pytest.raises(error, match=r"window=0 must be|window=-2 must be|window=1.5: must be"):
             mt.scaled_dot_product_attention(x, x, x, window=window)

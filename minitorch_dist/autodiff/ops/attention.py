@@ -24,7 +24,7 @@ import math
 import operator
 
 from ... import backend
-from ...backend import check_devices, finfo, module_of, xp
+from ...backend import check_devices, finfo, module_of, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import where
 from .fused import softmax
@@ -39,7 +39,7 @@ def band_of(is_causal, window):
     """The band of these arguments. ValueError for a window of less than 1, TypeError where it is no integer."""
     if window is None:
         return CAUSAL if is_causal else ALL
-    if (width := operator.index(window)) < 1:
+    if (width := whole("window", window)) < 1:
         raise ValueError(f"attention: window={window} must be 1 or more: a position sees those less than so many away, "
                          "itself among them")
     return width - 1, 0 if is_causal else width - 1
@@ -139,7 +139,8 @@ def _forward(q, k, v, mask, documents, band, scale):
     if not cut:
         return _attend(q, k, v, mask, documents, band, scale)
     make, widest = module_of(q), max(columns.stop - columns.start for _, columns, _ in cut)
-    y, p = make.zeros((*q.shape[:3], v.shape[3]), q.dtype), make.empty((*q.shape[:3], widest), q.dtype)
+    y = make.zeros((*q.shape[:3], v.shape[3]), result_type(q, k, v))
+    p = make.empty((*q.shape[:3], widest), result_type(q, k))
     for rows, columns, part in cut:
         numbers = documents and (documents[0][:, rows], documents[1][:, columns])
         y[:, :, rows], p[:, :, rows, :columns.stop - columns.start] = _attend(
@@ -191,14 +192,14 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     is_causal  position t may look at sources 0 … t
     scale      default 1 / sqrt(size)
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
-               not stand side by side. Source: Dubey et al. 2024, "The
-               Llama 3 herd of models", 3.2
+               not stand side by side. Source: Dubey et al. 2024, "The Llama 3 herd of models", 3.2
     window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
 
     What attn_mask, is_causal, documents and window forbid adds up; a position that may look at nothing gives 0. torch
     asks for enable_gqa=True before it groups heads; here the shapes say it. Backward keeps the (batch, heads, time,
-    sources) weights, with a narrow window (batch, heads, time, 2·window - 1); on a GPU, without attn_mask, a kernel
-    that makes them twice instead (kernels/flash_attention.py), and leaves out blocks of which nothing is seen.
+    sources) weights, with a narrow window those of as many sources as some queries at a time may see (2·window - 1,
+    causal and from FEWEST on; 4·window - 3 both ways); on a GPU, without attn_mask, a kernel that makes them twice
+    instead (kernels/flash_attention.py), and leaves out blocks of which nothing is seen.
     """
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
@@ -222,7 +223,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
                              "self-attention; elsewhere an attn_mask says who sees what")
         check_devices("attention", (lower(query), documents))
         documents = documents, documents
-    return banded_attention(query, key, value, band_of(is_causal, window), scale, mask, documents)
+    band = band_of(is_causal, window)
+    if window is not None:      # one that is as long as the sequence, is none
+        band = part_of_band(band, slice(0, q[2]), slice(0, k[2])) or ALL
+    return banded_attention(query, key, value, band, scale, mask, documents)
 
 
 def banded_attention(query, key, value, band, scale=None, mask=None, documents=None):
