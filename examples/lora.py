@@ -30,7 +30,7 @@ from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.viz.figure import drawn
 
 MODEL = {"length": 8, "layers": 2, "heads": 4, "dim": 64}
-BUILT_BY = (*MODEL, "kv_heads", "positions", "norm")        # of a run of examples/gpt.py
+BUILT_BY = (*MODEL, "kv_heads", "positions", "norm", "window", "qk_norm")        # of a run of examples/gpt.py
 RANGES = {
     program.AT_LEAST_1: ("pretrain", "steps", "batch_size", "eval_every"),
     program.AT_LEAST_0: ("seed",),

@@ -44,7 +44,7 @@ def language_model(facts, folder, args):
         problems = addition(2, seed=facts["seed"])
         vocabulary, rows, given = problems.vocabulary, problems.test[:12], problems.question
     model = nn.GPT(len(vocabulary), facts["length"], facts["layers"], facts["heads"], facts["dim"], facts["kv_heads"],
-                   positions=facts["positions"], norm=facts["norm"])
+                   positions=facts["positions"], norm=facts["norm"], window=facts["window"], qk_norm=facts["qk_norm"])
     load(model, facts, folder)
     length, probabilities = facts["length"], np.full(rows.shape, np.nan)
     with mt.no_grad():

@@ -12,7 +12,8 @@ from minitorch_dist.flat import BLOCK, round_up
 from tests import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "lora.py"
-SMALL = {"length": 8, "layers": 1, "heads": 2, "dim": 32, "kv_heads": None, "positions": "learned", "norm": "layer"}
+SMALL = {"length": 8, "layers": 1, "heads": 2, "dim": 32, "kv_heads": None, "positions": "learned", "norm": "layer",
+         "window": [3, None], "qk_norm": True}
 MATRICES = [(96, 32), (32, 32), (128, 32), (32, 128)]       # (out, in) of a block
 
 

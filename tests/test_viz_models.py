@@ -87,7 +87,7 @@ RUNS = {
                  {"attention-0.png", "curve.png", "surprise.png"}),
     "text": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--positions", "rotary",
                                  "--kv-heads", "2", "--norm", "rms", "--length", "12", "--sample", "5",
-                                 "--text", ROOT / "LICENSE"],
+                                 "--window", "4", "--qk-norm", "--text", ROOT / "LICENSE"],
              {"attention-0.png", "curve.png", "surprise.png"}),
 }
 
