@@ -100,11 +100,13 @@ class MultiHeadAttention(Module):
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if not self.rotary:
-            return q, k, v
-        positions = self._positions(q.shape[2], documents)
-        # For backward, values that are a view of h would keep queries and keys as well, as they were before.
-        return rotary(q, positions=positions), rotary(k, positions=positions), v * 1.0
+        if self.rotary:
+            positions = self._positions(q.shape[2], documents)
+            q, k = rotary(q, positions=positions), rotary(k, positions=positions)
+            v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
+        if q.dtype != v.dtype:      # autocast's norms are of float32, which would be sent and kept
+            q, k = ops.astype(q, v.dtype), ops.astype(k, v.dtype)
+        return q, k, v
 
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""

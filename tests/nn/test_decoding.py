@@ -146,6 +146,17 @@ def test_a_window_may_be_read_in_any_pieces(window, cuts):
     np.testing.assert_allclose(np.concatenate(found, 1), wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_norms_of_keys_keep_no_more_under_autocast(positions):
+    sizes = []
+    for qk_norm in (False, True):
+        cache = KeyValueCache(gpt(dtype=np.float32, positions=positions, qk_norm=qk_norm))
+        with mt.autocast("bfloat16"):
+            cache.read(tokens_of(2, 5))
+        sizes.append(cache.nbytes)
+    assert sizes == [2 * 2 * 2 * 16 * 9 * 2] * 2
+
+
 @pytest.mark.parametrize("kind", [{"window": 2}, {"positions": "rotary", "latent": {}}])
 def test_a_cache_may_begin_anew_with_other_rows(kind):
     model = gpt(**kind)
