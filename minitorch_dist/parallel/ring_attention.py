@@ -20,9 +20,9 @@ Causal, half of the products are empty, and are left out. Which half, depends on
 Of several documents in a row, products of positions without a document in common are left out as well.
 
 With a window w products of positions that are further apart are left out. Then all ranks of a contiguous layout have as
-much to do, and keys need not go all the way round: R = 1 + ⌈(w - 1)/(T/N)⌉ ranks see them, however many there are, and
-from the last of these their gradients go straight home. (Zigzag, a rank's neighbours in the sequence are on both sides
-of it in the ring, and R is N.)
+much to do, and causal keys need not go all the way round: R = 1 + ⌈(w - 1)/(T/N)⌉ ranks see them, however many there
+are, and from the last of these their gradients go straight home. (Both ways, and zigzag, a rank's neighbours in the
+sequence are on both sides of it in the ring, and R is N.)
 
 What a rank sends: R - 1 times its keys and values forward, where R is N without a window; as much again and their
 gradients backward.

@@ -89,7 +89,8 @@ class Generation:
         return model.layers * numbers * self.job.sizes["parameter"]
 
     def kept(self, tokens):
-        """Of so many tokens those that are kept at most: twice a window."""
+        """Of so many tokens those that are kept at most while one is written after the other: twice a window. (All of
+        a longer beginning that is read at once are there until the next token: that isn't counted.)"""
         return min(tokens, 2 * (self.job.model.window or tokens))
 
     @property
