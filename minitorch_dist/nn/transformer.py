@@ -206,7 +206,7 @@ class GPT(Module):
         if not self.windows:
             raise ValueError(f"GPT: window={window} has none for any block: leave it out")
         self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
-                                           norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent,
+                                        norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent,
                                         qk_norm=qk_norm)
         self.blocks = Sequential(*(self.new_block(i) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
