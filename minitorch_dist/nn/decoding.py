@@ -216,10 +216,10 @@ class _Kept(_Places):
         return kept
 
     def attend(self, q, keys, values, scale, window=None):
-        """Attention of new positions to all that is kept up to them."""
+        """Attention of new positions to all that is kept up to them, or to what a window reaches of it."""
         here = slice(self.cache.past, self.cache.past + q.shape[2])
-        there = slice(self.start, here.stop)
-        k, v = (x[:, :, :there.stop - there.start] for x in (keys, values))
+        there = slice(self.start if window is None else max(self.start, here.start - window + 1), here.stop)
+        k, v = (x[:, :, there.start - self.start:there.stop - self.start] for x in (keys, values))
         # Of no tokens at all nothing is seen.
         return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there) or ALL, scale)
 

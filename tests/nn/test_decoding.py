@@ -6,6 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, compress, nn
 from minitorch_dist.autodiff import ops
+from minitorch_dist.autodiff.ops.attention import ALL, banded_attention
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
 from minitorch_dist.nn import decoding
@@ -120,6 +121,15 @@ def test_what_a_window_does_not_reach_is_forgotten(window):
         np.testing.assert_allclose(found, wanted[:, cache.past - cut:cache.past], rtol=0, atol=1e-10)
         rooms.append(cache.nbytes // (2 * 2 * 8 * 8))
     assert cache.past == 199 and rooms[0] == 90 and max(rooms[1:]) <= 20 + window - 1 and rooms[3] == 2 * window
+
+
+def test_a_token_looks_at_its_window_alone(monkeypatch):
+    """Not at all that is kept, which may be twice as much."""
+    model, seen = gpt(window=3), []
+    monkeypatch.setattr(decoding, "banded_attention", lambda q, k, v, band, *rest: (
+        seen.append((k.shape[2], band)), banded_attention(q, k, v, band, *rest))[1])
+    model.generate(tokens_of(2, 4), 5, 0)
+    assert seen == [(4, (2, 0))] * 2 + [(3, ALL)] * 8
 
 
 def test_a_cache_of_windows_takes_back_what_the_last_read_brought():
