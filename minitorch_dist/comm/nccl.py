@@ -11,6 +11,7 @@ program itself never waits: when a call has returned, what it does next with the
 communicator has a stream of its own; ranks call what they do by several in one order, or NCCL may hang.
 """
 
+import sys
 import time
 
 import numpy as np
@@ -116,13 +117,15 @@ class NcclEngine:
 
         def call(stream):
             self.nccl.groupStart()
-            for peer, offset, nbytes in sends:
-                if nbytes:
-                    self.comm.send(pointer(x) + offset, nbytes, self.nccl.NCCL_INT8, peer, stream)
-            for peer, offset, nbytes in receives:
-                if nbytes:
-                    self.comm.recv(pointer(out) + offset, nbytes, self.nccl.NCCL_INT8, peer, stream)
-            self.nccl.groupEnd()
+            try:
+                for peer, offset, nbytes in sends:
+                    if nbytes:
+                        self.comm.send(pointer(x) + offset, nbytes, self.nccl.NCCL_INT8, peer, stream)
+                for peer, offset, nbytes in receives:
+                    if nbytes:
+                        self.comm.recv(pointer(out) + offset, nbytes, self.nccl.NCCL_INT8, peer, stream)
+            finally:        # or all that follows would be put into this group, and never begin
+                self.nccl.groupEnd()
         return self._post(async_op, buffers, call)
 
 
@@ -164,3 +167,8 @@ class Request:
             self.engine.cuda.get_current_stream().wait_event(self.done)
         self.buffers = None
         return True
+
+    def __del__(self):
+        """Of who drops it without a wait: what gets the arrays' memory next comes after the operation."""
+        if self.buffers is not None and not sys.is_finalizing():
+            self.wait()
