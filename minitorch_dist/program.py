@@ -21,13 +21,14 @@ ECHO_SECONDS = 0.5
 
 @contextmanager
 def usage_errors(program):
-    """What can't be run, found before anything has begun (ValueError, OSError): one line from rank 0, status 2.
+    """What can't be run, found before anything has begun (ValueError, OSError, or sizes that no memory has room for):
+    one line from rank 0, status 2.
 
     All ranks find the same. One that is alone with its error ends the job, and says it itself (comm/guard.py).
     """
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         if launched_rank() == 0:
             print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
@@ -35,6 +36,8 @@ def usage_errors(program):
 
 def in_words(error):
     """An error's message; of one of the system, the file and what is wrong with it, without its number."""
+    if isinstance(error, MemoryError):      # NumPy's says for which array
+        return f"{str(error) or 'out of memory'}: take smaller sizes"
     named = isinstance(error, OSError) and error.filename and error.strerror
     return f"{error.filename}: {error.strerror}" if named else str(error)
 

@@ -14,6 +14,7 @@ FOLDERS = ("diloco.py", "experts.py", "lora.py", "mixed_precision.py", "mup.py",
 
 @pytest.mark.parametrize(("flags", "words"), [
     (["sharding.py", "--batch", "0"], "--batch 0: must be at least 1"),
+    (["sharding.py", "--plan", "1000000007"], "--plan 1000000007: 1 rank or more, and at most 1,000,000"),
     (["offload.py", "--device", "cuda:99"], "offload.py: device cuda:99"),
     (["parameter_server.py", "--slow", "inf"], "--slow inf: must be at least 1, and finite"),
     *(([name, "--out", "FILE"], "file: is a file, and a folder is needed") for name in FOLDERS)],
@@ -37,6 +38,15 @@ def test_a_folder_is_made(tmp_path):
     program.make_folder(tmp_path / "a" / "b")
     program.make_folder(None)
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (MemoryError("Unable to allocate 5.70 TiB"), "x.py: Unable to allocate 5.70 TiB: take smaller sizes\n"),
+    (MemoryError(), "x.py: out of memory: take smaller sizes\n")])
+def test_sizes_that_no_memory_has_room_for_are_one_line(capsys, error, words):
+    with pytest.raises(SystemExit, match="2"), program.usage_errors("x.py"):
+        raise error
+    assert capsys.readouterr().err == words
 
 
 SMALL = "--width 8 --heads 2 --vocabulary 10 --context 4"
