@@ -70,11 +70,11 @@ def main(argv=None):
     """The program; returns the exit status."""
     args = parse(argv)
     draw = stream("compiler", 0)
-    x, w, b, ct = (mt.tensor(draw.standard_normal(shape, xp.float32)) for shape in (
-        (args.rows, args.columns), args.columns, args.columns, (args.rows, args.columns)))
-    tensors = [t.requires_grad_() for t in (x, w, b)]
     function = FUNCTIONS[args.function]
     with program.usage_errors("compiler.py"):
+        x, w, b, ct = (mt.tensor(draw.standard_normal(shape, xp.float32)) for shape in (
+            (args.rows, args.columns), args.columns, args.columns, (args.rows, args.columns)))
+        tensors = [t.requires_grad_() for t in (x, w, b)]
         compiled = mt.compile(function, emit=args.emit)
     first = best(lambda: passes(compiled, tensors, ct), 1)
     if args.stage:

@@ -72,11 +72,12 @@ def main(argv=None):
     args = parse(argv)
     with program.usage_errors("quantize.py"):
         dataset = data.load(args.data, args.data_dir)
+        mt.manual_seed(args.seed)
+        model = nn.mlp(args.widths)
     epochs = args.epochs or dataset.default_epochs
     test = dataset.test_images, dataset.test_labels
     some = [dataset.train_images[:512]]       # to calibrate with
-    mt.manual_seed(args.seed)
-    model = train(nn.mlp(args.widths), dataset, args, epochs)
+    model = train(model, dataset, args, epochs)
     before = sum(p.data.nbytes for p in model.parameters())
 
     print(f"{dataset.source}\n\n{'':<42}{'accuracy':>9}{'bytes':>11}{'of float32':>12}")
