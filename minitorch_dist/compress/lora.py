@@ -204,7 +204,8 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
         raise ValueError(f"lora.add: quantize={quantize!r}; there is 'nf4', or None")
     _check_untouched(model)
     chosen = _chosen(model, targets)
-    context = next((m for m in model.modules() if isinstance(m, Context)), None) if dropout else None
+    context = next((m for m in model.modules() if isinstance(m, Context)), getattr(model, "of_context", None))
+    context = context if dropout else None
     _check_parts({path: m for path, m in chosen.items() if isinstance(m, PARTS)}, quantize)
     layers = {id(m): LoRALinear(m, adapter, path, quantize, double) for path, m in chosen.items()
               if not isinstance(m, PARTS)}

@@ -19,7 +19,15 @@ from ..nn.module import Sequential
 
 
 class Stage(Sequential):
-    """Layers one after another. Documents, integers (batch, time), are given to those that take them."""
+    """Layers one after another. Documents, integers (batch, time), are given to those that take them.
+
+    context   None, or the Context of the whole model, whose part of the sequences these layers work on: a stage
+              without an attention knows it by nothing else. It is none of the stage's modules
+    """
+
+    def __init__(self, *layers, context=None):
+        super().__init__(*layers)
+        object.__setattr__(self, "of_context", context)
 
     def forward(self, x, documents=None):
         for layer in self:

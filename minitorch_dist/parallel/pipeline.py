@@ -52,6 +52,7 @@ from ..ledger import spanning
 from ..nn.module import Sequential
 from ..optim.clip import clip_stages, tree_sum
 from . import documents, tied
+from .context_parallel import Context
 from .documents import Stage
 from .fully_sharded import FullySharded
 from .pipeline_checks import check_chunks, check_links, described, is_trained
@@ -96,8 +97,9 @@ def cut_sequential(model, stages, costs=None):
     if len(costs) != len(layers):
         raise ValueError(f"cut_sequential: {len(costs)} costs for {len(layers)} layers")
     bounds, found = balanced(costs, stages), []
+    context = next((m for m in model.modules() if isinstance(m, Context)), None)
     for lo, hi in zip(bounds, bounds[1:], strict=False):
-        stage = Stage()
+        stage = Stage(context=context)
         for name, layer in layers[lo:hi]:
             stage.add_module(name, layer)
         found.append(stage)

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
+from minitorch_dist import backend, checkpoints, comm, data, ledger, nn, optim, training
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence, join_sequence
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.pipeline import full_state_dict as whole_of_stages
 from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
@@ -211,3 +212,19 @@ def saved(folder):
     kept, optimizer, _ = train(DistributedDataParallel, world)
     checkpoints.save(folder / "adapters", lora.Adapters(kept), optimizer, {}, world)
     return state, merged, batch.inputs, kept.state_dict()
+
+
+def stage_without_attention():
+    """What the last of two stages, an output layer with an adapter, makes of whole sequences, and of the ranks' parts
+    where the model it was cut from is of these, put together."""
+    world, found = comm.world(), []
+    x = np.random.default_rng(3).standard_normal((2, 4 * world.size, 8))
+    for divided in (False, True):
+        mt.manual_seed(1)
+        whole = nn.Sequential(nn.TransformerBlock(8, 2, causal=True, dtype="f8"), nn.Linear(8, 5, dtype="f8"))
+        stage = cut_sequential(context_parallel(whole, world) if divided else whole, 2, [1, 1])[1]
+        moved(lora.add(stage, RANK, 5, 0.5, targets="1"))
+        with backend.random_scope(SEED, 1, len(x), (0, len(x))):
+            y = stage(cut_sequence(x, world) if divided else x).numpy()
+        found.append(join_sequence(y, world) if divided else y)
+    return found

@@ -125,3 +125,9 @@ def test_saved_by_one_form_and_gone_on_by_another(tmp_path):
     optimizer = optim.SGD(lora.parameters(other), 0.5, momentum=0.9)
     checkpoints.load(tmp_path / "adapters", lora.Adapters(other), optimizer, comm.world_of_one())
     compare(other.state_dict(), kept, 0)
+
+
+def test_a_stage_without_attention_knows_whose_part_of_the_sequences_it_has():
+    """Its adapters' dropout is that of these positions."""
+    for whole, parts in crews.call(CASES + "stage_without_attention", 2):
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
