@@ -12,7 +12,7 @@ import pytest
 from .emulated import machine, nccl, processes
 from .emulated.cuda import API, as_c, gpus
 from .emulated.machine import CudaError, Event, Stream
-from .test_emulated_cuda import down, up
+from .on_emulated import down, up
 
 INT8, INT32, FLOAT16, FLOAT32, FLOAT64 = 0, 2, 6, 7, 8
 A, B = (np.random.default_rng(rank).standard_normal(6).astype(np.float32) for rank in range(2))
