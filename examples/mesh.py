@@ -10,7 +10,7 @@ The ranks are a mesh: dp divides the samples, pp the blocks, cp each sequence, e
 (and the samples), tp each matrix. What a rank holds in the second step, and sends along each axis, is counted and
 printed beside what `python -m minitorch_dist plan` says of it on paper. It learns two-digit addition, or a text; in
 float32 AdamW makes more of what rounding differs in, and in --dtype float64 the curves are one to ten digits; with
---exact, which goes with dp, pp and ZeRO, to the last bit. A run broken off (Ctrl-C) goes on by --resume, on another
+--exact, which goes with dp, pp, ep and ZeRO, to the last bit. A run broken off (Ctrl-C) goes on by --resume, on another
 mesh as well.
 """
 
@@ -66,8 +66,8 @@ def parse(argv):
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when, along pp")
     p.add_argument("--chunks", type=int, default=2, help="of blocks, per rank, in interleaved (the V's have 2)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 4; --exact has its own)")
-    p.add_argument("--exact", action="store_true", help="the bits of one process, with dp and pp; 8 micro-batches over "
-                   "all ranks")
+    p.add_argument("--exact", action="store_true", help="the bits of one process, with dp, pp, ep; 8 micro-batches "
+                   "over all ranks")
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
@@ -144,11 +144,11 @@ def micro_batches_of(args, mesh):
         return args.micro_batches or 4
     if args.micro_batches:
         raise ValueError(f"--micro-batches {args.micro_batches} --exact: exact mode has 8 over all ranks")
-    if inside := [f"--{axis} {mesh[axis].size}" for axis in ("cp", "ep", "tp") if mesh[axis].size > 1]:
+    if inside := [f"--{axis} {mesh[axis].size}" for axis in ("cp", "tp") if mesh[axis].size > 1]:
         raise ValueError(f"--exact {' '.join(inside)}: sums over these ranks are inside of products, which one process "
-                         "adds up in another order: take --pp, --zero and dp")
-    training.prepare_exact(mesh["dp"])
-    return 8 // mesh["dp"].size
+                         "adds up in another order: take --pp, --ep, --zero and dp")
+    training.prepare_exact(mesh["dp", "ep"])
+    return 8 // mesh["dp", "ep"].size
 
 
 def pipeline_of(args, task, mesh):

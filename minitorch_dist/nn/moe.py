@@ -256,6 +256,15 @@ def z_loss(logits):
 MLPS = "gelu", "swiglu"
 
 
+def answers(experts, x, product, of=lambda matrix: matrix):
+    """What experts make of rows x: product(x, w) knows whose they are, of(matrix) is what it gets as w."""
+    if experts.mlp == "swiglu":
+        inner = ops.swiglu(product(x, of(experts.gate)), product(x, of(experts.up)))
+    else:
+        inner = ops.gelu(product(x, of(experts.up)), "tanh")
+    return product(inner, of(experts.down))
+
+
 class Experts(Module):
     """MLPs of the same shape, each with rows of its own: (experts, rows, size) -> the same; or, with `counts` of each
     one's rows, (all rows, size) -> the same.
@@ -276,12 +285,7 @@ class Experts(Module):
         self.down = Parameter(init.normal((experts, hidden, size), std, dtype))
 
     def forward(self, x, counts=None):
-        product = ops.matmul if counts is None else partial(ops.grouped_matmul, counts=counts)
-        if self.mlp == "swiglu":
-            inner = ops.swiglu(product(x, self.gate), product(x, self.up))
-        else:
-            inner = ops.gelu(product(x, self.up), "tanh")
-        return product(inner, self.down)
+        return answers(self, x, ops.matmul if counts is None else partial(ops.grouped_matmul, counts=counts))
 
     def extra_repr(self):
         return ", ".join(map(str, self.up.shape)) + (f", {self.mlp}" if self.mlp != "gelu" else "")

@@ -2,7 +2,9 @@
 
 Squares are added up per 16 elements of a parameter, these sums per 4,096 elements of it, and those along one tree over
 all parameters. No flat buffer and no cut over the ranks divides 16 elements. Of a parameter that is cut each rank adds
-up its blocks; where two ranks have parts of one block, they exchange its sums per 16 elements.
+up its blocks; where two ranks have parts of one block, they exchange its sums per 16 elements. (Shares of experts are
+stretches of 16 elements, too, but for very small ones: their norm is then right, and has other last bits than that of
+whole ones. Parts by tensor parallelism are added up by themselves.)
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, to, xp
 from ..divergence import Diverged
-from ..flat import ALIGN, BLOCK, flat_buffers
+from ..flat import ALIGN, BLOCK, flat_buffers, round_up
 from .optimizer import tensors
 
 SUMS = BLOCK // ALIGN       # of 16 elements each, in a block
@@ -39,11 +41,15 @@ class Table:
         """For these segments of the buffer."""
         source, places, rows, shared, end = [], [], [], [], 0
         for s in segments:
-            start, size, cut = (0, s.stop - s.start, ()) if flat.unit is None else flat.unit.piece(s.tensor)
+            start, size, cuts = (0, s.stop - s.start, []) if flat.unit is None else flat.unit.piece(s.tensor)
+            if flat.over is not None:
+                share = round_up(size, ALIGN)       # the next one begins there
+                cuts = [rank * share + cut for rank in range(flat.over.size) for cut in (0, *cuts)]
+                start, size = start + flat.over.rank * share, flat.over.size * share
             here = np.arange(s.start // ALIGN, s.end // ALIGN)
             source.append(here)
             places.append(here - s.start // ALIGN + start // ALIGN + end * SUMS)
-            shared.append(np.asarray(cut, np.int64) + end)
+            shared.append(np.unique([cut // BLOCK for cut in cuts if cut % BLOCK]).astype(np.int64) + end)
             rows.append((end, end := end + -(-size // BLOCK)))
         source, places, shared = (to(np.concatenate([np.zeros(0, np.int64), *parts]), device_of(flat.grads))
                                   for parts in (source, places, shared))
@@ -72,19 +78,20 @@ def tables(flats, chosen):
 def block_sums(tabled, arrays=None):
     """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}. arrays: {id of a
     flat buffer: what is squared, instead of its gradients; zeros in the padding}."""
-    found, by_comm = {}, {}     # by_comm: {id(comm): (comm, [(segments, table, its sums, its shared rows)])}
+    found, by_comm = {}, {}     # by_comm: {who has the rest: [(segments, table, its sums, its shared rows)]}
     for flat, segments, table in tabled:
         filled = table.filled(flat.grads if arrays is None else arrays[id(flat)])
         sums = filled.sum(axis=1)
-        if flat.unit is None:
+        comms = tuple(comm for comm in (flat.unit and flat.unit.comm, flat.over) if comm is not None)
+        if not comms:
             found |= per_tensor(segments, table, sums)
         else:
-            parts = filled[table.shared]
-            by_comm.setdefault(id(flat.unit.comm), (flat.unit.comm, []))[1].append((segments, table, sums, parts))
-    for comm, units in by_comm.values():
-        # Each number is one rank's, and 0 on all others: this sum rounds nothing.
+            by_comm.setdefault(comms, []).append((segments, table, sums, filled[table.shared]))
+    for comms, units in by_comm.items():
+        # Each number is one rank's, and 0 on all others: these sums round nothing.
         vector = xp.concatenate([*(sums for _, _, sums, _ in units), *(parts.reshape(-1) for *_, parts in units)])
-        comm.all_reduce(vector)
+        for comm in comms:
+            comm.all_reduce(vector)
         at, rest = 0, sum(sums.size for _, _, sums, _ in units)
         for segments, table, sums, parts in units:
             whole = vector[at:at + sums.size]
@@ -109,11 +116,11 @@ def tree_sum(values):
 
 
 def squares(params, sums):
-    """(Σ g² per block of 4,096 elements of the parameters that are whole, Σ g² of all the others, what other ranks have
-    of them included). sums: as from block_sums. Collective for the others."""
+    """(Σ g² per block of 4,096 elements of all parameters but parts by tensor parallelism, Σ g² of these, what other
+    ranks have of them included). sums: as from block_sums. Collective for parts."""
     shares = {}         # {id(comm): (who has the other parts, [Σ g² of this rank's, per block])}
     for p in params:
-        comm = others(p)
+        comm = others(p) if p.leaf.over is None else None
         shares.setdefault(id(comm), (comm, []))[1].extend(sums[id(p)])
     _, whole = shares.pop(id(None), (None, []))
     total = 0.0

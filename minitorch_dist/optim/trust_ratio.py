@@ -78,7 +78,8 @@ class TrustRatio(Optimizer):
         sums = {id(p): np.array([tree_sum(each[id(p)]) for each in squares], np.float64) for p in params}
         shares = {}         # id of a Communicator -> (it, the parameters of which its other ranks have parts)
         for p in params:
-            shares.setdefault(id(others(p)), (others(p), []))[1].append(p)
+            comm = others(p) if p.leaf.over is None else None       # whose blocks are known already
+            shares.setdefault(id(comm), (comm, []))[1].append(p)
         for comm, theirs in shares.values():
             if comm is not None:
                 both = np.stack([sums[id(p)] for p in theirs])

@@ -9,9 +9,10 @@ of one are there it is posted, while backward goes on with the layers before:
 
 from operator import is_
 
-from ..backend import to, to_device_of, xp
+from ..autodiff.writes import wrote
+from ..backend import to, to_device_of, xp, zeros
 from ..flat import FlatBuffer
-from .exact import BinaryCounter
+from .exact import BinaryCounter, along_tree, check_by_source
 
 MIB = 1 << 20
 NO_GRADIENT = object()      # in the place of a sum that there is none of
@@ -48,8 +49,8 @@ class Bucket:
             t.leaf.over = over
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
         self.segments, self.grads = self.flat.segments, self.flat.grads
-        self.tensors, self.ids = list(tensors), [id(t) for t in tensors]
-        self.missing = set(self.ids)    # whose gradient has not arrived yet in this backward
+        self.tensors = self.leaves = list(tensors)      # the latter: what backward leaves gradients in
+        self.missing = {id(t) for t in tensors}     # whose gradient has not arrived yet in this backward
         self.finish = None      # once posted: waits until `grads` is the sum over all ranks
         self.counter = BinaryCounter()
         self.used = [False] * len(tensors)      # by this rank, since they were handed out last
@@ -59,7 +60,7 @@ class Bucket:
 
     def start_over(self):
         """Expect the next backward."""
-        self.missing = set(self.ids)
+        self.missing = {id(leaf) for leaf in self.leaves}
 
     def forget(self):
         """Whatever was collected since the gradients were handed out last counts for nothing."""
@@ -74,7 +75,8 @@ class Bucket:
             raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
                                "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
                                "last inside no_sync()")
-        here = [grad is not None for grad in grads]
+        arrived = self._arrived(grads)
+        here = [grad is not None for grad in arrived]
         if all(here):
             self.used, self.flat.tail[...] = here, 1
         else:
@@ -82,9 +84,33 @@ class Bucket:
             self.flat.tail[...] = to_device_of(xp.array(here, self.flat.dtype), self.flat.tail)
         self.flat.collect(fill_missing=True)
         self.own = [t.grad for t in self.tensors]
-        if not all(map(is_, grads, self.own)) and any(grad is not None and grad.requires_grad for grad in grads):
+        if not all(map(is_, grads, self.own)) and any(
+                grad is not None and grad.requires_grad for grad in arrived):
             raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again. Run "
                                "it inside no_sync()")
+
+    def _arrived(self, grads):
+        """What this backward has left, of each parameter; grads: theirs."""
+        return grads
+
+    def fold(self, last):
+        """Exact mode: this micro-shard's gradients are a leaf of the tree by themselves. last: make `grads` the sum of
+        this rank's, and begin to add it up over the ranks."""
+        self.collect()
+        self.counter.add(self._leaf())
+        if last:
+            self.grads[...] = self._total()
+            self.finish = self.comm.all_reduce(self.grads, async_op=True, exact=True).wait
+        else:
+            self.flat.zero_grad()
+            self.flat.forgotten.clear()
+            wrote(self.grads, "the sum over micro-shards")
+
+    def _leaf(self):
+        return self.grads
+
+    def _total(self):
+        return self.counter.total()
 
     def users(self):
         """For each parameter how many ranks have used it, once `grads` is the sum."""
@@ -122,3 +148,42 @@ class Bucket:
     def unused(self):
         """The parameters that no rank used in the last step."""
         return [t for t, grad in zip(self.tensors, self.summed, strict=True) if grad is NO_GRADIENT]
+
+
+class BucketBySource(Bucket):
+    """Exact mode's, of parameters that get their gradients by Sources: what each source leaves is a leaf of the tree.
+
+    leaves     those that backward leaves gradients in, one per parameter: (sources, *shape)
+    by_source  their gradients, (sources, elements of `grads`)
+    """
+
+    def __init__(self, index, tensors, comm, over, leaves):
+        super().__init__(index, tensors, comm, over)
+        self.leaves = leaves
+        self.by_source = zeros((leaves[0].shape[0], self.flat.size), self.flat.dtype, self.flat.device)
+        for leaf, s in zip(leaves, self.segments, strict=True):
+            leaf.leaf.grad_view = self.by_source[:, s.start:s.stop].reshape(leaf.shape)
+        self.start_over()
+
+    def start_over(self):
+        super().start_over()
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def _arrived(self, grads):
+        check_by_source(self.tensors, grads)
+        return [leaf.grad for leaf in self.leaves]
+
+    def _leaf(self):
+        for leaf in self.leaves:
+            grad, view = leaf.grad, leaf.leaf.grad_view
+            if grad is None:
+                view[...] = 0
+            elif grad.data is not view:
+                view[...] = grad.data
+        end = self.segments[-1].end
+        self.by_source[0, end:end + len(self.flat.tail)] = self.flat.tail
+        return self.by_source
+
+    def _total(self):
+        return along_tree(self.counter.total())

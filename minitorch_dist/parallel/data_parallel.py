@@ -17,7 +17,7 @@ from ..autodiff.reverse import at_end_of_backward, one_pass
 from ..autodiff.writes import wrote
 from ..backend import xp
 from . import comm_hooks
-from .buckets import MIB, Bucket, cut
+from .buckets import MIB, Bucket, BucketBySource, cut
 from .join import Join
 from .same_model import broadcast, check_same_model
 from .wrapping import ReducingModule, check_reducible, held_apart
@@ -63,7 +63,7 @@ class DistributedDataParallel(ReducingModule):
         self._fill_buckets(self._cut(self.parameters_in_order[::-1]))
         self.arrivals = None if exact or len(self.buckets) == 1 else []     # until the buckets have been cut anew
         for p in self.parameters_in_order:
-            p.register_post_accumulate_grad_hook(self.hook)
+            self.leaf_of.get(id(p), p).register_post_accumulate_grad_hook(self.hook)
         for bucket in self.buckets:
             broadcast(bucket.comm, bucket.flat.params)
         self._look_after_the_rest(broadcast_buffers, lambda tensor: self.apart.get(id(tensor), (self.comm,))[0])
@@ -219,15 +219,7 @@ class DistributedDataParallel(ReducingModule):
         self.done += 1
         last = self.done == self.passes
         for bucket in self.buckets:
-            bucket.collect()
-            bucket.counter.add(bucket.grads)
-            if last:
-                bucket.grads[...] = bucket.counter.total()
-                bucket.finish = self.comm.all_reduce(bucket.grads, async_op=True, exact=True).wait
-            else:
-                bucket.flat.zero_grad()     # the next micro-shard's gradient is a leaf of the tree by itself
-                bucket.flat.forgotten.clear()
-                wrote(bucket.grads, "the sum over micro-shards")
+            bucket.fold(last)
         self.statistics.fold(last)
         if last:
             self.done = 0
@@ -244,10 +236,14 @@ class DistributedDataParallel(ReducingModule):
         lists = [tensors for group in groups.values() for tensors in cut(group, *self.caps)]
         return sorted(lists, key=lambda tensors: place[id(tensors[-1])])
 
+    def _bucket(self, index, tensors):
+        ranks = self.apart.get(id(tensors[0]), (self.comm, None))
+        leaves = self.leaves_of(tensors)
+        return Bucket(index, tensors, *ranks) if leaves is None else BucketBySource(index, tensors, *ranks, leaves)
+
     def _fill_buckets(self, lists):
-        self.buckets = [Bucket(i, tensors, *self.apart.get(id(tensors[0]), (self.comm, None)))
-                        for i, tensors in enumerate(lists)]
-        self.bucket_of = {id(s.tensor): b for b in self.buckets for s in b.segments}
+        self.buckets = [self._bucket(i, tensors) for i, tensors in enumerate(lists)]
+        self.bucket_of = {id(leaf): b for b in self.buckets for leaf in b.leaves}
         self.posted = 0
 
     def _cut_anew(self):

@@ -131,16 +131,16 @@ class FullySharded(ReducingModule):
 
     def _make_units(self, groups, cut):
         """groups: of what is trained; cut: of what is frozen and cut all the same."""
-        self.trained = [TrainedUnit(name, named, self.grid_of(named[0][1]), self.stage, self.policy)
-                        for _, name, named in groups]
+        self.trained = [TrainedUnit(name, named, self.grid_of(named[0][1]), self.stage, self.policy,
+                                    self.leaves_of(tensor for _, tensor in named)) for _, name, named in groups]
         self.units = self.trained + [Unit(f"{name}, frozen", named, self.grid_of(named[0][1]))
                                      for _, name, named in cut]
         self.unit_of = {key: unit for unit in self.trained for key in unit.places}
         self.piece_of = {id(s.tensor): piece for unit in self.units
                          for s, piece in zip(unit.segments, unit.pieces, strict=True)}
         for unit in self.trained:
-            for s in unit.segments:
-                s.tensor.register_post_accumulate_grad_hook(self.hook)
+            for leaf in unit.leaves:
+                leaf.register_post_accumulate_grad_hook(self.hook)
         self.order, self.posted, self.in_flight = self.trained, 0, []     # of reductions
         self.once = self.stage < 3      # parameters are gathered once a step, all of them in its first forward
         self.stale = True       # if so: other ranks may have stepped parameters that this one hasn't gathered
@@ -277,9 +277,9 @@ class FullySharded(ReducingModule):
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
         for unit in self.trained:
-            for s in unit.segments:
-                if s.tensor.grad is not None:
-                    unit.take(s.tensor)
+            for leaf in unit.leaves:
+                if leaf.grad is not None:
+                    unit.take(leaf)
         for unit in self.order[self.posted:]:
             self._complete(unit)
         for unit in self.in_flight:
@@ -323,8 +323,8 @@ class FullySharded(ReducingModule):
         """What backward passes have added up counts for nothing."""
         for unit in self.trained:
             unit.forget()
-            for s in unit.segments if state.callbacks is None else ():      # else the next backward's first is there
-                s.tensor.grad = None
+            for leaf in unit.leaves if state.callbacks is None else ():     # else the next backward's first is there
+                leaf.grad = None
         self.values.backward_ends()
         self.in_flight, self.under_way, self.done = [], False, 0
         if self.exact:

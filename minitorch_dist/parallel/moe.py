@@ -20,12 +20,16 @@ few integers that say how many rows come, and a rank has as much work as tokens 
 The ranks along ep have samples of their own. So the gradients of everything but the experts are summed over all ranks,
 and each expert's over those along dp, which hold the same: its tokens from along ep have come to it. Distributed-
 DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
-without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks.
+without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks. With
+exact=True both give one process's bits: rows of each rank are multiplied by themselves, and what experts get from each
+is a leaf of exact mode's tree (exact.py), in n gradient buffers instead of one.
 All ranks along ep go through the layer together, in evaluation too, and where there is a capacity with equally many
 tokens: else a MismatchError; data.Loader(…, drop_last=True) leaves an uneven last batch out. Shared experts stay whole
 on each rank, as the router does, and biases (expert_bias.py) are the same on all.
 Sources: Lepikhin et al. 2021, "GShard"; Gale et al. 2022, "MegaBlocks".
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +39,7 @@ from ..backend import zeros_like
 from ..data.loader import share
 from ..nn.decoding import by_position
 from ..nn.module import Module
-from ..nn.moe import Experts, MoE
+from ..nn.moe import Experts, MoE, answers
 from .collectives import all_to_all
 from .tensor_parallel import _Part
 from .wrapping import check_summed
@@ -48,6 +52,7 @@ class ExpertParallel(_Part):
     divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel and
                     fully_shard ask for it
     summed          whether somebody sums the gradients: these set it, and whoever does it otherwise has to
+    sources         exact mode's Sources: rows of each rank are multiplied by themselves
 
     ValueError unless the ranks can share the experts equally.
     """
@@ -58,7 +63,7 @@ class ExpertParallel(_Part):
             raise ValueError(f"ExpertParallel: {comm.size} ranks of {comm.name!r} can't share {count} experts equally")
         rows = np.arange(*share(count, comm.rank, comm.size))
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
-        self.mlp, self.divided_over, self.summed = experts.mlp, comm, False
+        self.mlp, self.divided_over, self.summed, self.sources = experts.mlp, comm, False, None
 
     @by_position
     def forward(self, x, counts=None):
@@ -68,6 +73,9 @@ class ExpertParallel(_Part):
         ranks = self.comm.size
         here = count // ranks
         x = ops.reshape(all_to_all(x, self.comm), (ranks, here, rows, size))
+        if self.sources is not None:
+            y = self._by_source(x, ops.matmul, self.sources.each)
+            return all_to_all(ops.reshape(y, (count, rows, size)), self.comm)
         x = ops.reshape(ops.transpose(x, (1, 0, 2, 3)), (here, ranks * rows, size))
         y = ops.reshape(Experts.forward(self, x), (here, ranks, rows, size))
         check_summed(self, y)
@@ -79,11 +87,20 @@ class ExpertParallel(_Part):
         self.comm.all_to_all(theirs, mine)
         sent, received = mine.sum(1), theirs.sum(1)
         x = all_to_all(x, self.comm, sent, received)
+        if self.sources is not None:
+            y = self._by_source(x, partial(ops.grouped_matmul, counts=theirs.reshape(-1)), self.sources.in_a_row)
+            return all_to_all(y, self.comm, received, sent)
         whose = np.repeat(np.tile(np.arange(mine.shape[1]), len(theirs)), theirs.reshape(-1))
         order = np.argsort(whose, kind="stable")
         y = Experts.forward(self, x[order], theirs.sum(0))
         check_summed(self, y)
         return all_to_all(y[np.argsort(order)], self.comm, received, sent)
+
+    def _by_source(self, x, product, of):
+        y = answers(self, x, product, of)
+        self.sources.let_go()
+        check_summed(self, y)
+        return y
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"

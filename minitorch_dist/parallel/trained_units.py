@@ -13,7 +13,7 @@ from ..autodiff.writes import wrote
 from ..backend import is_short, zeros
 from ..flat import BLOCK, FlatBuffer
 from ..ledger import event, keep, labelled, open_ledgers
-from .exact import BinaryCounter
+from .exact import BinaryCounter, along_tree, check_by_source
 from .few_bits import SumOfRounded
 from .mixed_precision import AS_IT_IS, SumOfShort
 from .units import Unit
@@ -24,20 +24,25 @@ class TrainedUnit(Unit):
 
     stage   1: the optimizer's state is cut; 2: gradients as well; 3: parameters as well (fully_sharded.py)
     policy  a MixedPrecisionPolicy: the dtypes of whole and grads, and how they travel
+    leaves  one per parameter, that backward leaves gradients in: the tensors, or exact mode's of Sources
 
     flat    the FlatBuffer that the pieces live in, which are leaves; its gradients are the sums
-    grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always
+    grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always;
+            by Sources (sources, size)
     """
 
     grain = BLOCK       # norms are summed per block
 
-    def __init__(self, name, named, grid, stage, policy=AS_IT_IS):
+    def __init__(self, name, named, grid, stage, policy=AS_IT_IS, leaves=None):
         super().__init__(name, named, grid, stage, policy)
+        self.by_source = leaves is not None
+        self.leaves = leaves if self.by_source else [s.tensor for s in self.segments]
+        self.places = {id(leaf): s for leaf, s in zip(self.leaves, self.segments, strict=True)}
         dtype, device = self.part.dtype, self.pieces[0].device
         self.policy, self.grads_dtype = policy, policy.gradients(dtype)
-        self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 else None
-        sums = self.grads[self.first:self.first + self.share] if stage == 1 and self.grads_dtype == dtype else \
-            (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device)
+        self.grads = self._array(self.grads_dtype, device, kept=True) if stage == 1 and not self.by_source else None
+        sums = self.grads[self.first:self.first + self.share] if self.grads is not None and self.grads_dtype == dtype \
+            else (zeros if self.replicas is None else self.replicas.empty)(self.share, dtype, device)
         for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True):
             leaf = piece.requires_grad_().leaf
             leaf.part_of, leaf.over, leaf.part = s.tensor.leaf.part_of, self.over, s.tensor.leaf.part
@@ -65,8 +70,8 @@ class TrainedUnit(Unit):
 
     def remembered(self):
         """Names of parameters whose gradients lie in `grads`, and that no zero_grad() has come to."""
-        return [name for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True)
-                if id(s.tensor) in self.written and piece.requires_grad and id(piece.leaf) not in self.flat.forgotten]
+        return [name for name, leaf, piece in zip(self.names, self.leaves, self.pieces, strict=True)
+                if id(leaf) in self.written and piece.requires_grad and id(piece.leaf) not in self.flat.forgotten]
 
     def expect(self):
         """A backward pass begins."""
@@ -79,7 +84,7 @@ class TrainedUnit(Unit):
             raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again")
         if not self.written:
             self._make_room()
-        view = self.grads[s.start:s.stop].reshape(tensor.shape)
+        view = self._view(s, tensor)
         if id(tensor) not in self.written:
             if grad.data is not leaf.grad_view:
                 view[...] = grad.data
@@ -92,13 +97,17 @@ class TrainedUnit(Unit):
         tensor.grad = leaf.grad_view = None
         self.missing.discard(id(tensor))
 
+    def _view(self, segment, leaf):
+        return self.grads[..., segment.start:segment.stop].reshape(leaf.shape)
+
     def _make_room(self):
         if self.grads is None:
-            self.grads = zeros(self.size, self.grads_dtype, self.flat.device)
+            shape = (self.leaves[0].shape[0], self.size) if self.by_source else self.size
+            self.grads = zeros(shape, self.grads_dtype, self.flat.device)
         if open_ledgers:
             keep(self.grads, "gradient")
-        for s in self.segments:     # those that are still to come are written there at once
-            s.tensor.leaf.grad_view = self.grads[s.start:s.stop].reshape(s.tensor.shape)
+        for s, leaf in zip(self.segments, self.leaves, strict=True):    # what is still to come is written there at once
+            leaf.leaf.grad_view = self._view(s, leaf)
 
     def check_zeroed(self):
         """RuntimeError where a sum stands in the way of the next."""
@@ -109,14 +118,17 @@ class TrainedUnit(Unit):
 
     def complete(self):
         """Make `grads` hold this pass's, or all passes' until now: zeros for parameters without one."""
+        if self.by_source:
+            tensors = [s.tensor for s in self.segments]
+            check_by_source(tensors, [t.grad for t in tensors])
         if not self.written:
             self._make_room()
-        for i, s in enumerate(self.segments):
-            s.tensor.leaf.grad_view = None
-            if id(s.tensor) in self.written:
+        for i, (s, leaf) in enumerate(zip(self.segments, self.leaves, strict=True)):
+            leaf.leaf.grad_view = None
+            if id(leaf) in self.written:
                 self.used[i] = 1
             else:
-                self.grads[s.start:s.stop] = 0
+                self.grads[..., s.start:s.stop] = 0
 
     def fold(self):
         """Exact mode: a micro-shard's gradients are a leaf of the tree by themselves."""
@@ -131,6 +143,8 @@ class TrainedUnit(Unit):
         if folded:
             self.counter.add(self.grads)
             self.grads[...] = self.counter.total()
+        if self.by_source:
+            self.grads = along_tree(self.grads)
         if open_ledgers:
             event("post", self.name)
         with labelled(f"gradients of {self.name}"):
@@ -164,9 +178,9 @@ class TrainedUnit(Unit):
     def empty(self):
         """Forget this rank's own gradients."""
         self.written.clear()
-        for s in self.segments:
-            s.tensor.leaf.grad_view = None
-        if self.stage > 1:
+        for leaf in self.leaves:
+            leaf.leaf.grad_view = None
+        if self.stage > 1 or self.by_source:
             self.grads = None
 
     def hand_out(self, counts):

@@ -15,7 +15,7 @@ from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import log, tick, wrote
 from ..backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
-from ..flat import ALIGN, BLOCK, layout, round_up
+from ..flat import ALIGN, layout, round_up
 from ..ledger import event, keep, labelled, open_ledgers
 from ..nn.absent import Absent, AbsentParameterError
 from .few_bits import decoded, encoded
@@ -91,7 +91,6 @@ class Unit:
         if stage < 3 and self.values_dtype != dtype:
             self.whole = self._array(self.values_dtype, device, kept=True)
         self.absent = [Elsewhere(n, t.shape, dtype, device) for n, t in named]
-        self.places = {id(s.tensor): s for s in self.segments}
         self.gathering = self.arriving = None       # a Work that is under way; what it writes to
         self.users = 0
         self.close()
@@ -118,12 +117,11 @@ class Unit:
             self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
 
     def piece(self, tensor):
-        """Of a piece: (its first element's place in its parameter, the parameter's size, which of the parameter's
-        4,096-element blocks are on several ranks)."""
+        """Of a piece: (its first element's place in its parameter, the parameter's size, the places at which the next
+        rank's piece begins)."""
         s, start = self.found[id(tensor)]
-        firsts = xp.arange(s.start, s.stop, BLOCK)
-        lasts = xp.minimum(firsts + BLOCK, s.stop) - 1
-        return start, s.stop - s.start, xp.flatnonzero(firsts // self.share != lasts // self.share)
+        ends = range(s.start // self.share + 1, -(-s.stop // self.share))
+        return start, s.stop - s.start, [rank * self.share - s.start for rank in ends]
 
     def count(self):
         """Tell the ledger what is held: pieces beside values of other dtypes are what the optimizer has for itself."""

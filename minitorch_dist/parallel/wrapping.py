@@ -14,7 +14,7 @@ from ..comm.reduction import REDUCIBLE
 from ..ledger import keep, open_ledgers
 from ..nn.module import Module
 from .batch_norm import MicroShardStatistics, other_buffers, synchronise
-from .exact import check_shape
+from .exact import Sources, check_shape
 from .same_model import broadcast, check_unchanged, from_rank_0, tables
 
 
@@ -26,6 +26,7 @@ class ReducingModule(Module):
     sync     whether the next backward reduces
     frozen   [(name, parameter)] that want no gradient; whole: those of them that each rank has whole
     hook     runs when a parameter's gradient is complete; at_end: when a backward is through
+    sources  exact mode's [(divided module, its Sources)]; leaf_of: {id of a parameter: its leaf there}
 
     A subclass makes its storage between __init__ and _look_after_the_rest.
     """
@@ -44,10 +45,14 @@ class ReducingModule(Module):
         if exact:
             check_shape(micro_shards, self.comm.size)
             self.passes = micro_shards // self.comm.size
-            if divided(module):
-                raise ValueError(f"{wrapper}: exact mode can't be had of divided experts or sequences, whose gradients "
-                                 "are sums over ranks inside a product: leave one of the two out")
+        self.sources = sources_of(module, self.comm, wrapper) if exact else []
+        self.leaf_of = {key: leaf for _, sources in self.sources for key, (_, leaf) in sources.leaves.items()}
         self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
+
+    def leaves_of(self, parameters):
+        """The leaves of Sources that backward leaves these parameters' gradients in; None: in themselves."""
+        leaves = [self.leaf_of[id(p)] for p in parameters if id(p) in self.leaf_of]
+        return leaves or None
 
     def _look_after_the_rest(self, broadcast_buffers, ranks_of, cut=()):
         """Of what isn't trained. ranks_of(tensor): the Communicator of those that would hold the same; cut: ids of
@@ -55,6 +60,8 @@ class ReducingModule(Module):
         module = self.module
         for _, m in divided(module):
             m.summed = True
+        for m, sources in self.sources:
+            m.sources = sources
         self.tree = tables(module)
         self.frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self.whole = [(name, p) for name, p in self.frozen if id(p) not in cut]
@@ -127,6 +134,23 @@ def held_apart(module, comm, wrapper):
             made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
         apart |= {id(p): (made[over], over) for p in own}
     return apart
+
+
+def sources_of(module, comm, wrapper):
+    """[(divided module, its Sources)] of exact mode, whose tree over comm's ranks must have those that a module is
+    divided over as a whole subtree: else a ValueError, as for divided sequences."""
+    found, ranks = [], list(comm.world_ranks)
+    for path, m in divided(module):
+        over = list(m.divided_over.world_ranks)
+        if not m._parameters:
+            raise ValueError(f"{wrapper}: exact mode can't be had of divided sequences, whose gradients are sums over "
+                             "ranks inside a product: leave one of the two out")
+        if set(over) <= set(ranks) and ranks[ranks.index(over[0]) // len(over) * len(over):][:len(over)] != over:
+            raise ValueError(f"{wrapper}: exact mode adds up along a tree over the ranks {ranks}, in which "
+                             f"{path or 'the module'} must be divided over neighbours, not over {over}: take "
+                             f"mesh['dp', {m.divided_over.name!r}], the samples of neighbours along the last axis")
+        found.append((m, Sources(m)))
+    return found
 
 
 def check_summed(module, y):

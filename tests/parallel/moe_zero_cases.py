@@ -249,7 +249,7 @@ def refused():
     def divided(over=mesh["ep"]):
         module = gpt()
         return tp.parallelize_module(module, over, moe.plan_of(module))
-    attempts = {"exact": lambda: fully_shard(divided(), world, exact=True),
+    attempts = {"exact": lambda: fully_shard(divided(comm.DeviceMesh(ep=2, dp=2)["ep"]), world, exact=True),
                 "nobody": lambda: divided()(np.zeros((2, 6), int)),
                 "some": lambda: fully_shard(divided(), mesh["dp"]),
                 "crossed": lambda: fully_shard(divided(crossed), world),

@@ -306,8 +306,8 @@ def test_errors_say_what_to_do():
         "copied": ("TypeError", "can't be copied or pickled"),
         "not summed": ("RuntimeError", "nobody sums the gradients of what they hold alike: wrap the whole model"),
         "not all ranks": ("ValueError", "lacks"), "not all ranks, sharded": ("ValueError", "fully_shard: "),
-        "exact": ("ValueError", "exact mode can't be had of divided experts or sequences"),
-        "exact, sharded": ("ValueError", "exact mode can't be had of divided experts or sequences"),
+        "exact": ("ValueError", "exact mode can't be had of divided sequences"),
+        "exact, sharded": ("ValueError", "exact mode can't be had of divided sequences"),
     }
     for found in call(MODELS + "errors", 2):
         assert found.pop("evaluated") == (2, 4, 13) and set(found) == set(expected)

@@ -6,7 +6,7 @@ As in test_collectives.py only the ranks import minitorch_dist.parallel.collecti
 import numpy as np
 import pytest
 
-from tests.crews import crews, threads
+from tests.crews import crews
 
 CASES = "tests.parallel.moe_cases:"
 
@@ -111,13 +111,6 @@ def test_a_pipeline_carries_the_auxiliary_loss_along(pp, size, schedule):
     assert any(together for _, together in found) == (schedule[0] == "dualpipev")
 
 
-def test_whole_experts_have_the_bits_of_exact_mode():
-    """Divided ones don't, and say so: see below."""
-    alone, = crews.call(CASES + "exact_bits", 1, env=threads(1))
-    for n in (2, 4):
-        assert all(bits == alone for bits in crews.call(CASES + "exact_bits", n))
-
-
 def test_what_would_be_another_curve_raises():
     expected = {
         "three": ("ValueError", "2 ranks of 'ep' can't share 3 experts equally"),
@@ -125,7 +118,6 @@ def test_what_would_be_another_curve_raises():
         "nobody": ("RuntimeError", "nobody sums the gradients"),
         "first layer": ("RuntimeError", "nobody sums the gradients"),
         "fsdp": ("ValueError", "fully_shard: blocks.0.mlp.experts is divided over the ranks of 'ep'"),
-        "exact": ("ValueError", "exact mode can't be had of divided experts"),
         "join": ("RuntimeError", "can't answer the others' tokens"),
         "cut twice": ("ValueError", "are divided already"),
         "sequence": ("ValueError", "'experts' are cut over an axis of their own"),
