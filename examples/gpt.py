@@ -141,17 +141,6 @@ class AdditionTask:
         return {"unseen_sums_right": 100.0 * int(right[0]) / len(rows)}, "\n".join(lines)
 
 
-def windows(p, text):
-    """--window as nn.GPT takes it."""
-    try:
-        found = tuple(None if each == "all" else int(each) for each in text.split(","))
-    except ValueError:
-        p.error(f"--window {text!r}: numbers of characters, or all, separated by commas, like 16,16,all")
-    if min((each for each in found if each is not None), default=1) < 1:
-        p.error(f"--window {text!r}: one sees 1 character or more, itself")
-    return found
-
-
 def parse(argv):
     """The command line; what is left out depends on the task."""
     p = program.ArgumentParser(prog="gpt.py", description=__doc__)
@@ -206,7 +195,7 @@ def parse(argv):
         setattr(args, name, getattr(args, name) or FAMILIES[args.family].get(name, usual))
     if args.hidden is None:
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
-    args.window = None if args.window is None else windows(p, args.window)
+    args.window = p.windows(args.window)
     p.check_ranges(args, RANGES)
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")

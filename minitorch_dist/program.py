@@ -13,6 +13,7 @@ from . import attempt, backend, faults
 from .backend import xp
 from .comm.together import together
 from .launch_env import launched_rank
+from .nn.windows import read_windows
 from .timeline import trace
 from .viz import timeline as timeline_picture
 
@@ -125,6 +126,13 @@ class ArgumentParser(argparse.ArgumentParser):
         if min(widths, default=1) < 1:
             self.error(f"{option} {hidden!r}: all must be at least 1")
         return widths
+
+    def windows(self, text):
+        """What --window says, as nn.GPT takes it."""
+        try:
+            return read_windows(text)
+        except ValueError as error:
+            self.error(str(error))
 
     def _print_message(self, message, file=None):
         if launched_rank() == 0:

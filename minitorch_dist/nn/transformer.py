@@ -16,6 +16,7 @@ from .loss import linear_cross_entropy
 from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
+from .windows import windows_of
 
 
 class Embedding(Module):
@@ -202,9 +203,7 @@ class GPT(Module):
         if positions == "learned":
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
-        self.windows = tuple(window) if isinstance(window, list | tuple) else (window,)
-        if not self.windows:
-            raise ValueError(f"GPT: window={window} has none for any block: leave it out")
+        self.windows = windows_of(window)
         self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
                                         norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent,
                                         qk_norm=qk_norm)

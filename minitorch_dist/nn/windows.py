@@ -1,0 +1,36 @@
+"""Windows of a GPT's blocks: how many positions one sees at most in each.
+
+    nn.GPT(…, window=None)                  all positions, in every block
+    nn.GPT(…, window=1024)                  1,024, in every block
+    nn.GPT(…, window=(1024, 1024, None))    1,024 in two blocks, all in the third, and again from the first
+    --window 1024,1024,all                  the same on a command line
+"""
+
+ALL = "all"
+
+
+def windows_of(window):
+    """A GPT's `window`, however it is given, as a tuple that goes round the blocks. ValueError where it is empty."""
+    windows = tuple(window) if isinstance(window, list | tuple) else (window,)
+    if not windows:
+        raise ValueError(f"GPT: window={window} has none for any block: leave it out")
+    return windows
+
+
+def read_windows(text):
+    """The tuple of what stands behind --window; None, which is nothing, stays that. ValueError for another text."""
+    if text is None:
+        return None
+    try:
+        windows = tuple(None if each == ALL else int(each) for each in text.split(","))
+    except ValueError:
+        raise ValueError(f"--window {text!r}: numbers of positions, or {ALL}, separated by commas, like "
+                         f"16,16,{ALL}") from None
+    if min((each for each in windows if each is not None), default=1) < 1:
+        raise ValueError(f"--window {text!r}: one sees 1 position or more, itself")
+    return windows
+
+
+def as_text(windows):
+    """What read_windows reads."""
+    return ",".join(ALL if each is None else str(each) for each in windows)
