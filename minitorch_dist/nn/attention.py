@@ -76,9 +76,9 @@ class MultiHeadAttention(Module):
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
-        self.out = Linear(dim, dim, bias, dtype, weights)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
+        self.out = Linear(dim, dim, bias, dtype, weights)
 
     def _check(self, x):
         if len(x.shape) != 3:
@@ -103,7 +103,8 @@ class MultiHeadAttention(Module):
         if self.rotary:
             positions = self._positions(q.shape[2], documents)
             q, k = rotary(q, positions=positions), rotary(k, positions=positions)
-            v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
+            if self.q_norm is None:     # which keeps them in any case
+                v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
         if q.dtype != v.dtype:      # autocast's norms are of float32, which would be sent and kept
             q, k = ops.astype(q, v.dtype), ops.astype(k, v.dtype)
         return q, k, v
