@@ -39,7 +39,7 @@ def gpt(sizes):
     family = FAMILIES[sizes.family] | ({} if sizes.latent is None else {"latent": sizes.latent._asdict()})
     model = nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
-                  window=sizes.window, **family,
+                  window=sizes.window, qk_norm=sizes.qk_norm, **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
                        "shared": sizes.shared_experts, "group": sizes.group,
                        "balance": 0.01 * (sizes.capacity_factor is not None)}
@@ -207,11 +207,11 @@ def needed(job, count):
         return before.nbytes * found
     kept.read(read[:, :-1])
     ramp = np.arange(sizes.width)
-    wanted, places = logits(), [np.s_[:, :, i] for i in range(count + 1)]
+    wanted = logits()
     arrays = {id(a): a for _, layer in kept.layers.values() for a in (layer.keys, layer.values) if a is not None}
     return (sum(of(p.data, i, (ramp, -ramp) if "router" in name else (np.nan,))
                 for name, p in module.named_parameters() for i in range(len(p.data))),
-            sum(of(a, place) for a in arrays.values() for place in places))
+            sum(of(a, np.s_[:, :, i]) for a in arrays.values() for i in range(a.shape[2])))
 
 
 def crossing(sizes):

@@ -68,7 +68,7 @@ def check_pipeline(job, everyone):
         tied = sum(c.sent for c in rank.collectives if c.axis == "pp" and c.op == "all_reduce")
         assert out["pp", "send"] == sent(rank, "pp") - tied
         if not job.stage:
-            for one in ("tp", "ep"):
+            for one in ("tp", "cp", "ep"):
                 assert sum(n for (axis, _), n in out.items() if axis == one) == sent(rank, one), one
         # Of a piece the mean over the ranks that share it, whose pieces are cut at blocks.
         others = [n for i, (_, _, n) in enumerate(everyone) if i // inner % job.pp == place]

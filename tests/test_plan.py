@@ -52,13 +52,13 @@ def test_korthikantis_activations(t):
 
     def per_layer(sequence_parallel=False, **more):
         more |= {"sequence_parallel": t > 1 and sequence_parallel}
-        return activations(replace(job, **more), (1, False, False), b).until_backward
+        return activations(replace(job, **more), (range(1), False, False), b).until_backward
     square = 5 * a * s / h
     assert per_layer() == pytest.approx(s * b * h * (10 + 24 / t + square / t), rel=1e-12)
     assert per_layer(sequence_parallel="regather") == pytest.approx(s * b * h / t * (34 + square), rel=1e-12)
     assert per_layer(checkpointing=True) == 2 * s * b * h
     assert per_layer(checkpointing=True, sequence_parallel="regather") == 2 * s * b * h / t
-    kept, more, *_ = activations(replace(job, checkpointing=True), (3, False, False), b)
+    kept, more, *_ = activations(replace(job, checkpointing=True), (range(3), False, False), b)
     assert kept + more == pytest.approx(2 * 2 * s * b * h + per_layer(), rel=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_what_w_needs_is_the_zero_bubble_papers():
     a, h, s, b = 24, 3072, 1024, 2
     job = Job(GPT(layers=9, width=h, heads=a, vocabulary=51200, context=s, tied=False), pp=3, batch=9 * b, time=s,
               micro_batches=9, schedule="zb-h1")
-    first, middle, _ = (activations(job, (3, place == 0, False), b) for place in range(3))
+    first, middle, _ = (activations(job, (range(3), place == 0, False), b) for place in range(3))
     assert middle.until_backward == pytest.approx(3 * (34 + 5 * a * s / h) * s * b * h, rel=1e-12)
     assert middle.late == 3 * 32 * s * b * h and first.late == first.until_backward
     assert plan(job, V100).bubble == play(zb_h1(3, 9)).bubble
@@ -77,7 +77,7 @@ def test_what_w_needs_is_the_zero_bubble_papers():
 def test_zero_bubbles_memory(schedule, held):
     """Of a first stage, all of whose backward is W: p of its micro-batches as in 1F1B, or 2p - 1."""
     job = Job(replace(SMALL, layers=4, tied=False), pp=4, batch=8, time=4, micro_batches=8, schedule=schedule)
-    assert rank_of(job).activations == held * activations(job, (1, True, False), 1).until_backward
+    assert rank_of(job).activations == held * activations(job, (range(1), True, False), 1).until_backward
 
 
 def test_published_sizes():

@@ -189,6 +189,23 @@ def test_the_command_on_tokens_ahead(capsys):
     assert "dp=2 tp=2 pp=1" in out and "tp=1 pp=2" not in out and "more can't be. The first: " in out
 
 
+def test_the_command_on_windows_and_norms(capsys):
+    """Of six layers the last one keeps 32,768 positions of a sequence, the others 2,048 of 8 heads' keys of 128, and
+    sees 1,024."""
+    status, out, _ = said(capsys, "--layers 6 --width 4096 --heads 32 --kv-heads 8 --hidden 12288 --vocabulary 151936 "
+                                  "--context 32768 --family llama --untied --qk-norm --devices 1 --stage 0 "
+                                  "--window 1024,1024,1024,1024,1024,all --generate 4x32768")
+    count = 2 * 151936 * 4096 + 4096 + 6 * (4096 * (6144 + 4096) + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128)
+    assert status == 0 and out.startswith(f"Llama of 6 layers, width 4,096, 32 heads (8 of keys), windows of 1024,1024,"
+                                          f"1024,1024,1024,all, norms of queries and keys, hidden 12,288, vocabulary "
+                                          f"151,936, untied: {count:,} parameters\n")
+    row = next(line for line in out.split("\n") if line.startswith("written  ")).split()
+    cache, seen = (4 * 4096 * (5 * window + 32768) for window in (2048, 1024))
+    read = seen + 2 * (count - (151936 - 4) * 4096)
+    assert row[1:4] == [f"{n / 1e9:.2f}" for n in (2 * count, cache, 2 * count + cache)]
+    assert row[-3] == f"{read / 1e9:.2f}"
+
+
 MODEL = "--layers 3 --width 36 --heads 6 --vocabulary 50 --context 16"
 EXPERTS = MODEL + " --experts 6"
 MISTAKES = {
@@ -281,6 +298,11 @@ MISTAKES = {
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",
     "--devices 2 --meshes --batch 4 --generate 2x8 " + MODEL: "leave --generate out",
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",
+    "--devices 1 --window 4,,all " + MODEL: "--window '4,,all': numbers of positions, or all, separated by commas",
+    "--devices 1 --window 4,0 " + MODEL: "--window '4,0': one sees 1 position or more, itself",
+    "--devices 1 --window 4,all --family deepseek " + MODEL: "window=4,all of a deepseek: attention by latents has",
+    "--devices 1 --qk-norm --family deepseek " + MODEL: "qk_norm=True of a deepseek: latents have norms of their own",
+    "--devices 1 --window 4 --qk-norm --parameters 7e9": "--parameters and --window --qk-norm: the latter are a GPT's",
     "--devices 1 --predict 0 " + MODEL: "predict is 0; it must be at least 1",
     "--devices 1 --predict 2 --parameters 7e9": "--parameters and --predict: the latter are a GPT's",
     "--devices 1 --predict 17 " + MODEL: "16 tokens for depth=16: give 17 or more by --sequence-length",

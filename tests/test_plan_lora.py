@@ -105,9 +105,10 @@ def test_what_frozen_matrices_keep_of_korthikantis_activations():
         some = replace(job, lora_targets=tuple(f"*{name}" for name in taken))
         kept = sum(inputs[name] for name in taken) + 34 - 14
         wanted = s * b * h * (kept + 5 * a * s / h) + len(taken) * 2 * r * s * b
-        assert activations(some, (1, False, False), b).until_backward == pytest.approx(wanted, rel=1e-12)
+        assert activations(some, (range(1), False, False), b).until_backward == pytest.approx(wanted, rel=1e-12)
         before = 2 * s * b * h if "qkv" in taken else (2 + 6) * s * b * h + 5 * a * s * s * b      # a norm; attention
-        assert activations(some, (2, True, False), b).until_backward == pytest.approx(2 * wanted - before, rel=1e-12)
+        two = activations(some, (range(2), True, False), b).until_backward
+        assert two == pytest.approx(2 * wanted - before, rel=1e-12)
 
 
 # ---------------------------------------------------------------- the ledger
@@ -215,7 +216,7 @@ MODELS = {"alone": {}, "4 bits": {"base_bits": 4}, "all": {"lora_targets": ("*",
 def test_parameters_are_the_models(family, name):
     job = job_of({"lora_rank": 3} | MODELS[name], family)
     real = plan_cases.adapt(asdict(job), plan_cases.gpt(job.model)).named_parameters()
-    before, *blocks, behind = job.parameters((3, True, True))
+    before, *blocks, behind = job.parameters((range(3), True, True))
     blocks = [p._replace(name=f"blocks.{i}.{p.name}") for i, block in enumerate(blocks) for p in block]
     found = [*before, *blocks, *behind]
     assert sorted(found) == sorted(Parameter(name, p.shape, p.dtype.itemsize, p.requires_grad) for name, p in real)

@@ -29,8 +29,8 @@ class Row(NamedTuple):
     behind: str = ""
 
 
-def elements(job, samples):
-    """{per: how many there are on a rank}, of so many samples in a call.
+def elements(job, samples, window=None):
+    """{per: how many there are on a rank}, of so many samples in a call; of a block with such a window.
 
     token, position  of this rank's part of the sequences
     whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
@@ -42,7 +42,8 @@ def elements(job, samples):
     turn             positions times those features of a head that rotary positions turn
     latent, latents, of latent …  of attention by latents: what x is brought down to, latents alone, their rows; what
                      is made of them
-    head, score      (tokens, heads), (heads, time, time, or what a window leaves of it), of its share
+    head, key head   (tokens, heads), (tokens, heads of keys), of its share
+    score            (heads, time, time, or what a window leaves of it), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
     group, together, expert  groups of tokens that are routed together, of one, of all experts in each
@@ -61,9 +62,10 @@ def elements(job, samples):
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              **{name: tokens * count / tp for name, count in model.features.items()},
              "inner": tokens * model.inner / tp,
-             "head": tokens * model.heads / tp, "turn": time * model.width // model.heads,
+             "head": tokens * model.heads / tp, "key head": tokens * (model.kv_heads or model.heads) / tp,
+             "turn": time * model.width // model.heads,
              # By heads/cp if Ulysses, of the whole time:
-             "score": samples * model.heads / tp * time * model.scores(job.time)[1],
+             "score": samples * model.heads / tp * time * model.scores(job.time, window)[1],
              "logit": tokens * -(-model.vocabulary // tp), "head weight": -(-model.vocabulary // tp) * model.width}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0
@@ -197,7 +199,16 @@ FEED_FORWARD = {
            ("an expert each", ([Row("softmax, and scores", "route", 8)],
                                [Row("gates", "choice", 4), Row("balance: softmax", "route", 4)])))},
 }
-# Behind the first row of attention: rotary positions.
+# Behind these, norms of queries and keys. What they take is one array with the values in it; and so, unless keys are
+# turned then, is what comes back of a ring's keys.
+NORMED = {"mixed": [Row("queries, to be normalised", "query", 2), Row("keys, to be normalised", "key", 2)],
+          "float32": [Row("queries, as they are and normalised", "query", 8, 8), Row("1/rms", "head", 4, 4),
+                      Row("their cotangent", "query", 0, 4),
+                      Row("keys, as they are and normalised", "key", 8, 8), Row("1/rms", "key head", 4, 4),
+                      Row("their cotangent", "key", 0, 4), Row("values, beside them", "value", 4, 4)]}
+NORMED |= {"mixed, ring": NORMED["mixed"],
+           "float32, ring": [*NORMED["float32"], Row("cotangent of values, beside that of keys", "value", 0, 4)]}
+# Behind these, rotary positions.
 TURNED = {"mixed": [], "mixed, latents": [], "float32": [Row("cos and sin of queries' angles, of keys'", "turn", 8)],
           "float32, latents": [Row("cos and sin of queries' angles", "turn", 4, behind="attention.q"),
                                Row("of keys'", "turn", 4, behind="attention.down")]}
@@ -247,7 +258,10 @@ def block_of(job):
                                   or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.
         attention = [row for row in attention if row.per != "result"]
-    rows = [*(LATENTS if latents else QKV)[precision], *turned, *attention, *PROJECTION[precision],
+    normed = NORMED[precision + ring * (not turned)] if model.qk_norm else []
+    if normed and precision == "float32" and (ring or job.cp == 1):     # the values are those beside queries and keys
+        attention = [row for row in attention if row.what != "values"]
+    rows = [*(LATENTS if latents else QKV)[precision], *normed, *turned, *attention, *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
     return rows if job.tp == 1 else divided(rows, job)
 
@@ -321,9 +335,9 @@ class Kept(NamedTuple):
 def activations(job, stage, samples):
     """Kept, of so many samples in a stage (blocks that the rank has, whether it has the embedding, whether the output
     layer). With checkpointing only a block's input is kept, and backward has one block at a time whole."""
-    layers, first, last = stage
-    count = elements(job, samples)
-    ends = _ends(job)
+    numbers, first, last = stage
+    counts = {window: elements(job, samples, window) for window in {None, *map(job.model.window_of, numbers)}}
+    count, ends = counts[None], _ends(job)
     before = EMBEDDING[ends] if first else [Row("auxiliary loss", "row", job.sizes["parameter"])] * bool(
         job.model.experts)
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
@@ -333,30 +347,34 @@ def activations(job, stage, samples):
     output = _output(job) if last else []
     behind, rows = with_adapters(output, job), block_of(job)
     block, begin = with_adapters(rows, job), with_adapters(rows, job, False)
-    blocks = [begin if first else block, *[block] * (layers - 1)]
     if job.cp > 1 and not job.tiled_loss:       # its labels aren't a view of the batch's, but a copy, which I drops
         behind = [row._replace(late=0) if row.what == "labels" else row for row in behind]
 
-    def of(rows):
-        return sum(row.nbytes * count[row.per] for row in _there(rows, job.model))
+    before, behind = in_bytes(before, count, job), in_bytes(behind, count, job)
+    of_block, of_begin = ({window: in_bytes(rows, each, job) for window, each in counts.items()}
+                          for rows in (block, begin))
+    blocks = [(of_begin if first and i == numbers[0] else of_block)[job.model.window_of(i)] for i in numbers]
     if job.checkpointing:
         inputs = count["whole"] * INPUT[job.precision]
         own_labels = any(row.what == "labels" for row in output)
         labels = 8 * count["token"] * own_labels        # the program's: they stay
-        again = of(blocks[-1]) - inputs * (blocks[-1] is block)     # what nothing is trained before keeps no input
-        own = of(before) + layers * inputs + of(behind)
-        most = own + again - of(behind) + labels
+        begins = first and begin is not block       # what nothing is trained before keeps no input
+        own, most = together(before), 0
+        for i, rows in enumerate(blocks):       # each runs again when those behind it are through
+            own += inputs
+            most = max(most, own + together(rows) - inputs * (i > 0 or not begins) + labels)
+        own += together(behind)
         for ahead, inputs, again, behind in of_depths:      # a depth is through before the one before it begins
             most = max(most, own + ahead + again)
             own += ahead + inputs + behind
         return Kept(own, max(0, most - own), 0, 0)
-    kept = of(before) + sum(map(of, blocks)) + of(behind) + sum(it.ahead + it.block + it.behind for it in of_depths)
+    kept = sum(map(together, [before, *blocks, behind])) + sum(it.ahead + it.block + it.behind for it in of_depths)
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0
-    rows = _there([*block * layers, *behind], job.model)[::-1]
+    rows = [row for part in (*blocks, behind) for row in part][::-1]
     for row in sorted(rows, key=lambda row: not row.what.startswith("balance")):     # the auxiliary loss goes first
-        now += (row.late - row.nbytes) * count[row.per]
+        now += row.late - row.nbytes
         most = max(most, now)
     return Kept(kept, 0, most, kept + now)
 
@@ -388,13 +406,20 @@ class Depth(NamedTuple):
 def depth(job, k, samples):
     """Depth k's Depth, of so many samples."""
     alone = job.ahead(k)
-    count = elements(alone, samples)
+    count = elements(alone, samples, alone.model.window_of(0))
     whose = [Row("tokens, and whose row they are", "token", 9)] * (_ends(job) == "float32, divided")
     before = [*AHEAD[job.precision], *whose] if job.adapters is None else AHEAD_OF_ADAPTERS[job.precision]
-    ahead, block, behind = (sum(row.nbytes * count[row.per] for row in _there(rows, job.model)) for rows in (
+    ahead, block, behind = (together(in_bytes(rows, count, job)) for rows in (
         before, with_adapters(block_of(alone), alone), with_adapters(_output(job), alone)))
     return Depth(ahead, count["whole"] * INPUT[job.precision], block, behind)
 
 
-def _there(rows, model):
-    return [row for row in rows if model.dropout or not row.what.startswith("dropout")]
+def in_bytes(rows, count, job):
+    """Those of the rows that are there, with the bytes of all their elements; count: {per: how many there are}."""
+    return [row._replace(nbytes=row.nbytes * count[row.per], late=row.late * count[row.per]) for row in rows
+            if job.model.dropout or not row.what.startswith("dropout")]
+
+
+def together(rows):
+    """Bytes of rows in_bytes."""
+    return sum(row.nbytes for row in rows)

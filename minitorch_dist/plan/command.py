@@ -6,6 +6,7 @@ from math import isfinite
 
 from ..compress.lora import TARGETS
 from ..nn.transformer import FAMILIES
+from ..nn.windows import read_windows
 from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES
 from ..parallel.sequence_parallel import check_choice
@@ -21,7 +22,7 @@ from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group",
-        "shared_experts", "predict", "window", *LATENT)      # of a GPT, where they aren't usual
+        "shared_experts", "predict", "window", "qk_norm", *LATENT)      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -65,7 +66,9 @@ def add_command(commands):
     p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
-    p.add_argument("--window", type=int, help="positions that one sees at most (default: all before it)")
+    p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
+                   "several, by commas, for one block after another, and again from the first: 1024,1024,all")
+    p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
@@ -237,8 +240,8 @@ def _model(args):
     if lost := [flags[name] for name in ("top_k", "capacity_factor", "group", "shared_experts")
                 if name in more and not args.experts]:
         raise ValueError(f"{' '.join(lost)} without --experts: say how many there are")
-    return GPT(**{name: getattr(args, name) for name in SHAPE}, **more, tied=not args.untied,
-               dropout=not args.no_dropout)
+    return GPT(**{name: getattr(args, name) for name in SHAPE}, tied=not args.untied, dropout=not args.no_dropout,
+               **more | {"window": read_windows(args.window)})
 
 
 # ---------------------------------------------------------------- from plans to lines

@@ -9,6 +9,8 @@ all of that. Bytes are those that nn/decoding.py holds and needs, to the byte; s
 Sources: Williams et al. 2009, "Roofline"; Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
 """
 
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -72,7 +74,7 @@ class Generation:
     def weights(self):
         """[Parameter] of a rank. Whoever predicts further tokens has none of that while it writes."""
         job = replace(self.job, model=replace(self.job.model, predict=1), lora_targets=self.job.targets)
-        return [p for part in job.parameters((job.model.layers, True, True)) for p in part]
+        return [p for part in job.parameters((range(job.model.layers), True, True)) for p in part]
 
     @property
     def parameters(self):
@@ -80,23 +82,34 @@ class Generation:
         return sum(prod(p.shape) * p.itemsize for p in self.weights)
 
     @property
-    def per_token(self):
-        """Bytes that a rank keeps of a token, in all layers: keys and values of its heads; latents, of which all ranks
-        have the same, and the key of all heads."""
+    def per_layer(self):
+        """Bytes that a rank keeps of a token in a layer: keys and values of its heads; latents, of which all ranks have
+        the same, and the key of all heads."""
         model = self.job.model
         numbers = (model.features["key"] + model.features["value"]) // self.job.tp if model.latent is None else \
             model.latent.kv_rank + model.latent.rope_size
-        return model.layers * numbers * self.job.sizes["parameter"]
+        return numbers * self.job.sizes["parameter"]
+
+    @property
+    def per_token(self):
+        """The same in all layers."""
+        return self.job.model.layers * self.per_layer
+
+    def within(self, tokens, windows=1):
+        """Bytes of a sequence's last tokens in all layers: of each so many as that many of its windows."""
+        model = self.job.model
+        sizes = Counter(map(model.window_of, range(model.layers)))
+        return self.per_layer * sum(count * min(tokens, windows * (size or tokens)) for size, count in sizes.items())
 
     def kept(self, tokens):
-        """Of so many tokens those that are kept at most while one is written after the other: twice a window. (All of
+        """Bytes of a sequence of so many tokens, at most, while one is written after the other: of two windows. (All of
         a longer beginning that is read at once are there until the next token: that isn't counted.)"""
-        return min(tokens, 2 * (self.job.model.window or tokens))
+        return self.within(tokens, 2)
 
     @property
     def cache(self):
         """Bytes that a rank holds of them."""
-        return self.own * self.kept(self.tokens) * self.per_token
+        return self.own * self.kept(self.tokens)
 
     @property
     def memory(self):
@@ -109,8 +122,8 @@ class Generation:
 
     @property
     def room(self):
-        """Tokens of all sequences together of which a rank can keep what there is to keep."""
-        return max(0, int(self.device.memory - self.parameters)) // self.per_token
+        """Bytes that a rank has for what is kept."""
+        return max(0, int(self.device.memory - self.parameters))
 
     @property
     def most_sequences(self):
@@ -120,8 +133,7 @@ class Generation:
     @property
     def most_tokens(self):
         """Of so many sequences, each: up to the model's context."""
-        most = self.room // self.own
-        return self.job.model.context if most >= self.kept(self.job.model.context) else most
+        return bisect_right(range(1, self.job.model.context + 1), self.room // self.own, key=self.kept)
 
     @property
     def weights_read(self):
@@ -140,7 +152,7 @@ class Generation:
     @property
     def read(self):
         """Bytes that a rank needs for the last step, which looks at all that is kept, or at a window of it."""
-        return self.weights_read + self.own * min(self.tokens, self.job.model.window or self.tokens) * self.per_token
+        return self.weights_read + self.own * self.within(self.tokens)
 
     @property
     def seconds(self):

@@ -1,5 +1,6 @@
 """Job: what is to be trained, and how it is divided. All that can't be is refused here, in one line."""
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf, lcm
@@ -325,7 +326,8 @@ class Job:
         """The Job of depth k by itself, but for what puts its input together: a model of one layer, on shorter
         sequences."""
         sizes = {field.name: getattr(self, field.name) for field in fields(self)}
-        alone = replace(self.model, layers=1, predict=1)
+        window = self.model.window_of(self.model.layers + k - 1)
+        alone = replace(self.model, layers=1, predict=1, window=window)
         sizes |= {"time": self.time - k, "model": alone, "lora_targets": self.targets}
         return Ahead(**sizes | ({"stage": min(self.stage, 2)} if self.frozen else {}))      # of one layer there is no 3
 
@@ -351,12 +353,11 @@ class Job:
         return placement_of(self.steps)
 
     def stages_of(self, rank):
-        """[(blocks, whether it is the first stage, whether the last)] of a pipeline rank's chunks."""
-        count, found = self.pp * self.stages_per_rank, []
-        for stage in self.placement[rank]:
-            lo, hi = share(self.model.layers, stage, count)
-            found.append((hi - lo, stage == 0, stage == count - 1))
-        return found
+        """[(the range of its blocks' numbers, whether it is the first stage, whether the last)] of a pipeline rank's
+        chunks."""
+        count = self.pp * self.stages_per_rank
+        return [(range(*share(self.model.layers, stage, count)), stage == 0, stage == count - 1)
+                for stage in self.placement[rank]]
 
     @property
     def copied(self):
@@ -375,7 +376,7 @@ class Job:
         before, block, behind, further = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
             self.model.embedding(self.tp) if first else [], self.model.block(self.tp, self.ep),
             self.model.output(self.tp, self.copied) if last else [], self.model.further(self.tp, self.ep)))
-        return [before, *[block] * blocks, behind, *[[*further] for _ in range(self.depth)]]
+        return [before, *[block] * len(blocks), behind, *[[*further] for _ in range(self.depth)]]
 
     def arrivals(self, stage):
         """[Parameter] of the same that are trained, in the order in which their gradients come: the last layer's first,
@@ -402,17 +403,16 @@ class Job:
         return [(a.name.rpartition(".")[0], (a.shape, b.shape)) for a, b in pairs]
 
     def flows(self, stages):
-        """[(blocks, {product: (how many of its inputs a gradient flows to, whether to its output)})] of a rank's
-        stages."""
-        found = []
-        for blocks, first, _ in stages:
-            found += [(int(first), flow(self.adapters, self.model.takes, True)),
-                      (blocks - first, flow(self.adapters, self.model.takes, False))]
-        return found
+        """[(how many blocks, their window, {product: (how many of its inputs a gradient flows to, whether to its
+        output)})] of a rank's stages; those that are alike together."""
+        kinds = Counter((self.model.window_of(i), first and i == blocks[0]) for blocks, first, _ in stages
+                        for i in blocks)
+        return [(count, window, flow(self.adapters, self.model.takes, begins))
+                for (window, begins), count in kinds.items()]
 
 
 class Ahead(Job):
     """A further depth by itself: what it begins with are features of blocks in front of it, and has a gradient."""
 
     def flows(self, stages):
-        return [(1, flow(self.adapters, self.model.takes, False))]
+        return [(1, self.model.window_of(0), flow(self.adapters, self.model.takes, False))]

@@ -13,6 +13,7 @@ from ..autodiff.ops.attention import band_of, pieces
 from ..nn.latent import sizes_of
 from ..nn.moe import capacity_of
 from ..nn.transformer import FAMILIES
+from ..nn.windows import as_text, windows_of
 
 LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
 
@@ -52,7 +53,7 @@ class GPT:
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
-    window    positions that one sees at most, in every block; None: all
+    window, qk_norm  nn.GPT's: positions that one sees at most, in every block or by block; norms of queries and keys
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -79,13 +80,15 @@ class GPT:
     kv_rank: int | None = None
     q_rank: int | None = None
     predict: int = 1
-    window: int | None = None
+    window: object = None
+    qk_norm: bool = False
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict",
-                     "window"):
+        for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if lost := [window for window in windows_of(self.window) if window is not None and window < 1]:
+            raise ValueError(f"window is {lost[0]}; it must be at least 1")
         if self.family not in FAMILIES:
             raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
         self._check_attention()
@@ -102,9 +105,12 @@ class GPT:
 
     def _check_attention(self):
         if self.latent is not None:
-            if self.window is not None:
-                raise ValueError(f"window={self.window} of a {self.family}: attention by latents has none: leave "
-                                 "--window out")
+            if any(windows_of(self.window)):
+                raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: attention by latents "
+                                 "has none: leave --window out")
+            if self.qk_norm:
+                raise ValueError(f"qk_norm={self.qk_norm} of a {self.family}: latents have norms of their own: leave "
+                                 "--qk-norm out")
             if self.kv_heads is not None:
                 raise ValueError(f"kv_heads={self.kv_heads} of a {self.family}: latents have keys for each head: leave "
                                  "--kv-heads out")
@@ -119,6 +125,11 @@ class GPT:
         if self.family == "llama" and self.width // self.heads % 2:
             raise ValueError(f"rotary positions turn pairs of features, but of {self.heads} heads of width "
                              f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
+
+    def window_of(self, block):
+        """Positions that one sees at most in a block, of this number; None: all."""
+        windows = windows_of(self.window)
+        return windows[block % len(windows)]
 
     @property
     def latent(self):
@@ -169,7 +180,9 @@ class GPT:
         h, count, sizes = self.width, self.features, self.latent
         out = self._linear("attention.out", (h, count["result"] // tp))
         if sizes is None:
-            return self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)) + out
+            norms = ("attention.q_norm.weight", "attention.k_norm.weight")[:2 * self.qk_norm]
+            return [*self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)),
+                    *((name, (h // self.heads,)) for name in norms), *out]
         of_queries = [("attention.q_norm.weight", (sizes.q_rank,))] if sizes.q_rank else []
         ups = self.heads // tp * (sizes.nope_size + sizes.value_size)
         return [("attention.down.weight", (sizes.down, h)), *of_queries,
@@ -230,17 +243,18 @@ class GPT:
         names = list(self.block_flops(1, 1))
         return {name: more.get(name, (before,)) for before, name in zip([None, *names], names, strict=False)}
 
-    def scores(self, time):
+    def scores(self, time, window):
         """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
-        cut = pieces(time, time, band_of(True, self.window))
+        cut = pieces(time, time, band_of(True, window))
         widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
         return sum(map(prod, widths)), max(width for _, width in widths)
 
-    def block_flops(self, tokens, time):
-        """{product: FLOPs} of one block, forward, of tokens in one call, which experts' empty rows depend on.
+    def block_flops(self, tokens, time, window=None):
+        """{product: FLOPs} of a block with such a window, forward, of tokens in one call, which experts' empty rows
+        depend on.
         "attention.scores": of queries with keys; "attention.values": of what is made of them with values."""
         h, count, found = self.width, self.features, {}
-        scores = tokens * self.scores(time)[0] // time
+        scores = tokens * self.scores(time, window)[0] // time
         for name, shape in self._attention(1):
             if name == "attention.out.weight":
                 found |= {"attention.scores": 2 * scores * count["query"],
@@ -267,7 +281,8 @@ class GPT:
         what = {"gpt": "GPT", "llama": "Llama", "deepseek": "DeepSeek"}[self.family]
         keys = f" ({self.kv_heads} of keys)" if self.kv_heads else ""
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
-                 *([f"a window of {self.window:,}"] if self.window else []),
+                 *([f"windows of {as_text(windows)}"] if any(windows := windows_of(self.window)) else []),
+                 *(["norms of queries and keys"] if self.qk_norm else []),
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),

@@ -16,7 +16,7 @@ from .activations import activations
 from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel, travelling
 
-ALONE = (1, True, True)     # a model of one layer, as a stage
+ALONE = (range(1), True, True)      # a model of one layer, as a stage
 OWN = ("attention.scores", "attention.values")      # products without a matrix
 
 
@@ -334,9 +334,8 @@ def flops_of(job, stages):
     tiles = job.tiled_loss * (1 + (parted and trained))
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
-        products = job.model.block_flops(samples * time, job.time)
-        for count, flow in job.flows(stages):
-            for name, flops in products.items():
+        for count, window, flow in job.flows(stages):
+            for name, flops in job.model.block_flops(samples * time, job.time, window).items():
                 back = flow[name][0] + (trained and name not in OWN)
                 alike = job.tp if name.startswith(whole) else 1
                 found += alike * times * count * (forward + back) * flops
@@ -350,7 +349,7 @@ def adapters_flops(job, stages, forward):
     for layer, (a, b) in matrices.items():
         parts = job.tp if layer == "attention.down" and job.sequence_parallel else 1
         found += sum(count * ((forward + 1 + flow[layer][0]) * a + (forward + 2) * b) / parts
-                     for count, flow in job.flows(stages))
+                     for count, _, flow in job.flows(stages))
     return found
 
 

@@ -117,29 +117,31 @@ def tensor_parallel(job, place, stages):
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
     backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/
-    sequence_parallel.py).
+    sequence_parallel.py). Gradients of norms of queries and keys are summed in any case.
     """
-    blocks, first, last = sum(s[0] for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
+    blocks, first, last = sum(len(s[0]) for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
     m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
     flows, times = job.flows(stages), 2 if job.checkpointing else 1
     columns, rows = ([name for name in names if name in job.model.takes] for names in (COLUMNS, ROWS))
     forward, taken = times * blocks * len(rows), times * blocks * len(columns)
-    entered = sum(count * flow[name][0] for count, flow in flows for name in columns)      # whose input has a gradient
-    left = sum(count * flow[name][1] for count, flow in flows for name in rows)             # whose output has one
+    entered = sum(count * flow[name][0] for count, _, flow in flows for name in columns)    # whose input has a gradient
+    left = sum(count * flow[name][1] for count, _, flow in flows for name in rows)      # whose output has one
     if job.sequence_parallel:
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
         vectors = ((4 + len(rows)) * blocks + 2 * last if gpt else 2 * blocks + last) * trained
         if job.model.experts:       # which take whole sequences, and give back this rank's part
             taken += times * blocks
-            left += sum(count * flow["mlp.experts"][1] for count, flow in flows)
+            left += sum(count * flow["mlp.experts"][1] for count, _, flow in flows)
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
                  ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
     else:
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
+    if job.model.qk_norm and adapters is None:
+        found.append(("all_reduce", job.model.width // job.model.heads * gsize, m * 2 * blocks))
     if adapters is not None:
         found += [("all_reduce", prod(shape) * gsize, m) for shape in whole_in_adapters(job, stages)]
     if job.model.latent is not None:
@@ -151,11 +153,11 @@ def latents(job, flows):
     """What latents send beside the other columns: a message each of the queries' latents, those of keys and values and
     the key; with sequence parallelism also the sums of gradients of what makes them."""
     sizes, gsize, m = job.model.latent, job.sizes["gradient"], job.micro_batches
-    blocks = m * sum(count for count, _ in flows)
+    blocks = m * sum(count for count, *_ in flows)
     enter = {"attention.q": sizes.q_rank or job.model.width, "attention.kv": sizes.kv_rank, None: sizes.rope_size}
     nbytes = {name: _tokens(job) * features * job.sizes["parameter"] for name, features in enter.items()}
     # Backward: of what gradients flow to; the key's come out of `down` as they are.
-    back = {name: m * sum(count * (flow[name][0] if name else flow["attention.down"][1]) for count, flow in flows)
+    back = {name: m * sum(count * (flow[name][0] if name else flow["attention.down"][1]) for count, _, flow in flows)
             for name in enter}
     if not job.sequence_parallel:
         return [("all_reduce", each, back[name]) for name, each in nbytes.items()]
@@ -171,10 +173,10 @@ def latents(job, flows):
 def gathered_again(job, flows, last):
     """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
     if job.adapters is None:
-        return last + sum(count for count, _ in flows) * sum(name in job.model.takes for name in COLUMNS)
+        return last + sum(count for count, *_ in flows) * sum(name in job.model.takes for name in COLUMNS)
     layers = job.adapters.layers
     head = ("head" in layers or job.tiled_loss)
-    return last * head + sum(count * (name in layers) for count, flow in flows for name in COLUMNS if name in flow)
+    return last * head + sum(count * (name in layers) for count, _, flow in flows for name in COLUMNS if name in flow)
 
 
 def whole_in_adapters(job, stages):
@@ -208,16 +210,17 @@ def pipeline_parallel(job, place, stages):
 
 
 def context_parallel(job, place, stages):
-    """By a ring, keys and values to the next rank, ranks - 1 times, or as far as a window reaches in zigzag, forward,
-    and backward too, with as many times their gradients behind them; or all-to-alls of queries, keys, values and the
-    result, forward and backward. Checkpointing goes forward once more."""
+    """By a ring, keys and values to the next rank, ranks - 1 times, or as far as a block's window reaches in zigzag,
+    forward, and backward too, with as many times their gradients behind them; or all-to-alls of queries, keys, values
+    and the result, forward and backward. Checkpointing goes forward once more."""
     size, again, count = job.sizes["parameter"], job.checkpointing, job.model.features
     query, key, value, result = (_tokens(job) * features / job.tp * size for features in count.values())
-    blocks, back = there_and_back(job, stages, "attention.values")
     if job.cp_by == "ring":
-        calls = ((1 + again) * blocks + 2 * back) * job.micro_batches
-        hops = steps(job.time // job.cp, job.cp, band_of(True, job.model.window), "zigzag") - 1
-        return [Collective("cp", job.cp, "send", key + value, hops * calls)]
+        hops = sum(count * (1 + again + 2 * (flow["attention.values"][0] > 0)) * (
+            steps(job.time // job.cp, job.cp, band_of(True, window), "zigzag") - 1)
+            for count, window, flow in job.flows(stages))
+        return [Collective("cp", job.cp, "send", key + value, hops * job.micro_batches)]
+    blocks, back = there_and_back(job, stages, "attention.values")
     calls = ((1 + again) * blocks + back) * job.micro_batches
     return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (query, key, value, result)]
 
@@ -225,7 +228,7 @@ def context_parallel(job, place, stages):
 def there_and_back(job, stages, product):
     """(blocks that a rank has, those of them in which backward comes to a product)."""
     flows = job.flows(stages)
-    return sum(count for count, _ in flows), sum(count * (flow[product][0] > 0) for count, flow in flows)
+    return sum(count for count, *_ in flows), sum(count * (flow[product][0] > 0) for count, _, flow in flows)
 
 
 def expert_parallel(job, place, stages):
