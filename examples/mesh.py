@@ -37,8 +37,8 @@ from minitorch_dist.parallel.tensor_parallel import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
-SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "experts", "dropout", "dtype", "lr", "warmup",
-            "clip", "seed", "steps", "batch_size", "exact")     # what the curve depends on; none of the mesh
+SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "dropout", "dtype", "lr",
+            "warmup", "clip", "seed", "steps", "batch_size", "exact")   # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
@@ -50,8 +50,7 @@ NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on pape
         "nothing overlapped")
 SAYS_EVERY = 100    # steps
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every",
-                         "window"),
+    program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
     program.AT_LEAST_0: ("experts", "lr", "warmup", "clip", "seed"),
     program.PROBABILITY: ("dropout",),
 }
@@ -74,7 +73,9 @@ def parse(argv):
     p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
     for name, (default, text) in SIZES.items():
         p.add_argument(f"--{name.replace('_', '-')}", *ALIASES.get(name, []), type=int, default=default, help=text)
-    p.add_argument("--window", type=int, help="characters that one sees at most (default: all before it)")
+    p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
+                   "several, by commas, for one block after another, and again from the first: 4,4,all")
+    p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
@@ -86,6 +87,7 @@ def parse(argv):
     p.add_checks(work=False)
     p.add_checkpoints()
     args = p.parse_args(argv)
+    args.window = p.windows(args.window)
     p.check_ranges(args, RANGES)
     return args
 
@@ -123,7 +125,8 @@ def network(args, task):
     """The whole model, alike everywhere."""
     mt.manual_seed(args.seed)
     return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
-                  tied=args.family == "gpt", dtype=np.dtype(args.dtype), window=args.window, **FAMILIES[args.family],
+                  tied=args.family == "gpt", dtype=np.dtype(args.dtype), window=args.window,
+                  qk_norm=args.qk_norm, **FAMILIES[args.family],
                   # Each sequence's tokens choose among themselves: so the mesh makes no difference.
                   moe={"experts": args.experts, "group": "sequence"} if args.experts else None)
 
@@ -180,7 +183,7 @@ def on_paper(args, task, mesh):
     """plan.Plan of the run."""
     sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
                 dropout=args.dropout > 0, family=args.family, experts=args.experts, group="sequence",
-                window=args.window)
+                window=args.window, qk_norm=args.qk_norm)
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,

@@ -16,7 +16,7 @@ SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps",
          "0.1", "--dtype", "float64"]
 
 
-EXPERTS = ["--experts", "4"]
+EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm"]
 
 
 def run(n, folder, *flags):
@@ -49,10 +49,12 @@ def whole(tmp_path_factory):
     (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
     (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
-    (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])], ids=str)
+    (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
+    (8, [*WINDOWS, "--cp", "2", "--pp", "2", "--tp", "2", "--schedule", "zb-v"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)
-    wanted, summary_of_one, wanted_parameters = whole(*(EXPERTS if EXPERTS[0] in flags else []))
+    wanted, summary_of_one, wanted_parameters = whole(*(EXPERTS if EXPERTS[0] in flags else []),
+                                                      *(WINDOWS if WINDOWS[0] in flags else []))
     np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     assert summary["unseen_sums_right"] == summary_of_one["unseen_sums_right"]
     assert np.prod([*summary["mesh"].values()]) == n
@@ -99,6 +101,10 @@ def rows(lines):
 
 @pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"]),
                                       (4, ["--cp", "2", "--tp", "2", "--window", "5"]),
+                                      (8, ["--cp", "2", "--tp", "2", "--pp", "2", "--window", "3,all", "--qk-norm",
+                                           "--schedule", "zb-h1", "--sequence-parallel"]),
+                                      (4, ["--cp", "2", "--tp", "2", "--window", "1,6,all", "--qk-norm", "--family",
+                                           "llama", "--layers", "3"]),
                                       (4, ["--tp", "2", "--zero", "3", "--layers", "1"]),
                                       (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
                          ids=str)
@@ -140,6 +146,8 @@ def text(tmp_path_factory):
     (2, ["--ep", "2", "--experts", "3"], "ep=2 ranks can't share 3 experts equally"),
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+    (1, ["--window", "3,0"], "--window '3,0': one sees 1 position or more, itself"),
+    (1, ["--window", "3,all", "--family", "deepseek"], "window=3,all of a deepseek: attention by latents has none"),
     (1, ["--dropout", "2"], "--dropout 2"), (1, ["--zero", "4"], "--zero: invalid choice")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, n, flags, words):
     found = crews.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)
