@@ -265,7 +265,7 @@ class Tensor(Traced):
                             "others are on other ranks: it can't be pickled, or copied by copy.copy. Take detach(), "
                             "its values alone, or copy.deepcopy")
         return _restore, (xp.array(to(self.data, "cpu")), self.requires_grad and self.is_leaf, self.device,
-                          leaf and leaf.part_of, leaf and leaf.piece_of, leaf and leaf.tied)
+                          leaf and (leaf.part_of, leaf.piece_of, leaf.tied))
 
     @staticmethod
     def process(primitive, args, params, level):
@@ -288,11 +288,11 @@ class Lifted(Tensor):
         return f"Lifted({self.data!r}, level={self.level})"
 
 
-def _restore(array, requires_grad, device="cpu", part_of=None, piece_of=None, tied=None):
+def _restore(array, requires_grad, device="cpu", of_leaf=None):
     made = Tensor(to(array, device))
-    if part_of is not None or piece_of is not None or tied is not None:
+    if of_leaf is not None:     # of a frozen one too
         leaf = made.requires_grad_().leaf
-        leaf.part_of, leaf.piece_of, leaf.tied = part_of, piece_of, tied
+        leaf.part_of, leaf.piece_of, leaf.tied = of_leaf
     return made.requires_grad_(requires_grad)
 
 

@@ -12,15 +12,15 @@ FEW = 1000      # elements of a list that are looked at each time somebody walks
 
 
 def Parameter(values, requires_grad=True):
-    """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters. Inside
-    without_values it has their shape and dtype alone.
+    """A leaf Tensor holding a copy of `values`; as an attribute of a Module it becomes one of its parameters, a frozen
+    one where requires_grad is False. Inside without_values it has their shape and dtype alone.
 
-    (In torch this is a class. Here any leaf that requires grad can be a parameter.)
+    (In torch this is a class. Here any leaf that requires grad, or has before it was frozen, can be a parameter.)
     """
+    made = values if building.without_values and hasattr(values, "dtype") else tensor(values)
     if building.without_values:
-        values = values if hasattr(values, "dtype") else tensor(values)
-        return Tensor(Unmade(values.shape, values.dtype)).requires_grad_(requires_grad)
-    return tensor(values, requires_grad=requires_grad)
+        made = Tensor(Unmade(made.shape, made.dtype))
+    return made.requires_grad_().requires_grad_(requires_grad)
 
 
 def at_least_1(name, **sizes):
@@ -56,11 +56,11 @@ class Module:
             self._look_at(name, value)
         if isinstance(value, Module):
             self.add_module(name, value)
-        elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+        elif isinstance(value, Tensor) and value.leaf is not None:
             self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
             raise TypeError(f"{type(self).__name__}.{name} is a parameter; to change its values write to it under "
-                            f"no_grad(), to replace it assign a leaf that requires grad, got {type(value).__name__}")
+                            f"no_grad(), to replace it assign an nn.Parameter, got {type(value).__name__}")
         elif name in self._modules and value is not None:
             raise TypeError(f"{type(self).__name__}.{name} is a module; to replace it assign a Module, to remove it "
                             f"None, got {type(value).__name__}")
@@ -95,7 +95,7 @@ class Module:
                 if isinstance(value, (list, dict, set)):
                     stack.append(value)
                 elif isinstance(value, Module) or isinstance(values, list) and isinstance(value, Tensor) \
-                        and value.is_leaf and value.requires_grad:
+                        and value.leaf is not None:
                     found.append(value)
         known = {id(x) for m in self.modules() for x in (m, *m._parameters.values())} if found else ()
         return [value for value in found if id(value) not in known]
@@ -107,6 +107,11 @@ class Module:
 
     def _register(self, table, name, value):
         """Set an attribute that stands in this table and in no other: what was there under the name is gone."""
+        if table is self._buffers and isinstance(value, (backend.xp.generic, int, float)):
+            value = backend.xp.asarray(value)       # of an array without axes x + 1 is a number, which nobody can load
+        elif table is self._buffers and value is not None and not hasattr(value, "dtype"):
+            raise TypeError(f"{type(self).__name__}.{name} is a buffer, an array or a tensor; got "
+                            f"{type(value).__name__}: take an array, or an attribute of another name")
         for other in (self._parameters, self._buffers, self._modules):
             if other is not table:
                 other.pop(name, None)

@@ -8,6 +8,7 @@ from operator import is_
 from .. import nn
 from ..autodiff.primitive import lower
 from ..autodiff.writes import wrote
+from ..backend import is_array
 
 LAYERS = nn.__name__ + "."
 LIBRARY = nn.__name__.partition(".")[0] + "."
@@ -58,11 +59,15 @@ def is_setting(cls, name):
 
 
 def broadcast(comm, array, name=None):
-    """Make rank 0's values everybody's, in place; `name` of what isn't surely contiguous."""
-    if name is not None and not (hasattr(array, "flags") and array.flags.c_contiguous):
-        raise ValueError(f"{name!r} is no C-contiguous array, and can't be broadcast to the other ranks: make it one "
-                         "with np.array(…)")
-    comm.broadcast(array, src=0)
+    """Make rank 0's values everybody's, in place; `name` of what isn't surely an array to be written."""
+    if name is not None and not (is_array(array) and getattr(array.flags, "writeable", True)):
+        kind = "read-only" if is_array(array) else f"a {type(array).__name__}, no array"
+        raise ValueError(f"{name!r} is {kind}, and can't be broadcast to the other ranks: make it an array with "
+                         "np.array(…)")
+    in_order = array if array.flags.c_contiguous else array.copy(order="C")
+    comm.broadcast(in_order, src=0)
+    if in_order is not array:
+        array[...] = in_order
     wrote(array, "the broadcast from rank 0")
 
 

@@ -80,6 +80,58 @@ def test_a_parameter_is_replaced_by_a_leaf_only():
     assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]     # its place stays
 
 
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(np.arange(6.0).reshape(2, 3), requires_grad=False)
+        self.linear = nn.Linear(3, 3, dtype="float64")
+        self.linear.weight = nn.Parameter(np.eye(3), requires_grad=False)       # in a trained one's place
+        self.again = self.table
+
+    def forward(self, x):
+        return self.linear(x + self.table)
+
+
+def test_a_parameter_that_is_frozen_from_its_beginning_is_one():
+    model = Positions()
+    names = ["table", "linear.weight", "linear.bias"]
+    for m in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [name for name, _ in m.named_parameters()] == list(m.state_dict()) == names
+        assert [p.requires_grad for p in m.parameters()] == [False, False, True]
+        m.table = m.table
+        assert m.again is m.table
+        m(np.ones((2, 3))).sum().backward()
+        assert m.table.grad is None and m.linear.weight.grad is None
+    model.load_state_dict({**model.state_dict(), "table": np.ones((2, 3))})
+    np.testing.assert_array_equal(model.table.numpy(), 1)
+    assert model.to("float32").table.dtype == np.float32
+    assert model.requires_grad_().table.requires_grad
+    with pytest.raises(TypeError, match="ModuleList"):
+        model.some = [nn.Parameter(np.ones(2), requires_grad=False)]
+    with pytest.raises(TypeError, match="int64"):
+        nn.Parameter(np.arange(3), requires_grad=False)
+    with nn.without_values():
+        assert list(dict(Positions().named_parameters())) == names
+
+
+def test_a_buffer_without_axes_stays_an_array():
+    """Where forward counts, x + 1 is a number for NumPy."""
+    block = Block(3)
+    block.register_buffer("steps", np.array(0))
+    block.register_buffer("rate", 0.5)
+    state = block.state_dict()
+    block.steps = block.steps + 1
+    block.rate = 2
+    assert isinstance(block.steps, np.ndarray) and block.steps == 1 and isinstance(block.rate, np.ndarray)
+    block.rate = np.float64(2.0)
+    block.load_state_dict(state)
+    assert block.steps == 0 and block.rate == 0.5
+    for act in (lambda: block.register_buffer("words", "none"), lambda: setattr(block, "rate", [0.5])):
+        with pytest.raises(TypeError, match="Block.* is a buffer, an array"):
+            act()
+    assert [name for name, _ in block.named_buffers()] == ["mean", "steps", "rate"]
+
+
 def test_what_is_set_to_none_is_gone():
     layer = nn.Linear(2, 3)
     layer.bias = None

@@ -1,12 +1,13 @@
 """What the ranks do in the tests of buckets and of the check of the model."""
 
 import hashlib
+from functools import partial
 
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
 
 
@@ -228,6 +229,29 @@ def assigned_buffer():
     return float(model.module.rows[0])
 
 
+def odd_buffers():
+    """[(values and strides of a transposed buffer, a frozen transposed parameter, a count that forward assigns)] of
+    each wrapper, after two forwards of a model that is different on each rank."""
+    world, found = comm.world(), []
+
+    class Odd(Assigning):
+        def forward(self, x):
+            self.steps = self.steps + 1         # of NumPy a number
+            return super().forward(x)
+    for wrap in (DistributedDataParallel, partial(fully_shard, stage=1)):
+        model = Odd()
+        model.register_buffer("turned", (np.arange(12.0).reshape(3, 4) + world.rank).T)
+        model.frozen = nn.Parameter((np.arange(6.0).reshape(3, 2) + world.rank).T, requires_grad=False)
+        model.register_buffer("steps", np.array(world.rank))
+        model = wrap(model, world)
+        for _ in range(2):
+            model(mt.tensor(np.ones((1, 2), np.float32)))
+        turned = model.module.turned
+        found.append((turned.tolist(), turned.strides, model.module.frozen.numpy().tolist(),
+                      model.module.steps.tolist()))
+    return found
+
+
 # ---------------------------------------------------------------- freezing, and passes that raise
 
 def heads_step(model, world):
@@ -289,8 +313,8 @@ def thawed_too_late():
     attempt("thawed", lambda: model(mt.tensor(np.ones((2, 4), np.float32))))
     attempt("float16", lambda: DistributedDataParallel(nn.Linear(4, 5, dtype=np.float16), world))
     odd = Counting()
-    odd.rows = np.ones((3, 4)).T
-    attempt("strided buffer", lambda: DistributedDataParallel(odd, world))
+    odd.rows = np.broadcast_to(1.0, 3)
+    attempt("read-only buffer", lambda: DistributedDataParallel(odd, world))
     return said
 
 

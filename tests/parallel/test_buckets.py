@@ -141,7 +141,15 @@ def test_what_is_refused_when_a_model_is_wrapped():
     for said in crews.call(CASES + "thawed_too_late", 2):
         assert "0.weight" in said["thawed"] and "wrap" in said["thawed"]
         assert "float16" in said["float16"] and "fp16_compress" in said["float16"]
-        assert "'rows'" in said["strided buffer"] and "contiguous" in said["strided buffer"]
+        assert "'rows' is read-only" in said["read-only buffer"]
+
+
+def test_buffers_of_any_strides_and_without_axes_are_rank_0s():
+    turned = np.arange(12.0).reshape(3, 4).T
+    for found in crews.call(CASES + "odd_buffers", 3):
+        for values, strides, frozen, steps in found:
+            assert values == turned.tolist() and strides == turned.strides and steps >= 2, found
+            assert frozen == np.arange(6.0).reshape(3, 2).T.tolist()
 
 
 @pytest.mark.parametrize("exact", [False, True])
