@@ -15,6 +15,7 @@ from .same_model import broadcast
 def full_state_dict(model):
     """The state dict of the module inside on rank 0; {} on the others. Where parallelize_module has cut that, these are
     its parts: tensor_parallel.full_state_dict has them together."""
+    _check(model, "full_state_dict")
     found = {}
     for unit in model.units:
         found |= unit.collect(unit.part)
@@ -59,6 +60,7 @@ def load_full_state_dict(model, saved):
 
 def full_optimizer_state_dict(model, optimizer):
     """What the optimizer's state_dict would be on the module inside, on rank 0; {} on the others."""
+    _check(model, "full_optimizer_state_dict")
     saved = optimizer.state_dict()
     for unit, name, held in _arrays(model, optimizer, saved):
         part = zeros_like(unit.part, dtype=saved["state"][held[0].number][name].dtype)
@@ -73,6 +75,7 @@ def full_optimizer_state_dict(model, optimizer):
 def load_full_optimizer_state_dict(model, optimizer, saved):
     """Write what full_optimizer_state_dict has given, or an optimizer of the unwrapped model: rank 0's counts.
     ValueError on all ranks where it doesn't fit."""
+    _check(model, "load_full_optimizer_state_dict")
     mine = optimizer.state_dict()
     whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
              for s, piece in zip(unit.segments, unit.pieces, strict=True)}
@@ -92,6 +95,13 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
         for _, i, s in held:
             mine["state"][i][name] = part[s.start:s.stop].reshape(s.tensor.shape)
     optimizer.load_state_dict({**mine, "groups": groups, "steps": steps})
+
+
+def _check(model, call):
+    """TypeError for a model that isn't fully_shard's."""
+    if not hasattr(model, "grid_of"):
+        raise TypeError(f"{call}: a {type(model).__name__} is not what fully_shard gives; a rank that has all of a "
+                        "model takes state_dict() and load_state_dict(), the model's and its optimizer's")
 
 
 def _misfit(optimizer, saved, wanted):

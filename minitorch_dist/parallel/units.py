@@ -36,7 +36,8 @@ class Elsewhere(Absent):
         super().__init__(shape, dtype, device, (
             f"{name} is cut over the ranks, and its values are here during forward only (in stage 3, that of its "
             "unit). Call the fully_shard model, not the module inside; this rank's part is in its named_parameters(), "
-            "whole values are in full_state_dict(model), or inside `with model.gathered():`"))
+            "whole values are in full_state_dict(model), or inside `with model.gathered():`, which mt.grad and "
+            "its like around the model need in stage 3, too"))
 
 
 class Kept(NamedTuple):

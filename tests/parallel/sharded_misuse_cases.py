@@ -9,12 +9,25 @@ import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import (
     DistributedDataParallel,
+    full_optimizer_state_dict,
+    full_state_dict,
     fully_shard,
     load_full_optimizer_state_dict,
 )
 
 from . import plain
 from .sharded_cases import Odd, backward, batch, grads, net, said, sharded
+
+
+class Scaled(nn.Module):
+    """Its factors are read again in a transform's backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.factors = nn.Parameter(np.arange(4.0))
+
+    def forward(self, x):
+        return x * self.factors
 
 
 def refused():
@@ -73,6 +86,15 @@ def refused():
     small = optim.Adam(net()[0].parameters())
     attempt("optimizer state", lambda: load_full_optimizer_state_dict(
         model, adam, small.state_dict() if world.rank == 0 else None))
+    scaled = fully_shard(nn.Sequential(Scaled()), world)
+    attempt("mt.grad around it", lambda: mt.grad(lambda x: mt.sum(scaled(x)))(np.ones(4)))
+    with scaled.gathered():
+        attempt("mt.grad inside gathered", lambda: np.testing.assert_array_equal(
+            mt.grad(lambda x: mt.sum(scaled(x)))(np.ones(4)).numpy(), np.arange(4.0)))
+    copies = DistributedDataParallel(net(), world)
+    attempt("state of copies", lambda: full_state_dict(copies))
+    attempt("optimizer state of copies", lambda: full_optimizer_state_dict(copies, adam))
+    attempt("optimizer state into copies", lambda: load_full_optimizer_state_dict(copies, adam, {}))
     backward(model)
     for how, copied in ("copied", copy.deepcopy), ("pickled", lambda pieces: pickle.loads(pickle.dumps(pieces))):
         for name, act in {

@@ -241,7 +241,12 @@ def test_what_is_refused(n):
         "stages differ": "fully_shard: the ranks have wrapped different models.*stage=1" if n > 1 else "nothing",
         "dtypes differ": "the ranks have wrapped different models.*float16" if n > 1 else "nothing",
         "changed": "the model was changed.*3 is new", "thawed": "first.bias: frozen when", "names": "KeyError.*2.bias",
-        "optimizer state": r"groups of \[2\] parameters, this \w+ of \[4\]"}
+        "optimizer state": r"groups of \[2\] parameters, this \w+ of \[4\]",
+        "mt.grad around it": "inside .with model.gathered.*which mt.grad",
+        "mt.grad inside gathered": "nothing",
+        "state of copies": "TypeError: full_state_dict: a DistributedDataParallel is not what fully_shard gives",
+        "optimizer state of copies": "TypeError: full_optimizer_state_dict: a Distr",
+        "optimizer state into copies": "TypeError: load_full_optimizer_state_dict: a Distr"}
     expected |= {(stage, name): words for stage in (1, 2, 3) for name, words in per_stage.items()}
     for how in ("copied", "pickled"):
         expected |= {(how, name): f"{name.partition(',')[0]}.*copies of this rank's pieces of 0.weight"
