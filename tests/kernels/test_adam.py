@@ -192,6 +192,22 @@ def test_padding_stays_zero_and_gradients_stay():
         assert not buffer.params[~inside].any()
 
 
+@pytest.mark.parametrize("resting", [(), (1,)])
+def test_a_step_between_forward_and_backward_raises(resting):
+    """As on the CPU; of a parameter that has rested, nothing was overwritten."""
+    params = on_device(leaves((20, 20)))
+    optimizer = optim.Adam(params)
+    squares = [(p * p).sum() for p in params]
+    give_gradients(params, 0, resting=resting)
+    optimizer.step()
+    for k, y in enumerate(squares):
+        if k in resting:
+            y.backward()
+        else:
+            with pytest.raises(RuntimeError, match="Adam.step has overwritten"):
+                y.backward()
+
+
 def test_a_direction_that_changes_between_steps():
     """The kernel is made for one direction; counts of updates go over to the next."""
     ends = []
