@@ -166,6 +166,10 @@ class _Places:
         """int64 (time,), where the tokens are."""
         return xp.arange(self.cache.past, self.cache.past + time, like=self.cache.tokens)
 
+    def whole(self, documents):
+        """Of whole sequences the numbers of their documents: there are none."""
+        raise ValueError(OF_ONE_DOCUMENT)
+
     def __repr__(self):
         return f"a cache of keys and values after {self.cache.past} tokens"
 

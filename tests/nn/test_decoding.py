@@ -110,6 +110,16 @@ def test_a_token_costs_one_position(monkeypatch):
     assert counted(monkeypatch, lambda: model.generate(tokens_of(2, 12), 2, 0)) == [9, 9]
 
 
+def test_what_is_kept_is_not_moved_for_each_token():
+    cache = KeyValueCache(gpt())
+    cache.read(tokens_of(2, 3))
+    layers = [kept for _, kept in cache.layers.values()]
+    places = [(kept.keys, kept.values) for kept in layers]
+    cache.read(tokens_of(2, 6))
+    assert all(kept.keys is keys and kept.values is values
+               for kept, (keys, values) in zip(layers, places, strict=True))
+
+
 @pytest.mark.parametrize("window", [1, 5])
 def test_what_a_window_does_not_reach_is_forgotten(window):
     """However much is read at a time; of a long read all is kept until the next one."""
@@ -198,6 +208,20 @@ def test_no_such_temperature(temperature):
 def test_nothing_to_begin_with(tokens, count, words, cache):
     with pytest.raises(ValueError, match="generate: .*" + words):
         gpt().generate(tokens, count, cache=cache)
+
+
+def test_tokens_may_be_a_tensor():
+    model, tokens = gpt(), tokens_of(2, 3)
+    np.testing.assert_array_equal(model.generate(mt.tensor(tokens), 3, 0), model.generate(tokens, 3, 0))
+
+
+def test_a_cache_is_of_one_document_per_row():
+    """Or a token would look at those of others."""
+    model, tokens, documents = gpt(), tokens_of(2, 4), np.array([[0, 0, 1, 1]] * 2)
+    for act in (lambda: model(tokens, documents), lambda: model.blocks(np.zeros((2, 4, 16)), documents)):
+        with pytest.raises(ValueError, match="of one document per row; it was given documents"), \
+                KeyValueCache(model).reading(tokens):
+            act()
 
 
 def test_rows_end():
