@@ -187,6 +187,7 @@ MIXED = [
     (lambda x, y: ruled(x, y).backward(), "the cotangent of argument 0 from the backward of 'three' and its value"),
     (lambda x, y: mt.layer_norm(x, 3, y), "layer_norm"),
     (lambda x, y: mt.scaled_dot_product_attention(*[x[None, None]] * 3, attn_mask=np.ones((2, 2), bool)), "attention"),
+    (lambda x, y: mt.scaled_dot_product_attention(*[x[None, None]] * 3, documents=np.ones((1, 2), int)), "attention"),
     (lambda x, y: mt.grad(lambda z: (z * y).sum())(x.data), "mul"),
     (lambda x, y: x * y.to("cuda:1"), r"\[2, 3\] on cuda:0 and \[3\] on cuda:1"),
 ]

@@ -12,6 +12,7 @@ from minitorch_dist.compress.low_precision import convert_to_low_precision_train
 from minitorch_dist.nn import decoding
 from minitorch_dist.nn.decoding import KeyValueCache, uncacheable
 from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.parallel import tensor_parallel as tp
 
 random = np.random.default_rng
 ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "shared": 1}
@@ -275,6 +276,11 @@ def compiled_norm(model):
     return model
 
 
+def parts_of_few_bits(model):
+    tp.parallelize_module(model, mt.comm.world(), tp.plan_of(model))
+    return convert_to_low_precision_training(model, "tensorwise")
+
+
 UNCACHEABLE = {
     "a mixture that drops": (lambda: gpt(moe=dict(ROOMY, capacity_factor=1.25)), "mlp.*drops tokens.*experts/k = 2"),
     "groups of tokens": (lambda: gpt(moe=dict(ROOMY, group=2)), "routes 2 tokens together"),
@@ -285,6 +291,8 @@ UNCACHEABLE = {
     "looking ahead": (lambda: looking_ahead(gpt()), "blocks.0.attention.*looks at later positions"),
     "one scale for all": (lambda: convert_to_low_precision_training(gpt(dtype=np.float32), "tensorwise"),
                           "LowPrecisionLinear, is not known"),
+    "one scale for all, of parts": (lambda: parts_of_few_bits(gpt(dtype=np.float32)),
+                                    "makes its products by .*which is not known"),
     "one range for all": (lambda: compress.quantize_model(gpt(), "dynamic"), "Dynamic, is not known"),
     "a compiled layer": (lambda: compiled_norm(gpt()), "CompiledModule, is not known"),
 }
