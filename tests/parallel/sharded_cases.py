@@ -8,6 +8,8 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
+from minitorch_dist.flat import flat_buffers
+from minitorch_dist.optim.clip import block_sums, tables
 from minitorch_dist.parallel import (
     DistributedDataParallel,
     full_optimizer_state_dict,
@@ -243,6 +245,33 @@ def exact_curves(ways):
             it.run(EXACT_STEPS, clip, watch=watch)
             seen[name, way] = it.losses, it.norms, it.digests
     return seen
+
+
+class Several(nn.Module):
+    """One unit of parameters that begin and end inside of blocks; d loss / d p is what it is given for p."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(np.zeros(size, "f4")) for size in (5000, 9000, 7000))
+
+    def forward(self, *gradients):
+        return sum((p * g).sum() for p, g in zip((self.a, self.b, self.c), gradients, strict=True))
+
+
+def sums_of_given():
+    """Norms, and sums of squares per block, of gradients that rank 0 has, and the others 0; and how many blocks of each
+    parameter ranks share."""
+    world, random, found = comm.world(), np.random.default_rng(8), []
+    model = fully_shard(Several(), world)
+    pieces = list(model.parameters())
+    for _ in range(10):
+        model.zero_grad()
+        gradients = [random.standard_normal(size).astype("f4") for size in (5000, 9000, 7000)]
+        model(*(g * np.float32(world.rank == 0) for g in gradients)).backward()
+        norm = optim.clip_grad_norm_(pieces, 1e9)
+        sums = block_sums(tables(flat_buffers(pieces), {*map(id, pieces)}))
+        found.append((norm, [sums[id(p)].tolist() for p in pieces]))
+    return found, [len(unit.piece(piece)[2]) for unit in model.units for piece in unit.pieces]
 
 
 def across_blocks():

@@ -88,6 +88,14 @@ def test_exact_mode_has_one_set_of_bits(exact_alone, n):
     assert min(crews.call(CASES + "across_blocks", n)) >= n - 1
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_norm_has_one_set_of_bits(n):
+    """float64's, and the sums that it is made of: of blocks that ranks share behind other parameters' blocks too."""
+    (wanted, _), = crews.call(CASES + "sums_of_given", 1)
+    for found, shared in crews.call(CASES + "sums_of_given", n):
+        assert found == wanted and any(shared[1:])
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_exact_shares_are_those_of_an_exact_all_reduce(n):
     for seen in crews.call(CASES + "exact_shares", n):
