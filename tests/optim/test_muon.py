@@ -275,6 +275,14 @@ def test_a_schedule_and_a_scaler_move_both():
     assert all(a.tobytes() == b.tobytes() for a, b in zip(values(model), values(twin), strict=True))
 
 
+def test_the_state_of_others_is_not_taken():
+    """Adam and AdamW keep arrays of the same names."""
+    a, b = (mt.tensor(np.ones(3), requires_grad=True) for _ in range(2))
+    saved = optim.Combined(optim.Adam([a]), optim.AdamW([b])).state_dict()
+    with pytest.raises(ValueError, match=r"of Combined\(Adam, AdamW\), this optimizer is Combined\(AdamW, Adam\)"):
+        optim.Combined(optim.AdamW([a]), optim.Adam([b])).load_state_dict(saved)
+
+
 def test_what_can_not_be_combined_raises():
     a, b = leaves(start(SHAPES[:2]))
     with pytest.raises(ValueError, match="two of these"):

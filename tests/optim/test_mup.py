@@ -272,6 +272,8 @@ def test_what_it_refuses():
         widths.optimizer(optim.Muon, model, 0.1)
     with pytest.raises(ValueError, match="take AdamW"):
         widths.optimizer(optim.Adam, model, 0.1, weight_decay=0.1)
+    same = mup_cases.gpt(4)     # at base's width Adam's decay is base's
+    assert mup.scale(same, mup_cases.gpt(4)).optimizer(optim.Adam, same, 0.1, weight_decay=0.1)
     lora.add(model, rank=2)
     with pytest.raises(ValueError, match="hasn't seen blocks.0.attention.qkv.lora_A"):
         widths.optimizer(optim.AdamW, model, 0.1)

@@ -160,6 +160,26 @@ def test_in_one_flat_buffer_each_optimizer_has_its_own():
     assert p.grad.tolist() == [1.0] and scaler.found_inf(second)
 
 
+def test_an_optimizer_that_takes_no_factor_gets_divided_gradients():
+    class Own:
+        """Somebody's, as a torch user writes one."""
+
+        def __init__(self, p):
+            self.param_groups = [{"params": [p]}]
+
+        def step(self):
+            p, = self.param_groups[0]["params"]
+            p.data -= p.grad.data
+
+    p = leaf(3.0)
+    own, scaler = Own(p), optim.GradScaler(4.0)
+    for gradient, wanted, scale in ((4.0, 2.0, 4.0), (np.inf, 2.0, 2.0), (2.0, 1.0, 2.0)):
+        set_grad(p, gradient)
+        scaler.step(own)
+        scaler.update()
+        assert p.tolist() == [wanted] and scaler.get_scale() == scale
+
+
 def test_a_parameter_without_a_gradient_rests():
     p, q = leaf(1.0), leaf(3.0)
     adam, scaler = optim.Adam([p, q]), optim.GradScaler()
