@@ -163,6 +163,18 @@ def test_beside_a_gpu_the_host_updates(tmp_path, monkeypatch, name, dtype, at, t
         assert book.launches[name] == 3
 
 
+def test_state_that_begins_above_0_does_so_in_a_file(tmp_path):
+    ends = []
+    for to in (None, tmp_path):
+        model = Tensors("f4")
+        optimizer = optim.Adagrad(groups(model), lr=0.1, initial_accumulator_value=0.5)
+        optimizer = optimizer if to is None else offload_optimizer(optimizer, to)
+        model.backward(0)
+        optimizer.step()
+        ends.append((model.state_dict(), optimizer.state_dict()))
+    same(*ends)
+
+
 def lies_in_a_file(array):
     """Whether an array's memory is a mapped file's."""
     while isinstance(array, np.ndarray):

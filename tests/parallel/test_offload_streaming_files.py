@@ -9,6 +9,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, nn
 from minitorch_dist.nn.absent import Absent, AbsentParameterError
+from minitorch_dist.parallel import spill
 from minitorch_dist.parallel.streaming import stream_from_disk
 from tests.device.fake_cupy import installed
 from tests.parallel.test_offload_streaming import WIDTH, all_absent, gpt, inputs, net, outputs
@@ -150,3 +151,16 @@ def test_without_values_parameters_may_be_given_as_lists_and_numbers():
         whole, parameter = nn.Parameter(values), unmade(lambda values=values: nn.Parameter(values))
         assert isinstance(parameter.data, Absent) and parameter.requires_grad
         assert (parameter.shape, parameter.dtype) == (whole.shape, whole.dtype)
+
+
+def test_a_read_that_brings_less_than_was_asked_for_goes_on(tmp_path, monkeypatch):
+    """As the kernel's do from 2 GiB on."""
+    data, read = np.arange(200, dtype=np.uint8), os.preadv
+    monkeypatch.setattr(spill.os, "preadv", lambda file, views, offset: read(file, [views[0][:70]], offset))
+    (tmp_path / "numbers").write_bytes(data.tobytes())
+    found = np.zeros(190, np.uint8)
+    with open(tmp_path / "numbers", "rb", buffering=0) as file:
+        spill.read_into(file.fileno(), 10, found, "numbers")
+        np.testing.assert_array_equal(found, data[10:])
+        with pytest.raises(OSError, match="numbers ends 5 bytes too early"):
+            spill.read_into(file.fileno(), 15, found, "numbers")
