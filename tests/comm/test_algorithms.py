@@ -1,5 +1,6 @@
 """The algorithms for reading: their results, and every byte and step that they take, counted."""
 
+import sys
 from collections import defaultdict
 
 import numpy as np
@@ -141,6 +142,7 @@ def test_a_slot_that_holds_no_function(tmp_path, monkeypatch, slot, words):
     (tmp_path / "own.txt").write_text(OWN)
     with pytest.raises(ValueError, match=words):
         Communicator(LocalEngine(), "alone", algorithm=slot.format(tmp_path))
+    assert "oops" not in sys.modules        # half made
 
 
 # ---------------------------------------------------------------- the cost model

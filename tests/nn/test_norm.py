@@ -144,6 +144,15 @@ def test_a_constant_channel_gives_the_bias():
     assert math.isfinite(layer.running_var.sum())
 
 
+def test_a_batch_of_nothing_moves_nothing_and_gives_zeros_as_gradients():
+    layer = nn.BatchNorm(3)
+    before = layer.running_var.copy()
+    y = layer(np.zeros((0, 3, 4), np.float32))
+    y.sum().backward()
+    assert y.shape == (0, 3, 4) and np.array_equal(layer.running_var, before)
+    assert layer.weight.grad.tolist() == layer.bias.grad.tolist() == [0.0] * 3
+
+
 def test_a_checkpointed_batch_norm_moves_its_statistics_once():
     """Running the block again in backward is no second batch."""
     x = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
