@@ -8,6 +8,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
+from minitorch_dist.backend import as_dtype
 from minitorch_dist.compress import LowPrecisionLinear, convert_to_low_precision_training
 from minitorch_dist.compress.formats import E4M3
 from minitorch_dist.compress.low_precision import RECIPES, Recipe, linear_in
@@ -112,7 +113,7 @@ def test_under_autocast_the_layer_takes_and_gives_16_bits(dtype, bias):
     random = np.random.default_rng(0)
     linear = nn.Linear(6, 5, bias=bias)
     layer, x = LowPrecisionLinear(linear), mt.tensor(random.standard_normal((2, 4, 6)).astype("f4"), requires_grad=True)
-    low = x.numpy().astype(dtype)
+    low = x.numpy().astype(as_dtype(dtype))
     with mt.autocast(dtype):
         y = layer(x)
         assert y.dtype == linear(x).dtype == low.dtype

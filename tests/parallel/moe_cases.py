@@ -325,12 +325,17 @@ def errors():
 
     def divided():
         return tp.parallelize_module(gpt("sequences"), mesh["ep"], {"blocks.*.mlp": "experts"})
+
+    def roomy():
+        return tp.parallelize_module(nn.Sequential(nn.Linear(4, 4), nn.MoE(4, 4, 2, capacity_factor=None)), mesh["ep"],
+                                     {"1": "experts"})
     tokens = sequences()[0][:2]
     attempt("three", lambda: ep.ExpertParallel(nn.MoE(4, 4, 3).experts, mesh["ep"]))
     attempt("dp alone", lambda: DistributedDataParallel(divided(), mesh["dp"]))
     attempt("nobody", lambda: divided()(tokens))
     attempt("first layer", lambda: tp.parallelize_module(nn.Sequential(nn.MoE(4, 4, 2)), mesh["ep"], {"0": "experts"})(
         np.zeros((3, 4), np.float32)))
+    attempt("any number", lambda: roomy()(np.zeros((3, 4), np.float32)))
     attempt("fsdp", lambda: fully_shard(divided(), mesh["dp"]))
     attempt("join", lambda: DistributedDataParallel(divided(), world).join(None))
     attempt("cut twice", lambda: tp.parallelize_module(divided(), mesh["ep"], ep.plan_of(divided())))

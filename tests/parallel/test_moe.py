@@ -117,6 +117,7 @@ def test_what_would_be_another_curve_raises():
         "dp alone": ("ValueError", "blocks.0.mlp.experts is divided over the ranks of 'ep'"),
         "nobody": ("RuntimeError", "nobody sums the gradients"),
         "first layer": ("RuntimeError", "nobody sums the gradients"),
+        "any number": ("RuntimeError", "nobody sums the gradients"),
         "fsdp": ("ValueError", "fully_shard: blocks.0.mlp.experts is divided over the ranks of 'ep'"),
         "join": ("RuntimeError", "can't answer the others' tokens"),
         "cut twice": ("ValueError", "are divided already"),

@@ -419,8 +419,11 @@ def test_a_file_that_was_cut_off_is_said(tmp_path):
 # ---------------------------------------------------------------- from a GPU
 
 @pytest.mark.parametrize("to", ["cpu", "folder"])
-def test_from_a_gpu(tmp_path, to):
+def test_from_a_gpu(tmp_path, to, monkeypatch):
     """The stand-in's bits, and its copies: each stretch goes down once and comes up once."""
+    put, written = spill.Spill.put, []
+    monkeypatch.setattr(spill.Spill, "put", lambda file, data: (written.append(data.nbytes), put(file, data))[1])
+
     def step(context):
         model = gpt().to("cuda")
         with context(model):
@@ -434,7 +437,7 @@ def test_from_a_gpu(tmp_path, to):
         transfers.clear()
         down, found = step(lambda m: offload_activations(m, tmp_path if to == "folder" else "cpu", 1))
         same(found, wanted)
-        assert down > 20 and transfers["implicit"] == 0
+        assert down > 20 and transfers["implicit"] == 0 and len(written) == (down if to == "folder" else 0)
     host = gpt()
     with offload_activations(host, "cpu", 1):       # nothing to be gained there
         assert not any(isinstance(part, offload.View) for part in loss_of(host).node.saved.parts)
