@@ -1,11 +1,13 @@
 """Every collective against what NumPy makes of the data that each rank is known to hold, on one node and on several."""
 
 import os
+import time
 
 import numpy as np
 import pytest
 
-from minitorch_dist.comm.local import aligned_zeros
+from minitorch_dist.comm import Communicator
+from minitorch_dist.comm.local import LocalEngine, aligned_zeros
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
@@ -261,3 +263,10 @@ def test_memory_of_one_rank_is_aligned_too():
         arrays = [aligned_zeros(shape, dtype) for _ in range(20)]   # all alive, so that they lie in different places
         assert all(x.shape == np.empty(shape).shape and x.dtype == dtype and not x.any() for x in arrays)
         assert all(x.ctypes.data % 64 == 0 for x in arrays if x.size)
+
+
+def test_a_wait_for_a_message_lasts_as_long_as_it_may():
+    alone = Communicator(LocalEngine(), "alone")
+    for timeout in (0, 0.05):
+        begin = time.monotonic()
+        assert alone.recv_any(timeout) is None and timeout <= time.monotonic() - begin < timeout + 1

@@ -226,7 +226,7 @@ def test_what_a_checkpoint_runs_again_stays(tmp_path, written):
 
 def test_what_comes_back_has_no_history(tmp_path):
     """It comes into memory that somebody may have written to before, as something else."""
-    store = offload.Activations(nn.Sequential(), spill.Spill(tmp_path), 1, 0)
+    store, backs = offload.Activations(nn.Sequential(), spill.Spill(tmp_path), 1, 0), []
     for _ in range(50):
         kept, date = store.pack(np.ones(1000)), tick()
         other = np.empty(8000, "u1")
@@ -237,6 +237,7 @@ def test_what_comes_back_has_no_history(tmp_path):
         assert log.since(back, date) is None
         if offload.address(back) == address:
             return
+        backs.append(back)      # or two free places would be taken in turns
     raise AssertionError("no memory was used twice")
 
 
