@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from minitorch_dist import viz
+import minitorch_dist as mt
+from minitorch_dist import ledger, viz
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.ledger import Span
 from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, zb_h1
@@ -23,6 +24,13 @@ LATENCY = 2.0 ** -10    # seconds
 def send_seconds(buckets, each, n, bandwidth):
     """What the link needs for so many all-reduces of so many elements of float32."""
     return buckets * (LATENCY + 2 * (n - 1) / n * 4 * each / bandwidth)
+
+
+def test_who_has_asked_for_no_timeline_has_none():
+    x = mt.tensor(np.ones(3), requires_grad=True)
+    with ledger.record() as plain, ledger.record(timeline=True) as book:
+        (x * x).sum().backward()
+    assert book.spans and not plain.spans
 
 
 @pytest.mark.parametrize(("n", "backward", "bandwidth"), [

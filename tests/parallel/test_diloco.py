@@ -343,6 +343,15 @@ def test_an_end_sends_nothing_of_what_mix_1_forgets():
         assert book.events == [(what, "fragment 0") for what in wanted]
 
 
+def test_a_meeting_between_forward_and_backward_raises():
+    model = cases.build()
+    diloco = DiLoCo(model, optim.SGD(model.parameters()), every=1)
+    late = (model(np.ones((2, plain.FEATURES))) ** 2).sum()
+    diloco.step(1)      # without a gradient: what is written are the common values
+    with pytest.raises(RuntimeError, match="DiLoCo has overwritten"):
+        late.backward()
+
+
 def test_frozen_parameters_stay_out():
     model = cases.build()
     model[0].bias.requires_grad_(False)
