@@ -5,6 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist.flat import ALIGN, BLOCK, FlatBuffer, flat_buffers, layout, round_up
+from tests.device.fake_cupy import installed
 
 SHAPES = [(3, 5), (), (17,), (0, 4), (1,), (2, 3, 4), (61, 71)]
 
@@ -145,6 +146,8 @@ def test_what_does_not_belong_raises():
         FlatBuffer([a, wide])
     with pytest.raises(ValueError, match="one dtype"):
         FlatBuffer([])
+    with installed(), pytest.raises(ValueError, match="tensors of one device, got .'cpu', 'cuda:0'.: move the model"):
+        FlatBuffer([a, mt.ones(3, device="cuda", requires_grad=True)])
     with pytest.raises(ValueError, match=r"\(3,\)"):
         FlatBuffer([a, a * b])
     with pytest.raises(ValueError, match="require grad"):

@@ -224,6 +224,9 @@ def counted():
         "all_gather": lambda: world.all_gather(in_window, part),
         "all_to_all": lambda: world.all_to_all(odd_plain[:n], plain),
         "broadcast": lambda: world.broadcast(plain, 1),
+        "reduce": lambda: world.reduce(plain, 1),
+        "gather": lambda: world.gather(plain if rank == 1 else None, part, 1),
+        "scatter": lambda: world.scatter(part, plain if rank == 1 else None, 1),
         "send": lambda: world.send(plain, 1) if rank == 0 else world.recv(plain, 0) if rank == 1 else None,
         "send across": lambda: world.send(plain, size - 1) if rank == 0 else
             world.recv(plain, 0) if rank == size - 1 else None,

@@ -192,6 +192,8 @@ def test_bytes_in_the_ledger_are_the_formulas(n):
         for name in ("reduce_scatter", "all_gather", "all_to_all"):
             assert sent[name] == (n - 1) * M // n, name
         assert sent["broadcast"] == (M if rank == 1 else 0)
+        assert sent["scatter"] == ((n - 1) * M // n if rank == 1 else 0)
+        assert (sent["reduce"], sent["gather"]) == ((0, 0) if rank == 1 else (M, M // n))
         assert sent["send"] == (M if rank == 0 else 0)
         assert sent["barrier"] == 0
         if n != 3:
