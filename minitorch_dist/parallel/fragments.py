@@ -236,6 +236,6 @@ def unpacked(row, like):
     for name, message in like.items():
         found[name] = []
         for part in message:
-            here, row = row[:part.nbytes].copy(), row[part.nbytes:].copy()
+            here, row = row[:part.nbytes].copy(), row[part.nbytes:]
             found[name].append(here.view(part.dtype))
     return found, row
