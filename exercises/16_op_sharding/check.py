@@ -146,12 +146,13 @@ FEW = [
            lambda case, got: not steps(case) or all(sum(sizes) <= sum(wanted(case)) for sizes in reduced(got))),
 ]
 
-def between(model, row):
-    """Hypothesis: model with a row's functions."""
-    def outputs(case):
-        return model(case, **{name: len(case) if value is None else value for name, value in row.items()})
-    return outputs
 
+def between(model, row):
+    """Hypothesis: model with a row's functions, and numbers: "N" and "1/N" are of the ranks."""
+    def outputs(case):
+        of_ranks = {"N": len(case), "1/N": 1 / len(case)}
+        return model(case, **{name: of_ranks.get(value, value) for name, value in row.items()})
+    return outputs
 
 
 OF_THE_CLASS = ("a layer is changed when a second one is made: what __init__ keeps belongs to the object (self), not "
@@ -188,6 +189,8 @@ class Mlp(Check):
              "addend, and tanh(u + v) isn't tanh(u) + tanh(v). Cut A by columns", ys_are(worlds.contraction_first)),
         gives("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
               between(worlds.mlp, {"last": True})),
+        gives("backward takes the tanh that the last forward has left on self: several forwards may be under way, and "
+              "what each has found belongs into its own `kept`", between(worlds.mlp, {"last": "tanh"})),
         gives(OF_THE_CLASS, of_another(worlds.mlp)),
         gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
         gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
@@ -318,6 +321,9 @@ class CrossEntropy(Check):
     signatures = [
         gives("every rank subtracts the maximum of its own columns, and then sums exponentials of different units: all "
               "must subtract the same", loss(maximum=losses.same)),
+        gives("every rank's exponentials are those of its own columns' maximum, and the greatest of these is added to "
+              "the logarithm of their sum: first the maximum of all ranks, then the exponentials",
+              loss(maximum=losses.same, added=losses.greatest)),
         when("the loss isn't a finite number where logits are in the thousands: exp overflows, or all of them vanish. "
              "Subtract the greatest logit of the row, of all ranks' columns", overflowed),
         gives("the sum of the exponentials is that of this rank's columns alone: a softmax of its own on every rank",
@@ -334,6 +340,9 @@ class CrossEntropy(Check):
               "subtracted, on every rank", loss(pick=losses.as_zero)),
         gives("labels of other ranks are read around the corner: a negative index counts from the end, and isn't an "
               "error", loss(pick=losses.around)),
+        gives("labels of the ranks before are read around the corner: label - first is below 0 there, and a negative "
+              "index counts from the end. A label is this rank's if first ≤ label < last",
+              loss(pick=losses.around_below)),
         gives("labels are taken for numbers of this rank's columns in the gradient: rank r's column 0 is the class "
               "classes·r//N", loss(one_hot=losses.without_first)),
         gives("labels are taken for numbers of this rank's columns: rank r's column 0 is the class classes·r//N",

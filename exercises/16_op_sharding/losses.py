@@ -66,6 +66,12 @@ def around(labels, first, own):
     return np.arange(len(labels)), (labels - first) % own
 
 
+def around_below(labels, first, own):
+    """The same of labels below the rank's classes; those above are known not to be its."""
+    rows = np.flatnonzero(labels < first + own)
+    return rows, (labels[rows] - first) % own
+
+
 def by_width(case, width):
     """Labels looked up as if rank r's columns began at r times width(case, how many it has)."""
     starts = [share(case[0]["classes"], rank, len(case)).start for rank in range(len(case))]
@@ -80,12 +86,13 @@ def without_first(labels, first, own):
 
 @np.errstate(all="ignore")
 def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_hot=None, unshifted=False, back=False,
-             rows=True):
+             rows=True, added=same):
     """What the ranks get with another function in a place.
 
     maximum, sums, picks  of all ranks' numbers per row; pick, one_hot: (rows, places) of labels, for loss and gradient
     unshifted             the maximum isn't added to the logarithm again;  back: the label's logit is shifted, and the
                           logarithm is not
+    added                 of the maxima that were subtracted: what is added to the logarithm
     rows                  whether loss and gradient are divided by their number
     """
     parts, labels = [rank["logits"] for rank in case], case[0]["labels"]
@@ -98,7 +105,7 @@ def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_ho
         picked = np.zeros(len(labels))
         picked[at] = z[at, places]
         found.append(picked)
-    losses, grads = [], []
+    losses, grads, tops = [], [], added(tops)
     for picked, sum_, top, e, mine in zip(picks(found), totals, tops, exps, ranges, strict=True):
         of_rows = np.log(sum_) + (not unshifted) * top - picked + back * top
         losses.append(float(np.sum(of_rows)) / (len(labels) if rows else 1))

@@ -17,7 +17,9 @@ BETWEEN = [      # (sentence, what stands in place of f and g)
     ("the bias of the output is added on every rank before the sum: in y it is there {ranks} times",
      {"bias_first": True}),
     ("the gradient by the output's bias is {ranks}.000 times too large: every rank knows it, and it was summed over "
-     "them", {"bias_grad": None}),
+     "them", {"bias_grad": "N"}),
+    ("the gradient by the output's bias is {ranks}.000 times too small: every rank has all of the bias, and so all of "
+     "its gradient, though it may have added an N-th of it only", {"bias_grad": "1/N"}),
 ]
 
 PLACES = [

@@ -88,7 +88,7 @@ def mlp(case, f=same, f_back=total, g=total, g_back=same, bias_first=False, bias
 
     bias_first  b is added before g
     bias_grad   the gradient by b is so many times too large
-    last        backward goes through what the last forward has kept
+    last        backward goes through what the last forward has kept; "tanh": x excepted
     slope       of tanh, as a function of its value
     """
     if "ct" in case[0]:
@@ -107,6 +107,7 @@ def mlp(case, f=same, f_back=total, g=total, g_back=same, bias_first=False, bias
     latest = {len(x): kept for x, kept in zip(case[0]["xs"], passes, strict=True)}
     for x, kept, dy in zip(case[0]["xs"], passes, case[0]["dys"], strict=True):
         ins, hs = latest[len(x)] if last else kept
+        ins = kept[0] if last == "tanh" else ins
         dys, by_x = g_back([dy] * size), []
         for rank, (p, i, h) in enumerate(zip(params, ins, hs, strict=True)):
             dz = dys[rank] @ p["B"].T * (1 - h ** 2 if slope is None else slope(h))

@@ -84,7 +84,7 @@ def visible(numbers, how=looks):
         (0, *i.shape), bool)
 
 
-def run(case, cut=cut, fit=fitted, write=written, see=looks, fill=None, after=None):
+def run(case, cut=cut, fit=fitted, write=written, see=looks, fill=None, after=None, by_document=False):
     """The outputs of one case; the keywords are the mistakes."""
     if case["what"] == "visible":
         return {"result": visible(case["documents"], see)}
@@ -103,7 +103,7 @@ def run(case, cut=cut, fit=fitted, write=written, see=looks, fill=None, after=No
         at = 0
         for number, p in enumerate(row):
             i, start, stop = pieces[p]
-            for name, values in write(p, texts[i], number, start, stop).items():
+            for name, values in write(p, texts[i], i if by_document else number, start, stop).items():
                 found[name][r, at:at + (stop - start if np.isscalar(values) else len(values))] = values
             at += stop - start
     if after:
@@ -143,6 +143,12 @@ def one_off(document, length):
 def evenly(document, length):
     pairs = np.arange(max(len(document) - 1, 0))
     return [(int(e[0]), int(e[-1]) + 1) for e in np.array_split(pairs, -(-len(pairs) // length) or 1) if len(e)]
+
+
+def empty_rest(document, length):
+    """A piece begins at the last token, where there is no pair left."""
+    pairs = len(document) - 1
+    return [(start, min(start + length, pairs)) for start in range(0, len(document), length)]
 
 
 def at_least_one(document, length):
@@ -286,6 +292,8 @@ SIGNATURES = [
     p("the rest stands at the beginning of a document: full pieces first, from its beginning on", cut=rest_first),
     p("a long document is cut into equal pieces: full ones, and a rest", cut=evenly),
     p("a pair stands in two pieces: the next one starts where this one stops", cut=overlapping),
+    p("a piece of no pairs begins at a document's last token, where the ones before it have all pairs: pieces begin at "
+      "0, length, 2 · length … below n - 1", cut=empty_rest),
     p("a document of fewer than two tokens has become a piece of no pairs", cut=at_least_one),
     p("pieces go in the order in which they are given: the longest must go first, while there are rows with room for "
       "it (a short one fits nearly everywhere)", fit=ordered(as_given)),
@@ -329,6 +337,8 @@ SIGNATURES = [
     p("tokens of padding are -1: an embedding would take its last row. 0", fill={"tokens": -1}),
     p("documents have their number in the list; asked for is their place in the row, 0, 1, 2 …", write=writes(
         documents=lambda d, n, start, stop, piece: piece)),
+    p("documents have their number in the list of documents; asked for is their piece's place in the row, 0, 1, 2 …",
+      by_document=True),
     p("documents are numbered on from row to row: each row begins with 0", after=over_rows),
     p("documents are numbered from 1: from 0", write=writes(documents=lambda d, n, start, stop, piece: n + 1)),
     p("all of a row has the number 0: documents would look at each other", write=writes(

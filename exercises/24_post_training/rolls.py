@@ -89,7 +89,7 @@ def written(policy, questions, how, streams, draw=drawn, count_end=True, fill=No
 
 
 def run(case, share=shared, draw=drawn, key=keyed, policy=policy, mean=None, one_stream=False, order=None,
-        settings=None, counts=None, cut=None, **how_written):
+        settings=None, counts=None, cut=None, tiled=False, **how_written):
     """Outputs of all ranks; the keywords are the mistakes."""
     one, ranks = case[0], len(case)
     if one["what"] == "training":
@@ -107,7 +107,7 @@ def run(case, share=shared, draw=drawn, key=keyed, policy=policy, mean=None, one
         if cut:
             rows = cut([(q, a) for q in range(len(questions)) for a in range(group)], rank, ranks)
         rows = order(rows, group) if order else rows
-        where = np.array(rows, int).reshape(-1, 2)[:, 0]
+        where = np.array(by_turns(rows, group) if tiled else rows, int).reshape(-1, 2)[:, 0]
         streams = np.random.default_rng(key(how, first, 0, rank, 0)) if one_stream else [
             np.random.default_rng(key(how, q, a, rank, q - first)) for q, a in rows]
         tokens, counted = written(functools.partial(policy, one["tables"]), questions[where], how, streams, draw,
@@ -280,6 +280,8 @@ SIGNATURES = [
     g("the questions are dealt out in turn: a rank has one piece of them, in order", cut=lambda rows, rank, ranks: [
         row for row in rows if row[0] % ranks == rank]),
     g("the answers to one question must stand one after another: repeat, not tile", order=by_turns),
+    g("the questions stand tile by tile, and the streams answer by answer: a row gets the stream of another question. "
+      "Repeat, not tile", tiled=True),
     when("rows are shorter where all answers have ended early: they are filled up with `end` to time + count tokens, "
          "or ranks have rows of different lengths", narrow),
     g("an answer goes on behind its `end`: it is filled up with `end`", fill="goes on"),
