@@ -318,6 +318,8 @@ class Clip(Check):
     tolerance = 1e-12
     same_bits = ("norm",)
     signatures = [
+        when("the norm has the digits of float32 only: the sum of squares was one on the way. The parts are float64",
+             lambda case, got: all(g["norm"] == float(np.float32(g["norm"])) != norm_of_all(case)(0) for g in got)),
         gives("a gradient that is hardly longer than max_norm isn't scaled: at most max_norm was asked for, without a "
               "margin", lambda case: clipped(case, norm_of_all(case), with_a_margin)),
         gives("each rank compares the norm of its own parts with max_norm: the gradient's is to be compared, so that "

@@ -64,7 +64,17 @@ def difference(label, got, expected):
         other += f" and not off by {number(distance[index])}"
         if got.dtype.kind == expected.dtype.kind == "f" and got.dtype.itemsize < expected.dtype.itemsize:
             other += f": yours has only the digits of {got.dtype}"
+        elif detour(got, expected):
+            other += ": yours has only the digits of float32, as if it had been one on the way"
     return f"{name}{at} is {one}; expected {other}"
+
+
+def detour(got, expected):
+    """Whether float64 numbers are float32's, all of them, where other ones were expected."""
+    if not got.dtype == expected.dtype == np.float64:
+        return False
+    with np.errstate(over="ignore"):
+        return bool(np.all(got == got.astype(np.float32)) and not np.any(expected == expected.astype(np.float32)))
 
 
 def number(value):

@@ -115,6 +115,7 @@ def test_which_leaves_a_mistake_shows_in_is_said_of_the_case_in_which_it_shows()
     (lambda x: x + np.inf, "y[0] is inf"),
     (lambda x: 2j * x, "y["),
     (lambda x: (2 * x).astype("f4") + np.float32(1e-6), "yours has only the digits of float32"),
+    (lambda x: (x / 3).astype("f4").astype(float) * 6, "and not off by"),
     (lambda x: np.array(["a", "b", "c"]), "y is an array of shape [3]"),
     (lambda x: [2, [3]], "y is an object of type list; expected an array"),
 ])
