@@ -133,7 +133,7 @@ class Broadcast(Check):
         return [{"x": case[case[0]["src"]]["x"]}] * len(case)
 
     def picture(self, runs, path):
-        return message_arrows(runs[max(runs)][0][1], path)
+        return message_arrows(runs[4][0][1], path)
 
 
 # ---------------------------------------------------------------- 07.3
@@ -266,6 +266,13 @@ def misplaced(case):
     return everybody(case, lambda me: [x[(2 * me - i) % len(case)] for i in range(len(case))])
 
 
+def one_place_on(case):
+    """What arrives in step s is put where the part of the rank s to the left belongs, which has come before."""
+    x, size = parts(case), len(case)
+    return None if size == 1 else everybody(case, lambda me: [None if i == (me + 1) % size else x[i - 1]
+                                                              for i in range(size)])
+
+
 def one_buffer(case):
     """All entries are views of one array, in which every arrival overwrites the one before."""
     x, size = parts(case), len(case)
@@ -305,6 +312,8 @@ class AllGather(Check):
               "of the rank s + 1 to the left", in_order_of_arrival),
         gives("the parts are in the wrong places: in step s comes the part of the rank s + 1 to the left (%, because "
               "after rank 0 comes the last)", misplaced),
+        gives("every part is one place too far to the right, and lies on the one that was there: in step 0 comes the "
+              "part of the left neighbour, rank - 1, not the own one", one_place_on),
         gives("all entries are views of one array, and every message has overwritten the one before: a new array "
               "for each", one_buffer),
     ]
