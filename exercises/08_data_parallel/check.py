@@ -261,16 +261,18 @@ def gradients(w, b, x, y):
     return 0.5 * (error ** 2).sum(), np.einsum("ni,no->io", x, error), error.sum(0)
 
 
-def together(case, steps=None, lr=1.0):
-    """One process that trains on all ranks' rows, from the parameters of rank 0."""
+def together(case, steps=None, lr=1.0, after=False):
+    """One process that trains on all ranks' rows, from the parameters of rank 0. Losses of before each step, or after.
+    """
     w, b = (p.copy() for p in case[0]["parameters"])
     losses = []
     for step in range(STEPS if steps is None else steps):
         rows = np.concatenate([r["rows"][step % STEPS] for r in case])
         value, by_w, by_b = gradients(w, b, case[0]["x"][rows], case[0]["y"][rows])
-        losses.append(value / len(rows))
+        losses += [] if after else [value / len(rows)]
         w -= lr * case[0]["lr"] * by_w / len(rows)
         b -= lr * case[0]["lr"] * by_b / len(rows)
+        losses += [gradients(w, b, case[0]["x"][rows], case[0]["y"][rows])[0] / len(rows)] if after else []
     return {"parameters": [w, b], "result": losses}
 
 
@@ -365,9 +367,10 @@ class Train(Check):
         gives("the training is right, but the loss is a mean of the ranks' means: weigh it by their rows",
               lambda case: [found | {"result": list(np.mean([f["result"] for f in own_losses(case)], axis=0))}
                             for found in own_losses(case)]),
-        gives("the training is right, but the loss is of after the update",
+        *(gives("the training is right, but the loss is of after the update", right) for right in (
+              lambda case: [together(case, after=True)] * len(case),
               lambda case: [found | {"result": together(case, STEPS + 1)["result"][1:]} for found in
-                            [together(case)] * len(case)]),
+                            [together(case)] * len(case)])),
     ]
 
     demands = [demand("right, but the parameters are sent around more than once: with one start and the same steps "
