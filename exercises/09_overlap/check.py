@@ -6,6 +6,18 @@ from exercises.frame import Check, demand, gives, when
 
 from . import filling
 from .drawing import draw_both
+from .pieces import (
+    WIDTH,
+    each_divided,
+    everybodys,
+    last_piece_reduced,
+    moments,
+    own_totals,
+    piece_by_piece,
+    reduced_each_time,
+    right,
+    switched_on,
+)
 
 # ---------------------------------------------------------------- 09.1
 
@@ -103,6 +115,13 @@ def stale(case):
     return outputs(case, [[summed(case)[0]] * PASSES] * len(case))
 
 
+def too_early(case, got):
+    """Buckets of the later passes hold what was there before a gradient was written."""
+    def nan(of_pass):
+        return any(np.isnan(grad).any() for grad in of_pass)
+    return all(not nan(rank["grads"][0]) for rank in got) and any(nan(p) for rank in got for p in rank["grads"][1:])
+
+
 def without_unused(case):
     """Buckets of which a rank misses a gradient are never posted by anyone, and keep each rank's own."""
     found = [rank["grads"] for rank in own(case)]
@@ -179,6 +198,8 @@ class ReducerCheck(Check):
         gives("the first pass is right, and the later ones give its sums again: what is missing, and what was posted, "
               "must be set up anew for each pass",
               lambda case: stale(case) if len(case) > 1 else None),
+        when("the first pass is right, and in the later ones buckets leave before their gradients are there: what is "
+             "missing must be set up anew for each pass", too_early),
         gives("a bucket with a gradient that some rank hasn't used is never posted: finish() must send what is still "
               "at home, with zeros for what wasn't used", lambda case: without_unused(case) if len(case) > 1 else None),
         gives("each rank still has its own gradients: the sums were not written back into the arrays of grads",
@@ -247,66 +268,6 @@ class ReducerCheck(Check):
 
 # ---------------------------------------------------------------- 09.3
 
-WIDTH = 3
-
-
-def moments(pieces):
-    """[Σ x, Σ x xᵀ] over the rows of some pieces."""
-    rows = np.concatenate(pieces)
-    return [rows.sum(0), np.einsum("ni,nj->ij", rows, rows)]
-
-
-def everybodys(case, choose=lambda pieces: pieces, divide=lambda inputs: inputs["count"]):
-    """The totals of both batches: over the chosen pieces of all ranks."""
-    return [[sum(m[a] for m in (moments(choose(r["batches"][b])) for r in case)) / divide(case[0])
-             for a in range(2)] for b in range(2)]
-
-
-def reduced_each_time(case, carry):
-    """Every piece's backward is reduced: what was summed already is summed again."""
-    totals = []
-    for b in range(2):
-        held = [[np.zeros(WIDTH), np.zeros((WIDTH, WIDTH))] for _ in case]
-        for piece in range(len(case[0]["batches"][b])):
-            for h, r in zip(held, case, strict=True):
-                for a, m in enumerate(moments([r["batches"][b][piece]])):
-                    h[a] = h[a] * carry + m / r["count"]
-            everybody = [sum(h[a] for h in held) for a in range(2)]
-            held = [[g.copy() for g in everybody] for _ in case]
-        totals.append(held[0])
-    return totals
-
-
-def right(case, **changed):
-    ranks = len(case)
-    return [{"totals": everybodys(case), "after_exception": np.full(2, ranks * (ranks + 1) / 2),
-             "nested": np.outer([1.0, 2.0, 3.0], np.full(2, rank + 1.0)), "raised": "KeyError",
-             "beside": np.full((2, 2), [[rank + 1.0], [ranks * (ranks + 1) / 2]])} | changed
-            for rank in range(ranks)]
-
-
-def switched_on(ranks, rank):
-    """What nested() of drive.py finds if the end of each no_sync() switches reducing on."""
-    outer = ranks * (ranks + 1.0)
-    return np.full((3, 2), [[rank + 1.0], [outer], [ranks * outer + outer / 2]])
-
-
-def own_totals(case):
-    return [answer | {"totals": everybodys([r])} for r, answer in zip(case, right(case), strict=True)]
-
-
-def last_piece_reduced(case):
-    last = everybodys(case, lambda pieces: pieces[-1:])
-    before = [everybodys([r], lambda pieces: [p[:0] for p in pieces] + pieces[:-1]) for r in case]
-    return [answer | {"totals": [[a + b for a, b in zip(*two, strict=True)] for two in zip(last, own, strict=True)]}
-            for answer, own in zip(right(case), before, strict=True)]
-
-
-def piece_by_piece(case, got):
-    return all(sorted(rows) == sorted(map(len, pieces)) for g, r in zip(got, case, strict=True)
-               for rows, pieces in zip(g["rows"], r["batches"], strict=True))
-
-
 class Accumulate(Check):
     exercise = "09.3"
     same_bits = ("totals",)
@@ -321,8 +282,18 @@ class Accumulate(Check):
               lambda case: right(case, totals=everybodys(case, divide=lambda r: 1))),
         gives("divided by the samples of this rank only: count is that of the global batch, and already given",
               lambda case: None if len(case) == 1 else right(case, totals=[[
-                  sum(m[a] / sum(map(len, r["batches"][b])) for r, m in
+                  sum(m[a] / max(sum(map(len, r["batches"][b])), 1) for r, m in
                       ((r, moments(r["batches"][b])) for r in case)) for a in range(2)] for b in range(2)])),
+        gives("only the last piece's gradients are divided by count: those of every piece are of sums, or what is "
+              "added up is divided once, at the end", lambda case: right(case, totals=each_divided(
+                  case, lambda piece, k, pieces: case[0]["count"] if k == len(pieces) - 1 else 1))),
+        gives("a mean of means: each piece's gradients are divided by the samples of the piece and by the number of "
+              "pieces, and pieces aren't equally long. Divide by count, the samples of the global batch",
+              lambda case: right(case, totals=each_divided(
+                  case, lambda piece, k, pieces: max(len(piece), 1) * len(pieces)))),
+        gives("each piece's gradients are divided by the samples of the piece: count was asked for, the samples of the "
+              "global batch", lambda case: right(case, totals=each_divided(
+                  case, lambda piece, k, pieces: max(len(piece), 1)))),
         gives("only the last piece counts: grads are zeroed, or overwritten, for each piece",
               lambda case: right(case, totals=everybodys(case, lambda pieces: pieces[-1:]))),
         gives("the first piece is lost", lambda case: right(case, totals=everybodys(case, lambda p: p[1:] or p))),
@@ -383,6 +354,8 @@ class Accumulate(Check):
             draw = rng.standard_normal
             if pieces[0] > 1:
                 sizes[0, 0, pieces[0] - 1] = 0      # nothing in rank 0's last piece: it takes part all the same
+            elif ranks > 1:
+                sizes[0, 0] = 0                     # nothing at all
             case = [{"width": WIDTH, "count": 37,
                      "batches": [[2 + draw((int(sizes[b, rank, k]), WIDTH)) for k in range(pieces[b])]
                                  for b in range(2)]} for rank in range(ranks)]
