@@ -140,13 +140,14 @@ def all_of_mine(parts, rank, n):
 
 
 def world(case, forward=ring, combine=merged, back=None, at=None, kept=None, goes_through=lambda number, n: number,
-          dq=sum, collect=home, mean=False, travel=(True, True)):
+          dq=sum, collect=home, mean=False, travel=(True, True), found_last=False):
     """What is asked for; the keywords are the mistakes.
 
     forward, back  the visits of both passes; back=None: as forward
     at             (case's positions, rank) -> those that are taken for them
     combine        [(out, lse)] -> that of a rank; kept: the same, of what backward is given, if that is another
     goes_through   (number of a backward, how many) -> the forward whose `kept` it goes through
+    found_last     it takes out and lse from the last forward, and the rest from that one
     dq             [shares] -> dq; collect: (parts, rank, N) -> those that make up dk and dv; mean: whether they are
                    divided by N; travel: whether dk, and dv, are collected, or are the rank's own
     """
@@ -164,6 +165,7 @@ def world(case, forward=ring, combine=merged, back=None, at=None, kept=None, goe
             given.append((parts, [kept(of_rank) for of_rank in pieces] if kept else states))
         for number in range(len(given)):
             parts, states = given[goes_through(number, len(given))]
+            states = given[-1][1] if found_last else states
             made = []
             for r in range(n):
                 dout = case[r]["passes"][number]["dout"]
@@ -249,6 +251,8 @@ BACKWARD = [
     ("dq is the mean over the steps: every block adds its share", {"dq": lambda shares: sum(shares) / len(shares)}),
     ("backward goes through what the last forward has kept: two were under way, and each has its own `kept`",
      {"goes_through": lambda number, n: n - 1}),
+    ("backward takes the out and lse that the last forward has left on self: two were under way, and what each has "
+     "found belongs into its own `kept`", {"found_last": True}),
     ("backward goes through what another forward has kept: what belongs to this one is in its own `kept`, and forwards "
      "and backwards may come in any order", {"goes_through": lambda number, n: n - 1 - number}),
     ("backward is given out and lse as they were after the first step: those of all keys are the last ones",
