@@ -294,6 +294,8 @@ SIGNATURES = [
       directions=whole_length),
     b("P is made orthonormal before it is summed: a sum of orthonormal columns has none any more",
       own_directions=True),
+    b("P is made orthonormal before the ranks' are averaged: a mean of orthonormal columns has none any more. First "
+      "the sum, then the factors", own_directions=True, of_p=mean),
     b("P isn't summed: each rank has directions of its own then, and Q of different ones is added up",
       of_p=their_own),
     t("Q isn't summed: the result is the part of this rank alone", of_q=their_own),

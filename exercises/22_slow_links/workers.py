@@ -81,7 +81,7 @@ class Worker:
     def __init__(self, mine):
         self.job, self.p, self.steps, self.since, self.had = mine, [x.copy() for x in mine["parameters"]], 0, 0, 0
         self.state = [[np.zeros_like(x)] * 2 for x in self.p] if mine["kind"] == "AdamW" else []
-        self.seen = []
+        self.seen, self.begin = [], list(self.p)
 
     def count(self, step):
         """Have the step's samples, and the gradients by them, at where the worker is."""
@@ -105,7 +105,7 @@ class Worker:
 
 def train(jobs, weigh=samples, mean=by_samples, outer=nesterov, due=at_every, after=all_begin_from, sign=1,
           forget=False, lasting=False, state=None, first_only=False, skip=False, before_step=False, inner=1,
-          way=way_gone, by_shape=False, by_memory=False, into_copies=False):
+          way=way_gone, by_shape=False, by_memory=False, into_copies=False, idle=False):
     """[{"parameters", "state"}] of each worker; the keywords are the mistakes."""
     workers, mine = [Worker(one) for one in jobs], jobs[0]
     common = [x.copy() for x in mine["parameters"]]
@@ -115,7 +115,8 @@ def train(jobs, weigh=samples, mean=by_samples, outer=nesterov, due=at_every, af
         meeting = due(step + 1, mine["every"])
         for worker in workers:
             worker.count(step)
-            for _ in range(inner * (not before_step and not (skip and meeting))):
+            rests = skip and meeting or idle and not worker.job["samples"][step]
+            for _ in range(inner * (not before_step and not rests)):
                 worker.inner()
         if meeting:
             meetings += 1
@@ -132,7 +133,7 @@ def train(jobs, weigh=samples, mean=by_samples, outer=nesterov, due=at_every, af
                 for w in workers:
                     common[i], w.p[i] = (own_stays if into_copies and not i else after)(start, w.p[i], update, delta)
             for w in workers:
-                w.since = w.since if lasting else 0
+                w.since, w.begin = w.since if lasting else 0, list(w.p)
             if state and workers[0].state:
                 state(workers)
         for worker in workers:
@@ -235,6 +236,11 @@ def last_gradient(start, worker, i):
     return worker.grads[i]
 
 
+def from_own_beginning(start, worker, i):
+    """Each worker's since it began itself, wherever that was."""
+    return worker.begin[i] - worker.p[i]
+
+
 def not_looking_ahead(v, delta, lr, momentum, number):
     """v where Δ + momentum · v is asked for, twice the momentum."""
     v = momentum * v + delta
@@ -325,6 +331,10 @@ SIGNATURES = [
     d("the velocity begins with 0 at each meeting: keep it from one to the next", forget=True),
     d("the outer step is made from where each worker is: it begins where all began, so that all are together after "
       "it", after=from_where_it_is),
+    d("the outer step is made from where each worker is, and that is remembered as its beginning: all begin at one "
+      "place, with the outer step made from there", way=from_own_beginning, after=from_where_it_is),
+    d("inner.step isn't called in steps without samples: each worker makes H steps from one meeting to the next, with "
+      "gradients of 0 if need be", idle=True),
     d("where all began is remembered from the very beginning: after a meeting all begin somewhere else",
       after=common_stays),
     d("the outer step is written into a copy of parameters[0], which lies in memory by columns: its p.ravel() and "
