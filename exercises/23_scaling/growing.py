@@ -115,7 +115,7 @@ def rms(before, after):
 
 
 def train(case, rule, size=rms, first=lambda std, init: std * init, rate=lambda lr, factor: lr * factor, output=None,
-          steps=None, afresh=False, probe=0, since=0):
+          steps=None, afresh=False, probe=0, since=0, last=None):
     """The change of what each layer gives. since: how many steps had been made before its beginning."""
     triples = factors({name: values.shape for name, values in case["normal"].items()}, case["base"], rule)
     constants = {name: triples[name + ".weight"][2] if output is None else output for name in LAYERS}
@@ -132,7 +132,8 @@ def train(case, rule, size=rms, first=lambda std, init: std * init, rate=lambda 
             mean[name], square[name] = 0.9 * mean[name] + 0.1 * grad, 0.99 * square[name] + 0.01 * grad ** 2
             move = (mean[name] / (1 - 0.9 ** t)) / np.sqrt(square[name] / (1 - 0.99 ** t))
             values[name] = values[name] - rate(case["lr"], triples[name][1]) * move
-    return [float(size(b, a)) for b, a in zip(before, layers(case["x"][probe], values, constants), strict=True)]
+    return [float(size(b, a)) for b, a in zip(before, layers(case["x"][probe if last is None else last],
+                                                                   values, constants), strict=True)]
 
 
 def line(widths, sizes):
@@ -257,6 +258,8 @@ SIGNATURES = [
     of_changes("the change since the beginning, not that of the last step", since=2),
     of_changes("before there is any step: this is the change since the first", since=1),
     of_changes("what moves is what the layers give for the first batch", probe=-1),
+    of_changes("two inputs are compared: before and after the steps it is what the layers give for the first batch",
+               last=-1),
     of_changes("the mean of absolute values; asked for is the root of the mean square", size=mean_abs),
     of_changes("the mean square, without its root", size=lambda b, a: np.mean((a - b) ** 2)),
     of_changes("a norm grows by itself with the number of numbers: take the mean of the squares, not their sum",

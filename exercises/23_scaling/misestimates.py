@@ -37,6 +37,18 @@ class Latest(Averages):
         self.trace, self.square = trace, square
 
 
+class FromFirst(Averages):
+    """Both begin with what the first step gives."""
+
+    first = True
+
+    def take(self, trace, square):
+        if self.first:
+            self.trace, self.square, self.first = trace, square, False
+        else:
+            super().take(trace, square)
+
+
 class Ratios(Averages):
     """The average of the steps' own scales."""
 
@@ -235,8 +247,9 @@ def of_one(case, got):
                for one, other in zip(of, theirs, strict=True))
 
 
-def near(case, got):
-    return all(same(one, other, 1e-4) for rank, right in zip(got, run(case), strict=True)
+def near(case, got, tolerance=1e-4):
+    """Whether the steps' estimates are, whatever became of them in the averages."""
+    return all(same(one, other, tolerance) for rank, right in zip(got, run(case), strict=True)
                for of, theirs in zip(rank["estimates"], right["estimates"], strict=True)
                for one, other in zip(of, theirs, strict=True) if other is not None)
 
@@ -252,6 +265,8 @@ SIGNATURES = [
     a("the steps' own ratios are averaged. A ratio of noisy numbers is biased, and a single |G|² near 0 spoils all: "
       "average tr(Σ), average |G|², then divide", PlainRatios),
     a("decay and 1 - decay have changed places: what was known before weighs decay", Swapped),
+    a("they begin with the first step's estimates, which then weigh 1/(1 - decay) times as much as the next ones: from "
+      "0 on", FromFirst),
     a("all steps weigh alike: the scale grows during training, and what is long ago must be forgotten", Equal),
     a("the last step's ratio: it is far too noisy, average tr(Σ) and |G|² over steps", Latest),
     a("|G|² is the last step's: it is the noisier of the two, and wants an average as well", NewSquare),
@@ -315,5 +330,8 @@ SIGNATURES = [
     e("only rank 0 has the estimates: all ranks need them", at_rank_0),
     e("of one shard there is nothing to compare: None, and the averages stay, not zeros", zeros),
     when("update: of one shard there is nothing to compare: None, where k is below 2", of_one),
+    when("the averages: each step's estimates are right, and what is made of them isn't: average = decay · average + "
+         "(1 - decay) · estimate, from 0 on, for tr(Σ) and for |G|²; B_simple is the one over the other",
+         lambda case, got: case[0]["what"] != "known" and near(case, got, 1e-9)),
     when("nearly right: are squares summed in float32?", near),
 ]
