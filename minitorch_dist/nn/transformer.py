@@ -16,7 +16,7 @@ from .loss import linear_cross_entropy
 from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
-from .windows import windows_of
+from .windows import window_of, windows_of
 
 
 class Embedding(Module):
@@ -214,7 +214,7 @@ class GPT(Module):
 
     def new_block(self, i):
         """A block with new values, as the i-th of them is."""
-        return self._block(window=self.windows[i % len(self.windows)])
+        return self._block(window=window_of(self.windows, i))
 
     @by_position
     def forward(self, tokens, documents=None, targets=None):

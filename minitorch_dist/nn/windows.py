@@ -17,6 +17,12 @@ def windows_of(window):
     return windows
 
 
+def window_of(window, block):
+    """The window, or None, of the block of this number, of a GPT's `window`."""
+    windows = windows_of(window)
+    return windows[block % len(windows)]
+
+
 def read_windows(text):
     """The tuple of what stands behind --window; None, which is nothing, stays that. ValueError for another text."""
     if text is None:

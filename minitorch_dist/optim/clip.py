@@ -120,7 +120,7 @@ def squares(params, sums):
     ranks have of them included). sums: as from block_sums. Collective for parts."""
     shares = {}         # {id(comm): (who has the other parts, [Σ g² of this rank's, per block])}
     for p in params:
-        comm = others(p) if p.leaf.over is None else None
+        comm = summing(p)
         shares.setdefault(id(comm), (comm, []))[1].extend(sums[id(p)])
     _, whole = shares.pop(id(None), (None, []))
     total = 0.0
@@ -135,6 +135,12 @@ def others(p):
     """The Communicator of those that have the other parts of a parameter; None: it is whole, or fully_shard's piece."""
     leaf = p.leaf
     return leaf.over if leaf.over is not None or leaf.part is None else leaf.part.comm
+
+
+def summing(p):
+    """The Communicator of those whose norms of their parts are added to that of this one; None: block_sums has the
+    whole parameter's blocks."""
+    return others(p) if p.leaf.over is None else None
 
 
 def check_pieces(params, what):

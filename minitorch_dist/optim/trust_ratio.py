@@ -19,7 +19,7 @@ import numpy as np
 
 from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
-from .clip import block_sums, check_known, others, tables, tree_sum
+from .clip import block_sums, check_known, summing, tables, tree_sum
 from .optimizer import Optimizer, runs
 from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps
 
@@ -78,8 +78,7 @@ class TrustRatio(Optimizer):
         sums = {id(p): np.array([tree_sum(each[id(p)]) for each in squares], np.float64) for p in params}
         shares = {}         # id of a Communicator -> (it, the parameters of which its other ranks have parts)
         for p in params:
-            comm = others(p) if p.leaf.over is None else None       # whose blocks are known already
-            shares.setdefault(id(comm), (comm, []))[1].append(p)
+            shares.setdefault(id(summing(p)), (summing(p), []))[1].append(p)
         for comm, theirs in shares.values():
             if comm is not None:
                 both = np.stack([sums[id(p)] for p in theirs])

@@ -13,7 +13,7 @@ from ..autodiff.ops.attention import band_of, pieces
 from ..nn.latent import sizes_of
 from ..nn.moe import capacity_of
 from ..nn.transformer import FAMILIES
-from ..nn.windows import as_text, windows_of
+from ..nn.windows import as_text, window_of, windows_of
 
 LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
 
@@ -128,8 +128,7 @@ class GPT:
 
     def window_of(self, block):
         """Positions that one sees at most in a block, of this number; None: all."""
-        windows = windows_of(self.window)
-        return windows[block % len(windows)]
+        return window_of(self.window, block)
 
     @property
     def latent(self):
