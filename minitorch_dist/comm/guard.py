@@ -246,12 +246,12 @@ class Guard:
         elif self.shown_by_another_hook():
             self.end_job(1, "ends by this exception, which a sys.excepthook of the program has seen:\n" +
                          "".join(traceback.format_exception_only(sys.last_value)))
-        if not self.lines:
-            return
-        self.mine[GONE] = 1
+        if self.lines:
+            self.mine[GONE] = 1
         while not all(line[GONE] for line in self.lines.values()):
             self.engine.make_progress()
             time.sleep(0.002)
+        mpi.outlive_python(GRACE)
 
     def shown_by_another_hook(self):
         """Whether the program has ended by an exception, of which on_exception wasn't told."""

@@ -1,5 +1,6 @@
 """The MPI engine: every collective through the MPI library that mpi4py finds. The only module that imports mpi4py."""
 
+import ctypes
 import functools
 import os
 import sys
@@ -50,7 +51,20 @@ def abort(status):
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 
 
+posted = set()         # Requests that haven't completed: MPI reads and writes their buffers, so they must not die
 INTERNAL_TAG = 32767   # MPI promises tags up to this one; users have those below
+
+
+def outlive_python(seconds):
+    """At the end of the program: what is posted and nobody has waited for is given so many seconds to complete, as it
+    does where the other ranks have posted it too. The memory of the rest stays until the process has ended, for
+    MPI_Finalize comes after Python has freed all other memory, and may still write to it."""
+    left, limit = set(posted), time.monotonic() + seconds
+    while left and is_running() and time.monotonic() < limit:
+        left = {request for request in left if not request.has_ended()}
+        time.sleep(0.002)
+    for request in left:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
 def nodes_of_world(MPI, world):
@@ -98,7 +112,6 @@ class MpiEngine:
     def __init__(self, MPI, comm, node_of=None):
         self.MPI, self.comm = MPI, comm
         self.rank, self.size = comm.rank, comm.size
-        self.outstanding = set()   # posted requests: MPI reads and writes their buffers, so they must not die
         self._ops = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
         self.world_ranks = comm.group.Translate_ranks(list(range(self.size)), MPI.COMM_WORLD.group)
         self._node_of = nodes_of_world(MPI, comm) if node_of is None else node_of   # by world rank
@@ -287,7 +300,7 @@ class Request:
     def __init__(self, engine, request, buffers, then=None, status=None, failed=lambda error: error):
         self.engine, self.request, self.buffers, self.then, self.status = engine, request, buffers, then, status
         self.failed = failed
-        engine.outstanding.add(self)
+        posted.add(self)
 
     def test(self):
         """True once finished; never waits."""
@@ -300,8 +313,15 @@ class Request:
         try:
             return call(self.status)
         except self.engine.MPI.Exception as error:
-            self.engine.outstanding.discard(self)
+            posted.discard(self)
             raise self.failed(error) from None
+
+    def has_ended(self):
+        """Whether MPI has done with the buffers, well or not; nothing else is done."""
+        try:
+            return self.request.Test()
+        except self.engine.MPI.Exception:
+            return True
 
     def wait(self, timeout=None):
         """Finish it. False if that took more than `timeout` seconds."""
@@ -317,6 +337,6 @@ class Request:
         return True
 
     def _finish(self):
-        self.engine.outstanding.discard(self)
+        posted.discard(self)
         if self.then is not None:
             self.then()

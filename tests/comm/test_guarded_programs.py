@@ -79,6 +79,40 @@ child = multiprocessing.get_context("fork").Process(target=train)
 child.start()
 child.join()
 """
+# Rank 1 sends when rank 0's last Python function has run and its memory is freed; MPI_Finalize finds the message.
+IN_FINALIZE = """
+import mmap, numpy as np
+world = comm.world()
+class Late:
+    def __del__(self, rank=rank, engine=rank and world._engine, sleep=time.sleep, x=np.ones(1024, np.float32)):
+        sleep(1 if rank else 2)
+        if rank:
+            engine.send(x, 0, 3)
+late = Late()
+if rank:
+    time.sleep(0.5)     # meanwhile rank 0's watchdog ends, which would hold all that is posted
+else:
+    world.irecv(np.frombuffer(mmap.mmap(-1, 4096), np.float32), 1, 3)
+print("went on")
+"""
+# Of a group that nobody holds any more; Python would let go of the memory at the next collection.
+IN_A_GROUP = """
+import gc, mmap, numpy as np
+world = comm.world()
+group = world.split(0)
+if not rank:
+    group.irecv(np.frombuffer(mmap.mmap(-1, 4096), np.float32), 1, 3)
+    del group
+    gc.collect()
+world.barrier()
+if rank:
+    group.send(np.ones(1024, np.float32), 0, 3)
+world.barrier()
+for _ in range(3):
+    world.send(np.ones(3), 1, 4) if rank == 0 else world.recv(np.ones(3), 0, 4)
+    world.recv(np.ones(3), 1, 4) if rank == 0 else world.send(np.ones(3), 0, 4)
+print("went on")
+"""
 
 # what: (its text, the status, rank 1's output, what rank 1 says)
 PROGRAMS = {
@@ -100,6 +134,8 @@ PROGRAMS = {
                                         "sys.exit(3) was called"),
     "has a wrong setting, in one rank": ("if rank: os.environ['MINITORCH_STALL_SECONDS'] = 'soon'" + MEET, 1, "",
                                          "'soon' must be a number"),
+    "gets a message while MPI is finalised": (IN_FINALIZE, 0, "went on", ""),
+    "gets a message of a group that it has forgotten": (IN_A_GROUP, 0, "went on", ""),
     "trains in a forked child": (IN_A_CHILD, 1, "", "os._exit(1) was called"),
 }
 
