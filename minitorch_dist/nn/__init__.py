@@ -13,6 +13,7 @@ from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
 from .multi_token import MultiTokenPrediction, multi_token_loss
 from .norm import BatchNorm, LayerNorm, RMSNorm
+from .positions import Rotary
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, TransformerBlock
 
@@ -21,6 +22,7 @@ __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
     "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module",
     "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape",
-    "ResidualBlock", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "cross_entropy", "init",
-    "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
+    "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock",
+    "cross_entropy", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary",
+    "without_values",
 ]

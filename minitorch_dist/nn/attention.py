@@ -1,42 +1,17 @@
 """Attention. Sequences are (batch, time, dim)."""
 
+import math
+
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import module_of, to_device_of, xp
+from ..backend import module_of, xp
 from . import init
 from .decoding import by_position
 from .layers import Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
-
-
-def rotary(x, base=10_000.0, positions=None):
-    """Turn each pair of features (j, j + size/2) of x (batch, heads, time, size) by an angle position ·
-    base^(-2j/size): products of queries and keys then depend on their distance only. positions: integers (time,) or
-    (batch, time), default 0, 1, 2, … Source: Su et al. 2021, "RoFormer"."""
-    *_, time, size = x.shape
-    if size % 2:
-        raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
-    here = lower(x)
-    positions = xp.arange(time, like=here) if positions is None else to_device_of(positions, here)
-    angles = positions[..., None, :, None] * base ** (-xp.arange(size // 2, like=here) * 2.0 / size)
-    cos, sin = xp.cos(angles).astype(x.dtype), xp.sin(angles).astype(x.dtype)
-    left, right = x[..., :size // 2], x[..., size // 2:]
-    return ops.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
-
-
-def places(documents):
-    """Where each position stands in its document: integers (batch, time), which count from 0 anew wherever the number
-    of `documents`, integers (batch, time), changes."""
-    documents = lower(documents)
-    index = xp.arange(documents.shape[1], like=documents)
-    starts = xp.concatenate([documents[:, :1] * 0, index[1:] * (documents[:, 1:] != documents[:, :-1])], 1)
-    step = 1
-    while step < documents.shape[1]:        # a running maximum, in log2(time) steps (Hillis & Steele 1986)
-        starts = xp.concatenate([starts[:, :step], xp.maximum(starts[:, step:], starts[:, :-step])], 1)
-        step *= 2
-    return index - starts
+from .positions import Rotary, places, rotary_of
 
 
 class MultiHeadAttention(Module):
@@ -46,7 +21,7 @@ class MultiHeadAttention(Module):
     heads       number of query heads, which divide dim
     kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
     causal      no position sees a later one
-    rotary      turn queries and keys by their positions
+    rotary      turn queries and keys by their positions: True, or a Rotary that says how
     bias        whether the two Linears have one
     window      None, or how many positions one sees at most: those less than so many away, itself among them
     qk_norm     divide each head's queries and keys by their root mean square, times a weight (size,) of all heads':
@@ -54,7 +29,7 @@ class MultiHeadAttention(Module):
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
                 parallel/context_parallel.py
-    scale       what scores are multiplied by; None: 1/√(dim/heads)
+    scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
     """
@@ -71,7 +46,7 @@ class MultiHeadAttention(Module):
         if dim % heads or heads % kv_heads:
             raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
         self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
-        self.causal, self.rotary = causal, rotary
+        self.causal, self.rotary = causal, rotary_of(rotary)
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
@@ -100,14 +75,19 @@ class MultiHeadAttention(Module):
         q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary:
+        if self.rotary is not None:
             positions = self._positions(q.shape[2], documents)
-            q, k = rotary(q, positions=positions), rotary(k, positions=positions)
+            q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
             if self.q_norm is None:     # which keeps them in any case
                 v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
         if q.dtype != v.dtype:      # autocast's norms are of float32, which would be sent and kept
             q, k = ops.astype(q, v.dtype), ops.astype(k, v.dtype)
         return q, k, v
+
+    def _scale(self):
+        """What scores are multiplied by; None: 1/√size."""
+        factor = 1 if self.rotary is None else self.rotary.factor
+        return self.scale if factor == 1 else (1 / math.sqrt(self.size) if self.scale is None else self.scale) * factor
 
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
@@ -118,21 +98,22 @@ class MultiHeadAttention(Module):
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.
             unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, scale=self.scale,
-                                                          window=self.window))
+            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, window=self.window,
+                                                          scale=self._scale()))
 
     @by_position
     def forward(self, x, documents=None):
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, documents=documents,
-                                                 window=self.window)
+            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self._scale(),
+                                                 documents=documents, window=self.window)
         else:
-            y = self.context(q, k, v, self.causal, self.scale, documents, self.window)
+            y = self.context(q, k, v, self.causal, self._scale(), documents, self.window)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])))
 
     def extra_repr(self):
         parts = {f", kv_heads={self.kv_heads}": self.kv_heads != self.heads, ", causal": self.causal,
-                 f", window={self.window}": self.window is not None}
+                 f", window={self.window}": self.window is not None,
+                 f", rotary={self.rotary}": self.rotary not in (None, Rotary())}
         return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)

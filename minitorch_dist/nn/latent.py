@@ -30,11 +30,12 @@ from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import module_of, whole, xp
 from . import init
-from .attention import MultiHeadAttention, rotary
+from .attention import MultiHeadAttention
 from .decoding import OF_ONE_DOCUMENT, by_position
 from .layers import Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
+from .positions import rotary_of
 
 
 class Sizes(NamedTuple):
@@ -85,13 +86,15 @@ class LatentAttention(MultiHeadAttention):
     keeps_latents = True        # in a KeyValueCache
 
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
-                 value_size=None, kv_rank=None, q_rank=None):
+                 value_size=None, kv_rank=None, q_rank=None, rotary=True):
         Module.__init__(self)
         dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
         sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
         self.nope_size, self.rope_size, self.value_size, self.kv_rank, self.q_rank = sizes
         self.size, self.heads, self.kv_heads = sizes.nope_size + sizes.rope_size, heads, heads
-        self.causal, self.rotary = causal, True
+        self.causal, self.rotary = causal, rotary_of(rotary)
+        if self.rotary is None:
+            raise ValueError("attention by latents: rotary=False, but what isn't turned is nope_size; leave rotary out")
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
@@ -115,8 +118,8 @@ class LatentAttention(MultiHeadAttention):
                   for part, heads, size in ((q, self.heads, self.size), (key, 1, self.rope_size)))
         positions = self._positions(q.shape[2], documents)
         nope, rope = q.split((self.nope_size, self.rope_size), 3)
-        q = ops.concatenate([nope, rotary(rope, positions=positions)], 3)
-        return q, self.kv_norm(latents), rotary(key, positions=positions)
+        q = ops.concatenate([nope, self.rotary.turn(rope, positions)], 3)
+        return q, self.kv_norm(latents), self.rotary.turn(key, positions)
 
     def _queries_keys_values(self, x, documents=None):
         q, latents, key = self._queries_latents_key(x, documents)
@@ -140,13 +143,14 @@ class LatentAttention(MultiHeadAttention):
             raise ValueError(OF_ONE_DOCUMENT)
         self.context.keep_latents(ops.concatenate([own, key], 3))
         if not self.context.cache.past:     # each score is of size features then, instead of kv_rank + rope_size
-            y = ops.scaled_dot_product_attention(q, *self._keys_values(latents, key), is_causal=True, scale=self.scale)
+            y = ops.scaled_dot_product_attention(q, *self._keys_values(latents, key), is_causal=True,
+                                                 scale=self._scale())
         elif self._is_matrix():
             y = self._absorbed(q)
         else:
             kept = self.context.kept
             k, v = self._keys_values(kept[:, 0, :, :self.kv_rank], kept[..., self.kv_rank:])
-            y = self.context.attend(q, k, v, self.scale)
+            y = self.context.attend(q, k, v, self._scale())
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
 
@@ -155,7 +159,8 @@ class LatentAttention(MultiHeadAttention):
         matrix = ops.reshape(self._matrix(q), (self.heads, self.nope_size + self.value_size, self.kv_rank))
         nope, rope = q.split((self.nope_size, self.rope_size), 3)
         q = ops.concatenate([ops.matmul(nope, matrix[:, :self.nope_size]), rope], 3)
-        y = self.context.attention(q, self.kv_rank, 1 / math.sqrt(self.size) if self.scale is None else self.scale)
+        scale = self._scale()
+        y = self.context.attention(q, self.kv_rank, 1 / math.sqrt(self.size) if scale is None else scale)
         return ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1)))
 
     def _is_matrix(self):

@@ -8,7 +8,7 @@ from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
 from . import decoding, init
-from .attention import MultiHeadAttention, places
+from .attention import MultiHeadAttention
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
@@ -16,6 +16,7 @@ from .loss import linear_cross_entropy
 from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
+from .positions import Rotary, places
 from .windows import window_of, windows_of
 
 
@@ -110,7 +111,7 @@ class TransformerBlock(Module):
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
     latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
-    window, qk_norm  MultiHeadAttention's
+    rotary, window, qk_norm  MultiHeadAttention's
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
@@ -132,7 +133,7 @@ class TransformerBlock(Module):
         self.attention = \
             MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window, qk_norm) \
             if latent is None \
-            else LatentAttention(dim, heads, causal, dtype, std, bias, **latent)
+            else LatentAttention(dim, heads, causal, dtype, std, bias, rotary=rotary, **latent)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
             MoE(dim, hidden, **{"dtype": dtype, "std": std, "mlp": mlp} | moe)
@@ -173,7 +174,7 @@ class GPT(Module):
     wherever the number changes. So numbers are a stretch each. With targets=, the integers (batch, time) to predict, it
     gives the losses (batch, time) in place of the logits, which then never exist as a whole (see losses).
 
-    positions   "learned" (a table of `length` rows) or "rotary"
+    positions   "learned" (a table of `length` rows), "rotary", or a Rotary, which has other angles
     tied        the output layer is the embedding's weight
     mlp, hidden, bias, latent, qk_norm  the blocks'; see TransformerBlock
     window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
@@ -194,8 +195,8 @@ class GPT(Module):
                  norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None,
                  window=None, qk_norm=False):
         super().__init__()
-        if positions not in ("learned", "rotary"):
-            raise ValueError(f"GPT: positions={positions!r}; use 'learned' or 'rotary'")
+        if not (isinstance(positions, Rotary) or positions in ("learned", "rotary")):
+            raise ValueError(f"GPT: positions={positions!r}; use 'learned', 'rotary' or a Rotary")
         vocabulary, length, layers, heads, dim = at_least_1("GPT", vocabulary=vocabulary, length=length, layers=layers,
                                                             heads=heads, dim=dim)
         self.length, self.positions = length, positions
@@ -204,9 +205,9 @@ class GPT(Module):
             self.position = Embedding(length, dim, dtype, std=0.02)
         self.dropout = Dropout(dropout)
         self.windows = windows_of(window)
-        self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, positions == "rotary", dropout,
-                                        norm, dtype, moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent,
-                                        qk_norm=qk_norm)
+        rotary = positions if isinstance(positions, Rotary) else positions == "rotary"
+        self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, rotary, dropout, norm, dtype,
+                                        moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent, qk_norm=qk_norm)
         self.blocks = Sequential(*(self.new_block(i) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,

@@ -145,7 +145,7 @@ def layers(attention):
 
 @pytest.mark.parametrize("change", [bias, hook, layers])
 def test_a_cache_is_right_where_more_than_a_matrix_makes_keys_of_latents(change):
-    model, tokens = gpt().eval(), random(0).integers(0, 11, (3, 9))
+    model, tokens = gpt(positions=nn.Rotary(100, 3, 4)).eval(), random(0).integers(0, 11, (3, 9))
     plain = model(tokens).numpy()
     for block in model.blocks:
         change(block.attention)

@@ -5,7 +5,6 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, nn
-from minitorch_dist.nn.attention import rotary
 from minitorch_dist.nn.transformer import FAMILIES
 
 random = np.random.default_rng
@@ -201,22 +200,6 @@ def test_gradients_along_random_directions(options):
 
 
 # ---------------------------------------------------------------- what each part promises
-
-def test_rotary_products_depend_on_the_distance_only():
-    q, k = random(0).standard_normal((2, 6))
-    products = {}
-    turned_q, turned_k = (rotary(mt.tensor(np.broadcast_to(v, (1, 1, 12, 6)).copy())).numpy()[0, 0] for v in (q, k))
-    for t in range(12):
-        for s in range(12):
-            products.setdefault(t - s, []).append(turned_q[t] @ turned_k[s])
-    assert all(np.ptp(p) < 1e-12 for p in products.values())
-    np.testing.assert_allclose(products[0][0], q @ k)
-    assert len({round(p[0], 6) for p in products.values()}) == 23      # and every distance gives something else
-    np.testing.assert_allclose(np.linalg.norm(turned_q, axis=1), np.linalg.norm(q))
-    assert rotary(mt.tensor(np.ones((1, 1, 3, 4), np.float32))).dtype == np.float32
-    with pytest.raises(ValueError, match="a head has 3"):
-        rotary(mt.tensor(np.ones((1, 1, 2, 3))))
-
 
 def test_grouped_heads_are_repeated_heads():
     mt.manual_seed(4)

@@ -26,6 +26,7 @@ VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 3, 0.5
 SETTINGS = {        # GPT's arguments
     "learned": {"dropout": 0.2, "kv_heads": 4},
     "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
+    "stretched": {"positions": nn.Rotary(100, 4, 4), "tied": False, "norm": "rms"},
     "mixture": {"dropout": 0.2, "moe": {"experts": 4, "capacity_factor": None, "balance": 0, "z": 0.1, "std": 0.3}},
 }
 

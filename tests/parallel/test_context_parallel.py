@@ -228,6 +228,7 @@ def furthest(got, wanted):
 
 @pytest.mark.parametrize("setting, n, sizes, more", [
     ("learned", 2, {"cp": 2}, {}), ("rotary", 4, {"cp": 4}, {"layout": "contiguous"}), ("rotary", 2, {"cp": 2}, {}),
+    ("stretched", 4, {"cp": 4}, {}), ("stretched", 4, {"cp": 2, "tp": 2}, {"how": "all_to_all"}),
     ("learned", 4, {"cp": 4}, {"how": "all_to_all"}), ("rotary", 4, {"cp": 2}, {"how": "all_to_all"}),
     ("learned", 4, {"cp": 2}, {"stage": 3}), ("rotary", 4, {"cp": 2, "tp": 2}, {}),
     ("learned", 4, {"cp": 2, "tp": 2}, {"tensor_first": False}), ("mixture", 2, {"cp": 2}, {}),
