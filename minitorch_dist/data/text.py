@@ -72,19 +72,25 @@ class Text:
 
 
 def read_text(path, validation=0.1):
-    """A UTF-8 file as a Text. ValueError, naming the file, where it is empty or not UTF-8."""
+    """A UTF-8 file as a Text; or a list of them, one after another, a blank line between. ValueError, naming the file,
+    where it is empty or not UTF-8."""
     if not 0 <= validation < 1:
         raise ValueError(f"validation={validation}: a share of the text, at least 0 and less than 1")
+    text = "\n\n".join(_read(each) for each in (path if isinstance(path, list) else [path]))
+    vocabulary = Characters(text)
+    tokens = vocabulary.encode(text)
+    cut = round(len(tokens) * (1 - validation))
+    return Text(vocabulary, tokens[:cut], tokens[cut:])
+
+
+def _read(path):
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}") from error
     if len(text) < 2:
         raise ValueError(f"{path} holds {len(text)} characters: there is nothing to learn from it")
-    vocabulary = Characters(text)
-    tokens = vocabulary.encode(text)
-    cut = round(len(tokens) * (1 - validation))
-    return Text(vocabulary, tokens[:cut], tokens[cut:])
+    return text
 
 
 # ---------------------------------------------------------------- addition, for when there is no file and no network
