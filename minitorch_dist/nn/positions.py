@@ -72,7 +72,8 @@ class Rotary:
         if self.blend is None:
             return slower
         slow, fast = self.blend
-        kept = xp.clip((learned * (self.length / (2 * pi)) - slow) / (fast - slow), 0, 1)
+        turns = learned * (self.length / (2 * pi))
+        kept = xp.minimum(xp.maximum((turns - slow) / (fast - slow), 0), 1)
         return slower + kept * (learned - slower)
 
     def turn(self, x, positions=None):

@@ -29,6 +29,8 @@ MODELS = {
     "gpt": (lambda: nn.GPT(11, 7, layers=2, heads=2, dim=8), lambda rng: rng.integers(0, 11, (2, 3, 7))),
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
                                    tied=False), lambda rng: rng.integers(0, 11, (2, 3, 7))),
+    "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)),
+                       lambda rng: rng.integers(0, 11, (2, 3, 7))),
 }
 
 

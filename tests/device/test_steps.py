@@ -50,6 +50,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "gpt": (lambda: nn.GPT(11, 7, layers=2, heads=2, dim=8), text, 0),
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
                                    tied=False, dropout=0.2), text, 3),
+    "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)), text, 0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
     "gpt of experts without a capacity": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={
