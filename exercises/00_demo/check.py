@@ -82,6 +82,15 @@ def with_largest(value):
     return outputs
 
 
+def another_largest(value):
+    """value(distances, index of the first beyond the tolerance or None) instead of the largest."""
+    def outputs(case):
+        largest, first = answer(case)["result"]
+        d = [apart(a, b) for a, b in zip(case["one"], case["two"], strict=True)]
+        return {"result": [value(d, None if first is None else first - 1), first]}
+    return outputs
+
+
 def without_none(instead):
     def outputs(case):
         largest, first = answer(case)["result"]
@@ -131,8 +140,20 @@ class Compare(Check):
         gives("that is the step of the largest distance; the first beyond the tolerance was asked for", where_largest),
         gives("that is the mean distance: a curve that leaves at the very end would hardly show",
               with_largest(lambda d: np.abs(d).mean())),
-        gives("curves that are never apart have no such step: None", without_none(1)),
-        gives("curves that are never apart have no such step: None", without_none(0)),
+        *[gives("the largest distance is asked for also where it stays within the tolerance: it isn't 0 there",
+                another_largest(value))
+          for value in (lambda d, at: 0.0 if at is None else max(d), lambda d, at: None if at is None else max(d))],
+        *[gives("that is the distance at the first step beyond the tolerance; the largest of all steps was asked for",
+                another_largest(value))
+          for value in (lambda d, at: max(d) if at is None else d[at], lambda d, at: 0.0 if at is None else d[at])],
+        *[gives("that is the distance as a part of the loss; |two - one| was asked for, as it is",
+                lambda case, whole=whole: answer(case, lambda a, b: apart(a, b) / (abs(whole(a, b)) if a == a and b == b
+                                                                                   else 1)))
+          for whole in (lambda a, b: a, lambda a, b: b, max)],
+        gives("the other way round: the largest distance comes first, then the step",
+              lambda case: {"result": answer(case)["result"][::-1]}),
+        *[gives("curves that are never apart have no such step: None", without_none(instead))
+          for instead in (1, 0, -1)],
         gives("a distance of exactly the tolerance still counts as equal", lambda case: {"result": [
             answer(case)["result"][0],
             next((at + 1 for at, (a, b) in enumerate(zip(case["one"], case["two"], strict=True))
@@ -153,7 +174,9 @@ class Compare(Check):
         one = np.array([2.0, 1.0, 0.5, 0.25, 0.75])
         found.append({"one": one, "two": one.copy(), "tolerance": 1e-4})
         lost = np.array([2.0, 1.0, np.nan, np.nan, 0.5])
+        found.append({"one": one, "two": one + [0, 0.0625, -0.125, 0, 0.0625], "tolerance": 0.125})    # never so far
         found.append({"one": one, "two": lost, "tolerance": 1e-4})
+        found.append({"one": lost, "two": np.array([2.0, 1.25, 0.5, np.nan, 0.5]), "tolerance": 1e-4})
         found.append({"one": lost, "two": lost.copy(), "tolerance": 1e-4})
         found.append({"one": lost[2:4], "two": lost[2:4].copy(), "tolerance": 1e-4})
         if (runs := demo_runs()) is not None:
