@@ -68,12 +68,20 @@ class Value(Check):
               mistaken(div=lambda a, b, n: {"b": -1 / b**2})),
         gives("the derivative of a/b by b must have b², not b, below the line",
               mistaken(div=lambda a, b, n: {"b": -a / b})),
+        gives("the derivative of a/b by a is 1/b, not b", mistaken(div=lambda a, b, n: {"a": b},
+                                                                   by_n=lambda a, b, n: {"a": n})),
         gives("the derivative of aⁿ lacks the factor n", mistaken(pow=lambda a, b, n: {"a": a ** (n - 1)})),
         gives("the derivative of aⁿ has the exponent n; it must be n − 1",
               mistaken(pow=lambda a, b, n: {"a": n * a**n})),
+        gives("n · a ** n - 1 is n · aⁿ, less 1: the exponent n − 1 needs brackets",
+              mistaken(pow=lambda a, b, n: {"a": n * a**n - 1})),
         gives("the derivative of tanh is 1 − t² with t the result, not the input",
               mistaken(tanh=lambda a, b, n: {"a": 1 - a * a})),
         gives("the derivative of tanh is 1 − t², not 1 − t", mistaken(tanh=lambda a, b, n: {"a": 1 - math.tanh(a)})),
+        *[gives("the derivative of tanh is 1 − t²", mistaken(tanh=slope)) for slope in (
+            lambda a, b, n: {"a": 1 + math.tanh(a) ** 2}, lambda a, b, n: {"a": (1 - math.tanh(a)) ** 2})],
+        *[gives("exp is its own derivative", mistaken(exp=slope)) for slope in (
+            lambda a, b, n: {"a": a}, lambda a, b, n: {"a": 1.0}, lambda a, b, n: {"a": a * math.exp(a)})],
         gives("the power rule doesn't hold for exp: it is its own derivative",
               mistaken(exp=lambda a, b, n: {"a": a * math.exp(a - 1)})),
         when("a result doesn't know one of its operands, and the derivative by it comes out as 0: what is made of "
@@ -112,6 +120,8 @@ class Order(Check):
     demands = [
         demand("the graph is changed: some node has other parents afterwards, and whoever walks it next finds less. "
                "Read node.parents, and leave it as it is", lambda case, got: got["graph"] == case["parents"]),
+        demand("the nodes come as a generator, a set or a view of a dict: whoever walks them backwards, or twice, "
+               "needs a list", lambda case, got: got["listed"]),
         demand("a second call with the same root gives another list: something is left from the first, in a default "
                "argument (it is made once, for all calls), a global name, or the nodes themselves",
                lambda case, got: got["order"] == got["again"]),
@@ -178,21 +188,24 @@ def forward_derivatives(case, root):
     return found
 
 
-def reverse(case, root, order, grads, add=True, upstream=True, first_parent=False, clear="all",
+def reverse(case, root, order, grads, add=True, upstream="grad", first_parent=False, clear="all",
             backwards=True, merged=False, begin_at_1=True, stop=False):
     """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
     values, parents, slopes = evaluate(case)
     for node in {"all": order, "root": [root], "none": [], "leaves": [i for i in order if not parents[i]],
-                 "others": [i for i in order if parents[i]]}[clear]:
+                 "others": [i for i in order if parents[i]], "walk": [root]}[clear]:
         grads[node] = 0.0
     begin = 1.0 if begin_at_1 else values[root]
-    grads[root] = grads[root] + begin if clear in ("all", "root", "none") else begin
+    grads[root] = grads[root] + begin if clear in ("all", "root", "none", "walk") else begin
     for node in order[::-1] if backwards else order:
         if stop and grads[node] == 0:
             break
         pairs = list(zip(parents[node], slopes[node], strict=True))[:1 if first_parent else None]
+        if clear == "walk":
+            for parent, _ in pairs:
+                grads[parent] = 0.0
         for parent, slope in dict(pairs).items() if merged else pairs:
-            handed = slope * (grads[node] if upstream else 1.0)
+            handed = slope * {"grad": grads[node], "data": values[node], "nothing": 1.0}[upstream]
             grads[parent] = grads[parent] + handed if add else handed
 
 
@@ -233,10 +246,16 @@ class Backward(Check):
     signatures = [
         when("some node's .data is another number afterwards: backward sets .grad, and leaves the rest as it was",
              lambda case, got: not np.allclose(got["values"], evaluate(case)[0], rtol=1e-8, atol=0)),
+        when("every .grad is still 0, root's too, which is 1 by itself: set it after the others were set to 0. And "
+             ".grad is what counts, not what backward returns", lambda case, got: not any(got["grads"])),
         when("a node that is used twice keeps only what it was handed last: its gradient is the sum (+=, not =)",
              like(add=False)),
         when("what comes from above is ignored: each parent gets the local derivative alone, not times node.grad",
-             like(upstream=False)),
+             like(upstream="nothing")),
+        when("a node hands on its .data times the local derivative; it is its .grad that is handed on",
+             like(upstream="data")),
+        when("a node's .grad is set to 0 during the walk: what another node has handed it is lost. All are set to 0 "
+             "before the first hands anything on", like(clear="walk")),
         when("only the first parent of each node gets anything", like(first_parent=True)),
         when("root's gradient by itself is 1, whatever its value", like(begin_at_1=False)),
         when("stale gradients: the first call is right, and the second adds to what it left behind",

@@ -1,5 +1,7 @@
 """How the answers of this chapter are called."""
 
+from collections.abc import Sequence
+
 EXPRESSIONS = {
     "a + b": lambda a, b, n: a + b,
     "a - b": lambda a, b, n: a - b,
@@ -45,15 +47,18 @@ class Node:
 
 
 def order(learner, inputs, run):
-    """The names of the nodes in the orders that two calls returned, and the numbers of every node's parents afterwards.
+    """The names of the nodes in the orders that two calls returned, whether these are lists or the like, and the
+    numbers of every node's parents afterwards.
 
     parents[i]: the numbers of node i's parents
     """
     nodes = []
     for name, parents in enumerate(inputs["parents"]):
         nodes.append(Node(name, (nodes[i] for i in parents)))
-    first, again = ([getattr(node, "name", repr(node)) for node in learner(nodes[-1])] for _ in range(2))
-    return {"order": first, "again": again, "graph": [[parent.name for parent in node.parents] for node in nodes]}
+    orders = [learner(nodes[-1]) for _ in range(2)]
+    first, again = ([getattr(node, "name", repr(node)) for node in found] for found in orders)
+    return {"order": first, "again": again, "listed": all(isinstance(found, Sequence) for found in orders),
+            "graph": [[parent.name for parent in node.parents] for node in nodes]}
 
 
 OPERATIONS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
