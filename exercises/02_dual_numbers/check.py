@@ -36,8 +36,8 @@ def numbers_move(case, got):
 
 def only_at_base_0(case, got):
     right = with_rules()(case)
-    return all(np.isclose(got[name][text], value) for name in right for text, value in right[name].items()
-               if text not in BASE_0)
+    return all(np.isclose(got[name][text], value, rtol=1e-9, atol=1e-12) for name in right
+               for text, value in right[name].items() if text not in BASE_0)
 
 
 def rsub_unturned(case):
@@ -51,10 +51,14 @@ class Dual(Check):
     signatures = [
         when("an operator changes one of its operands, and whatever uses that next is wrong: leave self and other as "
              "they are, and make a new Dual", operand_changed),
+        when("a comparison gives an object, which counts as true whatever is in it: < and > return a bool",
+             lambda case, got: not got["bools"]),
         when("a number on the left fails: in 3 - x Python asks the Dual for __rsub__, and likewise for __radd__, "
              "__rmul__, __rtruediv__ and __rpow__", raised("TypeError")),
         when("a plain number as the other operand fails, as in x + 3: it has no value and tangent until it is lifted",
              raised("AttributeError")),
+        when("an operator asks for itself without end: a number to the power of a Dual is __rpow__ again, so in "
+             "__pow__ both operands are needed as their values", raised("RecursionError")),
         when("plain numbers get the tangent 1, as if they were what is differentiated by: a constant doesn't change, "
              "its tangent is 0", numbers_move),
         when("a power with a negative base asks for its logarithm: that is needed only where the exponent changes, and "
@@ -75,6 +79,8 @@ class Dual(Check):
         gives("a - b adds the tangents: the derivative of a difference is ȧ - ḃ",
               with_rules(sub=lambda a, da, b, db, out: da + db)),
         gives("-x keeps the tangent of x: its sign turns, too", with_rules(neg=lambda a, da, out: da)),
+        gives("a + b multiplies the tangents: the derivative of a sum is ȧ + ḃ",
+              with_rules(add=lambda a, da, b, db, out: da * db)),
         gives("of the product rule ȧ·b + a·ḃ only the first half is there: what the right factor's change does is "
               "missing",
               with_rules(mul=lambda a, da, b, db, out: da * b)),
@@ -82,6 +88,10 @@ class Dual(Check):
               "missing", with_rules(mul=lambda a, da, b, db, out: a * db)),
         gives("the product's tangent is the product of the tangents, ȧ·ḃ: that is the term ε·ε, the one that is 0. The "
               "product rule is ȧ·b + a·ḃ", with_rules(mul=lambda a, da, b, db, out: da * db)),
+        gives("the product rule subtracts: it is ȧ·b + a·ḃ, the minus belongs to the quotient",
+              with_rules(mul=lambda a, da, b, db, out: da * b - a * db)),
+        gives("the product's tangent has a third term, ȧ·ḃ: that is the one with ε·ε, which is 0",
+              with_rules(mul=lambda a, da, b, db, out: da * b + a * db + da * db)),
         gives("the product rule is halved: ȧ·b + a·ḃ is a sum over both factors, not their mean",
               with_rules(mul=lambda a, da, b, db, out: (da * b + a * db) / 2)),
         gives("the tangents are crossed over: each factor's tangent goes with the other factor's value, ȧ·b + a·ḃ",
@@ -92,6 +102,9 @@ class Dual(Check):
               with_rules(div=lambda a, da, b, db, out: (da * b + a * db) / b ** 2)),
         gives("the quotient rule divides by b where it must divide by b²",
               with_rules(div=lambda a, da, b, db, out: (da * b - a * db) / b)),
+        *[gives("all of the numerator is divided, (ȧ·b - a·ḃ)/b²: the brackets are missing", with_rules(div=rule))
+          for rule in (lambda a, da, b, db, out: da - out * db / b,
+                       lambda a, da, b, db, out: da * b - a * db / b ** 2)],
         gives("the quotient's tangent is the quotient of the tangents, ȧ/ḃ: the rule is (ȧ·b - a·ḃ)/b²",
               with_rules(div=lambda a, da, b, db, out: np.float64(da) / db)),
         gives("in the quotient only the numerator's change counts, ȧ/b: the denominator changes, too",
@@ -110,6 +123,12 @@ class Dual(Check):
         gives("the power rule lacks the chain rule's factor, the tangent of the base",
               with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * (da != 0)
                          + (out * np.log(a) * db if db else 0.0))),
+        *[gives("x ** n - 1 is the power, less 1: the exponent n - 1 needs brackets",
+                with_rules(pow=lambda a, da, b, db, out, slope=slope: slope(b, out) * da
+                           + (out * np.log(a) * db if db else 0.0)))
+          for slope in (lambda b, out: b * out - 1, lambda b, out: b * (out - 1))],
+        gives("exp keeps the tangent of x: it must be multiplied by exp(x)",
+              with_rules(exp=lambda a, da, out: da)),
         gives("exp lacks the chain rule: its derivative exp(x) must be multiplied by the tangent of x",
               with_rules(exp=lambda a, da, out: out)),
         gives("exp is applied to the tangent as well: the tangent of exp(x) is exp(x)·ẋ",
@@ -120,6 +139,8 @@ class Dual(Check):
               with_rules(tanh=lambda a, da, out: (1 - a * a) * da)),
         gives("the derivative of tanh is 1 - tanh(x)²: the square is missing",
               with_rules(tanh=lambda a, da, out: (1 - out) * da)),
+        gives("the derivative of tanh is 1 - tanh(x)²: minus, not plus",
+              with_rules(tanh=lambda a, da, out: (1 + out * out) * da)),
         gives("< and > must compare the values alone: here tangents decide where the values are equal, and a function "
               "takes another branch than with plain numbers",
               with_rules(less=lambda a, da, b, db: (a, da) < (b, db))),
@@ -179,6 +200,19 @@ def but(**wrong):
     return outputs
 
 
+def exchanged(case):
+    """What a jvp gives that takes v for the point and x for the direction."""
+    n = len(case["x"])
+    by_columns = [jacobian(case | {"x": e}) @ case["x"] for e in np.eye(n)]
+    return right(case) | {"y": network(case, case["v"]), "tangent": jacobian(case | {"x": case["v"]}) @ case["x"],
+                          "columns": np.stack(by_columns, axis=1)}
+
+
+def last(J, number):
+    """One number per output: this for the last, 0 for the others."""
+    return np.append(np.zeros(len(J) - 1), number)
+
+
 def from_differences(case, got):
     """No pass had a tangent in it: f was called with plain numbers."""
     passes = list(got["passes of jvp"]) + list(got["passes by columns"])
@@ -209,6 +243,15 @@ class JacobianByColumns(Check):
         gives("jvp goes in the direction of x: the tangents that go in are the numbers of v",
               but(tangent=lambda case, J: J @ case["x"],
                   columns=lambda case, J: np.repeat((J @ case["x"])[:, None], len(J[0]), 1))),
+        gives("value and tangent are exchanged on the way in: x goes into the values, v into the tangents",
+              exchanged),
+        *[gives("jvp returns (y, J·v), in this order", wrong) for wrong in (
+            but(y=lambda case, J: J @ case["v"], tangent=lambda case, J: network(case, case["x"])),
+            but(y=lambda case, J: J @ case["v"], tangent=lambda case, J: network(case, case["x"]),
+                columns=lambda case, J: np.repeat(network(case, case["x"])[:, None], len(J[0]), 1)))],
+        gives("an output that is a plain number doesn't depend on x: its tangent is 0, not the number",
+              but(tangent=lambda case, J: J @ case["v"] + last(J, 0.5),
+                  columns=lambda case, J: J + last(J, 0.5)[:, None])),
         gives("jvp gives J without the direction: v must go in as the tangents, and J·v has one number per output",
               but(tangent=lambda case, J: J)),
         gives("by columns, the Jacobian is transposed: J·e is a column, so J[:, j] belongs to the input j",
@@ -293,6 +336,15 @@ def still_a_dual(case, got):
     return any(not isinstance(out, (int, float, np.generic, np.ndarray)) for out in got["derivative"].values())
 
 
+def like(**mistake):
+    """Whether all that came out is what nested(**mistake) gives."""
+    def predicate(case, got):
+        expected = nested(**mistake)(case)["derivative"]
+        return all(np.isclose(got["derivative"][text], float(value), rtol=1e-9, atol=1e-12)
+                   for text, value in expected.items())
+    return predicate
+
+
 class Derivative(Check):
     exercise = "02.3"
     signatures = [
@@ -314,6 +366,12 @@ class Derivative(Check):
               "nothing depends on the outer x any more", nested(lowered="x")),
         gives("in exp the value was made a plain number: first derivatives are right, those of derivatives aren't. The "
               "value may be a Dual: call exp on it, not math.exp", nested(lowered="exp")),
+        gives("parts lets a lower level's tangent go: a Dual of another level is a constant to this one, but as a "
+              "whole, with what it carries for the derivatives around", nested(lowered="parts")),
+        when("derivative gives the value of f and not its tangent: of the two parts it is the second", like(part=0)),
+        when("the product's tangent has a third term, ȧ·ḃ: that is the one with ε·ε, which is 0", like(product="all")),
+        *[when("of the product rule ȧ·b + a·ḃ only one half is there", like(product=half))
+          for half in ("left", "right")],
         gives("exp lacks the chain rule: the tangent is exp(value) times the tangent of x",
               nested(chain=False)),
     ]

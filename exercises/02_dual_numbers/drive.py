@@ -25,13 +25,22 @@ def Dual(learner, inputs, run):
         try:
             out = eval(text, {"__builtins__": {}}, names)
             pair = (out.value, out.tangent) if isinstance(out, learner) else (out, "no Dual")
-        except (TypeError, AttributeError, ValueError) as error:
+        except (TypeError, AttributeError, ValueError, RecursionError) as error:
             line = in_answer(error, run)
-            if line and not re.search("domain|'(int|float)' object has no", str(error)):
+            if line and not re.search("domain|recursion|'(int|float)' object has no", str(error)):
                 raise
             pair = (f"{type(error).__name__}: {error}" + (f", at your line {line}" if line else ""),) * 2
         found["value"][text], found["tangent"][text] = pair
-    return found | {"operands": {name: [x.value, x.tangent] for name, x in operands.items()}}
+    return found | {"operands": {name: [x.value, x.tangent] for name, x in operands.items()},
+                    "bools": bools(operands["x"], operands["y"])}
+
+
+def bools(x, y):
+    """Whether comparisons give bools; also where they fail, which is told elsewhere."""
+    try:
+        return all(isinstance(found, (bool, np.bool_)) for found in (x < y, x > y))
+    except Exception:
+        return True
 
 
 def network(w, u):

@@ -1,5 +1,6 @@
 """Derivatives inside derivatives: what they are, and what comes out when their levels are confused."""
 
+import functools
 import itertools
 import math
 
@@ -24,14 +25,17 @@ TEXTS = {
 }
 
 
-def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
+def nested(levels=None, choose=max, lowered="", any_result=False, chain=True,
+           product="both", part=1):
     """What derivatives give for the texts that work like this:
 
     levels      the argument's level -> the level of a new derivative; None: a new one
     choose      levels of two operands -> level of the result
-    lowered     "x" or "exp": where a value is made a plain number
+    lowered     "x", "exp" or "parts": where a value is made a plain number
     any_result  the tangent of a result is taken, whatever its level
     chain       whether exp multiplies by the tangent
+    product     "both" terms of the product rule, "left" (ȧ·b) or "right" alone, or "all" three with ȧ·ḃ
+    part        of a result: 0 the value, 1 the tangent
     """
     class Number:
         def __init__(self, value, tangent, level):
@@ -40,20 +44,16 @@ def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
         def __add__(self, other):
             return add(self, other)
 
-        def __radd__(self, other):
-            return add(other, self)
-
         def __mul__(self, other):
             return mul(self, other)
 
-        def __rmul__(self, other):
-            return mul(other, self)
+        __radd__, __rmul__ = __add__, __mul__
 
     def level_of(x):
         return x.level if isinstance(x, Number) else 0
 
     def parts(x, level):
-        return (x.value, x.tangent) if level_of(x) == level else (x, 0.0)
+        return (x.value, x.tangent) if level_of(x) == level else (bare(x) if lowered == "parts" else x, 0.0)
 
     def bare(x):
         return bare(x.value) if isinstance(x, Number) else x
@@ -72,7 +72,9 @@ def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
         if not isinstance(x, Number) and not isinstance(y, Number):
             return x * y
         level, (a, da), (b, db) = both(x, y)
-        return Number(mul(a, b), add(mul(da, b), mul(a, db)), level)
+        terms = {"both": [(da, b), (a, db)], "left": [(da, b)], "right": [(a, db)],
+                 "all": [(da, b), (a, db), (da, db)]}[product]
+        return Number(mul(a, b), functools.reduce(add, (mul(*term) for term in terms)), level)
 
     def exp(x):
         if not isinstance(x, Number):
@@ -85,7 +87,7 @@ def nested(levels=None, choose=max, lowered="", any_result=False, chain=True):
     def derivative(f, x):
         level = new_level() if levels is None else levels(level_of(x))
         y = f(Number(bare(x) if lowered == "x" else x, 1.0, level))
-        return parts(y, level_of(y) if any_result and isinstance(y, Number) else level)[1]
+        return parts(y, level_of(y) if any_result and isinstance(y, Number) else level)[part]
 
     def outputs(case):
         found = {}
