@@ -6,6 +6,7 @@ from exercises.frame import Check, demand, gives, when
 from exercises.frame.comparing import same
 
 from . import formulas
+from .drawing import draw_errors
 from .formulas import added_in_front, argument, matmul_gradients, spread, stretched, summing, winners
 from .tape import by_steps, central_difference, complex_step, run_program, with_tape
 
@@ -57,6 +58,10 @@ class Unbroadcast(Check):
     signatures = [
         computes("a number, shape (), was broadcast to the whole array: its gradient is the sum of all elements, but "
                  "it is passed on as it is", result(formulas.scalars_forgotten)),
+        computes("extent 0: (1, 3) is broadcast to (0, 3) as well, and no copies add up to 0. Ask whether the array "
+                 "had extent 1, not whether the gradient has more", result(formulas.more_than_1)),
+        *[computes("axis=None sums over all axes; an empty tuple of axes sums over none, and needs no exception",
+                   result(formula)) for formula in (formulas.none_is_all, formulas.no_stretched_is_all)],
         computes("nothing is summed over the axes that had extent 1: (3, 1) was stretched to (3, 3), so each element "
                  "was used 3 times", result(added_in_front)),
         computes("the axes that broadcasting added in front are still there: the array had fewer axes, and each of its "
@@ -116,10 +121,14 @@ class MatmulBackward(Check):
              "the right a column, and the axis that it lent is missing from the gradient. Put it back before you "
              "multiply: a row's stood last but one, a column's last. Batches are summed as those of matrices",
              lambda case, got: with_a_vector(case)),
-        computes("the other operand isn't transposed: of x it is gradient · yᵀ, of y it is xᵀ · gradient. With square "
-                 "matrices the shapes fit either way, and the numbers don't", formulas.not_transposed),
+        *[computes("the other operand isn't transposed: of x it is gradient · yᵀ, of y it is xᵀ · gradient. With "
+                   "square matrices the shapes fit either way, and the numbers don't", formula)
+          for formula in (formulas.not_transposed, matmul_gradients(of_x=lambda g, column: g @ column),
+                          matmul_gradients(of_y=lambda row, g: row @ g))],
         computes("the order of the factors is turned: of x it is gradient · yᵀ, of y it is xᵀ · gradient. Matrices "
                  "don't commute", formulas.left_for_right),
+        computes("the gradient of y comes out transposed: it is xᵀ · gradient, not gradientᵀ · x",
+                 matmul_gradients(of_y=lambda row, g: formulas.swapped(g) @ row)),
         computes("the gradients of x and y are exchanged: the first must be of the shape of x",
                  matmul_gradients(exchanged=True)),
         computes("multiplied element by element: that is the rule of *, not of @", formulas.elementwise),
@@ -154,7 +163,7 @@ TRANSPOSES = [((3, 3, 3), "(2, 0, 1)"), ((2, 3, 4), "(1, 2, 0)"), ((2, 3, 4), "(
 SUMS = [((3, 3), "1", "False"), ((3, 3), "0", "False"), ((2, 3, 4), "1", "False"), ((2, 3, 4), "None", "False"),
         ((2, 3, 4), "None", "True"), ((2, 3, 4), "(0, 2)", "False"), ((2, 3, 4), "(2, 0)", "True"),
         ((2, 3, 4), "-2", "False"), ((2, 3, 4), "(0, -1)", "False"), ((3,), "0", "False"),
-        ((2, 3, 4), "(1, 0)", "False")]
+        ((2, 3, 4), "(1, 0)", "False"), ((2, 3, 4), "(-2, -1)", "False")]
 PICKS = [((5,), "[3, 0, 3, 3]"), ((5, 3), "np.array([1, 4, 1])"), ((5, 3), "(slice(None), [2, 2])"), ((5, 3), "2"),
          ((5, 3), "(slice(1, 4), 0)"), ((5, 3), "slice(None, None, -2)"), ((4,), "np.array([[0, 1], [1, -1]])"),
          ((4,), "[3, 1, -1]"), ((4, 3), "([0, 2, 0, -4], [1, 1, 1, 1])"),
@@ -183,6 +192,11 @@ class Rules(Check):
                  rule("transpose", lambda case, g: g.transpose(np.argsort(argument(case, "axes"))))),
         computes("all axes are reversed, whatever axes says: that is right for None only",
                  rule("transpose", lambda case, g: g.transpose())),
+        computes("None: np.transpose has reversed all axes, and the gradient comes back as it went in",
+                 rule("transpose", lambda case, g: g if case["axes"] == "None" else None)),
+        *[computes("the axes are put back one after the other, each at a place that is counted before the next one is "
+                   "there: np.expand_dims takes the whole tuple", summing(formulas.one_by_one(arranged)))
+          for arranged in (list, sorted)],
         computes("the axis that the sum dropped isn't put back: NumPy fits the gradient in from the right, along other "
                  "axes, or not at all", summing(unexpanded)),
         computes("the gradient is divided by the number of summed elements: that is the rule of a mean. A sum grows by "
@@ -206,6 +220,8 @@ class Rules(Check):
                      np.isclose(case["x"], case["x"].max(axis=argument(case, "axis"), keepdims=True)), case))),
         computes("max: the largest magnitude is looked for, but −3 is less than −1",
                  rule("max", lambda case, g: spread(case, g) * formulas.shares(winners(case, abs(case["x"])), case))),
+        computes("max: without keepdims=True the maxima are compared with x along other axes, or not at all",
+                 rule("max", formulas.maxima_unexpanded)),
         computes("max: every element gets the gradient, but only the largest one has moved the result",
                  rule("max", spread)),
         computes("places that come several times in the index keep only the last gradient: out[index] = … writes over, "
@@ -309,6 +325,8 @@ class Tensor(Check):
         gives("the gradient that backward is given is ignored, as if it were all ones", with_tape(upstream=True)),
         gives("a Tensor hands its gradient on before all have handed over to it: follow order(self) backwards, where "
               "each stands behind everything that was made from it", with_tape(breadth=True)),
+        gives("a Tensor that is both operands, as in x * x, is handed one of the two parts only: a dict of the parents "
+              "holds it once. Walk parents and parts side by side", with_tape(merged=True)),
         gives("calls don't add up: after the second one .grad holds what that one found, and not the sum of both",
               with_tape(replaced=True)),
         gives("calls don't add up: the second one doubles .grad, which is right only if it was handed the same "
@@ -334,6 +352,8 @@ class Tensor(Check):
         demand("right, but Tensors that are no leaves have a .grad too: only leaves keep theirs. What the others "
                "collect is needed until it is handed on, and a network has many more of them",
                lambda case, got: not got["kept"]),
+        demand("right, but a Tensor hands on once for each way that leads to it: k diamonds one after the other have "
+               "2ᵏ ways. Collect first all that it is handed, and hand on once", lambda case, got: not got["by ways"]),
     ]
 
     def cases(self, rng, ranks):
@@ -357,27 +377,3 @@ class Tensor(Check):
     def picture(self, runs, path):
         case, got = runs[1][-1]
         return draw_errors({name: got["once"][name] for name in ("w1", "w2")}, by_steps(case, central_difference), path)
-
-
-def draw_errors(found, differences, path):
-    """Per parameter: the learner's gradient, the central difference, and how far they are apart."""
-    from exercises.frame.pictures import canvas, save
-    figure, axes = canvas(len(found), 3, size=(9.2, 4.8))
-    worst = max(float(np.abs(grad - differences[name]).max()) for name, grad in found.items())
-    for line, (name, grad) in zip(axes, found.items(), strict=True):
-        largest, apart = np.abs(grad).max(), np.abs(grad - differences[name])
-        for panel, shown in zip(line, (grad, differences[name], np.log10(apart + 1e-16)), strict=True):
-            error = panel is line[2]
-            limits = {"vmin": -16, "vmax": 0, "cmap": "magma"} if error else {
-                "vmin": -largest, "vmax": largest, "cmap": "RdBu_r"}
-            image = panel.imshow(shown, **limits)
-            panel.set_xticks([])
-            panel.set_yticks([])
-            panel.spines[:].set_visible(False)
-        figure.colorbar(image, ax=line[2], ticks=[-16, -8, 0], format="1e%d")
-        line[0].set_ylabel(f"{name} {grad.shape[0]} × {grad.shape[1]}")
-    for panel, title in zip(axes[0], ("your gradient", "central difference", "|distance|"), strict=True):
-        panel.set_title(title)
-    save(figure, path)
-    return (f"a network's gradients against central differences: at most {worst:.0e} apart, and that is the "
-            "differences' own error")

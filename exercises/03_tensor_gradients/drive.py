@@ -1,6 +1,7 @@
 """How the answers of this chapter are called: shapes, axes and indices come as text; what NumPy refuses is reported."""
 
 import ast
+import collections
 
 import numpy as np
 
@@ -55,6 +56,21 @@ def long_chain(x, y):
     return x
 
 
+def counted_pulls(tensors):
+    """A Counter {Tensor: how often its pull was called}; from now on."""
+    pulls = collections.Counter()
+
+    def counted(tensor, pull):
+        def count(g):
+            pulls[tensor] += 1
+            return pull(g)
+        return count
+    for tensor in tensors:
+        if tensor.pull is not None:
+            tensor.pull = counted(tensor, tensor.pull)
+    return pulls
+
+
 def Tensor(learner, inputs, run):
     """A program on Tensors, and backward twice: the second time with another gradient."""
     undo = run.earlier["unbroadcast"]
@@ -66,9 +82,12 @@ def Tensor(learner, inputs, run):
     gradient = None if inputs["gradient"] is None else inputs["gradient"].copy()
     second = inputs["second"].copy()
     out = eval(inputs["program"], names | leaves)
-    found = {"value": out.data, "shared": False}
+    found = {"value": out.data, "shared": False, "by ways": False}
+    pulls = counted_pulls(run.earlier["order"](out))
     for name, handed in (("once", gradient), ("twice", second)):
+        pulls.clear()
         out.backward(handed)
+        found["by ways"] |= any(count > len(tensor.parents) for tensor, count in pulls.items())    # one each is fine
         grads = {leaf: tensor.grad for leaf, tensor in leaves.items()}
         found[name] = {leaf: np.array(grad) if isinstance(grad, (np.ndarray, np.generic)) else grad
                        for leaf, grad in grads.items()}

@@ -46,6 +46,21 @@ def first_copy(g, shape):
     return g[tuple(slice(0, 1) if extent == 1 else slice(None) for extent in shape)]
 
 
+def more_than_1(g, shape):
+    g = added_in_front(g, shape)
+    return g.sum(axis=tuple(axis for axis in stretched(shape) if g.shape[axis] > 1), keepdims=True)
+
+
+def no_stretched_is_all(g, shape):
+    """The empty tuple was taken for nothing."""
+    return added_in_front(g, shape).sum(axis=stretched(shape) or None, keepdims=True)
+
+
+def none_is_all(g, shape):
+    g = g.sum(axis=tuple(range(g.ndim - len(shape))) or None)
+    return g.sum(axis=stretched(shape) or None, keepdims=True)
+
+
 def scalars_forgotten(g, shape):
     return added_in_front(g, shape).sum(axis=stretched(shape), keepdims=True) if shape else g
 
@@ -66,7 +81,7 @@ def swapped(a):
     return a.swapaxes(-1, -2)
 
 
-def matmul_gradients(transposed=swapped, reduce=undo, exchanged=False, upstream=True):
+def matmul_gradients(transposed=swapped, reduce=undo, exchanged=False, upstream=True, of_x=None, of_y=None):
     """The rule, and what it gives with a mistake in it."""
     def outputs(case):
         g, x, y = case["gradient"], case["x"], case["y"]
@@ -74,8 +89,8 @@ def matmul_gradients(transposed=swapped, reduce=undo, exchanged=False, upstream=
         row, column = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         g = g[..., None] if y.ndim == 1 else g
         g = g[..., None, :] if x.ndim == 1 else g
-        found = (reduce(g @ transposed(column), row.shape, x.shape),
-                 reduce(transposed(row) @ g, column.shape, y.shape))
+        found = (reduce(of_x(g, column) if of_x else g @ transposed(column), row.shape, x.shape),
+                 reduce(of_y(row, g) if of_y else transposed(row) @ g, column.shape, y.shape))
         return named(*found[::-1] if exchanged else found)
     return outputs
 
@@ -112,6 +127,23 @@ def spread(case, g):
     if how["axis"] is not None and not how["keepdims"]:
         g = np.expand_dims(g, how["axis"])
     return np.broadcast_to(g, case["x"].shape)
+
+
+def one_by_one(arranged):
+    """Dropped axes put back singly, a tuple's in this order."""
+    def expanded(case, g):
+        how = reduced(case)
+        if how["axis"] is not None and not how["keepdims"]:
+            for axis in arranged(np.atleast_1d(how["axis"]).tolist()):
+                g = np.expand_dims(g, axis)
+        return np.broadcast_to(g, case["x"].shape)
+    return expanded
+
+
+def maxima_unexpanded(case, g):
+    mask = case["x"] == case["x"].max(axis=argument(case, "axis"))
+    with np.errstate(invalid="ignore"):      # where none was found
+        return spread(case, g) * shares(mask, case)
 
 
 def winners(case, x=None):

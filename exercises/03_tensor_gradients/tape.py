@@ -146,7 +146,8 @@ def walk(root, gradient, how, grads):
                 g = grads[node]
             grads[node] = g if how.get("stale") or node not in grads else grads[node] + g
             continue
-        for parent, part in zip(node.parents, node.pull(g), strict=True):
+        pairs = list(zip(node.parents, node.pull(g), strict=True))
+        for parent, part in dict(pairs).items() if how.get("merged") else pairs:
             if parent not in gradients or how.get("assigned"):
                 gradients[parent] = part
             elif how.get("in place"):

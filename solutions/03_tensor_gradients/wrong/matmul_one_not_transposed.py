@@ -1,0 +1,12 @@
+# 03.2: the other operand isn't transposed
+import numpy as np
+
+
+def matmul_backward(gradient, x, y, unbroadcast):
+    row = x[None, :] if x.ndim == 1 else x
+    column = y[:, None] if y.ndim == 1 else y
+    gradient = gradient[..., None] if y.ndim == 1 else gradient
+    gradient = gradient[..., None, :] if x.ndim == 1 else gradient
+    of_x = gradient @ column
+    of_y = np.swapaxes(row, -1, -2) @ gradient
+    return unbroadcast(of_x, row.shape).reshape(x.shape), unbroadcast(of_y, column.shape).reshape(y.shape)
