@@ -247,10 +247,10 @@ class Transpose(Check):
              "of those before (= for +=). Fan-out becomes addition", loop(keep="last")),
         when("fan-out is lost: where a variable is used several times, only the first cotangent that arrives is kept. "
              "Fan-out becomes addition", loop(keep="first")),
-        when("fan-out is lost among the outputs: a variable may be several outputs, and then it begins with the sum of "
-             "their cotangents", loop(seeds="last")),
-        when("fan-out is lost among the outputs: a variable may be several outputs, and then it begins with the sum of "
-             "their cotangents", loop(seeds="first")),
+        *(when("fan-out is lost among the outputs: a variable may be several outputs, and then it begins with the sum "
+               "of their cotangents", loop(seeds=kept)) for kept in ("last", "first")),
+        when("only the first output's cotangent goes in: the new program has one input per output", loop(seeds="one")),
+        when("an equation whose result has no cotangent ends the walk: only that one is passed over", loop(ends=True)),
         when("the order isn't reversed: from the first equation to the last, cotangents never get beyond the last "
              "one's inputs. An equation can hand on only what it was handed", loop(order=1)),
         when("add hands its cotangent to its first operand only: both changed the sum, both get it, whole",

@@ -17,6 +17,8 @@ BAD = {
     "over all outputs",
     "the sign": "dot_test doesn't see a wrong sign: the difference counts, not that of the magnitudes",
     "all cotangents are zero": "dot_test doesn't see a transpose that gives nothing but zeros",
+    "a cotangent of nothing": "dot_test doesn't see a cotangent where the output is always zero: with J·v for u, u is "
+    "zero there as well. Draw u by itself, whatever v is",
     "2 times too large, of small numbers": "dot_test doesn't see a factor of 2 where the numbers are small, about "
     "1e-9: the difference must be divided by the larger of the two",
 }

@@ -102,9 +102,9 @@ def program_cases(rng):
     fan = {"shapes": [(3,)], "outputs": [4], "equations": [["scale", [0], number(rng, 3)], ["scale", [1], 2.5],
                                                            ["add", [1, 2], None], ["add", [3, 1], None]]}
     doubled = {"shapes": [()], "outputs": [8], "equations": [["add", [k, k], None] for k in range(8)]}
-    through = {"shapes": [(3,), (2,), (5,)], "outputs": [1, 0, 3, 1, 5, 6], "equations": [
+    through = {"shapes": [(3,), (2,), (5,)], "outputs": [1, 0, 3, 1, 5, 6, 7], "equations": [
         ["neg", [0], None], ["scale", [2], number(rng, 5)], ["zero", [], (2,)],
-        ["matvec", [4], number(rng, (2, 5))]]}
+        ["matvec", [4], number(rng, (2, 5))], ["zero", [], ()]]}
     spread = {"shapes": [(3,), ()], "outputs": [4, 5], "equations": [
         ["sum", [0], None], ["spread", [1], 6], ["spread", [2], 5], ["scale", [3], number(rng, 6)]]}
     programs = [network, fan, doubled, through, spread, *(random_program(rng, n, m, 14) for n, m in ((3, 5), (4, 2)))]
@@ -114,22 +114,25 @@ def program_cases(rng):
             [rng.standard_normal(shapes[v]) for v in data["outputs"]]
 
 
-def pulled(data, cotangents, keep="sum", order=-1, seeds=None, once=False, **wrong):
+def pulled(data, cotangents, keep="sum", order=-1, seeds=None, once=False, ends=False, **wrong):
     """The inputs' cotangents by the learner's loop with something wrong in it.
 
     keep   what becomes of cotangents that meet at a variable: their "sum", the "last" or the "first"
     order  -1: last equation first
-    seeds  how the outputs' cotangents are kept where they meet
+    seeds  how the outputs' cotangents are kept where they meet; "one": only the first output has any
+    ends   whether the loop ends at an equation without a cotangent
     once   whether an equation hands to a variable that it uses twice only once
     """
     rules, shapes, found = TRANSPOSES | wrong, shapes_of(data), {}
     def hand(variable, ct, keep):
         met = variable in found
         found[variable] = ct if not met or keep == "last" else found[variable] + (ct if keep == "sum" else 0)
-    for variable, ct in zip(data["outputs"], cotangents, strict=True):
+    for variable, ct in list(zip(data["outputs"], cotangents, strict=True))[:1 if seeds == "one" else None]:
         hand(variable, ct, seeds or keep)
     first = len(data["shapes"])
     for out, (op, inputs, r) in list(enumerate(data["equations"], first))[::order]:
+        if ends and out not in found:
+            break
         if out in found:
             n = shapes[inputs[0]] if inputs else ()
             handed = list(zip(inputs, rules[op](r, n, found[out]), strict=False))
@@ -166,5 +169,6 @@ def pairs(rng, n, m):
         "the second output is forgotten": (wide, wide_back(0.0)),
         "the sign": (scaled(r), scaled(-r)),
         "all cotangents are zero": (scaled(r), vector(["zero", [], [n]])),
+        "a cotangent of nothing": (zeros, vector(["matvec", [0], W.T], shapes=((m,),))),
         "2 times too large, of small numbers": (scaled(1e-9 * r), scaled(2e-9 * r)),
     }

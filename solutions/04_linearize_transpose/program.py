@@ -100,6 +100,8 @@ def result_shape(op, shapes, residual):
         raise ValueError(f"{op!r} is none of the linear ops: {', '.join(fits)}")
     if callable(residual):
         raise TypeError(f"the residual of {op} is a function; a program holds numbers, worked out when it was made")
+    if residual is not None and np.asarray(residual).dtype == object:
+        raise TypeError(f"the residual of {op} is a {type(residual).__name__}; a program holds numbers: its value")
     shape = fits[op](*shapes)
     if shape is None:
         raise ValueError(f"{op} doesn't fit: of variables of shape {', '.join(str(list(s)) for s in shapes)}, with a "
