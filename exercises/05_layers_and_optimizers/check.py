@@ -173,6 +173,9 @@ class CrossEntropy(Check):
              "is (and its gradient is another function's). Without log(softmax) nothing has to be clipped",
              lambda case, got: number(got["loss"]) < entropy(case)["loss"] and right_gradient(case, got)
              and case["logits"].max() > 1000),
+        gives("the right class's logit isn't shifted, and the others are: subtract the row's largest from both, or add "
+              "it to the logarithm",
+              lambda case: entropy(case) | {"loss": entropy(case)["loss"] - case["logits"].max(axis=1).sum()}),
         gives(mean_not_sum, lambda case: scaled(case, 1 / count(case))),
         gives(mean_not_sum, lambda case: scaled(case, 1 / count(case)) if len(case["labels"]) else {"loss": np.nan}),
         gives("divided by the number of rows twice, and asked for is a sum: not once",
@@ -282,6 +285,8 @@ class Momentum(Check):
               lambda case: sgd(case, lambda mu, grads, _: weighted(lambda age: mu ** age, grads[:-1]))),
         gives("a parameter whose gradient is 0 stands still here, and its velocity with it: that goes on, and shrinks",
               lambda case: sgd(case, optimizers.only_with_gradient)),
+        when("with a momentum that is given every step is right, and without isn't: its default is 0",
+             lambda case, got: "momentum" not in case["settings"]),
         *vaguely(sgd),
     ]
     demands = [REMEMBERED]
@@ -307,6 +312,9 @@ class AdamAndAdamW(Check):
     exercise = "05.4"
     signatures = [
         gives(NOT_IN_PLACE, optimizers.unmoved),
+        gives(NOT_IN_PLACE + ". Only the decay was written there", optimizers.only_decayed),
+        when("with settings that are given every step is right, and without isn't: the defaults are lr=1e-3, "
+             "betas=(0.9, 0.999), eps=1e-8, no decay", lambda case, got: case.get("defaults")),
         gives(LR_FIXED, lambda case: adam(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: adam(case, lrs=optimizers.kept)),
         gives(LR_OF_0, lambda case: adam(case, lrs=optimizers.never_0)),
@@ -317,10 +325,31 @@ class AdamAndAdamW(Check):
         gives("v is corrected for its bias, m is not", lambda case: adam(case, correct=(False, True))),
         gives("eps is under the root, √(v̂ + eps): of eps = 1e-8 that makes 1e-4, and small gradients hardly move "
               "anything; it stands beside the root, √v̂ + eps", lambda case: adam(case, inside=True)),
+        gives("eps is missing: it keeps the denominator from 0",
+              lambda case: adam(case | {"settings": case["settings"] | {"eps": 0.0}})),
+        gives("the root is missing: m̂ is divided by √v̂ + eps", lambda case: adam(case, rooted=np.abs)),
         gives("eps is added before the bias correction, to √v instead of √v̂: early on it counts for many times eps",
               lambda case: adam(case, eps_before=True)),
         gives("t counts from 0 in the bias correction: the first step divides by 1 − β⁰ = 0",
               lambda case: adam(case, clock=lambda i, t, n: t - 1)),
+        gives("t begins with 2: in the first step the corrections are 1 − β₁ and 1 − β₂",
+              lambda case: adam(case, clock=lambda i, t, n: t + 1)),
+        gives("the corrections stay those of the first step: they need βᵗ, and t counted up in every step",
+              lambda case: adam(case, clock=lambda i, t, n: 1)),
+        *[gives("the correction is 1 − βᵗ, β to the power of t: neither (1 − β)ᵗ nor 1 − β · t",
+                lambda case, factors=factors: adam(case, factors=factors))
+          for wrong in (lambda beta, t: (1 - beta) ** t, lambda beta, t: 1 - beta * t)
+          for factors in optimizers.factors_with(wrong)],
+        gives("the corrected means are remembered in place of m and v, and corrected once more in each step: m̂ and v̂ "
+              "are made anew each time", lambda case: adam(case, correct=(False, False),
+                                                       second=optimizers.corrected_in_place)),
+        *[gives(f"{which} nothing is remembered: m = β₁m + … gives the name to a new array, and the one that is kept "
+                "stays 0", lambda case, kept=kept: adam(case, second=optimizers.not_kept(*kept)))
+          for which, kept in (("of m and v", (1, 1)), ("of m", (1, 0)), ("of v", (0, 1)))],
+        gives("m takes in β₁ · g; the new gradient counts 1 − β₁",
+              lambda case: adam(case, second=lambda m, v, grads, b1, b2: (m * b1 / (1 - b1), v))),
+        gives("1 − β₂ is squared, too: v takes in (1 − β₂) · g²",
+              lambda case: adam(case, second=lambda m, v, grads, b1, b2: (m, v * (1 - b2)))),
         gives("t is counted once per parameter instead of once per step: the bias correction is over too soon, and "
               "every parameter gets another", lambda case: adam(case, clock=lambda i, t, n: n * (t - 1) + i + 1)),
         gives("weight decay went through m and v (that is L2, Adam's) where decoupled=True asks for AdamW's: the decay "
@@ -329,6 +358,10 @@ class AdamAndAdamW(Check):
               lambda case: adam(case, decoupled=True)),
         gives("the decoupled decay isn't multiplied by lr: the parameter shrinks by the whole of weight_decay at every "
               "step", lambda case: adam(case, decay=lambda p, lr, wd: p * (1 - wd))),
+        gives("the decoupled decay is with the optimizer's lr, where step was given another",
+              lambda case: adam(case, decay=lambda p, lr, wd: p * (1 - case["settings"]["lr"] * wd))),
+        gives("the weights decay twice where decoupled=True: g stays the gradient itself there",
+              lambda case: adam(case, both=True)),
         gives("the decoupled decay comes after the step: it must be of the parameter as it was before",
               lambda case: adam(case, decay_after=True)),
         when("t, the number of the step, goes on where another optimizer has stopped: it belongs to the object (self), "
@@ -353,6 +386,7 @@ class AdamAndAdamW(Check):
         lrs = [None, None, 0.02, None, 0.005, 0.0, 0.1, None] + [None] * 30
         return [draw(rng, SHAPES, lrs, lr=0.01, betas=[0.8, 0.97], eps=1e-8),
                 draw(rng, SHAPES[:2], lrs[:9], 1e-3, lr=0.01, betas=[0.9, 0.999], eps=1e-4),
+                draw(rng, SHAPES[:2], lrs[:9], 1e-3, lr=1e-3, betas=[0.9, 0.999], eps=1e-8) | {"defaults": True},
                 draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3),
                 draw(rng, SHAPES, lrs, 0.1, lr=0.01, betas=[0.7, 0.95], eps=1e-6, weight_decay=0.3, decoupled=True),
                 network(rng)]

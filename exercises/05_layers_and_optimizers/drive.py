@@ -48,11 +48,13 @@ def steps(learner, inputs):
 
     A second optimizer of the same class, with numbers of its own, takes its steps in between; and the gradients always
     come in the same arrays. The parameters lie in memory by columns: whoever steps along p.ravel() moves a copy.
-    And a step in float32, for the dtypes of what is remembered.
+    And a step in float32, for the dtypes of what is remembered. Where the case says "defaults", the settings are those
+    of the class.
     """
+    settings = {} if inputs.get("defaults") else inputs["settings"]
     parameters = [p.copy(order="F") for p in inputs["parameters"]]
     others = [p.copy(order="F") for p in inputs["parameters"]]
-    optimizer, other = learner(list(parameters), **inputs["settings"]), learner(list(others), **inputs["settings"])
+    optimizer, other = learner(list(parameters), **settings), learner(list(others), **settings)
     buffers = [np.empty_like(g) for g in inputs["grads"][0]]
     path, after = [], []
     for grads, lr in zip(inputs["grads"], inputs["lrs"], strict=True):
@@ -63,7 +65,7 @@ def steps(learner, inputs):
         after.append([buffer.copy() for buffer in buffers])
         other.step([np.array(1.0 - g) for g in grads])
     singles = [p.astype(np.float32) for p in inputs["parameters"]]
-    single = learner(singles, **inputs["settings"])
+    single = learner(singles, **settings)
     single.step([g.astype(np.float32) for g in inputs["grads"][0]])
     smallest = min(p.size for p in singles if p.ndim)
     kept = {str(array.dtype) for array in arrays(getattr(single, "__dict__", {})) if array.size >= smallest}

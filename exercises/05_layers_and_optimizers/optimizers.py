@@ -32,6 +32,12 @@ def unmoved(case):
     return {"parameters": [np.stack([p] * len(case["lrs"])) for p in case["parameters"]]}
 
 
+def only_decayed(case):
+    """Where the decay is written into the arrays, and the step isn't."""
+    wd = case["settings"].get("weight_decay", 0.0) if case["settings"].get("decoupled") else 0.0
+    return moved(case, lambda i, t, p, g, lr: p * (1 - lr * wd))
+
+
 def moved(case, update, lrs=rates):
     """{"parameters": each one's values after every step}. update(i, t, p, g, lr) -> the new p; t counts from 1."""
     found = []
@@ -97,9 +103,18 @@ def first_moves(case):
 
 # ---------------------------------------------------------------- 05.4
 
+def unbiased(beta, t):
+    return 1 - beta ** t
+
+
+def factors_with(wrong):
+    """Of both corrections, of that of m or of that of v."""
+    return (wrong, wrong), (wrong, unbiased), (unbiased, wrong)
+
+
 def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr * wd), decay_after=False,
          swapped=False, clock=lambda i, t, n: t, correct=(True, True), power=2, inside=False, eps_before=False, sign=1,
-         second=None):
+         second=None, factors=(unbiased, unbiased), rooted=np.sqrt, both=False):
     """Adam by the unfolded sums, (1−β) Σ βᵏ g, in float64. The keywords are the mistakes."""
     settings = case["settings"]
     beta1, beta2 = settings["betas"][::-1 if swapped else 1]
@@ -110,7 +125,7 @@ def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr
     def update(i, t, p, g, lr):
         if decoupled and not decay_after:
             p = decay(p, lr, wd)
-        elif not decoupled:
+        if both or not decoupled:
             g = g + wd * p
         grads = past.setdefault(i, [])
         grads.append(g)
@@ -119,13 +134,29 @@ def adam(case, *, lrs=rates, decoupled=None, decay=lambda p, lr, wd: p * (1 - lr
         square = (1 - beta2) * weighted(lambda age: beta2 ** age, [abs(g) ** power for g in grads])
         if second is not None:
             mean, square = second(mean, square, grads, beta1, beta2)
-        factor1, factor2 = (1 - beta ** t if do else 1.0 for beta, do in zip((beta1, beta2), correct, strict=True))
+        factor1, factor2 = (factor(beta, t) if do else 1.0 for factor, beta, do in zip(
+            factors, (beta1, beta2), correct, strict=True))
         with np.errstate(invalid="ignore", divide="ignore"):
             root = np.sqrt(square / factor2 + eps) if inside else \
-                (np.sqrt(square) + eps) / math.sqrt(factor2) if eps_before else np.sqrt(square / factor2) + eps
+                (np.sqrt(square) + eps) / math.sqrt(factor2) if eps_before else rooted(square / factor2) + eps
             p = p - sign * lr * (mean / factor1) / root
         return p * (1 - lr * wd) if decoupled and decay_after else p
     return moved(case, update, lrs)
+
+
+def corrected_in_place(mean, square, grads, beta1, beta2):
+    """m /= 1 − β₁ᵗ, and what is remembered is that."""
+    m = v = 0.0
+    for t, g in enumerate(grads, 1):
+        m = (beta1 * m + (1 - beta1) * g) / (1 - beta1 ** t)
+        v = (beta2 * v + (1 - beta2) * g * g) / (1 - beta2 ** t)
+    return m, v
+
+
+def not_kept(m, v):
+    """Which of the two is 0 before each step."""
+    return lambda mean, square, grads, beta1, beta2: (
+        (1 - beta1) * grads[-1] if m else mean, (1 - beta2) * grads[-1] ** 2 if v else square)
 
 
 def counted_on(case, got):

@@ -1,4 +1,4 @@
-# 05.4: the first step of every run is right, later ones aren't
+# 05.4: the corrections stay those of the first step
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 05.4: what is remembered from step to step
+# 05.4: the corrected means are remembered in place of m and v
 import numpy as np
 
 
