@@ -27,6 +27,9 @@ def pieces(learner, inputs, run):
     if not isinstance(found, dict) or set(found) != set(mine.PLACES):
         names = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"pieces gave {names}; expected a dict with {sorted(mine.PLACES)}")
+    if found["gradient_sync"] is average_gradients:
+        raise TypeError("gradient_sync is average_gradients as it is, which doesn't take (comm, grads, count, total), "
+                        "nor the library's shares: it needs a function of yours around it")
     if "calls" in inputs:
         return one_by_one(run.comm, found, inputs) | {"averaged": len(averaged)}
     return {name: train(run.comm, found if name == "all" else {name: found[name]}, inputs, epochs)

@@ -76,7 +76,8 @@ SYNC = [
     ("average_gradients is called with all of grads once for each of them: it must be called once, when all are means",
      lambda counts, first, i: every_turn(counts, i)),
     ("your average_gradients weighs each rank's gradients by count / total, and what the library hands out is weighed "
-     "like that already: turn it into means over the rank's own samples first",
+     "like that already: turn it into means over the rank's own samples first, in the arrays themselves (grad = grad * "
+     "factor makes another one)",
      lambda counts, first, i: weights(counts)),
     ("you multiply by the number of ranks, which makes means only while all ranks hold equally many samples: here they "
      "hold 16 and 17, 9 and 4, 0 and 1",
@@ -93,9 +94,13 @@ SYNC = [
      lambda counts, first, i: means(first) * weights(counts)),
     ("they are sums over the samples of all ranks: nobody divided by their number",
      lambda counts, first, i: counts.sum()),
+    ("average_gradients gets sums over the rank's samples and wants their means: multiplied by total, they are still "
+     "to be divided by count",
+     lambda counts, first, i: counts.sum() * weights(counts)),
     ("each rank's mean is added up: the ranks' means must be weighed by their numbers of samples",
      lambda counts, first, i: means(counts)),
-    ("divided by the number of ranks: the library's shares add up to the mean as they are",
+    ("divided by the number of ranks: the library's shares add up to the mean as they are; or average_gradients gets "
+     "total, alike on all ranks, where it asks for this rank's count",
      lambda counts, first, i: 1 / len(counts)),
     ("the mean of the ranks' means, which is right only while all hold equally many samples: average_gradients must "
      "get this rank's count, not another number",
@@ -104,6 +109,9 @@ SYNC = [
      lambda counts, first, i: 1.0 if i == len(SHAPES) - 1 else np.diag(means(counts))),
     ("the conversion comes after average_gradients: then each rank multiplies the common mean by a factor of its own",
      lambda counts, first, i: np.outer(means(counts), weights(counts))),
+    ("the conversion comes after average_gradients: then the ranks with samples multiply the common mean by a factor "
+     "of their own, and those without make it 0",
+     lambda counts, first, i: np.outer(means(counts) * (counts > 0), weights(counts))),
     (NOT_IN_PLACE, lambda counts, first, i: np.eye(len(counts))),
     (NOT_IN_PLACE, lambda counts, first, i: np.diag(means(counts))),
 ]
