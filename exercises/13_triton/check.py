@@ -13,6 +13,8 @@ from .mistakes import (
     every_fourth,
     first_block_only,
     first_only,
+    first_row,
+    fours,
     harm,
     is_out,
     neighbours,
@@ -26,10 +28,26 @@ from .mistakes import (
     right_softmax,
     right_sum,
     rows_of_out_at,
+    shifted_by_padding,
     softmax,
     tight_rows,
     unshifted,
     without_last_block,
+)
+from .updates import (
+    adamw,
+    by_element,
+    counted_with_others,
+    decay_by_block,
+    decay_by_program,
+    last_rows_left,
+    left_behind,
+    mistake,
+    never_updated,
+    programs,
+    uncorrected,
+    uphill,
+    with_settings,
 )
 
 NO_HARM = {"elements read outside of the arrays": 0, "elements written outside of the arrays": 0,
@@ -108,6 +126,10 @@ class VectorAdd(Check):
         demand(lambda case, got: f"right, but a program works on {got['lanes']} elements at a time, and `block` says "
                                  f"{block_of(case)}: the caller chooses it",
                lambda case, got: got["lanes"] <= block_of(case)),
+        demand(lambda case, got: f"right, but {got['idle']} of {got['programs']} programs have no element, and each "
+                                 f"takes its time: {-(-case['x'].size // block_of(case))} blocks of {block_of(case)} "
+                                 f"cover {case['x'].size} elements",
+               lambda case, got: got["idle"] < got["programs"] - got["idle"]),
         *BY_KERNELS,
     ]
 
@@ -139,6 +161,9 @@ class Softmax(Check):
     exercise = "13.2"
     tolerance = 2e-5        # of large numbers, whose rounding before the shift is no mistake; of others see `demands`
     signatures = [
+        gives("the largest is taken over the padding, too, which holds 0: behind a row that lies far below, 0 is "
+              "subtracted, and what remains is 0 / 0. With -inf there it is never the largest",
+              lambda case: {"out": shifted_by_padding(case)}),
         gives("the largest isn't subtracted: exp(89) is more than float32 holds, and inf / inf is nan; far below, "
               "0 / 0 is too", lambda case: {"out": unshifted(case)}),
         gives("the padding holds 0, or another finite number: behind a row that lies below it the padding is the "
@@ -161,6 +186,10 @@ class Softmax(Check):
              "columns", is_out("out", rows_of_out_at(lambda case: case["x"].shape[1]))),
         when("rows are taken to lie right behind each other: they are strides[0] apart, which may be more than columns",
              is_out("out", tight_rows)),
+        when("a step is in bytes: strides are, but pointers in a kernel count elements. Divide by itemsize",
+             lambda case, got: any(is_out("out", way)(case, got) for way in fours)),
+        when("the first row alone is worked on: the grid has a program per row, and tl.program_id(0) is its row",
+             is_out("out", first_row)),
         when("padded lanes are undefined: a masked load without `other` gives anything, and the largest and the sum go "
              "over all lanes", lambda case, got: padding(case) > 0 and np.isnan(got["out"]).all()),
         when("the padding is stored too: it lands behind the row's end, on the next row or somebody else's memory",
@@ -206,87 +235,6 @@ class Softmax(Check):
 
 # ---------------------------------------------------------------- 13.3
 
-def owners(case):
-    """Which parameter each element belongs to."""
-    return np.repeat(np.arange(len(case["ends"])), np.diff([0, *case["ends"]]))
-
-
-def corrected(mean, beta, t):
-    """Of a mean that has begun at 0, without the bias."""
-    return mean / (1 - beta ** t)
-
-
-def uncorrected(mean, beta, t):
-    return mean
-
-
-def adamw(case, decay=None, step_of=lambda t: t, of_mean=corrected, of_squares=corrected, square=lambda g: g * g,
-          fresh=lambda beta: 1 - beta, l2=False, late=False, eps_inside=False, eps_early=False, decay_after=False,
-          forgotten=False, **others):
-    """p after each step in float64; the keywords are mistakes. others: settings in place of the case's."""
-    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8} | case["settings"] | others
-    (beta1, beta2), eps, lr = settings["betas"], settings["eps"], settings["lr"]
-    p, found = case["p"].astype(float), []
-    m, v = np.zeros(p.size), np.zeros(p.size)
-    decay = by_element(case, case["decays"]) if decay is None else decay(case)
-    for t, g in enumerate(case["grads"].astype(float), 1):
-        old = m, v = (0 * m, 0 * v) if forgotten else (m, v)
-        if l2:
-            g = g + decay * p
-        m, v = beta1 * m + fresh(beta1) * g, beta2 * v + fresh(beta2) * square(g)
-        first, second = old if late else (m, v)
-        mean, root = of_mean(first, beta1, step_of(t)), of_squares(second, beta2, step_of(t))
-        scaled = eps / (1 - beta2 ** t) ** 0.5 if eps_early else eps
-        step = lr * mean / (np.sqrt(root + eps) if eps_inside else np.sqrt(root) + scaled)
-        p = (p - step) * (1 - lr * decay) if decay_after else p * (1 - (0 if l2 else lr) * decay) - step
-        found.append(p)
-    return np.stack(found)
-
-
-def by_element(case, decays):
-    return np.asarray(decays, float)[owners(case)]
-
-
-def mistake(**how):
-    return lambda case: {"p": adamw(case, **how)}
-
-
-def with_settings(**changed):
-    """changed: functions of the case's own settings."""
-    return lambda case: {"p": adamw(case, **{name: f(case["settings"]) for name, f in changed.items()})}
-
-
-def uphill(case):
-    return {"p": adamw(case, lr=-case["settings"]["lr"], decay=lambda case: -by_element(case, case["decays"]))}
-
-
-def decay_by_program(case, got):
-    """Whether each program has taken the decay with its own number, and those behind the last one what lies there."""
-    programs = np.concatenate([np.arange(n) // case["settings"]["block"] for n in np.diff([0, *case["ends"]])])
-    number = np.cumsum(np.r_[0, (np.diff(programs) != 0) | (np.diff(owners(case)) != 0)])
-    decays = np.r_[case["decays"], np.full(number[-1] + 1, np.nan)]
-    return number[-1] > 0 and is_out("p", lambda case: adamw(case, decay=lambda case: decays[number]))(case, got)
-
-
-def counted_with_others(case, got):
-    """Whether t counts the steps of all optimizers that there are: in the first case another's come by turns with this
-    one's, in the later ones those of the earlier cases have gone before."""
-    steps = len(case["grads"])
-    ways = [lambda t: 2 * t - 1, *(lambda t, before=before: t + before * steps for before in (2, 3, 4))]
-    return any(is_out("p", lambda case, way=way: adamw(case, step_of=way))(case, got) for way in ways)
-
-
-def left_behind(case, got):
-    """[(element, its parameter)] that no step has changed; a step changes all of them by something."""
-    same = (got["p"] == case["p"]).all(axis=0)
-    return [(int(at), int(owners(case)[at])) for at in np.flatnonzero(same)]
-
-
-def others_right(case, got):
-    still = (got["p"] == case["p"]).all(axis=0)
-    return np.allclose(got["p"][:, ~still], adamw(case)[:, ~still], rtol=1e-4)
-
-
 class FusedAdam(Check):
     exercise = "13.3"
     tolerance = 2e-5
@@ -312,11 +260,16 @@ class FusedAdam(Check):
               mistake(of_squares=lambda mean, beta, t: mean / (1 - beta ** t) ** 2)),
         gives("m and v are sums: the new gradient weighs 1-β₁ in the mean, and its square 1-β₂ in theirs",
               mistake(fresh=lambda beta: 1)),
+        gives("m is a sum: the new gradient weighs 1-β₁ in the mean", mistake(fresh_in_m=lambda beta: 1)),
         gives("β₁ and β₂ are swapped: m, the mean, forgets with β₁, and v, that of the squares, with β₂",
               with_settings(betas=lambda settings: settings.get("betas", (0.9, 0.999))[::-1])),
         gives("uphill: p goes along the gradient, and should go against it", uphill),
         gives("the lr that the optimizer was made with is lost: it steps with the default, 0.001",
               with_settings(lr=lambda settings: 1e-3)),
+        gives("the betas that the optimizer was made with are lost: it steps with the default, (0.9, 0.999)",
+              with_settings(betas=lambda settings: (0.9, 0.999))),
+        gives("the eps that the optimizer was made with is lost: it steps with the default, 1e-8",
+              with_settings(eps=lambda settings: 1e-8)),
         gives("p shrinks by 1 - λ: a decay is multiplied by lr as well, like the step",
               mistake(decay=lambda case: by_element(case, case["decays"]) / case["settings"]["lr"])),
         when("the number of the step is shared by all optimizers of the program: it belongs to the object (self.t)",
@@ -324,9 +277,10 @@ class FusedAdam(Check):
         gives("each step takes the first step's gradient: g is read from the array that was given, in each step anew; "
               "a copy stays as it was",
               lambda case: {"p": adamw(case | {"grads": case["grads"][:1].repeat(3, axis=0)})}),
-        when(lambda case, got: "p[{}] is never updated, the last element of parameter {}: the rows of the table must "
-                               "reach to where each parameter ends".format(*left_behind(case, got)[-1]),
-             lambda case, got: 0 < len(left_behind(case, got)) <= len(case["ends"]) and others_right(case, got)),
+        when(lambda case, got: "the grid has {1} programs here, and not {0}, one per row of the table: each parameter "
+                               "has a last block of its own, so there are more than all elements fill".format(
+                                   *programs(case)), last_rows_left),
+        when(never_updated, lambda case, got: left_behind(case, got) != []),
         gives("the step uses the moments as they were before: p moves by what m and v are now, with this gradient in "
               "them", mistake(late=True)),
         gives("eps stands under the root: it is added to √v̂", mistake(eps_inside=True)),
@@ -336,7 +290,14 @@ class FusedAdam(Check):
         gives("no weight decay", mistake(decay=lambda case: 0.0)),
         gives("every parameter decays like the first: a program's row of the table says whose elements it has",
               mistake(decay=lambda case: np.full(case["p"].size, case["decays"][0]))),
-        gives("m and v are forgotten from step to step: the kernel must store them", mistake(forgotten=True)),
+        gives("a block that goes over a parameter's end decays like the parameter in which it begins: the pieces are "
+              "cut anew from where each parameter begins, and its last one is shorter", mistake(decay=decay_by_block)),
+        gives("m and v are forgotten from step to step: the kernel must store them",
+              mistake(after=lambda m, v: (0 * m, 0 * v))),
+        gives("m is forgotten from step to step: the kernel must store it", mistake(after=lambda m, v: (0 * m, v))),
+        gives("v is forgotten from step to step: the kernel must store it", mistake(after=lambda m, v: (m, 0 * v))),
+        *(gives("m and v are one array (m = v = … gives it two names): what is stored last is read as both",
+                mistake(after=after)) for after in (lambda m, v: (v, v), lambda m, v: (m, m))),
         gives("v takes the gradient's size, not its square", mistake(square=np.abs)),
         gives("the decay comes after the step: p ← p · (1 - lr · λ) is first", mistake(decay_after=True)),
         when("right by itself, and wrong where another optimizer, of other parameters, makes steps in between: what "

@@ -38,15 +38,18 @@ class Meter:
     def __init__(self):
         self.launches, self.bytes_read, self.bytes_written = 0, 0, 0
         self.outside_read, self.outside_written, self.written_twice, self.lanes = 0, 0, 0, 0
+        self.programs, self.idle = 0, 0
         self.read, self.written, self.numpy = [NOWHERE], [NOWHERE], []
 
     def begin(self, arrays):
         """A launch that gets these arrays."""
         self.launches += 1
         self.known = np.sort(np.concatenate([NOWHERE, *map(addresses, arrays)]))
-        self.stored = {}
+        self.stored, self.begun = {}, set()
 
     def end(self):
+        self.programs += len(self.begun)
+        self.idle += len(self.begun) - sum(any(at.size for at in by_one) for by_one in self.stored.values())
         stored = np.concatenate([NOWHERE, *(np.unique(np.concatenate(by_one)) for by_one in self.stored.values())])
         self.written_twice += stored.size - np.unique(stored).size
 
@@ -63,8 +66,8 @@ class Meter:
                            "elements written outside of the arrays": self.outside_written,
                            "elements written by two programs": self.written_twice},
                 "launches": self.launches, "bytes_read": self.bytes_read, "bytes_written": self.bytes_written,
-                "lanes": self.lanes, "numpy": self.numpy[:1], "unread": missing(read, self.read),
-                "unwritten": missing(written, self.written)}
+                "lanes": self.lanes, "programs": self.programs, "idle": self.idle, "numpy": self.numpy[:1],
+                "unread": missing(read, self.read), "unwritten": missing(written, self.written)}
 
 
 meter = Meter()
@@ -104,11 +107,20 @@ def store(self, ptrs, value, mask, *hints):
     return interpreter._interpreter.store(at, value.data, safe)
 
 
+def set_grid_idx(self, *number):
+    """A program begins."""
+    meter.begun.add(number)
+    original_set_grid_idx(self, *number)
+
+
 def run(self, *args, grid, warmup, **kwargs):
     """A launch: kernel[grid](*args, **kwargs)."""
     if not callable(grid) and not isinstance(grid, (tuple, list)):
         raise TypeError(f"the grid is a tuple: {self.__name__}[({grid},)](…)")
     for name, a in (*zip(self.arg_names, args, strict=False), *kwargs.items()):
+        if isinstance(a, (list, tuple)):
+            raise TypeError(f"{self.__name__} gets {name} as a {type(a).__name__}, and a kernel takes arrays and "
+                            "numbers only: np.asarray(…, like=p) makes an array where p is")
         if isinstance(a, np.ndarray) and not isinstance(a, OnDevice):
             raise TypeError(f"{self.__name__} gets {name} of shape {list(a.shape)}, which lies on the host: a GPU "
                             "can't read it. np.asarray(…, like=p) and np.zeros_like(p) make an array where p is")
@@ -134,6 +146,8 @@ mend()
 mangle_type(0)      # the first one looks for torch, whose import an answer isn't allowed
 original_run = interpreter.InterpretedFunction.run
 interpreter.InterpretedFunction.run = run
+original_set_grid_idx = interpreter.InterpreterBuilder.set_grid_idx
+interpreter.InterpreterBuilder.set_grid_idx = set_grid_idx
 interpreter.InterpreterBuilder.create_masked_load = load
 interpreter.InterpreterBuilder.create_masked_store = store
 

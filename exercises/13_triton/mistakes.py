@@ -128,6 +128,34 @@ def unshifted(case):
         return (e / e.sum(axis=1, keepdims=True)).astype(float)
 
 
+def shifted_by_padding(case):
+    """Rows shifted by the larger of their own largest and the 0 behind them, which the sum leaves out."""
+    x = case["x"]
+    largest = x.max(axis=1, keepdims=True)
+    with np.errstate(all="ignore"):
+        e = np.exp(x - (np.maximum(largest, 0) if padding(case) else largest))
+        return (e / e.sum(axis=1, keepdims=True)).astype(float)
+
+
+def in_fours(rows, read, written):
+    """Row k of out, if a program takes its rows of x or out for four times as far as they are."""
+    found = np.full(rows.shape, np.nan)
+    reach = range(-(-len(rows) // 4))
+    for k in range(len(rows)) if not written else reach:
+        if not read or k in reach:
+            found[k * (4 if written else 1)] = rows[k * (4 if read else 1)]
+    return found
+
+
+# out, if the steps of x, of out or of both are in bytes.
+fours = [lambda case, read=read, written=written: in_fours(right_softmax(case), read, written) if len(case["x"]) > 1
+         else None for read, written in ((True, True), (True, False), (False, True))]
+
+
+def first_row(case):
+    return np.where(np.arange(len(case["x"]))[:, None] == 0, right_softmax(case), np.nan)
+
+
 def no_sum(case):
     return np.exp(case["x"].astype(float) - case["x"].max(axis=1, keepdims=True))
 
@@ -149,8 +177,7 @@ def rows_of_out_at(step_of):
 def program_per_column(case, got):
     rows, columns = case["x"].shape
     expected = np.where(np.arange(rows)[:, None] < columns, right_softmax(case), np.nan)
-    return is_out("out", lambda case: expected)(case, got) and (
-        harm(got, "read outside") == harm(got, "written outside") == max(columns - rows, 0) * columns)
+    return got["programs"] == columns and is_out("out", lambda case: expected)(case, got)
 
 
 def one_largest(case):
