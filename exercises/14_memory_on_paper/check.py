@@ -77,11 +77,19 @@ class BytesPerRank(Check):
         gives("only what a stage adds is divided: stage 2 divides the optimizer's arrays too, and stage 3 all three",
               lambda case: weigh(case, [(name, size, stage if stage == case["stage"] else 4)
                                         for name, size, stage in ARRAYS])),
+        gives("only the optimizer's arrays are ever divided: stage 2 divides the gradients too, and stage 3 all three "
+              "(an elif behind `if stage >= 1` is never reached)",
+              lambda case: weigh(case, changed(parameters=4, gradients=4))),
+        gives("of the optimizer's arrays only m and v are divided: its 32-bit copy of the parameters is one of them",
+              lambda case: weigh(case, [*ARRAYS[:2], ("optimizer", 4, 4), *ARRAYS[3:]])),
         gives("nothing is divided: these are the bytes of stage 0 at every stage",
               lambda case: weigh(case | {"stage": 0})),
         gives("everything is divided, also at stage 0", lambda case: weigh(case | {"stage": 3})),
         gives("the division loses the remainder: // drops up to a parameter's worth of bytes on every rank; asked for "
               "is the mean, with its fraction", lambda case: weigh(case, shares=lambda n, ranks: n // ranks)),
+        *(gives("rounded to whole bytes: asked for is the mean over the ranks, with its fraction",
+                lambda case, way=way: results({name: float(way(number)) for name, number in
+                                               weigh(case)["result"].items()})) for way in (math.floor, math.ceil)),
         gives("these are the bytes of all ranks together; asked for are those of one",
               lambda case: results({name: number * case["ranks"] for name, number in weigh(case)["result"].items()})),
     ]
@@ -160,6 +168,9 @@ class BytesSent(Check):
               lambda case: send(case, all_gather=(0, 2, 2, 2))),
         gives("rounded to whole bytes: asked for is the mean over the ranks, with its fraction",
               lambda case: send(case, messages(case) // 1)),
+        *(gives("the division loses the remainder, // in the size of one message: asked for is the mean over the "
+                "ranks, with its fraction", lambda case, each=each: send(case, each(case["parameters"], case["ranks"])))
+          for each in (lambda n, ranks: 2 * n // ranks * (ranks - 1), lambda n, ranks: 2 * (n // ranks) * (ranks - 1))),
         gives("nobody gathers the updated parameters at stages 1 and 2: each rank has updated its own share only",
               lambda case: send(case, all_gather=(0, 0, 0, 2))),
         gives("stage 0 reduces and gathers as the others here: name it by its collective, all_reduce",
@@ -202,6 +213,8 @@ class ActivationBytes(Check):
               layers.one_head),
         gives("attention's part grows with sequence here: it is one number for every pair of positions, so with its "
               "square", layers.linear_pairs),
+        gives("with full recomputation the pairs don't come back here: the layer under way computes all again that was "
+              "let go of, what belongs to pairs of positions too", layers.pairs_stay_away),
         gives("the pairs are forgotten: with 2,048 positions and 96 heads they are 70 % of a layer",
               lambda case: activations(case, heads=0)),
         gives("only what all layers keep is counted (as in the paper's table): when backward is in a layer, what that "
@@ -214,6 +227,13 @@ class ActivationBytes(Check):
         gives("one layer too many: what the layer under way computes again is added to all that is kept, less what "
               "of that layer is kept", layers.one_more),
         gives("these are the bytes of one layer", lambda case: activations(case, layers=1)),
+        gives("the pairs are counted for one sample: every sample of the batch has tables of its own",
+              layers.pairs_of_one_sample),
+        gives("the pairs are counted once for each feature: a pair of positions has one number in each head, however "
+              "wide the head is", lambda case: activations(case, heads=case["hidden"])),
+        gives("5 · heads · sequence // hidden cuts the fraction off", layers.pairs_floored),
+        gives("a layer's input is counted with one byte for each element: it is of 16 bits",
+              lambda case: activations(case, lambda name, size: 1 if name == "checkpoint" else size)),
         gives("the batch is left out", lambda case: activations(case, batch=1)),
         gives("with full recomputation only the pairs come back here: the layer under way computes all again that was "
               "let go of, what grows with sequence · batch · hidden too", layers.pairs_come_back),
@@ -227,7 +247,8 @@ class ActivationBytes(Check):
 
     def cases(self, rng, ranks):
         a = int(rng.integers(3, 9))
-        own = {"sequence": int(rng.integers(30, 90)), "hidden": a * int(rng.integers(3, 9)), "heads": a,
+        width = int(rng.choice([3, 4, 6, 7, 8]))     # 5 · sequence is no multiple of it
+        own = {"sequence": width * int(rng.integers(9, 12)) + 1, "hidden": a * width, "heads": a,
                "layers": int(rng.integers(3, 9))}
         return [{**sizes, "batch": batch, "recompute": recompute}
                 for sizes, batch in ((GPT3, 1), (MT_NLG, 2), (own, 5), (own | {"layers": 1}, 3))
@@ -281,6 +302,8 @@ class Plan(Check):
               "number of devices on which any stage fits", lambda case: search(case, by_stages)),
         gives("the highest stage that fits (which is 3, always) instead of the lowest: a lower one sends less",
               lambda case: planned(case, choose=max)),
+        gives("stage 0 is never tried: where all fits undivided, that is the lowest stage",
+              lambda case: planned(case, choose=lambda good: min(stage for stage in good if stage))),
         gives("2 operations per parameter and token are those of forward; backward takes 4 more",
               lambda case: same_job(case, lambda case, n: training_days(case, n, 4 if case["recompute"] else 2))),
         gives("computing everything again in backward is a second forward: 8 operations per parameter and token, not 6",
@@ -289,6 +312,8 @@ class Plan(Check):
               lambda case: same_job(case, lambda case, n: training_days(case, n, 8))),
         gives("the devices are taken at their peak: they do the share `utilization` of it",
               lambda case: same_job(case, lambda case, n: training_days(case, n, used=1))),
+        gives("utilization is on the wrong side: it makes what the devices could do less, and the days more",
+              lambda case: same_job(case, lambda case, n: training_days(case, n, used=1 / case["utilization"]))),
         gives("the days are those of a single device",
               lambda case: same_job(case, lambda case, n: training_days(case, 1))),
         gives("these are hours; asked for are days", lambda case: same_job(

@@ -76,6 +76,29 @@ def pairs_come_back(case):
     return found
 
 
+def pairs_stay_away(case):
+    found = activations(case)
+    if case["recompute"] == "full":
+        found["result"] -= added(PAIRS) * case["heads"] * case["sequence"] ** 2 * case["batch"]
+    return found
+
+
+def pairs_changed(case, by):
+    """by: how many pairs there are more than there should be, in one layer."""
+    found = {"none": case["layers"], "selective": 1, "full": 1}[case["recompute"]]
+    return results(activations(case)["result"] + found * added(PAIRS) * by)
+
+
+def pairs_of_one_sample(case):
+    return pairs_changed(case, case["heads"] * case["sequence"] ** 2 * (1 - case["batch"]))
+
+
+def pairs_floored(case):
+    """Of s·b·h·(34 + 5·a·s/h), with // for the division."""
+    cut = added(PAIRS) * case["heads"] * case["sequence"] % case["hidden"]
+    return pairs_changed(case, -cut * case["sequence"] * case["batch"] / added(PAIRS))
+
+
 def counted(case, got, table):
     """The number that an answer has in place of the table's sum, if that is all that is wrong with it; or 0."""
     everywhere = {"none": (FEATURES, PAIRS), "selective": (FEATURES,), "full": ()}[case["recompute"]]

@@ -1,0 +1,12 @@
+# 14.4: nothing is left for the model
+from itertools import count
+
+
+def plan(parameters, tokens, activations, memory_gib, per_node, flops, utilization, recompute, bytes_per_rank):
+    left = memory_gib * 2**30 - activations
+    for nodes in count(1):
+        devices = nodes * per_node
+        for stage in range(4):
+            if sum(bytes_per_rank(parameters, devices, stage).values()) <= left:
+                ops = (8 if recompute else 6) * parameters * tokens
+                return {"devices": devices, "stage": stage, "days": ops / (devices * flops * utilization) / 86400}
