@@ -1,5 +1,7 @@
 """How the answers of this chapter are called, where it isn't simply once."""
 
+import functools
+
 import numpy as np
 
 
@@ -35,10 +37,19 @@ class Slices:
         pass
 
 
+def of_pairs(table):
+    """A table whose plans can be sliced, also one that yields pair after pair."""
+    @functools.wraps(table)
+    def sliceable(*arguments, **named):
+        plan = table(*arguments, **named)
+        return plan if hasattr(plan, "__getitem__") else list(plan)
+    return sliceable
+
+
 def reduce_scatter(learner, inputs, run):
     """The chunk that was to be completed."""
     x, rank, size = inputs["x"], run.comm.rank, run.comm.size
-    learner(run.comm, x, **run.earlier)
+    learner(run.comm, x, **run.earlier | {"table": of_pairs(run.earlier["table"])})
     mine = (rank + 1) % size
     return {"chunk": x[x.size * mine // size:x.size * (mine + 1) // size]}
 

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import itertools
 import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from exercises.frame.answers import ours
 from exercises.frame.checking import check_answer, checks_of, draw
 from exercises.frame.course import Course
 from exercises.frame.starting import Starters
-from exercises.rehearse import files, wrong_answers
+from exercises.rehearse import answers, files, wrong_answers
 from minitorch_dist.testing import ranks
 
 COURSE = Course()
@@ -73,6 +74,26 @@ def test_an_answer_is_told_what_it_is(name, verdicts, tmp_path):
         assert text in verdict.text(), f"expected: {text}\nsaid: {verdict.text()}{again}"
     if text == "begin with":
         assert verdict.kind == "not begun"
+
+
+def right_before(exercise):
+    """[{id: path}]: right answers unlike ours of what an exercise uses, each of them once."""
+    found = {id: [path for path, _ in answers(COURSE, EXERCISES[id], "right")] for id in exercise.uses}
+    return [{id: path for id, path in zip(found, paths, strict=True) if path}
+            for paths in itertools.zip_longest(*found.values())]
+
+
+BUILT = {f"{id} {'+'.join(path.stem for path in before.values())}": (exercise, before)
+         for id, exercise in EXERCISES.items() for before in right_before(exercise)}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_comes_later_can_be_built_upon_any_right_answer(name):
+    exercise, before = BUILT[name]
+    uses = ours(COURSE, exercise) | {id: (path, EXERCISES[id].object) for id, path in before.items()}
+    verdict = check_answer(COURSE, exercise, COURSE.solutions / exercise.folder / exercise.file, uses,
+                           seed=zlib.crc32(name.encode()))
+    assert verdict.passed or verdict.kind == "not installed", f"{verdict.text()}\n(repeat with seed {verdict.seed})"
 
 
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name.startswith("00.2 wrong")])
