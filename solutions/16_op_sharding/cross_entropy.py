@@ -15,7 +15,7 @@ def cross_entropy(comm, logits, labels, classes):
     logits   [rows, own]: this rank's columns; rank r of N has those of the classes from classes·r//N up to
              classes·(r+1)//N. Not to be changed. They may be in the thousands
     labels   [rows] integers below `classes`, the same on all ranks
-    classes  how many there are on all ranks
+    classes  how many there are on all ranks, at least N: every rank has one
 
     A rank may send three numbers per row.
     """
