@@ -102,6 +102,10 @@ def next_expert(answers, expert, slot, x):
     return flat[min(expert * answers.shape[1] + slot, len(flat) - 1)]
 
 
+def around(answers, expert, slot, x):
+    return answers[expert, slot % answers.shape[1]]
+
+
 def itself(answers, expert, slot, x):
     return x
 
@@ -154,6 +158,22 @@ def part(values):
 
 def layer(text, **how):
     return gives(text, lambda case: parallels.run(case, **how) if case[0]["what"] == "layer" else None)
+
+
+def gated_again(one, drows):
+    """The gradient by x, of rows that are multiplied by their gates."""
+    weights = np.zeros(one["rows"].shape)
+    for t, c in np.ndindex(*one["expert"].shape):
+        if one["slot"][t, c] < weights.shape[1]:
+            weights[one["expert"][t, c], one["slot"][t, c]] = one["gates"][t, c]
+    return parallels.by_token(one, drows * weights[..., None])
+
+
+def router_by_tokens(case):
+    if case[0]["what"] != "layer":
+        return None
+    tokens = [max(len(rank["passes"][0]["x"]), 1) for rank in case]
+    return parallels.layer(case, router_grad=lambda grads: [g / n for g, n in zip(grads, tokens, strict=True)])
 
 
 def of_another(*names):
@@ -210,6 +230,7 @@ SIGNATURES = [
     layer("a choice that was dropped gets the answer to the expert's first row, another token's", missing=first_place),
     layer("a choice that was dropped gets the answer at the place behind the last one, which is the next expert's",
           missing=next_expert),
+    layer("a choice that was dropped gets the answer at slot % capacity, another token's", missing=around),
     layer("a choice that was dropped has x for an answer: it is 0", missing=itself),
     layer("the balance loss is of the last choices: f counts the first ones", choices=last_choices),
     layer("the balance losses of the ranks are summed: each gives that of its own tokens",
@@ -224,6 +245,12 @@ SIGNATURES = [
           "takes the last. np.add.at adds them all", by_x=parallels.overwritten),
     layer("the gradient by x lacks the router's: the logits are made of x, too", from_router=False),
     layer("the gradient by x is the router's only: the rows' gradients must come home, too", from_experts=False),
+    layer("the gradient by x is weighed by the gates once more: the answers' gradients were, before they went to the "
+          "experts", by_x=gated_again),
+    *[layer("the rows' gradients stay where the experts are, or are taken for this rank's: to_tokens brings them home, "
+            "as it did the answers", back_back=own) for own in (back_own, back_swapped_own)],
+    *[layer("the answers' gradients don't travel to where the experts are: to_experts takes them there, as it did the "
+            "tokens", back_there=own) for own in (own_only, swapped_own)],
     layer("the gates have no gradient: then the router learns from the balance loss alone, and never which expert is "
           "good", of_gates=False),
     layer("the balance loss has no gradient here: weight times what balance_loss gave goes to the logits",
@@ -231,6 +258,8 @@ SIGNATURES = [
     layer("the balance loss's gradient isn't multiplied by weight", aux=lambda weight, n: 1.0),
     layer("the balance loss's gradient is divided by the number of ranks: weight is this rank's, and says all",
           aux=lambda weight, n: weight / n),
+    layer("the balance loss's gradient is multiplied by the number of ranks: weight is this rank's, and says all",
+          aux=lambda weight, n: weight * n),
     layer("the balance loss's gradient comes twice", aux=lambda weight, n: 2 * weight),
     layer("the gradient by the answers lacks the gates: y is gate · answer", by_gate=False),
     layer("the gradient by the gates is Σ dy · answer; the gate itself isn't in it", dgate=lambda found, one, dy:
@@ -248,6 +277,7 @@ SIGNATURES = [
           experts_grad=part),
     layer("the router's gradient is summed over the ranks already: backward gives what this rank knows; "
           "global_gradients sums", router_grad=total),
+    gives("the router's gradient is divided by this rank's tokens: Σ dy · y is a sum over them", router_by_tokens),
     layer("the router's gradient is averaged over the ranks: backward gives what this rank knows", router_grad=average),
 
     grads("every gradient is summed over all ranks; along ep the experts are different ones, and their sum is no "
