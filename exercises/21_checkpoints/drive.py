@@ -368,5 +368,8 @@ def interval(learner, inputs, run):
     given = {name: inputs[name] for name in ("work", "pause", "behind", "restart")}
     found = [run.module.simulate(interval=every, uptimes=list(uptimes), **given)
              for every in inputs["intervals"] for uptimes in inputs["uptimes"]]
+    if any(one is None for one in found):
+        raise TypeError("simulate returned nothing: after the last of the uptimes the machine doesn't fail any more, "
+                        "and the work is done some time")
     return {"seconds": np.array([float(seconds) for seconds, _ in found]),
             "lost": np.array([float(lost) for _, lost in found])}

@@ -115,6 +115,84 @@ def ends_with_save(case, got):
     return all(min(abs(one), abs(one - case["pause"])) < 1e-6 for one in longer) and (max(longer, default=1) > 0)
 
 
+def counts(work, interval, pause, behind, restart, uptimes, cycle=lambda interval, pause, behind: interval + pause,
+           standing=lambda saves, pause, behind: saves * pause, later=lambda needed, uptime: needed <= uptime,
+           in_time=lambda seconds, cycle: seconds // cycle, step=lambda interval, cycle: interval,
+           trained=lambda cycles, rest, interval, uptime: cycles * interval + min(rest, interval),
+           gone=lambda trained, kept, interval, pause, restart: trained - kept, left=lambda work, saved: work - saved,
+           since=lambda uptime, seconds: uptime, total=lambda seconds, work, lost: seconds,
+           pauses=lambda number, restart: restart):
+    """The run by arithmetic, uptime by uptime; the keywords are mistakes."""
+    seconds, lost, saved, whole = 0.0, 0.0, 0.0, cycle(interval, pause, behind)
+    for number, uptime in enumerate([*uptimes, math.inf]):
+        uptime = since(uptime, seconds)
+        rest = left(work, saved)
+        needed = rest + standing(math.ceil(rest / interval) - 1, pause, behind)
+        if later(needed, uptime):
+            return total(seconds + needed, work, lost), lost
+        kept = max(0, in_time(uptime + pause - behind, whole)) * step(interval, whole)
+        done = trained(*divmod(uptime, whole), interval, uptime)
+        saved, lost = saved + kept, lost + gone(done, kept, interval, pause, restart)
+        seconds += uptime + pauses(number, restart)
+    return None
+
+
+def counted(case, **how):
+    """The outputs; None where the mistake finds no end."""
+    if case["what"] != "simulate":
+        return None
+    given = {name: case[name] for name in ("work", "pause", "behind", "restart")}
+    found = [counts(interval=every, uptimes=uptimes, **given, **how)
+             for every in case["intervals"] for uptimes in case["uptimes"]]
+    return None if None in found else {"seconds": np.array([seconds for seconds, _ in found]),
+                                       "lost": np.array([lost for _, lost in found])}
+
+
+def a(sentence, **how):
+    return gives(sentence, lambda case: counted(case, **how))
+
+
+COUNTED = [
+    gives("the result is rounded down to whole seconds: nothing is rounded here",
+          young(lambda c, m: math.floor(math.sqrt(2 * c * m)))),
+    gives("the 2 stands before the root: it is under it, √(2 · pause · MTBF)",
+          young(lambda c, m: 2 * math.sqrt(c * m))),
+    a("from saves on the way to the end no time passes: each of them stands still for `pause` seconds, between "
+      "failures as well as after the last", standing=lambda saves, pause, behind: 0),
+    a("training stands still for `behind` seconds at each save on the way to the end: it does for `pause`; what is "
+      "written beside it takes no time", standing=lambda saves, pause, behind: saves * behind),
+    a("the run ends when its last checkpoint counts: it ends when the work is done",
+      standing=lambda saves, pause, behind: saves * pause + behind),
+    a("a run that is done at the moment of the failure goes on: what is done when the machine fails is done",
+      later=lambda needed, uptime: needed < uptime),
+    a("a checkpoint that counts from the moment of the failure on is left out: it counts",
+      in_time=lambda seconds, cycle: math.ceil(seconds / cycle) - 1),
+    a("one checkpoint at the most is kept of each uptime: the newest that counts may be the third or the tenth",
+      in_time=lambda seconds, cycle: min(1, seconds // cycle)),
+    a("the pauses are kept as if they were training: a checkpoint holds an interval more than the one before it",
+      step=lambda interval, cycle: cycle),
+    a("a save comes every `interval` seconds here, pause included: it comes after `interval` seconds of training, so "
+      "every interval + pause", cycle=lambda interval, pause, behind: interval),
+    a("a save comes every interval + behind seconds here: training goes on after `pause`, before the checkpoint counts",
+      cycle=lambda interval, pause, behind: interval + behind),
+    a("a failure in a pause takes part of the pause away as if it were training: of a cycle at most an interval is",
+      trained=lambda cycles, rest, interval, uptime: cycles * interval + rest),
+    a("the interval under way when the machine fails isn't lost here: it is done again as well",
+      trained=lambda cycles, rest, interval, uptime: cycles * interval),
+    a("all that was trained since the restart is lost here, what was saved included: lost is what was trained less "
+      "what is kept", gone=lambda trained, kept, interval, pause, restart: trained),
+    a("the restarts are counted as lost training: they take time, and no training is done again for them",
+      gone=lambda trained, kept, interval, pause, restart: trained - kept + restart),
+    a("what is left is all the work after each failure here: what was saved is done", left=lambda work, saved: work),
+    a("uptimes are taken for moments since the beginning: each begins anew, at the restart's end",
+      since=lambda uptime, seconds: uptime - seconds),
+    a("the time is the work and what was lost alone: the pauses and the restarts take time, too",
+      total=lambda seconds, work, lost: work + lost),
+    a("only the first restart takes time: each takes `restart` seconds",
+      pauses=lambda number, restart: restart if number == 0 else 0.0),
+    when("(lost, seconds) for (seconds, lost): the time comes first", lambda case, got: case["what"] == "simulate" and
+         all(np.allclose(got[name], truth(case)[other]) for name, other in (("seconds", "lost"), ("lost", "seconds")))),
+]
 SIGNATURES = [
     gives("the 2 is missing: a failure loses half an interval, and the sum of pause/T and T/(2 MTBF) is least at "
           "√(2 · pause · MTBF)", young(lambda c, m: math.sqrt(c * m))),
@@ -151,5 +229,6 @@ SIGNATURES = [
     s("half an interval is lost by each failure: that is the average; here it is known what was lost", half=True),
     s("the uptime is lost, pauses and what was saved included: lost is the training that is done again",
       pause_is_work=True),
+    *COUNTED,
     when("the run ends with a save, when all work is done: nobody will read that", ends_with_save),
 ]
