@@ -61,6 +61,8 @@ def cases(rng):
     found += [{"what": "cheapest", "job": [s, s * root * root], "more": [1.0, 1.0, 4000]}      # best: b < root < b + 1
               for s, root in ((300.0, 1.39), (300.0, 1.43), (300.0, 1.6), (200.0, 7.47), (200.0, 7.492))]
     found.append({"what": "cheapest", "job": [2.0, 8e6], "more": [3.0, 1.0, 10 ** 12]})
+    far = int(rng.integers(2e6, 3e6)) + 0.75      # where nobody looks who tries one batch after the other
+    found.append({"what": "cheapest", "job": [2.0, 8e6], "more": [far ** 2 * 2.0 / 8e6, 1.0, 10 ** 12]})
     for batch, new in ((32, 256), (500, 20)):
         found.append({"what": "sgd_rate", "more": [float(rng.uniform(0.01, 0.5)), batch, new,
                                                    float(rng.uniform(60, 200))]})
@@ -106,7 +108,9 @@ def costs(case, batch):
 
 def cheapest(case):
     """Of all that come into question."""
-    batches = np.arange(1, min(case["more"][2], 20_000) + 1)
+    (s, e), (per_step, per_sample, largest) = case["job"], case["more"]
+    around = int(np.sqrt(per_step * e / (per_sample * s))) if per_sample else 1      # where the two parts are equal
+    batches = np.unique(np.r_[1:min(largest, 20_000) + 1, np.clip(np.arange(-9, 10) + around, 1, largest)])
     return int(batches[np.argmin(costs(case, batches))])
 
 
@@ -189,6 +193,12 @@ def best(critical, ratio):
     return math.sqrt(ratio * critical)
 
 
+def product_of_prices(case):
+    per_step, per_sample, largest = case["more"]
+    root = math.sqrt(per_step * per_sample * critical(case)) if per_sample else math.inf
+    return by_cost(case, largest)(min(root, largest))
+
+
 def nearest(x):
     return math.floor(x + 0.5)
 
@@ -237,6 +247,11 @@ def near(case, got):
     return case["what"] != "cheapest" and same(got["result"], truth(case)["result"], 1e-2)
 
 
+def ends_early(case, got):
+    """Whether the best batch is far away and the answer one that is nearer, and still a long way off."""
+    return case["what"] == "cheapest" and 0 < got["result"] < truth(case)["result"] / 1.01 > 1e5
+
+
 SIGNATURES = [
     own("critical", "S_min / E_min: a batch is samples per step", lambda s, e, b: s / e),
     own("critical", "twice both is the same batch: 2 E_min / 2 S_min", lambda s, e, b: 2 * e / s),
@@ -244,6 +259,7 @@ SIGNATURES = [
     own("critical", "the geometric mean of S_min and E_min; a batch is samples per step", lambda s, e, b: math.sqrt(
         s * e)),
     own("critical", "the root of E_min / S_min: nothing is squared here", lambda s, e, b: math.sqrt(e / s)),
+    own("critical", "S_min · E_min: a batch is samples per step", lambda s, e, b: s * e),
     own("steps", "S_min (1 + B / B_crit): that grows with the batch, as samples do", lambda s, e, b: s + s * s * b
                                                                                         / e),
     own("steps", "E_min / B: that is perfect scaling, without a fewest number of steps", lambda s, e, b: e / b),
@@ -252,17 +268,35 @@ SIGNATURES = [
     own("steps", "S_min / (1 + B_crit / B) is fewer than the fewest", lambda s, e, b: s / (1 + e / s / b)),
     own("steps", "the 1 in S / S_min - 1 is lost: S_min is missing once", lambda s, e, b: max(e / b - s, 0.0)),
     own("steps", "rounded up: nothing is rounded here", lambda s, e, b: math.ceil(s + e / b)),
+    *(own("steps", "rounded down: nothing is rounded here", down) for down in (
+        lambda s, e, b: math.floor(s + e / b), lambda s, e, b: s + e // b)),
+    own("steps", "the fewest, whatever the batch: noise takes E_min / B more", lambda s, e, b: s),
+    own("steps", "S_min - E_min / B is fewer than the fewest: the two are added", lambda s, e, b: s - e / b),
+    own("steps", "E_min · B: the larger a batch, the fewer steps", lambda s, e, b: s + e * b),
     own("steps", "these are the samples", lambda s, e, b: e + s * b),
     own("samples", "E_min (1 + B_crit / B): that falls with the batch, as steps do", lambda s, e, b: e * (
         1 + e / s / b)),
     own("samples", "S_min · B: that many the fewest steps would take; E_min is missing", lambda s, e, b: s * b),
     own("samples", "E_min, whatever the batch: larger batches waste some", lambda s, e, b: e),
+    *(own("samples", "the steps are rounded before they are multiplied by the batch: nothing is rounded here", of)
+      for of in (lambda s, e, b: b * math.floor(s + e / b), lambda s, e, b: b * math.ceil(s + e / b),
+                 lambda s, e, b: b * round(s + e / b))),
+    own("samples", "steps / batch: each step takes a batch, so steps times batch", lambda s, e, b: (s + e / b) / b),
+    own("samples", "E_min · B: E_min are samples already, and each of the fewest steps adds B", lambda s, e, b: e * b),
     own("samples", "these are the steps", lambda s, e, b: s + e / b),
     own("samples", "E_min + B: each of the fewest steps has B", lambda s, e, b: e + b),
     own("samples", "the larger of E_min and S_min · B: there is no corner, the two are added",
         lambda s, e, b: max(e, s * b)),
     f("of_two", "the two runs contradict each other there: None, where S_min or E_min isn't above 0", unchecked),
     f("of_two", "what isn't above 0 is no 0 either: such runs aren't of one goal. None", not_below_0),
+    f("of_two", "the slope's sign: with a larger B, 1/B and the steps are both less, so E_min is above 0", pair(
+        lambda b1, s1, b2, s2: (s1 + (s1 - s2) / (1 / b1 - 1 / b2) / b1, -(s1 - s2) / (1 / b1 - 1 / b2)))),
+    f("of_two", "what is below 0 is taken without its sign: such runs aren't of one goal. None", lambda case: [
+        abs(x) for x in unchecked(case)]),
+    f("of_two", "E_min / B of the other run is taken from a run's steps: each has its own batch", pair(
+        lambda b1, s1, b2, s2: (s1 - (s1 - s2) / (1 / b1 - 1 / b2) / b2, (s1 - s2) / (1 / b1 - 1 / b2)))),
+    f("of_two", "rounded to whole numbers: nothing is rounded here", pair(lambda b1, s1, b2, s2: [
+        round(x) for x in (s1 - (s1 - s2) / (1 / b1 - 1 / b2) / b1, (s1 - s2) / (1 / b1 - 1 / b2))])),
     f("of_two", "a line through the steps over B: they are a line over 1/B", pair(lambda b1, s1, b2, s2: (
         s1 - (s2 - s1) / (b2 - b1) * b1, (s2 - s1) / (b2 - b1)))),
     f("of_two", "a power of the batch: that has no fewest steps at all. S is a line over 1/B", pair(
@@ -288,6 +322,13 @@ SIGNATURES = [
         lambda c, ratio: ratio)),
     f("cheapest", "the price of a step is left out of the root", batch(lambda c, ratio: math.sqrt(c))),
     f("cheapest", "B_crit is left out of the root", batch(lambda c, ratio: math.sqrt(ratio))),
+    f("cheapest", "the prices are multiplied under the root: their quotient stands there",
+      product_of_prices),
+    f("cheapest", "divided by B_crit under the root: times B_crit", batch(
+        lambda c, ratio: math.sqrt(ratio / c))),
+    when(lambda case, got: f"cheapest: with the best batch far away it is {got['result']:,} here: the search ends too "
+                           "early, or its steps grow. largest may be 10¹², and a formula leaves two to be compared",
+         ends_early),
     f("cheapest", "the largest batch, whatever the prices: samples cost something", lambda case: case["more"][2]),
     f("cheapest", "the smallest batch, whatever the prices: steps cost something", lambda case: 1),
     f("cheapest", "rounded to the nearest: of the two whole numbers around it the cheaper one is asked for (costs grow "
@@ -313,6 +354,16 @@ SIGNATURES = [
         lambda lr, b, new, noise: lr * (1 + new / noise if noise else math.inf) / (1 + b / noise if noise else 1))),
     f("sgd_rate", "linear up to the noise scale, and then none: there is no corner", rate(
         lambda lr, b, new, noise: lr * min(new, noise) / min(b, noise) if noise else lr)),
+    f("sgd_rate", "both factors are multiplied: first to endless batches, and from there back, by a division", rate(
+        lambda lr, b, new, noise: lr * (1 + noise / b) * (1 + noise / new))),
+    f("sgd_rate", "(batch + noise) / (new + noise) lacks the quotient of the batches: 1 + noise / B is (B + noise) / B",
+      rate(lambda lr, b, new, noise: lr * (b + noise) / (new + noise))),
+    f("sgd_rate", "(new + noise) / (batch + noise): the rate would grow without an end", rate(
+        lambda lr, b, new, noise: lr * (new + noise) / (b + noise))),
+    f("sgd_rate", "noise is divided by κ: it is measured in samples, and each of the two batches has its own quotient",
+      rate(lambda lr, b, new, noise: lr / (1 + noise * b / new))),
+    f("sgd_rate", "linear up to the rate of endless batches, and then none: there is no corner", rate(
+        lambda lr, b, new, noise: lr * min(new / b, 1 + noise / b))),
     f("sgd_rate", "the 1 is lost: noise / batch alone is linear", rate(lambda lr, b, new, noise: lr * new / b if noise
                                                                       else math.nan)),
     f("sgd_rate", "nothing changes: where noise is most of a gradient, a larger batch bears a larger rate", rate(
@@ -328,6 +379,10 @@ SIGNATURES = [
     f("adam_settings", "the β stay: then κ times as many samples are remembered", adam(keep=lambda beta, k: beta)),
     f("adam_settings", "β ** κ is what κ steps would remember, and nearly that; the rule is 1 - κ (1 - β)", adam(
         keep=lambda beta, k: beta ** k)),
+    f("adam_settings", "the κ-th root of β: that forgets more slowly; what is forgotten, 1 - β, is κ times as much",
+      adam(keep=lambda beta, k: beta ** (1 / k))),
+    f("adam_settings", "β1 and β2 have changed places", lambda case: (found := adam_settings(case)) and [
+        found[0], found[1][::-1], found[2]]),
     f("adam_settings", "κ · β: it is what is forgotten, 1 - β, that is κ times as much", adam(
         keep=lambda beta, k: k * beta)),
     f("adam_settings", "κ · β: it is what is forgotten, 1 - β, that is κ times as much", adam(
@@ -343,6 +398,7 @@ SIGNATURES = [
     f("adam_settings", "only β2 is changed", second_only),
     f("adam_settings", "eps stays: what it is added to is the noise, and 1/√κ times as large", adam(eps=lambda k: 1)),
     f("adam_settings", "eps is multiplied by √κ: what it is added to gets smaller", adam(eps=math.sqrt)),
+    f("adam_settings", "eps is multiplied by κ: what it is added to is 1/√κ times as large", adam(eps=lambda k: k)),
     f("adam_settings", "eps is divided by κ: what it is added to is 1/√κ times as large", adam(eps=lambda k: 1 / k)),
     f("adam_settings", "a β below 0 is no average: None there", adam(checked=False)),
     f("adam_settings", "a β that would be below 0 is set to 0: then it isn't the same training. None there", adam(
