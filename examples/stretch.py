@@ -152,6 +152,9 @@ def main(argv=None):
         long = args.length * args.stretch
         for part in (text.train, text.validation):
             Windows(part, long)
+        if args.batch_size < args.stretch * world.size:
+            raise ValueError(f"--batch-size {args.batch_size} makes {args.batch_size // args.stretch} long windows, "
+                             f"too few for {world.size} ranks: take {args.stretch * world.size} or more")
         program.make_folder(args.out, world)
     mt.manual_seed(args.seed)
     learned = gpt(text, args.length, nn.Rotary(BASE))

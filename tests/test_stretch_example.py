@@ -64,3 +64,9 @@ def test_losses_by_position_are_those_of_the_logits():
 def test_what_does_not_fit_is_said(flags, said):
     run = crews.launch([PROGRAM, *flags], 1)
     assert run.returncode == 2 and said in run.stderr[0], run.report()
+
+
+def test_too_few_long_windows_for_the_ranks_are_said_before_training(tmp_path):
+    run = crews.launch([PROGRAM, "--batch-size", 4, "--out", tmp_path / "runs"], 2, limit=30)
+    assert run.returncode == 2 and "makes 1 long windows, too few for 2 ranks: take 8 or more" in "".join(run.stderr)
+    assert not (tmp_path / "runs").exists()
