@@ -85,9 +85,9 @@ class MultiHeadAttention(Module):
         return q, k, v
 
     def _scale(self):
-        """What scores are multiplied by; None: 1/√size."""
-        factor = 1 if self.rotary is None else self.rotary.factor
-        return self.scale if factor == 1 else (1 / math.sqrt(self.size) if self.scale is None else self.scale) * factor
+        """What scores are multiplied by, in all."""
+        scale = 1 / math.sqrt(self.size) if self.scale is None else self.scale
+        return scale if self.rotary is None else scale * self.rotary.factor
 
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""

@@ -23,7 +23,6 @@ Numbers kept per token and layer, of DeepSeek-V2's 128 heads of 128 features (kv
 Sources: DeepSeek-AI 2024, "DeepSeek-V2", 2.1 and table 1; "DeepSeek-V3 technical report", 2.1.1.
 """
 
-import math
 from typing import NamedTuple
 
 from ..autodiff import ops
@@ -159,8 +158,7 @@ class LatentAttention(MultiHeadAttention):
         matrix = ops.reshape(self._matrix(q), (self.heads, self.nope_size + self.value_size, self.kv_rank))
         nope, rope = q.split((self.nope_size, self.rope_size), 3)
         q = ops.concatenate([ops.matmul(nope, matrix[:, :self.nope_size]), rope], 3)
-        scale = self._scale()
-        y = self.context.attention(q, self.kv_rank, 1 / math.sqrt(self.size) if scale is None else scale)
+        y = self.context.attention(q, self.kv_rank, self._scale())
         return ops.matmul(y, ops.transpose(matrix[:, self.nope_size:], (0, 2, 1)))
 
     def _is_matrix(self):

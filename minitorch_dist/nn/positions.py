@@ -32,9 +32,9 @@ class Rotary:
         Rotary(500_000, 8, 8_192, blend=(1, 4), sharpness=0)        Llama 3.1
         Rotary(10_000, 4, blend=None, sharpness=0)                  position interpolation
 
-    Sources: Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending context window of large language models via
-    positional interpolation"; Peng et al. 2023, "YaRN" (equations 17 to 22; the released code blends in proportion to
-    j, not to turns); Dubey et al. 2024, "The Llama 3 herd of models".
+    ValueError where one of these is out of range. Sources: Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending
+    context window of large language models via positional interpolation"; Peng et al. 2023, "YaRN" (equations 17 to 22;
+    the released code blends in proportion to j, not to turns); Dubey et al. 2024, "The Llama 3 herd of models".
     """
 
     base: float = 10_000.0
@@ -49,7 +49,7 @@ class Rotary:
         if self.sharpness < 0 or not isfinite(self.sharpness):
             raise ValueError(f"Rotary: sharpness={self.sharpness} must be 0 or more")
         if self.blend is not None:
-            slow, fast = self.blend
+            slow, fast = self.blend if len(self.blend) == 2 else (0, 0)
             if not 0 <= slow < fast < inf:
                 raise ValueError(f"Rotary: blend={self.blend} must be (slow, fast), numbers of turns, slow below fast")
         if self.stretch > 1 and self.blend is not None and (self.length is None or self.length < 1):
@@ -62,7 +62,8 @@ class Rotary:
         return (1 + self.sharpness * log(self.stretch)) ** 2
 
     def frequencies(self, size, like=None):
-        """Radians per position of each pair of `size` features: float64 (size/2,), where the array `like` is."""
+        """Radians per position of each pair of `size` features: float64 (size/2,), where the array `like` is.
+        ValueError for an odd size."""
         if size % 2:
             raise ValueError(f"rotary positions turn pairs of features, but a head has {size}")
         learned = self.base ** (-xp.arange(size // 2, like=like) * 2.0 / size)

@@ -114,6 +114,7 @@ def test_a_longer_model_takes_the_parameters_of_a_shorter_one():
     (lambda: Rotary(stretch=2, length=0), ValueError, "length=0"),
     (lambda: Rotary(stretch=2, length=4, blend=(4, 1)), ValueError, r"blend=\(4, 1\) must be"),
     (lambda: Rotary(stretch=2, length=4, blend=(1, math.inf)), ValueError, "blend"),
+    (lambda: Rotary(blend=(1,)), ValueError, r"blend=\(1,\) must be \(slow, fast\)"),
     (lambda: Rotary(sharpness=-1), ValueError, "sharpness=-1"),
     (lambda: nn.MultiHeadAttention(8, 2, rotary="yarn"), TypeError, "rotary='yarn'; use True, False or a Rotary"),
     (lambda: nn.LatentAttention(8, 2, rotary=False), ValueError, "rotary=False, but what isn't turned is nope_size"),
