@@ -7,6 +7,7 @@ from .attention import MultiHeadAttention
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
+from .linear_attention import LinearAttention
 from .loss import cross_entropy, linear_cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
@@ -20,9 +21,9 @@ from .transformer import GPT, Embedding, TransformerBlock
 __getattr__ = of_module(__name__)
 __all__ = [
     "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
-    "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MoE", "Module",
-    "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape",
-    "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock",
+    "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "LinearAttention", "MaxPool2d",
+    "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU",
+    "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock",
     "cross_entropy", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary",
     "without_values",
 ]

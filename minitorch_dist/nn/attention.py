@@ -36,6 +36,7 @@ class MultiHeadAttention(Module):
 
     context = scale = window = None
     q_norm = k_norm = None
+    keeps = "keys"      # and values, in a KeyValueCache
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
                  window=None, qk_norm=False):
@@ -89,11 +90,14 @@ class MultiHeadAttention(Module):
         scale = 1 / math.sqrt(self.size) if self.scale is None else self.scale
         return scale if self.rotary is None else scale * self.rotary.factor
 
+    def _check_whole(self, what):
+        if self.context is not None:
+            raise ValueError(f"{what}: this rank has the keys of a part of the sequence only ({self.context}): load "
+                             "the state_dict into a model that is not divided")
+
     def weights(self, x):
         """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
-        if self.context is not None:
-            raise ValueError(f"weights: this rank has the keys of a part of the sequence only ({self.context}): load "
-                             "the state_dict into a model that is not divided")
+        self._check_whole("weights")
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
             # Attention over the unit vectors as values gives the weights themselves.

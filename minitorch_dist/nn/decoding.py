@@ -25,6 +25,7 @@ from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, S
 from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
+from .states import linear_attention
 
 OF_ONE_DOCUMENT = "a cache of keys and values is of one document per row; it was given documents"
 COLDEST = 1e-200    # of temperatures above 0: a float32's logits over it are finite in float64
@@ -108,14 +109,13 @@ class KeyValueCache:
         self.model, self.past, self.tokens = model, 0, None
         self.length = model.length if length is None else length
         self.length, = at_least_1("KeyValueCache", length=self.length)
-        self.layers = {id(m): (m, _KeptLatents(self) if getattr(m, "keeps_latents", False) else _Kept(self))
-                       for m in model.modules() if m is not model and hasattr(m, "context")}
+        self.layers = {id(m): (m, KEPT[getattr(m, "keeps", "keys")](self)) for m in model.modules()
+                       if m is not model and hasattr(m, "context")}
 
     @property
     def nbytes(self):
         """Bytes of the keys and values."""
-        return sum(array.nbytes for _, kept in self.layers.values() for array in (kept.keys, kept.values)
-                   if array is not None)
+        return sum(array.nbytes for _, kept in self.layers.values() for array in kept.arrays if array is not None)
 
     def read(self, tokens):
         """The logits (batch, time, vocabulary) of the tokens (batch, time), which come after those read before."""
@@ -181,6 +181,11 @@ class _Kept(_Places):
     keys = values = None
     start = 0
 
+    @property
+    def arrays(self):
+        """Keys and values, None for what there isn't."""
+        return self.keys, self.values
+
     def __call__(self, q, k, v, causal, scale=None, documents=None, window=None):
         if documents is not None:
             raise ValueError(OF_ONE_DOCUMENT)
@@ -244,6 +249,33 @@ class _KeptLatents(_Kept):
     def attention(self, q, rank, scale):
         """Attention of the new positions to all that is kept; the first `rank` features of a key are its value."""
         return self.attend(q, self.keys, self.keys[..., :rank], scale)
+
+
+class _KeptState(_Places):
+    """Of a LinearAttention: one array (batch, heads, size, size), what all positions read so far have left behind."""
+
+    state = None
+    until = 0       # how many positions these are
+
+    @property
+    def arrays(self):
+        """The state, None for what there isn't."""
+        return self.state,
+
+    def linear(self, q, k, v, logs, documents=None):
+        """nn.linear_attention's y of the new positions; the state becomes that behind them."""
+        if documents is not None:
+            raise ValueError(OF_ONE_DOCUMENT)
+        past = self.cache.past
+        if past not in (0, self.until):
+            raise ValueError(f"a cache of linear attention, which has added up {self.until} tokens, was taken back to "
+                             f"{past}: what was added can't be taken out. Read them anew, with past=0")
+        y, state = linear_attention(q, k, v, logs, state=self.state if past else None)
+        self.state, self.until = lower(state), past + q.shape[2]
+        return y
+
+
+KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState}       # by an attention's `keeps`
 
 
 def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None):

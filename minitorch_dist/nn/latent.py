@@ -82,7 +82,7 @@ class LatentAttention(MultiHeadAttention):
     """
 
     to_heads = None
-    keeps_latents = True        # in a KeyValueCache
+    keeps = "latents"       # in a KeyValueCache
 
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
                  value_size=None, kv_rank=None, q_rank=None, rotary=True):

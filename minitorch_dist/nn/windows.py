@@ -4,9 +4,10 @@
     nn.GPT(…, window=1024)                  1,024, in every block
     nn.GPT(…, window=(1024, 1024, None))    1,024 in two blocks, all in the third, and again from the first
     --window 1024,1024,all                  the same on a command line
+    nn.GPT(…, window=("linear", None))      in every other block all, but as a state of fixed size (linear_attention.py)
 """
 
-ALL = "all"
+ALL, LINEAR = "all", "linear"
 
 
 def windows_of(window):
@@ -28,11 +29,12 @@ def read_windows(text):
     if text is None:
         return None
     try:
-        windows = tuple(None if each == ALL else int(each) for each in text.split(","))
+        windows = tuple({ALL: None, LINEAR: LINEAR}[each] if each in (ALL, LINEAR) else int(each)
+                        for each in text.split(","))
     except ValueError:
-        raise ValueError(f"--window {text!r}: numbers of positions, or {ALL}, separated by commas, like "
+        raise ValueError(f"--window {text!r}: numbers of positions, {ALL} or {LINEAR}, separated by commas, like "
                          f"16,16,{ALL}") from None
-    if min((each for each in windows if each is not None), default=1) < 1:
+    if min((each for each in windows if each not in (None, LINEAR)), default=1) < 1:
         raise ValueError(f"--window {text!r}: one sees 1 position or more, itself")
     return windows
 

@@ -34,6 +34,7 @@ from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.attention import MultiHeadAttention
 from ..nn.latent import LatentAttention
+from ..nn.linear_attention import LinearAttention
 from ..nn.module import Parameter
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, TransformerBlock, is_gated
@@ -334,6 +335,10 @@ def megatron(model, axis="tp"):
         if isinstance(module, LatentAttention):     # what makes the latents stays whole
             found |= {f"{prefix}q.weight": [axis, -1], f"{prefix}kv.weight": [axis, -1],
                       f"{prefix}out.weight": [-1, axis]}
+        elif isinstance(module, LinearAttention):
+            sections = (module.heads * module.size,) * 4 + (module.heads,)
+            found |= _columns(f"{prefix}project", module.project, (axis, sections)) | {
+                f"{prefix}decay.bias": [axis], f"{prefix}out.weight": [-1, axis]}
         elif isinstance(module, MultiHeadAttention):
             sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
             found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}

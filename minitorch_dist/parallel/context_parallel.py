@@ -37,12 +37,14 @@ from ..backend import to_device_of
 from ..nn.attention import MultiHeadAttention
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import Dropout, Flatten
+from ..nn.linear_attention import LinearAttention
 from ..nn.models import ImageTransformer
 from ..nn.module import Module
 from ..nn.moe import MoE
 from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from .collectives import all_gather, all_to_all
+from .linear_context import linear_attention
 from .positions import check_dropout, of_part
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 from .wrapping import check_not_annotated, check_summed
@@ -181,6 +183,12 @@ class Context(Module):
         check_summed(self, y)
         return y
 
+    def linear(self, q, k, v, logs, documents=None):
+        """nn.LinearAttention's, of this rank's positions: states of all ranks, however other blocks attend."""
+        y = linear_attention(q, k, v, logs, self.comm, self.layout, documents)
+        check_summed(self, y)
+        return y
+
     def __reduce_ex__(self, protocol):
         raise TypeError("a model whose sequences are divided over ranks can't be copied or pickled: build one that "
                         "isn't, and load the state_dict of this one")
@@ -233,5 +241,6 @@ def _check(path, module, context):
                          f"once, or counts them, and would take this rank's for all{what}")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
-    if context.how == "all_to_all" and isinstance(module, MultiHeadAttention):
+    shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)
+    if context.how == "all_to_all" and shared:
         check_heads(f"context_parallel: {path}", module.heads, module.kv_heads, context.comm)

@@ -4,9 +4,10 @@
     LatentAttention       x ── down ─┬─ q_norm ── copy_to ── q ───┬─ attention ── out ── reduce_from
                                      ├─ kv_norm ─ copy_to ── kv ──┤
                                      └─ the turned key ─ copy_to ─┘
+    LinearAttention       x ────────── copy_to ── project ──┬── states, gated ── out ── reduce_from
 
-What makes heads is cut by columns, `out` by rows. Norms of queries and keys, which all heads share, are whole, and the
-gradients of their weights summed. What makes latents stays whole, with its norms: its work is the same
+What makes heads is cut by columns, `out` by rows. Norms of queries, keys and results, which all heads share, are whole,
+and the gradients of their weights summed. What makes latents stays whole, with its norms: its work is the same
 on all ranks, and so are its gradients, behind the three sums over what the ranks' heads have made of latents and key:
 q_rank + kv_rank + rope_size numbers per token, where qkv's are those of x. With sequence parallelism it has a rank's
 part of the sequence, and latents are what is gathered.
@@ -17,11 +18,13 @@ import functools
 import numpy as np
 
 from ..data.loader import share
+from ..nn.attention import MultiHeadAttention
 from ..nn.decoding import by_position
 from ..nn.latent import LatentAttention
+from ..nn.linear_attention import Decay, LinearAttention
 from . import sequence_parallel as sequences
 from .collectives import copy_to
-from .tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from .tensor_parallel import ColumnParallelLinear, RowParallelLinear, _Part
 
 
 def share_of_heads(attention, comm, **options):
@@ -30,7 +33,7 @@ def share_of_heads(attention, comm, **options):
     if heads % comm.size or kv_heads % comm.size:
         raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
                          f"{type(attention).__name__}")
-    parts = _of_latents if isinstance(attention, LatentAttention) else _of_projections
+    parts = next(parts for kind, parts in KINDS.items() if isinstance(attention, kind))
     return {**parts(attention, comm, **options), "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
 
 
@@ -45,10 +48,31 @@ def _of_projections(attention, comm, **options):
     queries = _features(comm, size, heads)
     rows = np.concatenate([queries, _features(comm, size, kv_heads, heads),
                            _features(comm, size, kv_heads, heads + kv_heads)])
-    norms = {} if attention.q_norm is None else {
-        name: NormOfHeads(getattr(attention, name), comm) for name in ("q_norm", "k_norm")}
-    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options), **norms,
+    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options), **_norms(attention, comm),
             "out": RowParallelLinear(attention.out, comm, queries, **options)}
+
+
+def _norms(attention, comm):
+    return {name: NormOfHeads(norm, comm) for name in ("q_norm", "k_norm", "norm")
+            if (norm := getattr(attention, name, None)) is not None}
+
+
+def _of_states(attention, comm, **options):
+    heads, size = attention.heads, attention.size
+    rows = [_features(comm, size, heads, i * heads) for i in range(4)]      # of queries, keys, values, gates
+    decays = _features(comm, 1, heads, 4 * heads * size)
+    return {"project": ColumnParallelLinear(attention.project, comm, np.concatenate([*rows, decays]), **options),
+            "decay": DecayOfHeads(attention.decay, comm), **_norms(attention, comm),
+            "out": RowParallelLinear(attention.out, comm, rows[0], **options)}
+
+
+class DecayOfHeads(_Part):
+    """A Decay of this rank's share of the heads."""
+
+    def __init__(self, decay, comm):
+        self._take(decay, comm, False, bias=(0, _features(comm, 1, decay.bias.shape[0])))
+
+    forward, extra_repr = Decay.forward, Decay.extra_repr
 
 
 class NormOfHeads(sequences.SequenceParallel):
@@ -70,3 +94,6 @@ def _of_latents(attention, comm, sequence_parallel=False, **options):
              "to_heads": functools.partial(sequences.gather_sequence if sequence_parallel else copy_to, comm=comm)}
     between = ("down", "kv_norm", *["q_norm"] * (attention.q_rank is not None)) if sequence_parallel else ()
     return parts | {name: sequences.on_part(getattr(attention, name), comm) for name in between}
+
+
+KINDS = {LatentAttention: _of_latents, LinearAttention: _of_states, MultiHeadAttention: _of_projections}

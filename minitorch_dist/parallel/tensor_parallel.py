@@ -262,7 +262,7 @@ def _experts(moe, comm, **_):
     return {"experts": share_of_experts(moe, comm)}
 
 
-CUT_BY_HEADS = ("qkv", "q", "kv", "out")
+CUT_BY_HEADS = ("qkv", "q", "kv", "project", "out")
 ACTIVATIONS = (GELU, LeakyReLU, ReLU, Sigmoid, Tanh)      # of each feature by itself
 
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it: a Module to stand in its place,

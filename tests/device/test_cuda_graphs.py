@@ -31,6 +31,8 @@ MODELS = {
                                    tied=False), lambda rng: rng.integers(0, 11, (2, 3, 7))),
     "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)),
                        lambda rng: rng.integers(0, 11, (2, 3, 7))),
+    "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"),
+                    lambda rng: rng.integers(0, 11, (2, 3, 7))),
 }
 
 

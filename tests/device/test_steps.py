@@ -51,6 +51,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
                                    tied=False, dropout=0.2), text, 3),
     "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)), text, 0),
+    "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
     "gpt of experts without a capacity": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={
@@ -214,10 +215,10 @@ def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
     assert adam.state_dict()["steps"] == [2]
 
 
-@pytest.mark.parametrize("latent", [None, {}])
-def test_generation_and_attention_weights(latent):
+@pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}], ids=str)
+def test_generation_and_attention_weights(kind):
     mt.manual_seed(0)
-    net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", latent=latent)
+    net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", **kind)
     tokens, x = text()[0][:2, :3], np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     expected = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)], net.blocks[0].attention.weights(x)
     net.to("cuda")

@@ -19,7 +19,8 @@ ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "share
 KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
     "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
-    "windows": {"window": (2, None)}, "qwen": {**FAMILIES["llama"], "kv_heads": 2, "window": 3, "qk_norm": True},
+    "windows": {"window": (2, None)}, "states": {"window": ("linear", None)},
+    "qwen": {**FAMILIES["llama"], "kv_heads": 2, "window": 3, "qk_norm": True},
     "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
 
@@ -55,10 +56,12 @@ def test_logits_are_those_of_all_tokens_at_once(kind):
         found = np.concatenate([cache.read(piece).numpy() for piece in pieces], 1)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
         heads = model.blocks[0].attention.kv_heads
-        windows = [block.attention.window for block in model.blocks]
+        keys = [block.attention for block in model.blocks if block.attention.keeps == "keys"]
+        windows, states = [m.window for m in keys], len(model.blocks) - len(keys)
         room = sum(9 if window is None else min(9, max(2 * window, max(cuts) + window - 1)) for window in windows)
-        assert cache.past == 9 and cache.nbytes <= 2 * 3 * heads * room * 4 * 8
-        assert cache.nbytes == 2 * 3 * heads * room * 4 * 8 or any(windows)
+        most = (2 * 3 * heads * room * 4 + states * 3 * heads * 4 * 4) * 8
+        assert cache.past == 9 and cache.nbytes <= most
+        assert cache.nbytes == most or any(windows)
     assert model.context is None and "context" not in vars(model.blocks[0].attention)
 
 
@@ -158,7 +161,7 @@ def test_a_cache_of_windows_takes_back_what_the_last_read_brought():
 
 
 @pytest.mark.parametrize("cuts", [[1, 8], [2, 6, 1], [1, 1, 7], [0, 3, 0, 6], [1, 0, 8]])
-@pytest.mark.parametrize("window", [1, 2, 3, 8, 10 ** 30, (None, 2)])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 10 ** 30, (None, 2), (2, "linear")])
 def test_a_window_may_be_read_in_any_pieces(window, cuts):
     """Of a first that is shorter than the window, and of no tokens at all."""
     model, tokens = gpt(window=window), tokens_of(2, 9)
@@ -179,8 +182,8 @@ def test_norms_of_keys_keep_no_more_under_autocast(positions):
 
 
 @pytest.mark.parametrize("kind", [
-    {"window": 2}, {"positions": "rotary", "latent": {}}, {"positions": nn.Rotary(100, 3, 3)},
-    {"positions": nn.Rotary(100, 3, 3), "latent": {}}])
+    {"window": 2}, {"window": ("linear", 2)}, {"positions": "rotary", "latent": {}},
+    {"positions": nn.Rotary(100, 3, 3)}, {"positions": nn.Rotary(100, 3, 3), "latent": {}}])
 def test_a_cache_may_begin_anew_with_other_rows(kind):
     model = gpt(**kind)
     cache = KeyValueCache(model)

@@ -126,6 +126,9 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
     "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, positions="rotary", tied=False, norm="rms"), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
         "megatron, batch": (a.megatron(gpt(1, kv_heads=2, positions="rotary", tied=False, norm="rms")), ["dp", -1])}),
+    "linear gpt": (lambda: gpt(1, window="linear", dropout=0.2), lambda rng: (
+        rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
+        "megatron, batch": (a.megatron(gpt(1, window="linear")), ["dp", -1])}),
 }
 
 

@@ -17,7 +17,7 @@ SETTINGS = {        # GPT's arguments, and what the plan says of its output
     "tied": ({"kv_heads": 2, "dropout": 0.2}, None),
     "rotary, untied": ({"positions": "rotary", "tied": False, "norm": "rms"}, None),
     "logits stay apart": ({"dropout": 0.1}, "vocabulary, not gathered"),
-    "by tiles": ({"dropout": 0.1}, None),
+    "by tiles": ({"dropout": 0.1}, None), "linear": ({"window": ("linear", None), "dropout": 0.1}, None),
 }
 
 

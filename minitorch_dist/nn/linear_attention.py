@@ -1,0 +1,110 @@
+"""Gated linear attention: all that was read is one matrix of each head, however much it was.
+
+    S_t = a_t S_{t-1} + k_t v_tᵀ        a_t, from 0 to 1: what the head keeps of what it knows, at this position
+    y_t = S_tᵀ q_t / √size
+
+With no softmax between queries and keys, those of the past need not be kept: they are added up. T positions cost work
+in proportion to T instead of T² (states.py), and one more costs the same at any length. The price: what has been added
+up can't be looked at one by one, and size positions fill a state of size² numbers.
+
+Sources: Katharopoulos et al. 2020, "Transformers are RNNs" (no softmax); Sun et al. 2023, "Retentive network" (what is
+kept, norm and gate of each head's result); Yang et al. 2023, "Gated linear attention transformers with
+hardware-efficient training" (what is kept depends on x); Dao & Gu 2024, "Transformers are SSMs" (one number of each
+head). Blocks of both kinds in one model: MiniMax 2025, "MiniMax-01".
+"""
+
+from ..autodiff import ops
+from ..autodiff.modes import no_grad
+from ..autodiff.primitive import lower
+from ..backend import module_of, xp
+from . import init
+from .attention import MultiHeadAttention
+from .decoding import by_position
+from .layers import Linear
+from .module import Module, Parameter, at_least_1
+from .moe import log_sigmoid
+from .norm import RMSNorm
+from .states import linear_attention
+
+LONGEST = 8         # log2 of how many positions the head with the longest memory has at first
+
+
+class Decay(Module):
+    """The log of what each head keeps from one position to the next: (batch, time, heads) -> (batch, heads, time), all
+    below 0, log sigmoid(x + bias).
+
+    bias  (heads,): with x = 0 the heads forget half in some 2^(8/heads), …, 2^8 positions, times log 2
+    """
+
+    def __init__(self, heads, dtype=xp.float32):
+        super().__init__()
+        heads, = at_least_1("Decay", heads=heads)
+        # sigmoid(b) = 1 - 1/(1 + e^b): e^b positions later 1/e is left.
+        longest = (xp.arange(heads) + 1) * (LONGEST / heads)
+        self.bias = Parameter((longest * xp.log(2.0)).astype(dtype))
+
+    @by_position
+    def forward(self, x):
+        return ops.transpose(log_sigmoid(x + self.bias), (0, 2, 1))
+
+    def extra_repr(self):
+        return f"{self.bias.shape[0]}"
+
+
+class LinearAttention(MultiHeadAttention):
+    """Self-attention by states, causal: (batch, time, dim) -> (batch, time, dim), with MultiHeadAttention's arguments
+    of the same names, and its documents, context and scale (None: 1/√(dim/heads)).
+
+        x ── project ── queries, keys, values ── states ── norm ──┬── out
+                     ├─ gates ── silu ────────────────────────────┘
+                     └─ decay: a number of each head
+
+    The order of positions is told by what is forgotten: it has no rotary positions. Keys and values it has for each
+    head. `norm` is of each head's result, with a weight (size,) of all heads'.
+    """
+
+    keeps = "state"         # in a KeyValueCache
+
+    def __init__(self, dim, heads, dtype=xp.float32, std=0.02, bias=True, qk_norm=False):
+        Module.__init__(self)
+        dim, heads = at_least_1("LinearAttention", dim=dim, heads=heads)
+        if dim % heads:
+            raise ValueError(f"LinearAttention: {heads} heads must divide dim {dim}")
+        self.heads, self.kv_heads, self.size, self.causal, self.rotary = heads, heads, dim // heads, True, None
+
+        def weights(shape, dtype):
+            return init.normal(shape, std, dtype)
+        self.project = Linear(dim, 4 * dim + heads, bias, dtype, weights)
+        if qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
+        self.decay, self.norm = Decay(heads, dtype), RMSNorm(self.size, dtype=dtype)
+        self.out = Linear(dim, dim, bias, dtype, weights)
+
+    def _parts(self, x):
+        """(queries, scaled, keys, values (batch, heads, time, size), logs (batch, heads, time), gates (batch, time,
+        heads · size))."""
+        self._check(x)
+        h = self.project(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
+        width = self.heads * self.size
+        *parts, gates, decays = h.split((*[width] * 4, self.heads), 2)
+        q, k, v = (ops.transpose(ops.reshape(part, (*part.shape[:2], self.heads, self.size)), (0, 2, 1, 3))
+                   for part in parts)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q * self._scale(), k, v, self.decay(decays), gates
+
+    def weights(self, x):
+        """How much of each position's value is in each position's result, before its norm: (batch, heads, time, time),
+        of either sign; to be looked at."""
+        self._check_whole("weights")
+        with no_grad():
+            q, k, _, logs, _ = self._parts(x)
+            unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
+            return lower(linear_attention(q, k, unit, logs)[0])
+
+    @by_position
+    def forward(self, x, documents=None):
+        *parts, gates = self._parts(x)
+        y = linear_attention(*parts, documents)[0] if self.context is None else self.context.linear(*parts, documents)
+        y = ops.transpose(self.norm(y), (0, 2, 1, 3))
+        return self.out(ops.swiglu(gates, ops.reshape(y, gates.shape)))

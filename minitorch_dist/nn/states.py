@@ -1,0 +1,123 @@
+"""The states of gated linear attention: position by position, stretch by stretch, part by part.
+
+    S_t = a_t S_{t-1} + k_t v_tᵀ
+    y_t = S_tᵀ q_t
+
+is T small products in a row. So a sequence is cut into stretches of positions, and what reaches from s to t is a table,
+D_ts = a_{s+1} · … · a_t:
+
+    within a stretch      Y = (Q Kᵀ ∘ D) V
+    from those before     Y + (Q ∘ D_{·,before}) S
+    to those behind       S' = D_{end,before} S + (K ∘ D_{end,·})ᵀ V
+
+Stretches are to each other what positions are, and so are the parts of a sequence that ranks have
+(parallel/linear_context.py): `left` makes the table of each, `carried` is for the latter two. Source: Dao & Gu 2024,
+"Transformers are SSMs", 6.
+"""
+
+from typing import NamedTuple
+
+from ..autodiff import ops
+from ..autodiff.primitive import lower
+from ..backend import xp
+
+STRETCH = 64        # positions whose products with each other are made; past them it goes by states
+
+
+def left(logs, documents=None):
+    """What is left behind each of n steps of what stood at each of n + 1 points, the first of them before all steps:
+    (…, n) -> (…, n, n + 1), exp of the sum of the logs of the steps between, 0 of what comes later.
+
+    Sums of stretches, each added up from its own start: differences of sums from the beginning would have lost their
+    digits where much is forgotten. documents: numbers (…, n + 1) of the points; nothing is left of another document.
+    """
+    n = logs.shape[-1]
+    points = xp.arange(n + 1, like=lower(logs))
+    earlier = points[1:, None] > points
+    sums = ops.cumsum(ops.where(earlier, ops.expand_dims(logs, -1), 0.0), -2)
+    there = points[1:, None] >= points
+    if documents is not None:
+        there = there & (documents[..., 1:, None] == documents[..., None, :])
+    return ops.where(there, ops.exp(sums), 0.0)
+
+
+def carried(states, logs, documents=None):
+    """States of n stretches in a row, put together.
+
+    states     (batch, heads, n, size, out): what each leaves behind by itself
+    logs       (batch, heads, n): the log of what each leaves of what came before
+    documents  None, or (batch, 1, n + 1): the numbers of those at the beginning, and at each stretch's end
+    Returns what stands before each of them and behind the last, with nothing before the first, (batch, heads, n + 1,
+    size, out), and what is left there of what does stand before the first, (batch, heads, n + 1).
+    """
+    table = left(logs, documents)
+    rows = ops.reshape(states, (*states.shape[:3], states.shape[3] * states.shape[4]))
+    found = ops.reshape(ops.matmul(table[..., 1:], rows), states.shape)
+    first = [(0, 0), (0, 0), (1, 0)]
+    return ops.pad(found, [*first, (0, 0), (0, 0)]), ops.pad(table[..., 0], first, constant_values=1)
+
+
+class Part(NamedTuple):
+    """What a part of a sequence is by itself.
+
+    y      (batch, heads, time, out): what its queries find in it
+    reads  (batch, heads, time, size): its queries, for what stands before it, S: then y + reads @ S is all they find
+    state  (batch, heads, size, out): what it leaves behind
+    log    (batch, heads): the log of what it leaves of S, where no document ends in it
+    """
+
+    y: object
+    reads: object
+    state: object
+    log: object
+
+    def behind(self, state):
+        """(y, the state at its end) with a state before it; None: with nothing."""
+        if state is None:
+            return self.y, self.state
+        kept = ops.reshape(ops.exp(self.log), (*self.log.shape, 1, 1))
+        return self.y + ops.matmul(self.reads, state), self.state + kept * state
+
+
+def part_of(q, k, v, logs, documents=None):
+    """The Part of queries and keys (batch, heads, time, size), values (batch, heads, time, out) and logs (batch, heads,
+    time) of what is kept. documents: numbers (batch, time + 1), of the position before, and of these."""
+    batch, heads, time, size = q.shape
+    length = max(1, min(STRETCH, time))
+    count = max(1, -(-time // length))
+
+    def stretches(x):       # what is missing from the last one keeps all, and adds nothing
+        missing = count * length - time
+        x = ops.pad(x, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 3)]) if missing else x
+        return ops.reshape(x, (batch, heads, count, length, *x.shape[3:]))
+    q, k, v, logs = map(stretches, (q, k, v, logs))
+    if documents is not None:
+        index = xp.arange(count, like=documents)[:, None] * length + xp.arange(length + 1, like=documents)
+        documents = documents[:, xp.minimum(index, time)][:, None]
+    table = left(logs, documents)
+    y = ops.matmul(ops.matmul(q, ops.swapaxes(k, -1, -2)) * table[..., 1:], v)
+    reads = q * table[..., :1]
+    states = ops.matmul(ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2), v)
+    logs = ops.sum(logs, -1)
+    ends = None if documents is None else xp.concatenate([documents[..., 0], documents[..., -1:, -1]], -1)
+    states, kept = carried(states, logs, ends)
+    if count > 1:
+        y = y + ops.matmul(reads, states[:, :, :-1])
+        reads = reads * ops.reshape(kept[..., :-1], (batch, heads, count, 1, 1))
+    y, reads = (ops.reshape(x, (batch, heads, count * length, x.shape[-1]))[:, :, :time] for x in (y, reads))
+    return Part(y, reads, states[:, :, -1], ops.sum(logs, -1))
+
+
+def linear_attention(q, k, v, logs, documents=None, state=None):
+    """(y (batch, heads, time, out), the state (batch, heads, size, out) at the end).
+
+    q, k       (batch, heads, time, size); nothing is scaled here
+    v          (batch, heads, time, out)
+    logs       (batch, heads, time), 0 or less: the log of what each position keeps of what was there before it
+    documents  None, or integers (batch, time): nothing is seen of another document
+    state      what stands before the first position, or None for nothing
+    """
+    if documents is not None:
+        documents = lower(documents)
+        documents = xp.concatenate([documents[:, :1], documents], 1)
+    return part_of(q, k, v, logs, documents).behind(state)
