@@ -3,6 +3,7 @@
     mpirun -n 4 python examples/long_context.py
     mpirun -n 4 python examples/long_context.py --lengths 1024,2048,4096 --how all_to_all --text play.txt
     mpirun -n 4 python examples/long_context.py --window 64 --layout contiguous
+    mpirun -n 4 python examples/long_context.py --window linear --layout contiguous
 
 For each length T it runs forward and backward of a small GPT on one sequence:
 whole, as a ring, and by all-to-all between sequence and heads. The ledger says
@@ -21,8 +22,10 @@ from minitorch_dist import comm, ledger, nn, optim, program, training
 from minitorch_dist.backend import manual_seed
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, read_text
+from minitorch_dist.nn.windows import LINEAR, window_of, windows_of
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.context_parallel import HOW, check_heads, context_parallel, cut_sequence
+from minitorch_dist.parallel.ring_attention import chunks
 
 MODEL = {"layers": 2, "heads": 4, "dim": 64, "dropout": 0.1}
 README = Path(__file__).parents[1] / "README.md"
@@ -35,13 +38,15 @@ def parse(argv):
     p.add_argument("--lengths", default="256,512,1024", help="positions per sequence, comma-separated")
     p.add_argument("--how", choices=list(HOW), default="ring", help="what trains")
     p.add_argument("--layout", choices=["zigzag", "contiguous"], default="zigzag", help="who has which positions")
-    p.add_argument("--window", type=int, help="positions that one sees at most (default: all before it)")
+    p.add_argument("--window", metavar="N", help="positions that one sees at most (default: all before it), or linear, "
+                   "which keeps a state of them; several, by block: linear,all")
     p.add_argument("--text", type=Path, default=README, help="a UTF-8 file to learn (default: this project's README)")
     p.add_argument("--steps", type=int, default=5, help="optimizer steps")
     p.add_argument("--batch-size", type=int, default=2, help="sequences per step")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     args = p.parse_args(argv)
-    p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size", "window"), program.AT_LEAST_0: ("seed",)})
+    p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size"), program.AT_LEAST_0: ("seed",)})
+    args.window = windows_of(p.windows(args.window))
     args.lengths = p.widths(args.lengths, "--lengths")
     return args
 
@@ -69,13 +74,19 @@ def count(args, text, length, ranks, how=None):
 
 def on_paper(how, length, n, args):
     """Bytes that attention of float32 sends, forward and backward."""
-    part = length // n
+    return sum(of_block(how, window_of(args.window, i), length // n, n, args.layout) for i in range(MODEL["layers"]))
+
+
+def of_block(how, window, part, n, layout):
+    """on_paper, of a block with such a window; part: positions of a rank."""
+    if window == LINEAR:        # a matrix of each head, and what is left of it, of each piece, to all and back
+        pieces = len(chunks(0, n, layout))
+        return 2 * (n - 1) * pieces * MODEL["heads"] * ((MODEL["dim"] // MODEL["heads"]) ** 2 + 1) * 4
     once = 2 * part * MODEL["dim"] * 4      # this rank's keys and values
     hops = n - 1        # and with a window as far as it reaches, where neighbours in the sequence are so in the ring
-    if args.window and (args.layout == "contiguous" or args.window == 1):
-        hops = min(hops, math.ceil((args.window - 1) / part))
-    each = {"ring": 3 * hops * once, "all_to_all": 4 * (n - 1) * once / n}
-    return MODEL["layers"] * each[how]
+    if window and (layout == "contiguous" or window == 1):
+        hops = min(hops, math.ceil((window - 1) / part))
+    return {"ring": 3 * hops * once, "all_to_all": 4 * (n - 1) * once / n}[how]
 
 
 def table(args, text, ranks):

@@ -15,13 +15,15 @@ Stretches are to each other what positions are, and so are the parts of a sequen
 "Transformers are SSMs", 6.
 """
 
+from math import inf
 from typing import NamedTuple
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import xp
 
-STRETCH = 64        # positions whose products with each other are made; past them it goes by states
+SHORTEST = 16       # positions of a stretch at least; as many as a key has features, for then both of what a stretch
+                    # takes, products of its positions with each other and with states, cost the same
 
 
 def left(logs, documents=None):
@@ -38,7 +40,7 @@ def left(logs, documents=None):
     there = points[1:, None] >= points
     if documents is not None:
         there = there & (documents[..., 1:, None] == documents[..., None, :])
-    return ops.where(there, ops.exp(sums), 0.0)
+    return ops.exp(ops.where(there, sums, -inf))
 
 
 def carried(states, logs, documents=None):
@@ -83,7 +85,7 @@ def part_of(q, k, v, logs, documents=None):
     """The Part of queries and keys (batch, heads, time, size), values (batch, heads, time, out) and logs (batch, heads,
     time) of what is kept. documents: numbers (batch, time + 1), of the position before, and of these."""
     batch, heads, time, size = q.shape
-    length = max(1, min(STRETCH, time))
+    length = max(1, min(max(size, SHORTEST), time))
     count = max(1, -(-time // length))
 
     def stretches(x):       # what is missing from the last one keeps all, and adds nothing
@@ -99,9 +101,9 @@ def part_of(q, k, v, logs, documents=None):
     reads = q * table[..., :1]
     states = ops.matmul(ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2), v)
     logs = ops.sum(logs, -1)
-    ends = None if documents is None else xp.concatenate([documents[..., 0], documents[..., -1:, -1]], -1)
-    states, kept = carried(states, logs, ends)
     if count > 1:
+        ends = None if documents is None else xp.concatenate([documents[..., 0], documents[..., -1:, -1]], -1)
+        states, kept = carried(states, logs, ends)
         y = y + ops.matmul(reads, states[:, :, :-1])
         reads = reads * ops.reshape(kept[..., :-1], (batch, heads, count, 1, 1))
     y, reads = (ops.reshape(x, (batch, heads, count * length, x.shape[-1]))[:, :, :time] for x in (y, reads))
