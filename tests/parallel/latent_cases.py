@@ -18,9 +18,14 @@ SIZES = {"queries of x": {"nope_size": 3, "rope_size": 2, "value_size": 6, "kv_r
 
 
 def block(sizes, kind, **options):
+    """cut_block of attention by latents."""
+    return cut_block(kind, latent=SIZES[sizes], **options)
+
+
+def cut_block(kind, **options):
     """(a block with biases, as it is cut, the axis). kind: None for a whole one, else sequence_parallel."""
     mt.manual_seed(3)
-    model, axis = nn.TransformerBlock(DIM, HEADS, None, True, True, dtype=np.float64, std=0.3, latent=SIZES[sizes],
+    model, axis = nn.TransformerBlock(DIM, HEADS, None, True, True, dtype=np.float64, std=0.3,
                                       **options), comm.DeviceMesh(tp=-1)["tp"]
     with mt.no_grad():
         for i, p in enumerate(model.parameters()):
@@ -33,7 +38,11 @@ def block(sizes, kind, **options):
 
 def through_block(sizes, kind):
     """(y, dx, gradients), all of them whole."""
-    model, axis = block(sizes, kind)
+    return through(kind, *block(sizes, kind))
+
+
+def through(kind, model, axis):
+    """(y, dx, gradients), all of them whole, of a block that is cut."""
     x = mt.tensor(values((BATCH, TIME, DIM), 7), requires_grad=True)
     y = model(x) if not kind else gather_from(model(scatter_to(x, axis, 1)), axis, 1)
     y.backward(mt.tensor(values(y.shape, 8)))
@@ -42,7 +51,11 @@ def through_block(sizes, kind):
 
 def counted(sizes, kind):
     """{pass: {op: (calls, bytes sent)}} along tp of one block."""
-    model, axis = block(sizes, kind, bias=False, norm="rms")
+    return bytes_of(kind, *block(sizes, kind, bias=False, norm="rms"))
+
+
+def bytes_of(kind, model, axis):
+    """The same of a block that is cut."""
     x = mt.tensor(values((BATCH, TIME // (axis.size if kind else 1), DIM), 9), requires_grad=True)
     with ledger.record() as forward:
         y = model(x)
