@@ -25,7 +25,7 @@ from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, S
 from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
-from .states import linear_attention
+from .states import read_on
 
 OF_ONE_DOCUMENT = "a cache of keys and values is of one document per row; it was given documents"
 COLDEST = 1e-200    # of temperatures above 0: a float32's logits over it are finite in float64
@@ -263,14 +263,14 @@ class _KeptState(_Places):
         return self.state,
 
     def linear(self, q, k, v, logs, documents=None):
-        """nn.linear_attention's y of the new positions; the state becomes that behind them."""
+        """states.linear_attention of the new positions; the state becomes that behind them."""
         if documents is not None:
             raise ValueError(OF_ONE_DOCUMENT)
         past = self.cache.past
         if past not in (0, self.until):
             raise ValueError(f"a cache of linear attention, which has added up {self.until} tokens, was taken back to "
                              f"{past}: what was added can't be taken out. Read them anew, with past=0")
-        y, state = linear_attention(q, k, v, logs, state=self.state if past else None)
+        y, state = read_on(q, k, v, logs, self.state if past else None)
         self.state, self.until = lower(state), past + q.shape[2]
         return y
 

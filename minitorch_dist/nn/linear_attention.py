@@ -100,11 +100,12 @@ class LinearAttention(MultiHeadAttention):
         with no_grad():
             q, k, _, logs, _ = self._parts(x)
             unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(linear_attention(q, k, unit, logs)[0])
+            return lower(linear_attention(q, k, unit, logs))
 
     @by_position
     def forward(self, x, documents=None):
         *parts, gates = self._parts(x)
-        y = linear_attention(*parts, documents)[0] if self.context is None else self.context.linear(*parts, documents)
+        attend = linear_attention if self.context is None else self.context.linear
+        y = attend(*parts, documents)
         y = ops.transpose(self.norm(y), (0, 2, 1, 3))
         return self.out(ops.swiglu(gates, ops.reshape(y, gates.shape)))

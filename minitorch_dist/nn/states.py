@@ -22,8 +22,17 @@ from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import xp
 
-SHORTEST = 16       # positions of a stretch at least; as many as a key has features, for then both of what a stretch
-                    # takes, products of its positions with each other and with states, cost the same
+SHORTEST = 16       # positions of a stretch at least
+
+
+def stretches(time, size):
+    """(how many stretches, of how many positions each) so many positions are cut into; the last one may want some.
+
+    About as many positions as a key has features: then both of what a stretch takes, products of its positions with
+    each other and with states, cost the same.
+    """
+    count = max(1, -(-time // max(size, SHORTEST)))
+    return count, max(1, -(-time // count))
 
 
 def left(logs, documents=None):
@@ -81,45 +90,53 @@ class Part(NamedTuple):
         return self.y + ops.matmul(self.reads, state), self.state + kept * state
 
 
-def part_of(q, k, v, logs, documents=None):
+def part_of(q, k, v, logs, documents=None, ends=True):
     """The Part of queries and keys (batch, heads, time, size), values (batch, heads, time, out) and logs (batch, heads,
-    time) of what is kept. documents: numbers (batch, time + 1), of the position before, and of these."""
+    time) of what is kept. documents: numbers (batch, time + 1), of the position before, and of these. ends: whether
+    more is wanted than y."""
     batch, heads, time, size = q.shape
-    length = max(1, min(max(size, SHORTEST), time))
-    count = max(1, -(-time // length))
+    count, length = stretches(time, size)
 
-    def stretches(x):       # what is missing from the last one keeps all, and adds nothing
+    def cut(x):     # what is missing from the last one keeps all, and adds nothing
         missing = count * length - time
         x = ops.pad(x, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 3)]) if missing else x
         return ops.reshape(x, (batch, heads, count, length, *x.shape[3:]))
-    q, k, v, logs = map(stretches, (q, k, v, logs))
+    q, k, v, logs = map(cut, (q, k, v, logs))
     if documents is not None:
         index = xp.arange(count, like=documents)[:, None] * length + xp.arange(length + 1, like=documents)
         documents = documents[:, xp.minimum(index, time)][:, None]
     table = left(logs, documents)
     y = ops.matmul(ops.matmul(q, ops.swapaxes(k, -1, -2)) * table[..., 1:], v)
-    reads = q * table[..., :1]
-    states = ops.matmul(ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2), v)
-    logs = ops.sum(logs, -1)
+    state = reads = None
+    if count > 1 or ends:
+        reads = q * table[..., :1]
+        states = ops.matmul(ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2), v)
+        logs, state = ops.sum(logs, -1), states[:, :, -1]
     if count > 1:
-        ends = None if documents is None else xp.concatenate([documents[..., 0], documents[..., -1:, -1]], -1)
-        states, kept = carried(states, logs, ends)
-        y = y + ops.matmul(reads, states[:, :, :-1])
+        last = None if documents is None else xp.concatenate([documents[..., 0], documents[..., -1:, -1]], -1)
+        states, kept = carried(states, logs, last)
+        y, state = y + ops.matmul(reads, states[:, :, :-1]), states[:, :, -1]
         reads = reads * ops.reshape(kept[..., :-1], (batch, heads, count, 1, 1))
-    y, reads = (ops.reshape(x, (batch, heads, count * length, x.shape[-1]))[:, :, :time] for x in (y, reads))
-    return Part(y, reads, states[:, :, -1], ops.sum(logs, -1))
+    y, reads = (x if x is None else ops.reshape(x, (batch, heads, count * length, x.shape[-1]))[:, :, :time]
+                for x in (y, reads))
+    return Part(y, reads, state, ops.sum(logs, -1) if ends else None)
 
 
-def linear_attention(q, k, v, logs, documents=None, state=None):
-    """(y (batch, heads, time, out), the state (batch, heads, size, out) at the end).
+def linear_attention(q, k, v, logs, documents=None):
+    """y (batch, heads, time, out).
 
     q, k       (batch, heads, time, size); nothing is scaled here
     v          (batch, heads, time, out)
     logs       (batch, heads, time), 0 or less: the log of what each position keeps of what was there before it
     documents  None, or integers (batch, time): nothing is seen of another document
-    state      what stands before the first position, or None for nothing
     """
     if documents is not None:
         documents = lower(documents)
         documents = xp.concatenate([documents[:, :1], documents], 1)
-    return part_of(q, k, v, logs, documents).behind(state)
+    return part_of(q, k, v, logs, documents, ends=False).y
+
+
+def read_on(q, k, v, logs, state=None):
+    """(y, the state (batch, heads, size, out) at the end), with such a state before the first position, or (None) with
+    nothing."""
+    return part_of(q, k, v, logs).behind(state)

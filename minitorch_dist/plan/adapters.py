@@ -46,28 +46,33 @@ class Adapters:
 def adapters_of(model, rank, targets, bits):
     """The Adapters of a GPT. targets: patterns of paths as in file names, as lora.add's; None: its default. ValueError
     where one meets no matrix, or not the same ones in all blocks."""
-    layers, inside = linears(model.block(1)), "model." * (model.predict > 1)       # a MultiTokenPrediction's
+    inside = "model." * (model.predict > 1)     # a MultiTokenPrediction's
     blocks = [f"{inside}blocks.{i}" for i in range(model.layers)]
     blocks += [f"further.{k}.block" for k in range(model.predict - 1)]
+    own = [tuple(linears(model.block(1, window=model.window_of(i)))) for i in range(len(blocks))]
+    layers = dict.fromkeys(layer for each in own for layer in each)
     joins, head = [f"further.{k}.join" for k in range(model.predict - 1)], [f"{inside}head"] * (not model.tied)
-    paths = [f"{block}.{layer}" for block in blocks for layer in layers] + head + joins
+    paths = [f"{block}.{layer}" for block, each in zip(blocks, own, strict=True) for layer in each] + head + joins
     patterns = targets or TARGETS
     met = {path for pattern in patterns for path in matching(paths, pattern)}
     if targets and (unmet := [pattern for pattern in targets if not matching(paths, pattern)]):
         below = f"{blocks[0]} to {blocks[model.layers - 1]}" + ", ".join(["", *blocks[model.layers:]])
         raise ValueError(f"--lora-targets {' '.join(unmet)} meets no matrix; there are {', '.join(layers)}, each below "
                          f"{below}{''.join(f', and {name}' for name in head)}")
-    chosen = [tuple(layer for layer in layers if f"{block}.{layer}" in met) for block in blocks]
-    if len(set(chosen)) > 1 or not chosen[0]:
+    # (Blocks are of a kind if they have the same matrices.)
+    chosen = {(each, tuple(layer for layer in each if f"{block}.{layer}" in met))
+              for block, each in zip(blocks, own, strict=True)}
+    found = {layer for _, each in chosen for layer in each}
+    if len(chosen) > len(set(own)) or not all(each for _, each in chosen):
         raise ValueError(f"--lora-targets {' '.join(patterns)}: plan knows adapters beside the same matrices of every "
-                         "block, one or more: give patterns such as '*attention.qkv'")
-    if "mlp.router" in chosen[0]:
+                         f"block of a kind, one or more: give patterns such as '*{own[0][0]}'")
+    if "mlp.router" in found:
         raise ValueError(f"--lora-targets {' '.join(patterns)} meets mlp.router, and of routers plan knows none: "
                          "give patterns such as '*attention.*'")
     if met & {*joins}:
         raise ValueError(f"--lora-targets {' '.join(patterns)} meets {joins[0]}, and of what joins features and "
                          "embeddings plan knows none: give patterns such as '*attention.*'")
-    return Adapters(rank, chosen[0] + ("head",) * bool(met & {*head}), bits)
+    return Adapters(rank, (*(layer for layer in layers if layer in found), *["head"] * bool(met & {*head})), bits)
 
 
 def linears(named):
@@ -97,7 +102,7 @@ def parameters_of(named, adapters, itemsize):
 
 def counts(model, adapters):
     """(parameters of all adapters, parameters of the matrices beside them, bytes of these) of a whole GPT."""
-    named = model.block(1) * model.layers + model.output(1) + model.further(1) * (model.predict - 1)
+    named = model.whole
     held = parameters_of(named, adapters, adapters.bits / 8)
     beside = {f"{layer}.weight" for layer in adapters.layers}
     return (sum(prod(p.shape) for p in held if p.trained),

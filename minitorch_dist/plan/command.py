@@ -67,7 +67,8 @@ def add_command(commands):
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
     p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
-                   "several, by commas, for one block after another, and again from the first: 1024,1024,all")
+                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear: "
+                   "attention by states")
     p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
@@ -363,8 +364,9 @@ def generation_table(it):
     job, unit = it.job, _unit(min(it.device.memory, it.memory))
     size = UNITS[unit]
     alone = "" if job.tp == 1 else f" on each of tp={job.tp} ranks"
+    states = f", and {it.states:,} of its states" * (it.states > 0)
     return [f"written: {it.sequences:,} sequence{'s' * (it.sequences > 1)} of {it.tokens:,} tokens, of each of which "
-            f"{it.per_token:,} bytes are kept{alone}",
+            f"{it.per_token:,} bytes are kept{states}{alone}",
             *aligned([[f"{size} held", "parameters", "cache", "together", f"of {it.device.memory / unit:,.0f}",
                        "most sequences", "or tokens", f"{size} read", "ms per token", "tokens/s"],
                       ["written", *(f"{x / unit:,.2f}" for x in (it.parameters, it.cache, it.memory)), _fits(it),

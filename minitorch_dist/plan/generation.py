@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
+from ..nn.windows import LINEAR
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -92,14 +94,26 @@ class Generation:
 
     @property
     def per_token(self):
-        """The same in all layers."""
-        return self.job.model.layers * self.per_layer
+        """The same in all layers that keep some: not in those of linear attention."""
+        return (self.job.model.layers - self.windows[LINEAR]) * self.per_layer
+
+    @property
+    def windows(self):
+        """{window: how many layers have it}."""
+        return Counter(map(self.job.model.window_of, range(self.job.model.layers)))
+
+    @property
+    def states(self):
+        """Bytes of a sequence's states in all layers of linear attention, whatever its length."""
+        model = self.job.model
+        each = model.width ** 2 // model.heads // self.job.tp * self.job.sizes["parameter"]
+        return self.windows[LINEAR] * each
 
     def within(self, tokens, windows=1):
-        """Bytes of a sequence's last tokens in all layers: of each so many as that many of its windows."""
-        model = self.job.model
-        sizes = Counter(map(model.window_of, range(model.layers)))
-        return self.per_layer * sum(count * min(tokens, windows * (size or tokens)) for size, count in sizes.items())
+        """Bytes of a sequence's last tokens in all layers: of each so many as that many of its windows; and states."""
+        sizes = self.windows
+        return self.states + self.per_layer * sum(
+            count * min(tokens, windows * (size or tokens)) for size, count in sizes.items() if size != LINEAR)
 
     def kept(self, tokens):
         """Bytes of a sequence of so many tokens, at most, while one is written after the other: of two windows. (All of

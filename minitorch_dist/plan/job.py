@@ -11,7 +11,7 @@ from ..parallel.context_parallel import HOW
 from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, placement_of, schedule_of
 from ..parallel.sequence_parallel import check_choice
 from ..parallel.zero import BYTES, BYTES_MIXED
-from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, parameters_of
+from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, linears, parameters_of
 from .sent import check_messages
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
@@ -328,7 +328,9 @@ class Job:
         sizes = {field.name: getattr(self, field.name) for field in fields(self)}
         window = self.model.window_of(self.model.layers + k - 1)
         alone = replace(self.model, layers=1, predict=1, window=window)
-        sizes |= {"time": self.time - k, "model": alone, "lora_targets": self.targets}
+        there = {f"*{layer}" for layer in ("head", *linears(alone.block(1, window=window)))}
+        targets = self.adapters and tuple(target for target in self.targets if target in there)
+        sizes |= {"time": self.time - k, "model": alone, "lora_targets": targets}
         return Ahead(**sizes | ({"stage": min(self.stage, 2)} if self.frozen else {}))      # of one layer there is no 3
 
     @property
@@ -372,11 +374,12 @@ class Job:
     def parameters(self, stage):
         """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks, and of each
         further depth."""
-        blocks, first, last = stage
-        before, block, behind, further = (parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
-            self.model.embedding(self.tp) if first else [], self.model.block(self.tp, self.ep),
-            self.model.output(self.tp, self.copied) if last else [], self.model.further(self.tp, self.ep)))
-        return [before, *[block] * len(blocks), behind, *[[*further] for _ in range(self.depth)]]
+        numbers, first, last = stage
+        blocks = [self.model.block(self.tp, self.ep, self.model.window_of(i)) for i in numbers]
+        ahead = [self.model.further(k, self.tp, self.ep) for k in range(1, 1 + self.depth)]
+        return [parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
+            self.model.embedding(self.tp) if first else [], *blocks,
+            self.model.output(self.tp, self.copied) if last else [], *ahead)]
 
     def arrivals(self, stage):
         """[Parameter] of the same that are trained, in the order in which their gradients come: the last layer's first,
@@ -387,7 +390,7 @@ class Job:
             part.sort(key=lambda p: p.name.startswith("norm."))     # is used behind the block
         for p in (p for part in parts for p in part if p.trained):
             layer, _, kind = p.name.rpartition(".")
-            if kind not in ("bias", "lora_B"):
+            if kind not in ("bias", "lora_B") or layers[-1][0] != layer:
                 layers.append((layer, []))
             layers[-1][1].append(p)
         for layer, pair in reversed(layers):
@@ -407,7 +410,7 @@ class Job:
         output)})] of a rank's stages; those that are alike together."""
         kinds = Counter((self.model.window_of(i), first and i == blocks[0]) for blocks, first, _ in stages
                         for i in blocks)
-        return [(count, window, flow(self.adapters, self.model.takes, begins))
+        return [(count, window, flow(self.adapters, self.model.takes(window), begins))
                 for (window, begins), count in kinds.items()]
 
 
@@ -415,4 +418,5 @@ class Ahead(Job):
     """A further depth by itself: what it begins with are features of blocks in front of it, and has a gradient."""
 
     def flows(self, stages):
-        return [(1, self.model.window_of(0), flow(self.adapters, self.model.takes, False))]
+        window = self.model.window_of(0)
+        return [(1, window, flow(self.adapters, self.model.takes(window), False))]

@@ -12,10 +12,16 @@ from math import inf, prod
 from ..autodiff.ops.attention import band_of, pieces
 from ..nn.latent import sizes_of
 from ..nn.moe import capacity_of
+from ..nn.states import stretches
 from ..nn.transformer import FAMILIES
-from ..nn.windows import as_text, window_of, windows_of
+from ..nn.windows import LINEAR, as_text, window_of, windows_of
 
 LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
+
+
+def pieces_of(cp):
+    """Into how many pieces ranks that share a sequence cut their part of it: a zigzag's two."""
+    return 1 if cp == 1 else 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ class GPT:
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
-    window, qk_norm  nn.GPT's: positions that one sees at most, in every block or by block; norms of queries and keys
+    window, qk_norm  nn.GPT's: positions that one sees at most, or "linear", in every block or by block; norms of
+              queries and keys
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -87,7 +94,7 @@ class GPT:
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if lost := [window for window in windows_of(self.window) if window is not None and window < 1]:
+        if lost := [window for window in self._windows if window is not None and window < 1]:
             raise ValueError(f"window is {lost[0]}; it must be at least 1")
         if self.family not in FAMILIES:
             raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
@@ -105,7 +112,7 @@ class GPT:
 
     def _check_attention(self):
         if self.latent is not None:
-            if any(windows_of(self.window)):
+            if any(self._windows):
                 raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: attention by latents "
                                  "has none: leave --window out")
             if self.qk_norm:
@@ -127,8 +134,13 @@ class GPT:
                              f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
 
     def window_of(self, block):
-        """Positions that one sees at most in a block, of this number; None: all."""
+        """Positions that one sees at most in a block, of this number; None: all; "linear": all, by states."""
         return window_of(self.window, block)
+
+    @property
+    def _windows(self):
+        """Of the blocks with keys."""
+        return [window for window in windows_of(self.window) if window != LINEAR]
 
     @property
     def latent(self):
@@ -154,8 +166,14 @@ class GPT:
     @property
     def count(self):
         """Parameters of the whole model."""
-        return sum(prod(shape) for _, shape in self.embedding(1) + self.block(1) * self.layers + self.output(1) +
-                   self.further(1) * (self.predict - 1))
+        return sum(prod(shape) for _, shape in self.whole)
+
+    @property
+    def whole(self):
+        """[(name, shape)] of all parameters, in the order of the model; names are those within a block."""
+        blocks = [pair for i in range(self.layers) for pair in self.block(1, window=self.window_of(i))]
+        ahead = [pair for k in range(1, self.predict) for pair in self.further(k, 1)]
+        return self.embedding(1) + blocks + self.output(1) + ahead
 
     @property
     def active(self):
@@ -169,19 +187,23 @@ class GPT:
         found = [("embed.weight", (-(-self.vocabulary // tp), self.width))]
         return found + ([("position.weight", (self.context, self.width))] if self.family == "gpt" else [])
 
-    def block(self, tp, ep=1):
-        """[(name, shape)] of a block: heads and the feed-forward's inner features are divided by tp (parallel/
-        tensor_parallel.py), experts by ep (parallel/moe.py)."""
-        return [*self._norm("norm1"), *self._attention(tp), *self._norm("norm2"),
+    def block(self, tp, ep=1, window=None):
+        """[(name, shape)] of a block with such a window: heads and the feed-forward's inner features are divided by tp
+        (parallel/tensor_parallel.py), experts by ep (parallel/moe.py)."""
+        return [*self._norm("norm1"), *self._attention(tp, window), *self._norm("norm2"),
                 *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
 
-    def _attention(self, tp):
+    def _attention(self, tp, window):
         h, count, sizes = self.width, self.features, self.latent
+        norms = [(f"attention.{name}.weight", (h // self.heads,)) for name in ("q_norm", "k_norm")[:2 * self.qk_norm]]
+        if window == LINEAR:
+            return [*self._linear("attention.project", ((4 * h + self.heads) // tp, h)), *norms,
+                    ("attention.decay.bias", (self.heads // tp,)), ("attention.norm.weight", (h // self.heads,)),
+                    *self._linear("attention.out", (h, h // tp))]
         out = self._linear("attention.out", (h, count["result"] // tp))
         if sizes is None:
-            norms = ("attention.q_norm.weight", "attention.k_norm.weight")[:2 * self.qk_norm]
             return [*self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)),
-                    *((name, (h // self.heads,)) for name in norms), *out]
+                    *norms, *out]
         of_queries = [("attention.q_norm.weight", (sizes.q_rank,))] if sizes.q_rank else []
         ups = self.heads // tp * (sizes.nope_size + sizes.value_size)
         return [("attention.down.weight", (sizes.down, h)), *of_queries,
@@ -218,10 +240,11 @@ class GPT:
         return self._norm("norm") + ([] if self.tied and not copied else [
             ("head.weight", (-(-self.vocabulary // tp), self.width))])
 
-    def further(self, tp, ep=1):
-        """[(name, shape)] of what one more token ahead takes: a block, and what puts its input together."""
+    def further(self, k, tp, ep=1):
+        """[(name, shape)] of what the k-th token more takes: a block, and what puts its input together."""
         norms = [it for name in ("norm_hidden", "norm_token", "norm") for it in self._norm(name)]
-        return [*norms, ("join.weight", (self.width, 2 * self.width)), *self.block(tp, ep)]
+        block = self.block(tp, ep, self.window_of(self.layers + k - 1))
+        return [*norms, ("join.weight", (self.width, 2 * self.width)), *block]
 
     def rows(self, tokens, time):
         """Rows of all experts together, of so many tokens in one call, in sequences of `time`: the empty ones too."""
@@ -230,16 +253,18 @@ class GPT:
         together = tokens if self.group is None else time
         return tokens // together * self.experts * capacity_of(together, self.experts, self.top_k, self.capacity_factor)
 
-    @property
-    def takes(self):
-        """{product of a block: the products that its inputs are made of}, in their order, None for the block's own
-        input. Attention's own take two: queries and keys; what is made of them, and values."""
-        keys = "attention.qkv" if self.latent is None else "attention.kv"
+    def takes(self, window=None):
+        """{product of a block with such a window: the products that its inputs are made of}, in their order, None for
+        the block's own input. Attention's own take two: queries and keys; what is made of them, and values."""
+        keys = "attention.project" if window == LINEAR else "attention.qkv" if self.latent is None else "attention.kv"
         more = {"attention.scores": (keys, keys), "attention.values": ("attention.scores", keys)}
-        if self.latent is not None:
+        if window == LINEAR:
+            more |= {"attention.states": (keys, keys), "attention.between": (keys, "attention.states"),
+                     "attention.reads": (keys, "attention.between"), "attention.out": ("attention.values",)}
+        elif self.latent is not None:
             more |= {"attention.q": ("attention.down" if self.latent.q_rank else None,),
                      "attention.kv": ("attention.down",), "attention.scores": ("attention.q", keys)}
-        names = list(self.block_flops(1, 1))
+        names = list(self.block_flops(1, 1, window))
         return {name: more.get(name, (before,)) for before, name in zip([None, *names], names, strict=False)}
 
     def scores(self, time, window):
@@ -248,16 +273,15 @@ class GPT:
         widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
         return sum(map(prod, widths)), max(width for _, width in widths)
 
-    def block_flops(self, tokens, time, window=None):
+    def block_flops(self, tokens, time, window=None, cp=1):
         """{product: FLOPs} of a block with such a window, forward, of tokens in one call, which experts' empty rows
-        depend on.
+        depend on; of sequences of `time` positions, of which each of cp ranks has a part.
         "attention.scores": of queries with keys; "attention.values": of what is made of them with values."""
-        h, count, found = self.width, self.features, {}
-        scores = tokens * self.scores(time, window)[0] // time
-        for name, shape in self._attention(1):
+        h, found = self.width, {}
+        for name, shape in self._attention(1, window):
             if name == "attention.out.weight":
-                found |= {"attention.scores": 2 * scores * count["query"],
-                          "attention.values": 2 * scores * count["result"]}
+                found |= self._states_flops(tokens, time, cp) if window == LINEAR else \
+                    self._scores_flops(tokens, time, window)
             if len(shape) == 2:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:
@@ -266,6 +290,23 @@ class GPT:
             return found | ({"mlp.shared": tokens * self.shared_experts * each} if self.shared_experts else {})
         each = tokens * 2 * h * self.inner
         return found | {"mlp.0": self.gates * each, "mlp.2": each}
+
+    def _scores_flops(self, tokens, time, window):
+        scores = tokens * self.scores(time, window)[0] // time
+        return {"attention.scores": 2 * scores * self.features["query"],
+                "attention.values": 2 * scores * self.features["result"]}
+
+    def _states_flops(self, tokens, time, cp):
+        """Of stretches of each of a rank's pieces, and of the pieces of all ranks."""
+        pieces, size = pieces_of(cp), self.width // self.heads
+        count, length = stretches(time // (cp * pieces), size)
+        rows = tokens * cp * pieces / time * count * length     # those of the last stretch that are missing too
+        within, states = (2 * rows * each * self.width for each in (length, size))
+        several, divided = count > 1, cp > 1
+        between = several * rows / length * count + divided * tokens * cp / time * (cp * pieces) ** 2
+        return {"attention.scores": within, "attention.values": within,
+                "attention.states": (several or divided) * states,
+                "attention.between": 2 * between * size * self.width, "attention.reads": (several + divided) * states}
 
     @property
     def join_flops(self):

@@ -7,6 +7,7 @@ bandwidth (comm/cost.py), and nothing overlaps. What is sent: sent.py; what is k
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel, travelling
 
 ALONE = (range(1), True, True)      # a model of one layer, as a stage
-OWN = ("attention.scores", "attention.values")      # products without a matrix
+# Products without a matrix.
+OWN = ("attention.scores", "attention.values", "attention.states", "attention.between", "attention.reads")
 
 
 class Piece(NamedTuple):
@@ -251,7 +253,8 @@ def buffers(job, stages):
     if job.stage == 0:
         return apart
     largest = max(prod(p.shape) for p in everything if p.trained)
-    values, gradients = 0, largest + 4 * job.model.width
+    vector = max(len(p.shape) == 1 and p.shape[0] for p in everything if p.trained)
+    values, gradients = 0, largest + max(4 * job.model.width, vector)
     modules = [module for stage in stages for module in units(job, stage)]
     if job.depth:       # which all depths add to
         gradients += sum(prod(p.shape) for p in everything if p.trained and p.name in ("embed.weight", "head.weight"))
@@ -273,7 +276,8 @@ def gathered(job, modules):
     blocks, others = sizes[:len(sizes) - apart], sizes[len(sizes) - apart:]      # further depths, or what is in a block
     if job.checkpointing:
         return rest + max([*blocks, sum(others) if nested(job) else max(others, default=0)])
-    return max(sum(sorted([rest, *blocks])[-2:]), rest + max(others, default=0), sum(others) * nested(job))
+    neighbours = max(map(sum, pairwise([rest, *blocks, rest])))
+    return max(neighbours, rest + max(others, default=0), sum(others) * nested(job))
 
 
 def second(job, modules):
@@ -335,7 +339,7 @@ def flops_of(job, stages):
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
         for count, window, flow in job.flows(stages):
-            for name, flops in job.model.block_flops(samples * time, job.time, window).items():
+            for name, flops in job.model.block_flops(samples * time, job.time, window, job.cp).items():
                 back = flow[name][0] + (trained and name not in OWN)
                 alike = job.tp if name.startswith(whole) else 1
                 found += alike * times * count * (forward + back) * flops
@@ -344,12 +348,13 @@ def flops_of(job, stages):
 
 def adapters_flops(job, stages, forward):
     """Multiply-adds of a rank's adapters, per token. Before the model's first A nothing wants a gradient."""
-    matrices = {layer: (prod(a), prod(b)) for layer, (a, b) in job.adapter_matrices(stages)}     # alike in all blocks
-    found = 3 * sum(matrices.pop("head", ()))
-    for layer, (a, b) in matrices.items():
-        parts = job.tp if layer == "attention.down" and job.sequence_parallel else 1
-        found += sum(count * ((forward + 1 + flow[layer][0]) * a + (forward + 2) * b) / parts
-                     for count, _, flow in job.flows(stages))
+    found = 3 * sum(map(prod, dict(job.adapter_matrices(stages)).get("head", ())))
+    for count, window, flow in job.flows(stages):
+        for name, shape in job.model.block(job.tp, job.ep, window):
+            if (layer := name.removesuffix(".weight")) in job.adapters.layers and len(shape) == 2:
+                a, b = map(prod, job.adapters.matrices(shape))
+                parts = job.tp if layer == "attention.down" and job.sequence_parallel else 1
+                found += count * ((forward + 1 + flow[layer][0]) * a + (forward + 2) * b) / parts
     return found
 
 

@@ -11,13 +11,15 @@ from ..autodiff.ops.attention import band_of
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
 from ..flat import BLOCK
+from ..nn.windows import LINEAR
 from ..parallel.encodings import Blocks
 from ..parallel.few_bits import row_bytes
 from ..parallel.ring_attention import steps
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
-COLUMNS, ROWS = ("attention.qkv", "mlp.0"), ("attention.out", "mlp.2")      # how tensor parallelism cuts a block
+# How tensor parallelism cuts a block.
+COLUMNS, ROWS = ("attention.qkv", "attention.project", "mlp.0"), ("attention.out", "mlp.2")
 
 
 @dataclass(frozen=True)
@@ -123,14 +125,15 @@ def tensor_parallel(job, place, stages):
     m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
     flows, times = job.flows(stages), 2 if job.checkpointing else 1
-    columns, rows = ([name for name in names if name in job.model.takes] for names in (COLUMNS, ROWS))
-    forward, taken = times * blocks * len(rows), times * blocks * len(columns)
-    entered = sum(count * flow[name][0] for count, _, flow in flows for name in columns)    # whose input has a gradient
-    left = sum(count * flow[name][1] for count, _, flow in flows for name in rows)      # whose output has one
+    taken, forward = (times * number_of(flows, names) for names in (COLUMNS, ROWS))
+    entered = number_of(flows, COLUMNS, lambda inputs, _: inputs)       # whose input has a gradient
+    left = number_of(flows, ROWS, lambda _, output: output)     # whose output has one
+    of_states = [(count, window, flow) for count, window, flow in flows if window == LINEAR]
+    of_latents = [each for each in flows if job.model.latent is not None and each not in of_states]
     if job.sequence_parallel:
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
-        vectors = ((4 + len(rows)) * blocks + 2 * last if gpt else 2 * blocks + last) * trained
+        vectors = (4 * blocks + forward // times + 2 * last if gpt else 2 * blocks + last) * trained
         if job.model.experts:       # which take whole sequences, and give back this rank's part
             taken += times * blocks
             left += sum(count * flow["mlp.experts"][1] for count, _, flow in flows)
@@ -140,13 +143,20 @@ def tensor_parallel(job, place, stages):
                  ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
     else:
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
-    if job.model.qk_norm and adapters is None:
-        found.append(("all_reduce", job.model.width // job.model.heads * gsize, m * 2 * blocks))
+    if adapters is None:    # of norms that all heads share: of queries and keys, and of what states give
+        shared = 2 * blocks * job.model.qk_norm + sum(count for count, *_ in of_states)
+        found += [("all_reduce", job.model.width // job.model.heads * gsize, m * shared)] * (shared > 0)
     if adapters is not None:
         found += [("all_reduce", prod(shape) * gsize, m) for shape in whole_in_adapters(job, stages)]
-    if job.model.latent is not None:
-        found += latents(job, flows)
+    if of_latents:
+        found += latents(job, of_latents)
     return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
+
+
+def number_of(flows, names, weight=lambda *_: 1):
+    """How many matrices of these names there are in the blocks of Job.flows; weight(how many inputs have a gradient,
+    whether the output has one): for how many one counts."""
+    return sum(count * weight(*flow[name]) for count, _, flow in flows for name in names if name in flow)
 
 
 def latents(job, flows):
@@ -173,7 +183,7 @@ def latents(job, flows):
 def gathered_again(job, flows, last):
     """How many inputs of column-parallel matrices backward gathers once more, for each op that has kept one."""
     if job.adapters is None:
-        return last + sum(count for count, *_ in flows) * sum(name in job.model.takes for name in COLUMNS)
+        return last + number_of(flows, COLUMNS)
     layers = job.adapters.layers
     head = ("head" in layers or job.tiled_loss)
     return last * head + sum(count * (name in layers) for count, _, flow in flows for name in COLUMNS if name in flow)
@@ -213,21 +223,33 @@ def context_parallel(job, place, stages):
     """By a ring, keys and values to the next rank, ranks - 1 times, or as far as a block's window reaches in zigzag,
     forward, and backward too, with as many times their gradients behind them; or all-to-alls of queries, keys, values
     and the result, forward and backward. Checkpointing goes forward once more."""
-    size, again, count = job.sizes["parameter"], job.checkpointing, job.model.features
-    query, key, value, result = (_tokens(job) * features / job.tp * size for features in count.values())
+    size, again, features = job.sizes["parameter"], job.checkpointing, job.model.features
+    query, key, value, result = (_tokens(job) * each / job.tp * size for each in features.values())
+    flows = job.flows(stages)
+    of_keys, of_states = ([each for each in flows if (each[1] == LINEAR) == linear] for linear in (False, True))
+    found = states(job, of_states) if of_states else []
     if job.cp_by == "ring":
         hops = sum(count * (1 + again + 2 * (flow["attention.values"][0] > 0)) * (
             steps(job.time // job.cp, job.cp, band_of(True, window), "zigzag") - 1)
-            for count, window, flow in job.flows(stages))
-        return [Collective("cp", job.cp, "send", key + value, hops * job.micro_batches)]
-    blocks, back = there_and_back(job, stages, "attention.values")
+            for count, window, flow in of_keys)
+        return [*found, Collective("cp", job.cp, "send", key + value, hops * job.micro_batches)]
+    blocks, back = there_and_back(of_keys, "attention.values")
     calls = ((1 + again) * blocks + back) * job.micro_batches
-    return [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (query, key, value, result)]
+    return found + [Collective("cp", job.cp, "all_to_all", nbytes, calls) for nbytes in (query, key, value, result)]
 
 
-def there_and_back(job, stages, product):
-    """(blocks that a rank has, those of them in which backward comes to a product)."""
-    flows = job.flows(stages)
+def states(job, flows):
+    """Of linear attention: a state of each head and what is left of it, of both pieces of a zigzag, in float32, to all,
+    and their gradients back. (parallel/linear_context.py)"""
+    size = job.model.width // job.model.heads
+    nbytes = 4 * 2 * job.cp * job.samples / job.micro_batches * job.model.heads / job.tp * (size * size + 1)
+    blocks, back = there_and_back(flows, "attention.values")
+    return [Collective("cp", job.cp, op, nbytes, count * job.micro_batches) for op, count in (
+        ("all_gather", (1 + job.checkpointing) * blocks), ("reduce_scatter", back))]
+
+
+def there_and_back(flows, product):
+    """(blocks of Job.flows, those of them in which backward comes to a product)."""
     return sum(count for count, *_ in flows), sum(count * (flow[product][0] > 0) for count, _, flow in flows)
 
 
@@ -236,7 +258,7 @@ def expert_parallel(job, place, stages):
     goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
     micro-batch. Without a capacity the numbers of rows go ahead, and rows are as if all experts were used alike.
     """
-    blocks, back = there_and_back(job, stages, "mlp.experts")
+    blocks, back = there_and_back(job.flows(stages), "mlp.experts")
     forward = (1 + job.checkpointing) * blocks
     row, each = job.model.width * job.sizes["parameter"], 2 * (forward + back)
     counts = [Collective("ep", job.ep, "all_to_all", 8 * job.model.experts, forward * job.micro_batches)]

@@ -33,7 +33,7 @@ def documents():
 
 def whole(packed):
     """(y, gradients) in one process, of stretches of 3 positions."""
-    return run(packed, lambda rows, *parts: states.linear_attention(*parts, rows)[0])
+    return run(packed, lambda rows, *parts: states.linear_attention(*parts, rows))
 
 
 def run(packed, attend, cut=lambda x: x, join=lambda x: x):
