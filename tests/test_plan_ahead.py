@@ -33,7 +33,7 @@ def test_deepseek_v3s_module():
     """The weights' documentation: 11.5 B parameters beside the model's, 2.4 B of them and of the model's embedding and
     output layer active; both without the matrix that joins embeddings and features (2 · 7,168²)."""
     join, tables = 2 * 7168 ** 2, 2 * 129280 * 7168
-    further = sum(prod(shape) for _, shape in V3.further(1))
+    further = sum(prod(shape) for _, shape in V3.further(1, 1))
     plain = replace(V3, predict=1)
     assert V3.count - plain.count == further and round((further - join) / 1e9, 1) == 11.5
     assert round((V3.active - plain.active - join + tables) / 1e9, 1) == 2.4

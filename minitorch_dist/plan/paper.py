@@ -276,7 +276,7 @@ def gathered(job, modules):
     blocks, others = sizes[:len(sizes) - apart], sizes[len(sizes) - apart:]      # further depths, or what is in a block
     if job.checkpointing:
         return rest + max([*blocks, sum(others) if nested(job) else max(others, default=0)])
-    neighbours = max(map(sum, pairwise([rest, *blocks, rest])))
+    neighbours = max(map(sum, pairwise([rest, *blocks, rest] if blocks else [rest, 0])))
     return max(neighbours, rest + max(others, default=0), sum(others) * nested(job))
 
 
