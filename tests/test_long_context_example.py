@@ -32,6 +32,19 @@ def test_it_counts_and_trains(tmp_path):
     assert float(losses[2][2]) < float(losses[0][2])
 
 
+def test_states_are_sent_whatever_the_length(tmp_path):
+    """Of two pieces of each of 4 heads, in both layers, to the other rank and back."""
+    (tmp_path / "text").write_text("abcdefg " * 200)
+    found = run("--lengths", "32,96", "--steps", "2", "--window", "linear", "--text", str(tmp_path / "text"))
+    assert [(status, err) for status, _, err in found] == [(0, "")] * 2, found
+    lines = found[0][1].splitlines()
+    for line in lines[2:4]:
+        *_, ring, counted, paper, heads, counted_too, paper_too = map(float, re.findall(r"\d+\.?\d*", line))
+        assert {counted, paper, counted_too, paper_too} == {round(2 * 2 * 2 * 4 * (16 * 16 + 1) * 4 / 1e6, 3)}
+        assert ring == heads
+    assert all(float(line.split()[3]) < 1e-10 for line in lines[-2:])
+
+
 def test_what_does_not_fit_is_said_once():
     found = run("--lengths", "30")
     said = [line for *_, err in found for line in err.splitlines() if line.startswith("long_context.py: ")]

@@ -105,6 +105,7 @@ def rows(lines):
                                            "--schedule", "zb-h1", "--sequence-parallel"]),
                                       (4, ["--cp", "2", "--tp", "2", "--window", "1,6,all", "--qk-norm", "--family",
                                            "llama", "--layers", "3"]),
+                                      (4, ["--cp", "2", "--tp", "2", "--window", "linear,all"]),
                                       (4, ["--tp", "2", "--zero", "3", "--layers", "1"]),
                                       (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
                          ids=str)
