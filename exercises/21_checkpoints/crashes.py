@@ -164,7 +164,23 @@ DEMANDS = [
     demand(lambda case, got: f"right, but when save has returned, {too_much(got, True)}. A save that died has left "
                              "some of it, and nobody else will take it away",
            lambda case, got: not too_much(got, True)),
+    *(demand(lambda case, got, life=life, end=end: f"right, but when save has returned, {stays(got, life)}. {end}",
+             lambda case, got, life=life: not stays(got, life))
+      for life, end in ((False, "When the new one counts, all of the one before goes"),
+                        (True, "What a save has left that died must go as well"))),
 ]
+
+
+def stays(got, life):
+    """What of another checkpoint the rows `left` still have: words, or nothing."""
+    for row in got["left"]:
+        if row["life"] == life and row["old"]:
+            return (f"{', '.join(row['old'])} still holds bytes of another checkpoint than that of step {row['step']}: "
+                    f"there are {', '.join(row['names'])}")
+        if row["life"] == life and row["more"] > 0:
+            return (f"the disk has more names than after the same save on an empty disk, by {row['more']}: there are "
+                    f"{', '.join(row['names'])}")
+    return ""
 
 
 def too_much(got, life=False, first=False):

@@ -30,7 +30,7 @@ def save(learner, inputs, run):
     disk, old = simulated.Disk(), None
     for step, files in checkpoints:
         crashes = explore(run, disk, old, (step, files), checkpoints, rows)
-        left.append(space(disk, step, files))
+        left.append(space(run, disk, (step, files), checkpoints))
         for state in some(crashes, SECOND_LIVES):
             second_life(run, state, checkpoints, old, inputs["again"], rows, left)
         old = (step, files)
@@ -125,12 +125,20 @@ def second_life(run, state, known, old, again, rows, left):
             new = one["step"], files_of(one)
             disk = simulated.Disk(state)
             explore(run, disk, before, new, [*known, new], rows, life=f"{', '.join(sorted(state)[:6])}", every=False)
-            left.append(space(disk, *new, life=True))
+            left.append(space(run, disk, new, [*known, new], life=True))
 
 
-def space(disk, step, files, life=False):
+def space(run, disk, new, known, life=False):
+    """What is on the disk when save has returned; "old": files with bytes of another checkpoint; "more": as many names
+    are there as the same save doesn't leave on an empty disk."""
+    step, files = new
+    others = {data for _, of in known for data in of.values()} - {*files.values(), b""}
+    old = [name for name in disk.list() if any(data in disk.read(name) for data in others)]
+    empty = simulated.Disk()
+    run.module.save(empty, step, dict(files))
     return {"life": life, "step": step, "of it": sum(map(len, files.values())), "names": disk.list()[:12],
-            "bytes": sum(len(disk.read(name)) for name in disk.list())}
+            "bytes": sum(len(disk.read(name)) for name in disk.list()), "old": old[:3],
+            "more": len(disk.list()) - len(empty.list())}
 
 
 # ---------------------------------------------------------------- 21.2
