@@ -9,7 +9,7 @@ from exercises.frame.comparing import same, shaped
 from exercises.frame.messages import SENDS, bytes_sent, messages, steps
 
 from . import crossings
-from .plans import as_lists, from_the_start_again, goes_on, in_plans, plan, travelled, what_stops
+from .plans import as_lists, from_the_start_again, goes_on, in_plans, made, odd_one, plan, travelled, what_stops
 
 LONG = 40_003      # elements: no MPI library copies 320,000 bytes aside
 
@@ -47,15 +47,20 @@ class Table(Check):
         when(lambda case, got: f"chunks have the numbers 0, 1, 2 …, ints, and one of yours is {got['no_integer']}: / "
                                "gives fractions, // and % whole numbers; np.zeros holds floats",
              lambda case, got: "no_integer" in got),
+        when("that is the first half only: complete chunks must still travel to all ranks, N-1 steps more",
+             made(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: n - 1)),
+        when("one step too many in each half: after N-1 steps a chunk has been on all N ranks. Another step sends the "
+             "own chunk a second time",
+             made(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: 2 * n)),
+        when(lambda case, got: "the plan of rank {1} has a length of {2}, and on {0} ranks it takes 2(N-1) = {3} "
+                               "steps: N-1 till every chunk is complete, N-1 till all have it".format(*odd_one(case, got)),
+             lambda case, got: odd_one(case, got) is not None),
         when("a rank sends and receives the same chunk in one step: what it adds to has just left",
              in_plans(lambda sends, receives, n: n > 1 and np.array_equal(sends, receives))),
         gives("send and receive are mixed up in the pairs",
               plan(lambda r, s, n: (r - s - 1) % n, lambda r, s, n: (r - s) % n)),
-        gives("that is the first half only: complete chunks must still travel to all ranks, N-1 steps more",
-              plan(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: n - 1)),
-        gives("one step too many in each half: after N-1 steps a chunk has been on all N ranks. Another step sends the "
-              "own chunk a second time",
-              plan(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: 2 * n)),
+        gives("the steps are there, but the last one comes first: what a rank sends must have arrived before",
+              plan(lambda r, s, n: (r - 2 * n + s + 3) % n, lambda r, s, n: (r - 2 * n + s + 2) % n)),
         gives("the second half begins with chunk r on rank r again, which has only rank r's part in it there: what is "
               "complete is what arrived last",
               plan(from_the_start_again, lambda r, s, n: from_the_start_again(r - 1, s, n))),
@@ -151,18 +156,29 @@ def too_early(case, got):
             "Was it this rank's own plan, table(rank, size)?")
 
 
+def never_touched(case, got):
+    steps = min(len(rank.calls) for rank in got) // 2
+    if steps < len(case) - 1:
+        return f"after {steps} of {len(case) - 1} steps chunk rank + 1 hasn't come to its rank yet: it is what it was"
+    return ("the chunk is what it was: what arrived was added to something else than x (a view, x[a:b], is part of x, "
+            "a copy isn't), or only to other chunks (the first N-1 pairs of the table bring this one)")
+
+
 class ReduceScatter(Check):
     exercise = "10.2"
     may_change = ("x",)
     signatures = [
         when("no message is sent", lambda case, got: len(case) > 1 and not any(rank.calls for rank in got)),
-        gives("the chunk is what it was: what arrived was added to something else than x. A view (x[a:b]) is part of "
-              "x, a copy isn't", of_own_chunk(lambda x, rank, n: x[rank])),
+        gives(never_touched, of_own_chunk(lambda x, rank, n: x[rank])),
         gives("what arrived has overwritten what was there: in this half it is added",
               of_own_chunk(lambda x, rank, n: x[(rank + 1) % n])),
         gives("every rank sends its own numbers in each step: what goes on must be the sum with what arrived before",
               of_own_chunk(lambda x, rank, n: x[rank] + x[rank - 1])),
         gives(too_early, of_own_chunk(lambda x, rank, n: sum(x) - x[(rank + 1) % n])),
+        gives("what arrives is written over what it should be added to, and then added to itself: it needs an array of "
+              "its own", of_own_chunk(lambda x, rank, n: 2 ** (n - 1) * x[(rank + 1) % n])),
+        gives("what arrives is added twice", of_own_chunk(
+            lambda x, rank, n: sum(2 ** (n - 1 - i) * x[(rank + 1 + i) % n] for i in range(n)))),
         gives("what arrives is handed on without this rank's own part: keep the sum, and send the sum",
               of_own_chunk(lambda x, rank, n: x[rank] + x[(rank + 1) % n])),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
@@ -219,10 +235,16 @@ def one_half(case, got):
     return "x has the numbers of one half only: parts[i] = … changes a list of chunks; parts[i][:] = … writes into x"
 
 
+def per_rank(got):
+    """Messages that a rank sends, on the average."""
+    return len(messages(got)) / len(got)
+
+
 class RingAllReduce(Check):
     exercise = "10.3"
     same_bits = ("x",)
     signatures = [
+        when("no message is sent", lambda case, got: len(case) > 1 and not messages(got)),
         gives("x isn't changed: write into x, or into views of it (x = … only gives the name to another array)",
               lambda case: [{"x": rank["x"]} for rank in case]),
         when(one_half, walked(second=None)),
@@ -233,10 +255,13 @@ class RingAllReduce(Check):
         gives("combine is ignored: it was np.minimum, and you have taken the maximum", lambda case: None
               if case[0]["combine"] == "add" else [{"x": np.max([rank["x"] for rank in case], axis=0)}] * len(case)),
         gives("every rank has the sum of itself and one neighbour: that is right for two ranks only", in_pairs),
+        when(lambda case, got: f"a rank sends {per_rank(got):g} of the 2(N-1) = {2 * (len(case) - 1)} messages that it "
+                               f"takes on {len(case)} ranks, one in every step of both halves",
+             lambda case, got: per_rank(got) < 2 * (len(case) - 1)),
         when("the second half begins with the wrong chunk, the own one again, which is complete on another rank: off "
              "by one", sent_again),
-        when("every element is that of one rank: in the first half what arrives is added to what is there, only in the "
-             "second it overwrites", walked(first=overwritten)),
+        when("every element is that of one rank: in the first half what arrives is added to what is there, in x "
+             "itself, and only in the second it overwrites", walked(first=overwritten)),
         when("what arrives is added in the second half too: a complete chunk replaces what is there",
              walked(second=combined)),
         when("what arrives is written over what it should be added to, and then added to itself",
@@ -302,7 +327,8 @@ class Crossover(Check):
     def cases(self, rng, ranks):
         nbytes = 4096.0 * 2 ** np.arange(0, 18)
         fixed = [{"size": size, "alpha": 5e-6, "beta": 1e-10, "nbytes": nbytes} for size in (4, 16, 64)]
-        far = {"size": 32, "alpha": 0.05, "beta": 1e-11, "nbytes": nbytes}      # they cross at 32 GB
+        # They cross at 32 GB; the last arrays take more than a second per rank, and // makes whole seconds of that.
+        far = {"size": 32, "alpha": 0.05, "beta": 1e-11, "nbytes": 2.0 ** 14 * nbytes}
         drawn = [{"size": size, "alpha": float(rng.uniform(1e-6, 1e-4)), "beta": float(rng.uniform(1e-11, 1e-8)),
                   "nbytes": size * np.round(rng.uniform(1, 1e6, 5))} for size in (2, 3, 5, 6, 11)]
         return [*fixed, far, *drawn]

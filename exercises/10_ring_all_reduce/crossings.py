@@ -62,8 +62,17 @@ def rounded(case, got):
         float(got["crossover"]).is_integer()
 
 
+def missing(sentence, alphas, betas):
+    """[Signature], one per algorithm, of costs without one of their two addends (that is times 0)."""
+    return [when(sentence.format(name), costs(f"{name}_seconds", (lambda n, a=messages_of: a(n) * alphas,
+                                                                  lambda n, b=moved: b(n) * betas)))
+            for name, (messages_of, moved) in (("ring", RING), ("tree", TREE))]
+
+
 SIGNATURES = [
     when("beta is seconds per byte, and you divide by it: seconds = beta · bytes", per_second),
+    *missing("beta is missing: the {}'s messages have bytes, and pay for each of them", 1, 0),
+    *missing("alpha is missing: each of the {}'s messages pays it, however short", 0, 1),
     when("the ring's messages are chunks: nbytes / N each, not nbytes",
          costs("ring_seconds", (RING[0], lambda n: 2 * (n - 1)))),
     when("that is half of the ring's way: N-1 steps to add up, and N-1 more to hand the sums round",
@@ -75,6 +84,8 @@ SIGNATURES = [
     when("// throws away what is behind the point, and these are seconds: beta * nbytes // N is 0", whole_seconds),
     when("alpha is counted once for the ring: each of its 2(N-1) steps is a message, and pays it",
          costs("ring_seconds", (lambda n: 1, RING[1]))),
+    when("alpha is counted once for the tree: each of its steps is a message, and pays it",
+         costs("tree_seconds", (lambda n: 1, TREE[1]))),
     when("that is half of the tree's way: the sum goes up to rank 0 and back to all",
          costs("tree_seconds", (doublings, doublings))),
     when("the tree's steps are a whole number: on 5 ranks 3 per direction, not 2.32 (log₂N is rounded up)",

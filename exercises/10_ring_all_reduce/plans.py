@@ -29,6 +29,23 @@ def plan(send, receive, steps=lambda size: 2 * (size - 1)):
     return of
 
 
+def made(*mistake):
+    """Signature's predicate: the plans are those of plan(*mistake), as long as they are. (Of plans that are too short
+    `gives` sees only that something is missing.)"""
+    def holds(case, got):
+        return all(np.array_equal(mine, theirs) for mine, theirs in zip(planned(case, got), as_arrays(
+            plan(*mistake)(case)), strict=True))
+    return holds
+
+
+def odd_one(case, got):
+    """(ranks, the first rank with another number of steps than it takes, how many it has, how many it takes), or None.
+    """
+    right = 2 * (case["size"] - 1)
+    return next(((case["size"], rank, len(chunks), right) for rank, chunks in enumerate(got["sends"])
+                 if len(chunks) != right), None)
+
+
 def from_the_start_again(rank, step, size):
     return (rank - step % (size - 1)) % size
 
@@ -36,9 +53,13 @@ def from_the_start_again(rank, step, size):
 def planned(case, got):
     """The plans as arrays (ranks, steps), or None if they are of unequal lengths."""
     try:
-        return np.array(got["sends"], dtype=int), np.array(got["receives"], dtype=int)
+        return as_arrays(got)
     except (KeyError, ValueError, TypeError):
         return None
+
+
+def as_arrays(plans):
+    return np.array(plans["sends"], dtype=int), np.array(plans["receives"], dtype=int)
 
 
 def in_plans(predicate):

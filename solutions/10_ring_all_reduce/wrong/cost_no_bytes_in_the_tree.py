@@ -1,0 +1,15 @@
+# 10.4: beta is missing: the tree's messages have bytes
+import math
+
+
+def ring_seconds(size, nbytes, alpha, beta):
+    return 2 * (size - 1) * (alpha + beta * nbytes / size)
+
+
+def tree_seconds(size, nbytes, alpha, beta):
+    return 2 * math.ceil(math.log2(size)) * alpha
+
+
+def crossover(size, alpha, beta):
+    steps = math.ceil(math.log2(size))
+    return alpha * (size - 1 - steps) / (beta * (steps - (size - 1) / size))
