@@ -33,7 +33,7 @@ def cases(rng):
         drawn.append(large | {"logits": large["logits"] + level})
     return [*({"what": "balance_loss"} | one for one in drawn),
             *({"what": "z_loss", "logits": one["logits"]} for one in
-              [*drawn, apart(draw(rng, 6, 4, 0.0)), sunk(draw(rng, 6, 4, 0.0))])]
+              [*drawn, apart(draw(rng, 6, 4, 0.0)), sunk(draw(rng, 6, 4, 0.0)), risen(draw(rng, 6, 4, 0.0))])]
 
 
 def apart(case):
@@ -44,6 +44,11 @@ def apart(case):
 def sunk(case):
     """The first expert's logits far below the others'."""
     return case | {"logits": case["logits"] - 1.5 * LARGE * (np.arange(size(case)) == 0)}
+
+
+def risen(case):
+    """The last expert's logits far above the others': the mean of a token's logits is too small to be subtracted."""
+    return case | {"logits": case["logits"] + 1.5 * LARGE * (np.arange(size(case)) == size(case) - 1)}
 
 
 def shares(case):
