@@ -134,7 +134,8 @@ def plain(value):
 
 def Writer(learner, inputs, run):
     threading.excepthook = say_it
-    return {"beside": beside, "one": one_at_a_time, "fails": fails, "two": two_writers}[inputs["what"]](learner, inputs)
+    return {"beside": beside, "one": one_at_a_time, "fails": fails, "two": two_writers,
+            "late": late}[inputs["what"]](learner, inputs)
 
 
 def say_it(died):
@@ -248,6 +249,26 @@ def fails(learner, inputs):
     return {"calls": calls_of(write.events), "written": [step for step, _ in write.written]}
 
 
+def late(learner, inputs):
+    """A write fails while wait, or the next save, waits for it; then wait once more."""
+    calls = []
+    for what, step in (("wait", None), ("save 2", 2)):
+        write, state = Slow({1: OSError}), plain(inputs["state"])
+        writer = learner(write)
+        saved(write, writer, 1, state, GRACE)
+        write.seen("write 1 begins", limit=GRACE)
+
+        def release(write=write, what=what):
+            write.until(lambda: write.over(what), PAUSES[-1])
+            write.let_go()
+        releasing = Aside(release)
+        write.say(what, *((writer.save, step, state) if step else (writer.wait,)))
+        releasing.join()
+        write.say("wait", writer.wait)
+        calls.append(calls_of(write.events))
+    return {"calls": calls}
+
+
 def two_writers(learner, inputs):
     """Two of them: one whose first write goes on, and then fails, while the other one saves."""
     held, other = Slow({1: OSError}), Slow(free=None)
@@ -262,7 +283,7 @@ def two_writers(learner, inputs):
     def guard():        # one that waits for the held one's write would wait for ever
         if not other.until(lambda: other.over("wait"), STUCK):
             held.let_go()
-    call(held, 1)
+    saved(held, writers[held], 1, plain(inputs["state"]), STUCK)
     guarding = Aside(guard)
     call(other, 1)
     call(other)
