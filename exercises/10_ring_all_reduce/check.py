@@ -53,7 +53,8 @@ class Table(Check):
              "own chunk a second time",
              made(lambda r, s, n: (r - s) % n, lambda r, s, n: (r - s - 1) % n, lambda n: 2 * n)),
         when(lambda case, got: "the plan of rank {1} has a length of {2}, and on {0} ranks it takes 2(N-1) = {3} "
-                               "steps: N-1 till every chunk is complete, N-1 till all have it".format(*odd_one(case, got)),
+                               "steps: N-1 until each chunk is complete, N-1 until all have it"
+             .format(*odd_one(case, got)),
              lambda case, got: odd_one(case, got) is not None),
         when("a rank sends and receives the same chunk in one step: what it adds to has just left",
              in_plans(lambda sends, receives, n: n > 1 and np.array_equal(sends, receives))),

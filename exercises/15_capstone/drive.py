@@ -21,7 +21,7 @@ def pieces(learner, inputs, run):
 
     @functools.wraps(run.earlier["average_gradients"])
     def average_gradients(*arguments, **named):
-        averaged.append(True)
+        averaged.append(len(named["grads"] if "grads" in named else arguments[1]))
         return run.earlier["average_gradients"](*arguments, **named)
     found = learner(**run.earlier | {"average_gradients": average_gradients})
     if not isinstance(found, dict) or set(found) != set(mine.PLACES):
@@ -31,7 +31,7 @@ def pieces(learner, inputs, run):
         raise TypeError("gradient_sync is average_gradients as it is, which doesn't take (comm, grads, count, total), "
                         "nor the library's shares: it needs a function of yours around it")
     if "calls" in inputs:
-        return one_by_one(run.comm, found, inputs) | {"averaged": len(averaged)}
+        return one_by_one(run.comm, found, inputs) | {"averaged": sum(averaged)}
     return {name: train(run.comm, found if name == "all" else {name: found[name]}, inputs, epochs)
             for name, epochs in inputs["epochs"].items()}
 

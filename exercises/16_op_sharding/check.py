@@ -162,7 +162,7 @@ OF_THE_CLASS = ("a layer is changed when a second one is made: what __init__ kee
 def of_another(model, *names):
     """Hypothesis: what has these names is that of the second layer, which drive.py makes."""
     def outputs(case):
-        if not steps(case):
+        if "xs" not in case[0]:
             return None
         second = {"whole": {name: 1 - x for name, x in case[0]["whole"].items()}, "heads": len(case)}
         return model([rank | {name: second[name] for name in names or ("whole",)} for rank in case])
@@ -248,7 +248,7 @@ def nan(got):
 def unnamed(case, got):
     """What the first ValueError says that doesn't name both numbers; None where all do."""
     return next((rank["said"] for rank in got for number in (case[0]["heads"], len(case))
-                 if not steps(case) and str(number) not in rank["said"]), None)
+                 if "xs" not in case[0] and str(number) not in rank["said"]), None)
 
 
 class Attention(Check):
@@ -279,7 +279,7 @@ class Attention(Check):
              lambda case, got: only_behind(got, worlds.attention_truth(case), ("qkv", "qkv_bias"))),
         when(lambda case: f"{case[0]['heads']} heads on {len(case)} ranks: no ValueError. Ranks with unequal numbers "
                           "of heads would wait for the slowest, and parts of heads aren't heads",
-             lambda case, got: not steps(case) and not all(rank["refused"] for rank in got)),
+             lambda case, got: "xs" not in case[0] and not all(rank["refused"] for rank in got)),
     ]
     demands = [
         demand(lambda case, got: f"the ValueError says {unnamed(case, got)!r:.70}: name both numbers, "
@@ -290,15 +290,15 @@ class Attention(Check):
     def cases(self, rng, ranks):
         def array(*shape):
             return rng.standard_normal(shape)
-        found = []
+        found = []      # times: None where the layer can't be made; () where only its params are looked at
         for dim, heads, size, times, level in ((5, 6, 6, (4, 4, 3), 0), (7, 12, 6, (5,), 600),
-                                               (3, ranks + 1, 2, (), 0)):
+                                               (3, ranks + 1, 2, None, 0), (4, 6, 5, (), 0)):
             inner = heads * size
             bias = array(3 * inner)
             bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
             whole = {"qkv": 1.5 * array(dim, 3 * inner) / dim ** 0.5, "qkv_bias": bias,
                      "out": array(inner, dim) / inner ** 0.5, "out_bias": 1 + array(dim)}
-            passes = {"xs": [array(n, dim) for n in times], "dys": [array(n, dim) for n in times]} if times else {}
+            passes = {} if times is None else {name: [array(n, dim) for n in times] for name in ("xs", "dys")}
             found.append([{"whole": whole, "heads": heads, **passes}] * ranks)
         return found
 
