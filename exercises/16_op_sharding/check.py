@@ -176,6 +176,10 @@ def sized(case, got):
     return steps(case) and all(np.shape(rank["params"].get("A")) == case[0]["whole"]["A"].shape for rank in got)
 
 
+def part_of_b(case, got):
+    return steps(case) and not all(same(rank["params"]["b"], case[0]["whole"]["b"], 1e-9) for rank in got)
+
+
 class Mlp(Check):
     exercise = "16.2"
     signatures = [
@@ -195,9 +199,11 @@ class Mlp(Check):
         gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
         gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
               between(worlds.mlp, {"slope": lambda h: 1 - np.tanh(h) ** 2})),
-        gives("the gradients by a and b are means over the rows; they are sums", worlds.means_of_rows),
+        gives("the gradients by a and b are means over the rows; they are sums",
+              worlds.means_of_rows(worlds.mlp, "a", "b")),
         gives("the gradients of several backwards are added up: each gives those of its own pass", worlds.added_up),
         when("y of one forward is gone after the next: each gives an array of its own", overwritten),
+        when("params['b'] isn't all of b on every rank, and each is to add it after g", part_of_b),
         when("y isn't the same on all ranks: what comes after g is to be done on every one", unlike),
         when("y is right, and the gradients by B and b; wrong is what lies behind: dy times Bᵀ, times the slope, which "
              "is 1 - tanh² with the tanh that forward has kept",
@@ -270,6 +276,8 @@ class Attention(Check):
         *[gives(OF_THE_CLASS, of_another(worlds.attention, *names))
           for names in (("whole", "heads"), ("whole",), ("heads",))],
         *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],
+        gives("the gradients by the biases are means over the rows; they are sums",
+              worlds.means_of_rows(worlds.attention, "qkv_bias", "out_bias")),
         when("wrong only where scores are in the thousands, some of them far below 0: what may not be seen must lie "
              "below all of them, -np.inf", lambda case, got: far(case) > 100),
         when("y of one forward is gone after the next: each gives an array of its own", overwritten),
@@ -351,6 +359,12 @@ class CrossEntropy(Check):
                 "class classes·r//N, which is neither r times its own width nor r times classes//N",
                 lambda case, width=width: loss(pick=losses.by_width(case, width))(case))
           for width in (lambda case, own: own, lambda case, own: case[0]["classes"] // len(case))),
+        gives("labels are looked for as if each rank had classes//N columns: where N doesn't divide the classes some "
+              "are nobody's, or another rank's", lambda case: loss(pick=losses.by_quotient(case))(case)),
+        gives("the loss is the mean over the rows whose label is this rank's: it is over all rows, on every rank",
+              loss(mean=losses.own_rows)),
+        gives("the gradient is divided by the number of rows whose label is this rank's: the mean is over all rows",
+              loss(grad_rows=losses.own_rows)),
         gives("the maximum was subtracted within the logarithm's sum and isn't added again", loss(unshifted=True)),
         gives("the label's logit is shifted by the maximum, and the logarithm isn't: it is too large by the maximum",
               loss(back=True)),

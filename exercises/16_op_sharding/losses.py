@@ -50,6 +50,14 @@ def local(labels, first, own):
     return rows, labels[rows] - first
 
 
+def all_rows(labels, first, own):
+    return np.arange(len(labels))
+
+
+def own_rows(labels, first, own):
+    return local(labels, first, own)[0]
+
+
 def above(labels, first, own):
     """Without the first class of each rank."""
     rows = np.flatnonzero((labels > first) & (labels < first + own))
@@ -78,6 +86,13 @@ def by_width(case, width):
     return lambda labels, first, own: local(labels, starts.index(first) * width(case, own), own)
 
 
+def by_quotient(case):
+    """… and as if each rank had classes//N of them: the last ones are nobody's."""
+    starts, width = [share(case[0]["classes"], rank, len(case)).start for rank in range(len(case))], \
+        case[0]["classes"] // len(case)
+    return lambda labels, first, own: local(labels, starts.index(first) * width, width)
+
+
 def without_first(labels, first, own):
     """Labels taken for numbers of this rank's columns."""
     rows = np.flatnonzero(labels < own)
@@ -86,7 +101,7 @@ def without_first(labels, first, own):
 
 @np.errstate(all="ignore")
 def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_hot=None, unshifted=False, back=False,
-             rows=True, added=same):
+             rows=True, added=same, mean=all_rows, grad_rows=all_rows):
     """What the ranks get with another function in a place.
 
     maximum, sums, picks  of all ranks' numbers per row; pick, one_hot: (rows, places) of labels, for loss and gradient
@@ -94,6 +109,7 @@ def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_ho
                           logarithm is not
     added                 of the maxima that were subtracted: what is added to the logarithm
     rows                  whether loss and gradient are divided by their number
+    mean, grad_rows       the rows over which the loss is averaged, and by whose number the gradient is divided
     """
     parts, labels = [rank["logits"] for rank in case], case[0]["labels"]
     ranges = [share(case[0]["classes"], rank, len(case)) for rank in range(len(case))]
@@ -107,10 +123,10 @@ def mistaken(case, maximum=greatest, sums=total, picks=total, pick=local, one_ho
         found.append(picked)
     losses, grads, tops = [], [], added(tops)
     for picked, sum_, top, e, mine in zip(picks(found), totals, tops, exps, ranges, strict=True):
-        of_rows = np.log(sum_) + (not unshifted) * top - picked + back * top
-        losses.append(float(np.sum(of_rows)) / (len(labels) if rows else 1))
+        of_rows = (np.log(sum_) + (not unshifted) * top - picked + back * top)[mean(labels, mine.start, e.shape[1])]
+        losses.append(float(np.sum(of_rows)) / (np.float64(len(of_rows)) if rows else 1))
         grad = e / sum_[:, None]
         at, places = (one_hot or pick)(labels, mine.start, e.shape[1])
         np.subtract.at(grad, (at, places), 1)
-        grads.append(grad / (len(labels) if rows else 1))
+        grads.append(grad / (np.float64(len(grad_rows(labels, mine.start, e.shape[1]))) if rows else 1))
     return outputs(case, losses, grads)

@@ -59,6 +59,7 @@ FORWARD = [     # told by y, whatever backward makes of it
     *((text, {"scale": scale}) for text, scale in SCALES), *((text, {"mask": mask}) for text, mask in MASKS),
     ("the softmax goes along the wrong axis: the weights of what one position sees add up to 1, the last axis",
      {"axis": 1}),
+    ("qkv_bias isn't added to x times qkv", {"biased": False}),
     ("keys and queries are exchanged: position t asks with its query, q[t] · k[u]", {"turned": True}),
     ("the heads' outputs, [heads, time, size], were reshaped without a transpose: that mixes positions with heads",
      {"joined": False}),

@@ -50,13 +50,15 @@ def mlp_whole(case):
     return {"ys": ys, "dxs": dxs, "grads": grads}
 
 
-def means_of_rows(case):
-    """The biases' gradients divided by the rows."""
-    found = mlp(case)
-    for rank in found if "xs" in case[0] else []:
-        for x, grads in zip(case[0]["xs"], rank["grads"], strict=True):
-            grads.update({name: grads[name] / len(x) for name in "ab"})
-    return found
+def means_of_rows(model, *biases):
+    """Hypothesis: the biases' gradients divided by the rows."""
+    def outputs(case):
+        found = model(case)
+        for rank in found if "xs" in case[0] else []:
+            for x, grads in zip(case[0]["xs"], rank["grads"], strict=True):
+                grads.update({name: grads[name] / len(x) for name in biases})
+        return found
+    return outputs
 
 
 def added_up(case):
@@ -228,9 +230,10 @@ def attend_backward(q, k, v, weights, do):
 
 
 def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask="causal", f_back=total, g=total,
-              g_back=same, bias_first=False, bias_grad=1.0, last=False, joined=True, **softmax):
+              g_back=same, bias_first=False, bias_grad=1.0, last=False, joined=True, biased=True, **softmax):
     """What the ranks get with a mistake in it. scale(case, features of a head on a rank); last: backward goes through
-    what the last forward has kept; joined: whether heads are transposed before; softmax: as in attend."""
+    what the last forward has kept; joined: whether heads are transposed before; biased: whether qkv_bias is added;
+    softmax: as in attend."""
     if "xs" not in case[0]:
         return [{"refused": True}] * len(case)
     ranks, heads, inner = len(case), case[0]["heads"], len(case[0]["whole"]["out"])
@@ -242,7 +245,7 @@ def attention(case, places=by_heads, scale=lambda case, size: size ** -0.5, mask
         """(what each rank keeps, its part of y)."""
         kept, partial = [], []
         for p, (_, _, count) in zip(params, where, strict=True):
-            q, k, v = (x @ p["qkv"] + p["qkv_bias"]).reshape(len(x), 3, count, -1).transpose(1, 2, 0, 3)
+            q, k, v = (x @ p["qkv"] + biased * p["qkv_bias"]).reshape(len(x), 3, count, -1).transpose(1, 2, 0, 3)
             o, weights = attend(q, k, v, scale(case, q.shape[-1]), mask, **softmax)
             o = (o.transpose(1, 0, 2) if joined else o).reshape(len(x), -1)
             kept.append((x, q, k, v, weights, o))
