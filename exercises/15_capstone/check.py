@@ -29,8 +29,12 @@ class Pieces(Check):
         demand("your gradient_sync adds up the library's shares by itself, which is right; but the average_gradients "
                "that came in is never called, and `--mine` would name it as the one that runs: the averaging is to be "
                "its work", of_the_seams(lambda got: all(rank["averaged"] for rank in got))),
+        demand("your gradient_sync adds up the library's shares by itself, which is right; but not all of them go "
+               "through average_gradients: the averaging is to be its work",
+               lambda case, got: "calls" not in case[0] or seams.averaged(case, got) >= 1),
         demand("right, but average_gradients is called more than once with the same arrays: what is the mean already "
-               "stays the mean, and all messages are sent again", seams.averaged_once),
+               "stays the mean, and all messages are sent again",
+               lambda case, got: "calls" not in case[0] or seams.averaged(case, got) <= 1),
         demand(what_is_wrong, lambda case, got: "calls" in case[0] or what_is_wrong(case, got) is None),
     ]
 

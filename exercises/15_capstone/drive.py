@@ -21,7 +21,7 @@ def pieces(learner, inputs, run):
 
     @functools.wraps(run.earlier["average_gradients"])
     def average_gradients(*arguments, **named):
-        averaged.append(len(named["grads"] if "grads" in named else arguments[1]))
+        averaged.extend(map(np.size, named["grads"] if "grads" in named else arguments[1]))
         return run.earlier["average_gradients"](*arguments, **named)
     found = learner(**run.earlier | {"average_gradients": average_gradients})
     if not isinstance(found, dict) or set(found) != set(mine.PLACES):

@@ -92,6 +92,8 @@ SYNC = [
      lambda counts, first, i: counts.sum() / np.maximum(counts, 1).sum()),
     ("the factor is the first call's for ever: each batch has a count and a total of its own",
      lambda counts, first, i: means(first) * weights(counts)),
+    ("the count is the first call's for ever: each batch has a count and a total of its own",
+     lambda counts, first, i: counts.sum() / first.sum()),
     ("they are sums over the samples of all ranks: nobody divided by their number",
      lambda counts, first, i: counts.sum()),
     ("average_gradients gets sums over the rank's samples and wants their means: multiplied by total, they are still "
@@ -117,9 +119,9 @@ SYNC = [
 ]
 
 
-def averaged_once(case, got):
-    """Whether no more arrays went through average_gradients than there are."""
-    return "calls" not in case[0] or all(rank["averaged"] <= len(SHAPES) * len(case[0]["calls"]) for rank in got)
+def averaged(case, got):
+    """How often each number of grads went through average_gradients, on the average."""
+    return got[0]["averaged"] / sum(grad.size for call in case[0]["calls"] for grad in call["grads"])
 
 
 # ---------------------------------------------------------------- collective
