@@ -73,9 +73,13 @@ def ExpertParallel(learner, inputs, run):
 
 
 def travel(learner, inputs, run):
-    rows = inputs["rows"].copy()
-    result = getattr(run.module, inputs["what"])(run.comm, rows)
-    return {"result": result, "changed": [] if np.array_equal(rows, inputs["rows"]) else ["rows"]}
+    """Call twice, with other rows, and look at what the first call returned after the second."""
+    rows, way = inputs["rows"].copy(), getattr(run.module, inputs["what"])
+    returned = way(run.comm, rows)
+    result = np.array(returned)
+    way(run.comm, rows / 2)
+    return {"result": result, "changed": [] if np.array_equal(rows, inputs["rows"]) else ["rows"],
+            "overwritten": not np.array_equal(result, returned)}
 
 
 def pieces(run):

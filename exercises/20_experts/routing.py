@@ -39,7 +39,8 @@ def cases(rng):
     # A token's choice needn't be of the greatest logits.
     noisy = draw(rng, 7, 5, 2)["logits"], np.argsort(rng.random((7, 5)), axis=1)[:, :2]
     found.append(dict(zip(("what", "logits", "expert"), ("probabilities", *noisy), strict=True)))
-    for (tokens, experts, k, capacity) in ((9, 4, 2, 3), (8, 3, 1, 2), (6, 5, 3, 4), (7, 3, 2, 7), (0, 3, 2, 2)):
+    for (tokens, experts, k, capacity) in ((9, 4, 2, 3), (8, 3, 1, 2), (6, 5, 3, 4), (7, 3, 2, 7), (0, 3, 2, 2),
+                                           (4, 2, 1, 9)):
         expert = choices(**draw(rng, tokens, experts, k, slope=0.6))
         found.append({"what": "rows_of", "expert": expert, "slot": queue(expert, experts), "experts": experts,
                       "capacity": capacity})

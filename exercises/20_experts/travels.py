@@ -346,4 +346,7 @@ DEMANDS = [
     demand(lambda case, got: f"right, but {', '.join(next(r['changed'] for r in got if r['changed']))} changed under "
                              "the caller's hands: what is given stays as it is. Work on copies",
            lambda case, got: not any(rank.get("changed") for rank in got)),
+    demand(lambda case, got: f"right, but the next {case[0]['what']} overwrites what this one returned: each call "
+                             "gives an array of its own",
+           lambda case, got: not any(rank.get("overwritten") for rank in got)),
 ]
