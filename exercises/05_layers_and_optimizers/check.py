@@ -7,6 +7,19 @@ import numpy as np
 from exercises.frame import Check, demand, gives, when
 
 from . import optimizers
+from .entropies import (
+    broken_rows,
+    count,
+    entropy,
+    logs,
+    mean_not_sum,
+    number,
+    one_hot,
+    probabilities,
+    right_gradient,
+    scaled,
+    shifted_by,
+)
 from .optimizers import adam, draw, sgd, weighted
 from .reading import draw_curves, network, right_answers
 
@@ -97,66 +110,6 @@ class LinearLayer(Check):
 
 # ---------------------------------------------------------------- 05.2
 
-
-def one_hot(case):
-    return (case["labels"][:, None] == np.arange(case["logits"].shape[1])).astype(float)
-
-
-def probabilities(case, axis=1):
-    return np.exp(case["logits"] - np.logaddexp.reduce(case["logits"], axis=axis, keepdims=True))
-
-
-def entropy(case):
-    """The right outputs, a row at a time, by logaddexp."""
-    rows = zip(case["logits"], case["labels"], strict=True)
-    return {"loss": math.fsum(np.logaddexp.reduce(row) - row[label] for row, label in rows),
-            "gradient": probabilities(case) - one_hot(case)}
-
-
-def scaled(case, factor):
-    return {name: value * factor for name, value in entropy(case).items()}
-
-
-def count(case):
-    return max(len(case["labels"]), 1)
-
-
-def mean_not_sum(case):
-    return (f"the mean over the {count(case)} rows instead of the sum: who calls it divides by the number of samples "
-            "of the global batch, so the mean would be taken twice")
-
-
-def shifted_by(case, shift):
-    """What comes of logits − shift without care for overflow, by the usual formulas."""
-    with np.errstate(all="ignore"):
-        moved = case["logits"] - shift
-        exps = np.exp(moved)
-        sums = exps.sum(axis=1, keepdims=True)
-        right = moved[np.arange(len(moved)), case["labels"]]
-        return {"loss": (np.log(sums[:, 0]) - right).sum(), "gradient": exps / sums - one_hot(case)}
-
-
-def broken_rows(shift):
-    """A predicate: the gradient is nan in just those rows that overflow or vanish after logits − shift(logits)."""
-    def predicate(case, got):
-        if not len(case["labels"]) or np.shape(got["gradient"]) != case["logits"].shape:
-            return False
-        with np.errstate(all="ignore"):
-            sums = np.exp(case["logits"] - shift(case["logits"])).sum(axis=1)
-        broken = ~np.isfinite(sums) | (sums == 0)
-        return broken.any() and np.array_equal(np.isnan(got["gradient"]).any(axis=1), broken)
-    return predicate
-
-
-def right_gradient(case, got):
-    return np.allclose(got["gradient"], entropy(case)["gradient"])
-
-
-def number(value):
-    """A loss as a float; nan for what is none."""
-    return float(value) if np.ndim(value) == 0 and not isinstance(value, (str, type(None))) else math.nan
-
-
 class CrossEntropy(Check):
     exercise = "05.2"
     signatures = [
@@ -190,9 +143,10 @@ class CrossEntropy(Check):
         gives("1 is subtracted in the wrong places: a[labels] means whole rows, and labels are columns",
               lambda case: {"gradient": probabilities(case) - np.isin(np.arange(len(case["labels"])), case["labels"]
                                                                       )[:, None]}),
-        gives("the softmax runs over the wrong axis: the classes of one row add up to 1, not the rows of one class",
-              lambda case: {"loss": -np.log(probabilities(case, 0) + 1e-300)[one_hot(case) == 1].sum(),
-                            "gradient": probabilities(case, 0) - one_hot(case)}),
+        *(gives("the softmax runs over the wrong axis: the classes of one row add up to 1, not the rows of one class",
+                lambda case, least=least: {"loss": -np.logaddexp(logs(case, 0), least)[one_hot(case) == 1].sum(),
+                                           "gradient": probabilities(case, 0) - one_hot(case)})
+          for least in (math.log(1e-300), -math.inf)),
     ]
     demands = [demand("float64 comes back for float32 logits: everything after it computes in float64 too, at half the "
                       "speed and twice the memory. np.eye, np.zeros and np.ones make float64 unless told otherwise",

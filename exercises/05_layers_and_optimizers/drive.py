@@ -29,7 +29,13 @@ def Linear(learner, inputs, run):
 
 def softmax_cross_entropy(learner, inputs, run):
     """In float64, and once more in float32 for the dtypes."""
-    loss, gradient = learner(inputs["logits"], inputs["labels"])
+    try:
+        loss, gradient = learner(inputs["logits"], inputs["labels"])
+    except ValueError as error:
+        if "zero-size array to reduction" not in str(error):
+            raise
+        raise ValueError(f"{error}. There are no rows here, so that is a maximum over rows: each row needs the largest "
+                         "of its own logits, along axis 1").with_traceback(error.__traceback__) from None
     single = learner(inputs["logits"].astype(np.float32), inputs["labels"].copy())
     return {"loss": loss, "gradient": gradient, **inputs,
             "dtypes": [str(getattr(value, "dtype", type(value).__name__)) for value in single]}
