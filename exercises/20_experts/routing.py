@@ -14,6 +14,8 @@ def softmax(x, axis=-1):
 def draw(rng, tokens, experts, k, level=0.0, slope=0.0, ties=False):
     """Logits and what goes with them. slope: by how much the last expert is preferred; ties: integers only."""
     logits = rng.integers(-2, 3, (tokens, experts)).astype(float) if ties else rng.normal(0, 1.5, (tokens, experts))
+    if ties:
+        logits[0] = 0       # that there are equal ones among the greatest is left to no draw
     logits += level + slope * np.arange(experts)
     return {"logits": logits, "k": k}
 
@@ -21,7 +23,7 @@ def draw(rng, tokens, experts, k, level=0.0, slope=0.0, ties=False):
 SIZES = [                   # tokens, experts, k, and how the logits are
     (9, 4, 2, {}), (7, 5, 1, {"level": -6.0}), (12, 3, 2, {"ties": True}), (8, 5, 3, {"level": -9.0, "slope": 1.0}),
     (5, 3, 3, {"ties": True}), (12, 4, 1, {"ties": True}),
-    (6, 40, 2, {"ties": True}), (6, 4, 2, {"level": 900.0}), (6, 4, 1, {"level": -900.0}), (0, 4, 2, {}),
+    (20, 40, 2, {"ties": True}), (6, 4, 2, {"level": 900.0}), (6, 4, 1, {"level": -900.0}), (0, 4, 2, {}),
     (8, 5, 2, {"ties": True, "slope": 1e-12}),
     (6, 4, 2, {"level": -1e10})]      # below whatever finite number one may think of
 CAPACITIES = [(10, 4, 2, 1.25), (7, 3, 1, 1.0), (12, 4, 2, 1.5), (5, 2, 2, 2.0), (6, 4, 1, 0.5), (9, 8, 2, 0.75),
@@ -40,7 +42,7 @@ def cases(rng):
     noisy = draw(rng, 7, 5, 2)["logits"], np.argsort(rng.random((7, 5)), axis=1)[:, :2]
     found.append(dict(zip(("what", "logits", "expert"), ("probabilities", *noisy), strict=True)))
     for (tokens, experts, k, capacity) in ((9, 4, 2, 3), (8, 3, 1, 2), (6, 5, 3, 4), (7, 3, 2, 7), (0, 3, 2, 2),
-                                           (4, 2, 1, 9)):
+                                           (5, 2, 1, 9)):
         expert = choices(**draw(rng, tokens, experts, k, slope=0.6))
         found.append({"what": "rows_of", "expert": expert, "slot": queue(expert, experts), "experts": experts,
                       "capacity": capacity})
