@@ -11,6 +11,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist.autodiff import reverse
+from minitorch_dist.autodiff.ops.shape import Bundle
 
 
 def leaf(*shape, dtype=np.float64):
@@ -324,3 +325,19 @@ def test_a_number_is_formatted_as_one():
     assert f"{loss:.3f}" == "2.500" and f"{loss}" == repr(loss)
     with pytest.raises(ValueError, match="size 1"):
         f"{leaf(3):.3f}"    # noqa: B018
+
+
+@pytest.mark.parametrize("backward", [lambda y: y.backward(), lambda y: y.backward(create_graph=True)], ids=["", "again"])
+def test_each_of_many_outputs_costs_a_step_and_no_more(backward, monkeypatch):
+    """Their cotangents are put together one by one, not all anew for each; in any order, some used twice, some never."""
+    added, add = [], Bundle.__add__
+    monkeypatch.setattr(Bundle, "__add__", lambda self, other: (added.append(len(other.arrived)), add(self, other))[1])
+    x, weights = mt.tensor(np.ones((100, 3)), requires_grad=True), np.random.default_rng(0).standard_normal((100, 3))
+    parts = mt.split(x, 100, 0)
+    used = [*range(99, 20, -1), 40, *range(10)]
+    backward(sum((parts[i] * parts[i] * weights[i]).sum() for i in used))
+    wanted = np.zeros((100, 3))
+    for i in used:
+        wanted[i] += 2 * weights[i]
+    np.testing.assert_allclose(x.grad.numpy(), wanted, rtol=1e-15)
+    assert sum(added) <= 2 * len(used)

@@ -30,20 +30,29 @@ class Bundle:
     shape = dtype = None        # it fits a node that has no single shape
 
     def __init__(self, parts):
-        self.parts = parts
+        self.count, self.arrived = len(parts), {i: part for i, part in enumerate(parts) if part is not None}
 
     @classmethod
     def one(cls, ct, k, n):
         """A Bundle of n parts of which only part k is there."""
-        return cls(tuple(ct if i == k else None for i in range(n)))
+        bundle = cls.__new__(cls)
+        bundle.count, bundle.arrived = n, {k: ct}
+        return bundle
+
+    @property
+    def parts(self):
+        """All of them, as a tuple."""
+        return tuple(map(self.arrived.get, range(self.count)))
 
     def __add__(self, other):
-        return Bundle(tuple(b if a is None else a if b is None else a + b
-                            for a, b in zip(self.parts, other.parts, strict=True)))
+        """In place: of thousands of outputs each adds one part."""
+        for i, part in other.arrived.items():
+            self.arrived[i] = self.arrived[i] + part if i in self.arrived else part
+        return self
 
     def filled(self, shape, sizes, axis):
         """The parts with zeros in place of the missing ones; part i has sizes[i] along `axis` of `shape`."""
-        example = lower(next(p for p in self.parts if p is not None))
+        example = lower(next(iter(self.arrived.values())))
         return [p if p is not None else zeros_like(example, shape[:axis] + (size,) + shape[axis + 1:])
                 for p, size in zip(self.parts, sizes, strict=True)]
 
