@@ -8,6 +8,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
+from minitorch_dist.autodiff.ops import convolution
 
 random = np.random.default_rng
 
@@ -71,6 +72,27 @@ def test_convolution_and_its_gradients(kind, shape, kernel, options):
         assert math.isclose((layer.weight.grad.numpy() * dw).sum(), (ct * naive(x, dw, None)).sum(), abs_tol=1e-10)
     if b is not None:
         np.testing.assert_allclose(layer.bias.grad.numpy(), ct.sum(axis=(0, *range(2, ct.ndim))), atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "groups": 2}, {"dilation": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_how_many_samples_are_at_work_at_a_time_changes_no_bit(dtype, options, monkeypatch):
+    mt.manual_seed(3)
+    layer = nn.Conv2d(4, 8, 3, dtype=dtype, **options)
+    x = random(0).standard_normal((7, 4, 9, 8)).astype(dtype)
+
+    def passes():
+        layer.zero_grad()
+        tracked = mt.tensor(x, requires_grad=True)
+        y = layer(tracked)
+        (y * y).sum().backward()
+        return [array.numpy().copy() for array in (y.detach(), tracked.grad, layer.weight.grad, layer.bias.grad)]
+    at_once = passes()
+    made = (4 * 3 * 3 + 8) * math.prod(at_once[0].shape[2:])
+    for samples in (1, 2.5, 6):
+        monkeypatch.setattr(convolution, "AT_A_TIME", samples * made * at_once[0].itemsize)
+        for one, other in zip(at_once, passes(), strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
 
 
 def test_initial_values_and_what_is_printed():

@@ -5,13 +5,13 @@ import itertools
 import math
 
 from ... import backend
-from ...backend import whole, zeros_like
+from ...backend import on_host, whole, xp, zeros_like
 from ..primitive import Primitive, bind
 from .arrange import pad
 from .einsum import einsum
 from .indexing import getitem
 from .shape import reshape
-from .windows import add_windows, fold, per_axis, view, windows
+from .windows import add_windows, fold, per_axis, view, window_counts, windows
 
 COUNTS, KERNEL = "xyz", "uvw"       # letters for einsum
 
@@ -20,7 +20,12 @@ COUNTS, KERNEL = "xyz", "uvw"       # letters for einsum
 # sample: (out, channels·kernel) @ (channels·kernel, count). That gives the output in its final layout. Measured on CPU
 # for 3×3 and 5×5 kernels, it is as fast as one large product with its transposed copy, and 1.3 to 2 times faster than
 # a sum of kernel-many products of shifted inputs; columns as rows take 3 times as long. Backward makes the columns
-# again: kept, they would hold as many times the input's memory as the kernel has elements.
+# again: kept, they would hold as many times the input's memory as the kernel has elements. On the host they are made
+# for some samples at a time, so that the product finds them in a cache (measured: up to 1.8 times as fast).
+
+AT_A_TIME = 2 ** 23     # bytes of columns and of what is made of them
+SHORT = 32              # elements of a row; longer ones NumPy copies as fast as memory lets it
+
 
 def _definition(x, weight, bias, stride, padding, dilation, groups):
     n, (out, inside, *kernel) = len(stride), weight.shape
@@ -51,19 +56,52 @@ def inside(padding, extents):
     return (..., *(slice(p, p + e) for p, e in zip(padding, extents, strict=True)))
 
 
-def _columns(x, kernel, stride, padding, dilation, groups):
-    """(n, groups, channels/groups · kernel, count), a copy unless the kernel has one element."""
+def _columns(x, kernel, stride, dilation, groups):
+    """(n, groups, channels/groups · kernel, count) of a padded x, a copy unless the kernel has one element.
+
+    NumPy copies piece by piece what lies side by side, and here that is a row of an image: many short ones. So at
+    stride 1 the host copies along one axis after the other, the last first: in the later copies, which are the large
+    ones, all rows that a place of the kernel sees are one piece (measured: 1.2 to 1.9 times as fast).
+    """
     n = len(kernel)
-    parts = view(padded(x, padding), kernel, stride, dilation)
-    counts = parts.shape[2:2 + n]
-    parts = parts.transpose(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
-    return parts.reshape(x.shape[0], groups, x.shape[1] // groups * math.prod(kernel), math.prod(counts)), counts
+    counts = window_counts(x.shape[2:], kernel, stride, dilation)
+    if n > 1 and max(stride) == 1 < min(kernel) and counts[-1] < SHORT and on_host(x):
+        for axis in range(n - 1, -1, -1):
+            d, count, behind = dilation[axis], counts[axis], (slice(None),) * (n - 1 - axis)
+            x = xp.stack([x[(..., slice(i * d, i * d + count), *behind)] for i in range(kernel[axis])], 2)
+    else:
+        x = view(x, kernel, stride, dilation).transpose(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups * math.prod(kernel), math.prod(counts))
+
+
+def _made(x, kernel, counts, out):
+    """Elements of the columns of a sample, and of what has their count: an output, or its cotangent. (A kernel of one
+    element needs no columns.)"""
+    return 0 if math.prod(kernel) == 1 else (x.shape[1] * math.prod(kernel) + out) * math.prod(counts)
+
+
+def _by_samples(formula, made, *arrays):
+    """formula(*arrays) of raw arrays whose first axis counts samples, on the host for some samples after the others;
+    `made` is how many elements it makes for each. The same bits."""
+    samples = len(arrays[0])
+    blocks = math.ceil(samples * made * arrays[0].itemsize / AT_A_TIME)
+    if blocks < 2 or not on_host(arrays[0]):
+        return formula(*arrays)
+    whole, step = None, math.ceil(samples / blocks)
+    for start in range(0, samples, step):
+        part = slice(start, start + step)
+        result = formula(*(a[part] for a in arrays))
+        if whole is None:
+            whole = xp.empty((samples, *result.shape[1:]), result.dtype)
+        whole[part] = result
+    return whole
 
 
 def _forward(x, weight, bias, stride, padding, dilation, groups):
-    out = weight.shape[0]
-    columns, counts = _columns(x, weight.shape[2:], stride, padding, dilation, groups)
-    y = backend.matmul(weight.reshape(groups, out // groups, -1), columns).reshape(x.shape[0], out, *counts)
+    x, out, kernel = padded(x, padding), weight.shape[0], weight.shape[2:]
+    counts, rows = window_counts(x.shape[2:], kernel, stride, dilation), weight.reshape(groups, out // groups, -1)
+    y = _by_samples(lambda x: backend.matmul(rows, _columns(x, kernel, stride, dilation, groups)),
+                    _made(x, kernel, counts, out), x).reshape(x.shape[0], out, *counts)
     if bias is None:
         return y
     bias = bias.reshape((out,) + (1,) * len(stride))
@@ -73,20 +111,21 @@ def _forward(x, weight, bias, stride, padding, dilation, groups):
     return y
 
 
-def _back(rows, ct, shape, kernel, counts, extents, stride, dilation):
+def _back(rows, ct, channels, kernel, counts, extents, stride, dilation):
     """The cotangent of a padded x of `extents`: what each place of the kernel gives, added to where
     it was read.
 
-    rows (groups, out/groups, in/groups · kernel), ct (n, groups, out/groups, count), shape that of x.
+    rows (groups, out/groups, in/groups · kernel), ct (n, groups, out/groups, count), channels those of x.
     At stride 1, rows of ct are laid out as far apart as those of x. What a place of the kernel gives then belongs to
     the elements of the flat x from one offset on: one long sum each, not one for every row (measured: twice as fast).
 
         ct  a b c . . d e f     counts (2, 3), x of extents (3, 5): two zeros between the rows
         x   · a b c . . d e f · · · · · ·      the second place of the kernel: from offset 1 on
     """
+    shape = ct.shape[0], channels
     if any(s > 1 for s in stride):
         n = len(kernel)
-        parts = backend.matmul(rows.swapaxes(1, 2), ct).reshape(*shape[:2], *kernel, *counts)
+        parts = backend.matmul(rows.swapaxes(1, 2), ct).reshape(*shape, *kernel, *counts)
         parts = parts.transpose(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
         return add_windows(parts, extents, kernel, stride, dilation)
     wide = zeros_like(ct, (*ct.shape[:3], counts[0], *extents[1:]))
@@ -94,12 +133,12 @@ def _back(rows, ct, shape, kernel, counts, extents, stride, dilation):
     steps = [math.prod(extents[i + 1:]) for i in range(len(extents))]
     used = sum((c - 1) * s for c, s in zip(counts, steps, strict=True)) + 1     # up to the last element of ct
     wide = wide.reshape(*ct.shape[:3], math.prod(wide.shape[3:]))[..., :used]
-    parts = backend.matmul(rows.swapaxes(1, 2), wide).reshape(*shape[:2], math.prod(kernel), used)
-    out = zeros_like(ct, (*shape[:2], math.prod(extents)))
+    parts = backend.matmul(rows.swapaxes(1, 2), wide).reshape(*shape, math.prod(kernel), used)
+    out = zeros_like(ct, (*shape, math.prod(extents)))
     for k, place in enumerate(itertools.product(*map(range, kernel))):
         first = sum(i * d * s for i, d, s in zip(place, dilation, steps, strict=True))
         out[..., first:first + used] += parts[:, :, k]
-    return out.reshape(*shape[:2], *extents)
+    return out.reshape(*shape, *extents)
 
 
 def _pullback(ct, wanted, x, weight, stride, padding, dilation, groups):
@@ -107,13 +146,16 @@ def _pullback(ct, wanted, x, weight, stride, padding, dilation, groups):
     counts = ct.shape[2:]
     flat = ct.reshape(ct.shape[0], groups, out // groups, math.prod(counts))     # -1 fails on empty batches
     gx = gw = None
+    made = _made(x, kernel, counts, out)
     if wanted[0]:
         rows = weight.reshape(groups, out // groups, -1)
         extents = tuple(e + 2 * p for e, p in zip(x.shape[2:], padding, strict=True))
-        gx = _back(rows, flat, x.shape, kernel, counts, extents, stride, dilation)[inside(padding, x.shape[2:])]
+        gx = _by_samples(lambda ct: _back(rows, ct, x.shape[1], kernel, counts, extents, stride, dilation), made, flat)
+        gx = gx[inside(padding, x.shape[2:])]
     if wanted[1]:
-        columns, _ = _columns(x, kernel, stride, padding, dilation, groups)
-        gw = backend.add_up(backend.matmul(flat, columns.swapaxes(2, 3)), 0).reshape(weight.shape)
+        def product(ct, x):
+            return backend.matmul(ct, _columns(x, kernel, stride, dilation, groups).swapaxes(2, 3))
+        gw = backend.add_up(_by_samples(product, made, flat, padded(x, padding)), 0).reshape(weight.shape)
     return gx, gw, backend.add_up(ct, (0, *range(2, 2 + n))) if wanted[2] else None
 
 

@@ -18,7 +18,8 @@ windowed = LinearOp("windows", lambda t, r: windows(t, *r[1:]), lambda c, r: fol
 folded = LinearOp("fold", lambda t, r: fold(t, *r), lambda c, r: windows(c, *r[1:]))
 
 
-def _counts(extents, kernel, stride, dilation):
+def window_counts(extents, kernel, stride, dilation):
+    """How many windows there are along each axis."""
     return tuple((e - d * (k - 1) - 1) // s + 1 for e, k, s, d in zip(extents, kernel, stride, dilation, strict=True))
 
 
@@ -27,7 +28,7 @@ def view(x, kernel, stride, dilation):
     n = len(kernel)
     steps = x.strides[x.ndim - n:]
     return module_of(x).lib.stride_tricks.as_strided(
-        x, x.shape[:x.ndim - n] + _counts(x.shape[x.ndim - n:], kernel, stride, dilation) + kernel,
+        x, x.shape[:x.ndim - n] + window_counts(x.shape[x.ndim - n:], kernel, stride, dilation) + kernel,
         x.strides[:x.ndim - n] + tuple(a * s for a, s in zip(steps, stride, strict=True))
         + tuple(a * d for a, d in zip(steps, dilation, strict=True)))
 
@@ -60,7 +61,7 @@ _fold = Primitive("fold", add_windows, params="extents kernel stride dilation",
 def windows(x, kernel, stride, dilation):
     """All windows over the last len(kernel) axes: (…, *extents) -> (…, *counts, *kernel). All arguments tuples."""
     extents = x.shape[len(x.shape) - len(kernel):]
-    if any(count < 1 for count in _counts(extents, kernel, stride, dilation)):
+    if any(count < 1 for count in window_counts(extents, kernel, stride, dilation)):
         raise ValueError(f"a kernel of {kernel} with dilation {dilation} doesn't fit into extents {extents}")
     return bind(_windows, (x,), (extents, kernel, stride, dilation))
 
