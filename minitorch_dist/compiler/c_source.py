@@ -195,7 +195,8 @@ class Writer(Walk):
     def _statement(self, node, operands):
         """`const float v3 = v1 + v2;`"""
         v, name = node.result, node.name
-        t = ctype(v)
+        # (A byte beside numbers of 32 bits would be packed and unpacked, which takes longer than all else.)
+        t = "int" if v.dtype == bool else ctype(v)
         if name in ("reshape", "broadcast_to"):
             return [f"const {t} {self.names[v]} = {operands[0]};"]
         if name == "astype":
