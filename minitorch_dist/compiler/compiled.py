@@ -420,15 +420,16 @@ def own(arrays, others, fresh):
     seen, owned = {id(storage(array)) for array in others if array is not None}, []
     for array in arrays:
         array = array if is_array(array) else np.asarray(array)
-        if id(storage(array)) in seen or storage(array).nbytes != array.nbytes or not array.flags.c_contiguous:
-            array = array.copy()
-        seen.add(id(storage(array)))
+        owner = storage(array)
+        if id(owner) in seen or owner.nbytes != array.nbytes or not array.flags.c_contiguous:
+            array = owner = array.copy()
+        seen.add(id(owner))
         owned.append(array)
     return owned
 
 
 def storage(array):
     """The array that owns the memory."""
-    while is_array(array.base):
+    while array.base is not None and is_array(array.base):
         array = array.base
     return array
