@@ -33,15 +33,15 @@ class Decay(Module):
     """The log of what each head keeps from one position to the next: (batch, time, heads) -> (batch, heads, time), all
     below 0, log sigmoid(x + bias).
 
-    bias  (heads,): with x = 0 the heads forget half in some 2^(8/heads), …, 2^8 positions, times log 2
+    bias  (heads,): at first, where x is 0, 1/e of what a head knows is left some 2^(8/heads), …, 2^8 positions later
     """
 
     def __init__(self, heads, dtype=xp.float32):
         super().__init__()
         heads, = at_least_1("Decay", heads=heads)
-        # sigmoid(b) = 1 - 1/(1 + e^b): e^b positions later 1/e is left.
-        longest = (xp.arange(heads) + 1) * (LONGEST / heads)
-        self.bias = Parameter((longest * xp.log(2.0)).astype(dtype))
+        # Of sigmoid(b) = 1 - 1/(1 + e^b) to the e^b-th power 1/e is left.
+        lengths = 2.0 ** ((xp.arange(heads) + 1) * (LONGEST / heads))
+        self.bias = Parameter(xp.log(lengths).astype(dtype))
 
     @by_position
     def forward(self, x):
