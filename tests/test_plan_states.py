@@ -22,7 +22,7 @@ BOTH = {"model": {"window": (L, None)}}
 
 
 def test_parameters():
-    """A MiniMax-01 of the usual sizes: 7 such blocks, and one with keys; and each family's real model."""
+    """Of MiniMax-01's width and layers, 7 such blocks and one with keys, what differs; and each family's real model."""
     sizes = GPT(80, 6144, 64, 200064, 1024, family="llama", hidden=9216, window=(L,) * 7 + (None,))
     own, usual = 4 * 6144 * 6144 + 64 * 6144 + 64 + 96 + 6144 ** 2, 4 * 6144 ** 2
     assert sizes.count == replace(sizes, window=None).count + 70 * (own - usual)
