@@ -93,20 +93,22 @@ class KeyValueCache:
     model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
             is None
     length  positions that there is room for (default: the model's), 1 or more
+    take_back  whether `past` may be made smaller where attention is linear, by what the last read has brought, or less:
+            this takes a second state, and keys and values of one read. Other attention allows that in any case
     past    how many tokens have been read. All calls have the same batch; ValueError where it isn't, or they come to
             more than `length` or the model's
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
             attention with a window 2 · window for the length, if that is less, but for what one read brings that is
             longer, until the next; of latent attention layers · batch · length · (kv_rank + rope_size), on each rank
-            that has some of the heads
+            that has some of the heads; of linear attention layers · batch · heads · size², whatever the length
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
 
-    def __init__(self, model, length=None):
+    def __init__(self, model, length=None, take_back=False):
         if reason := uncacheable(model):
             raise ValueError(f"KeyValueCache: {reason}: work on all tokens anew for each (generate(…, cache=False))")
-        self.model, self.past, self.tokens = model, 0, None
+        self.model, self.past, self.tokens, self.take_back = model, 0, None, take_back
         self.length = model.length if length is None else length
         self.length, = at_least_1("KeyValueCache", length=self.length)
         self.layers = {id(m): (m, KEPT[getattr(m, "keeps", "keys")](self)) for m in model.modules()
@@ -252,27 +254,41 @@ class _KeptLatents(_Kept):
 
 
 class _KeptState(_Places):
-    """Of a LinearAttention: one array (batch, heads, size, size), what all positions read so far have left behind."""
+    """Of a LinearAttention: one array (batch, heads, size, size), what all positions read so far have left behind; and,
+    where the cache may be taken back, that of before the last read, and what the read has brought."""
 
     state = None
     until = 0       # how many positions these are
+    before = None   # (how many had been read, the state then, keys, values and logs that came)
 
     @property
     def arrays(self):
-        """The state, None for what there isn't."""
-        return self.state,
+        """The state, None for what there isn't; and what is kept for taking back."""
+        return (self.state, *(self.before or ())[1:])
 
     def linear(self, q, k, v, logs, documents=None):
         """states.linear_attention of the new positions; the state becomes that behind them."""
         if documents is not None:
             raise ValueError(OF_ONE_DOCUMENT)
         past = self.cache.past
-        if past not in (0, self.until):
-            raise ValueError(f"a cache of linear attention, which has added up {self.until} tokens, was taken back to "
-                             f"{past}: what was added can't be taken out. Read them anew, with past=0")
-        y, state = read_on(q, k, v, logs, self.state if past else None)
+        start = self._at(past)
+        y, state = read_on(q, k, v, logs, start)
         self.state, self.until = lower(state), past + q.shape[2]
+        if self.cache.take_back:
+            self.before = past, start, *(lower(x).copy() for x in (k, v, logs))      # they are views of more
         return y
+
+    def _at(self, past):
+        """The state behind so many positions; None: nothing is before them."""
+        if past in (0, self.until):
+            return self.state if past else None
+        if self.before is None or not self.before[0] <= past < self.until:
+            raise ValueError(f"a cache of linear attention, which has added up {self.until} tokens, was taken back to "
+                             f"{past}: what was added can't be taken out. KeyValueCache(…, take_back=True) keeps what "
+                             "it takes to take back what the last read has brought, or less; past=0 begins anew")
+        read, start, *came = self.before
+        k, v, logs = (x[:, :, :past - read] for x in came)
+        return lower(read_on(k, k, v, logs, start)[1])
 
 
 KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState}       # by an attention's `keeps`

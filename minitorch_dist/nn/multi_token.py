@@ -161,7 +161,7 @@ def speculate(model, tokens, count):
     if end > gpt.length:
         raise ValueError(f"speculate: {tokens.shape[1]} tokens and {count} more for a GPT of length {gpt.length}: "
                          "beyond it nothing is kept; take generate")
-    cache, ahead = KeyValueCache(gpt), KeyValueCache(depth, gpt.length)
+    cache, ahead = KeyValueCache(gpt, take_back=True), KeyValueCache(depth, gpt.length)
     together = {m.divided_over.name: m.divided_over for m in model.modules() if hasattr(m, "divided_over")}
     with evaluating(model):
         x, new = _likeliest(gpt, cache, tokens)

@@ -155,10 +155,10 @@ def test_heads_remember_differently_at_first():
     assert layer.extra_repr() == "8, heads=4, causal" and layer.decay.extra_repr() == "4"
 
 
-def gpt(window, dtype=np.float64, **options):
+def gpt(window, dtype=np.float64, vocabulary=11, **options):
     """Of length 40, with weights so large that all matters."""
     mt.manual_seed(3)
-    model = nn.GPT(11, 40, 2, 3, 12, dtype=dtype, window=window, **options)
+    model = nn.GPT(vocabulary, 40, 2, 3, 12, dtype=dtype, window=window, **options)
     with mt.no_grad():
         for i, p in enumerate(model.parameters()):
             p[...] = random(60 + i).standard_normal(p.shape) * 0.5
@@ -243,10 +243,39 @@ def test_it_writes_the_same_with_a_cache(window):
     np.testing.assert_array_equal(model.generate(tokens, 45, 0, cache=True), model.generate(tokens, 45, 0, cache=False))
 
 
-def test_what_guesses_can_not_take_back():
-    model = nn.MultiTokenPrediction(gpt("linear"), 2).eval()
-    with pytest.raises(ValueError, match="was taken back to"):
-        speculate(model, random(0).integers(0, 11, (1, 4)), 12)
+def test_guesses_are_taken_back():
+    """The tokens of a model that guesses are those of one that doesn't. Of few tokens some guesses are right."""
+    right = wrong = 0
+    for window in ("linear", (None, "linear"), ("linear", 4)):
+        model = nn.MultiTokenPrediction(gpt(window, vocabulary=5), 2).eval()
+        for seed in range(6):
+            tokens = random(seed).integers(0, 5, (1, 3))
+            found = speculate(model, tokens, 30)
+            np.testing.assert_array_equal(found.tokens, model.model.generate(tokens, 30, 0))
+            right, wrong = right + found.right, wrong + found.guessed - found.right
+    assert right > 20 and wrong > 20
+
+
+def test_what_the_last_read_has_brought_can_be_taken_back():
+    """All of it, or some, again and again, by a cache that was told: for a second state and what the read brought."""
+    model, tokens = gpt("linear").eval(), random(0).integers(0, 11, (2, 40))
+    wanted, cache = model(tokens).numpy(), KeyValueCache(model, take_back=True)
+
+    def read(past, stop):
+        cache.past = past
+        found = cache.read(tokens[:, past:stop]).numpy()
+        np.testing.assert_allclose(found, wanted[:, past:stop], rtol=0, atol=1e-10)
+    for past, stop in ((0, 7), (0, 7), (4, 7), (5, 6), (6, 9), (6, 6), (6, 8)):     # each begins within the last
+        read(past, stop)
+    for past in (8, 9, 13, 20):
+        cache.past = past
+        cache.read(tokens[:, past:20] * 0 + 3)
+        read(past, 20)
+    read(20, 32)
+    assert cache.nbytes == 2 * 2 * 3 * (2 * 4 * 4 + 12 * (4 + 4 + 1)) * 8
+    cache.past = 19
+    with pytest.raises(ValueError, match="added up 32 tokens, was taken back to 19: .* what the last read has brought"):
+        cache.read(tokens[:, 19:20])
 
 
 def test_compiled_checkpointed_and_in_16_bits():
