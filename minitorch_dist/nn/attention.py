@@ -100,10 +100,8 @@ class MultiHeadAttention(Module):
         self._check_whole("weights")
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
-            # Attention over the unit vectors as values gives the weights themselves.
-            unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(ops.scaled_dot_product_attention(q, k, unit, is_causal=self.causal, window=self.window,
-                                                          scale=self._scale()))
+            return lower(ops.scaled_dot_product_attention(q, k, unit_values(x, k), is_causal=self.causal,
+                                                          window=self.window, scale=self._scale()))
 
     @by_position
     def forward(self, x, documents=None):
@@ -121,3 +119,9 @@ class MultiHeadAttention(Module):
                  f", window={self.window}": self.window is not None,
                  f", rotary={self.rotary}": self.rotary not in (None, Rotary())}
         return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)
+
+
+def unit_values(x, k):
+    """Values of which attention gives its weights themselves, for keys k (batch, heads, time, size): the unit vectors,
+    (batch, heads, time, time), of x's dtype."""
+    return xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))

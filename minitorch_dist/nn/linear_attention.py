@@ -16,9 +16,9 @@ head). Blocks of both kinds in one model: MiniMax 2025, "MiniMax-01".
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import module_of, xp
+from ..backend import xp
 from . import init
-from .attention import MultiHeadAttention
+from .attention import MultiHeadAttention, unit_values
 from .decoding import by_position
 from .layers import Linear
 from .module import Module, Parameter, at_least_1
@@ -60,7 +60,8 @@ class LinearAttention(MultiHeadAttention):
                      └─ decay: a number of each head
 
     The order of positions is told by what is forgotten: it has no rotary positions. Keys and values it has for each
-    head. `norm` is of each head's result, with a weight (size,) of all heads'.
+    head. `norm` is of each head's result, with a weight (size,) of all heads'. ValueError unless heads divide dim.
+    Sources: above.
     """
 
     keeps = "state"         # in a KeyValueCache
@@ -99,8 +100,7 @@ class LinearAttention(MultiHeadAttention):
         self._check_whole("weights")
         with no_grad():
             q, k, _, logs, _ = self._parts(x)
-            unit = xp.broadcast_to(module_of(lower(x)).eye(k.shape[2], dtype=x.dtype), (*k.shape[:3], k.shape[2]))
-            return lower(linear_attention(q, k, unit, logs))
+            return lower(linear_attention(q, k, unit_values(x, k), logs))
 
     @by_position
     def forward(self, x, documents=None):

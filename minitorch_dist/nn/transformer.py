@@ -113,7 +113,8 @@ class TransformerBlock(Module):
             the sum of the auxiliary losses so far; the next block takes it as its input
     latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
     rotary, qk_norm, window  MultiHeadAttention's
-    window  also "linear": attention is LinearAttention, which has neither kv_heads, rotary positions nor latents
+    window  also "linear": attention is LinearAttention, which is causal (else ValueError), and has neither kv_heads,
+            rotary positions nor latents
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
@@ -125,6 +126,9 @@ class TransformerBlock(Module):
         if norm not in NORMS:
             raise ValueError(f"TransformerBlock: norm={norm!r}; use {' or '.join(map(repr, NORMS))}")
         linear = window == LINEAR
+        if linear and not causal:
+            raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}: linear attention is causal: "
+                             "say so, or take another window")
         if latent is not None and (not rotary or kv_heads not in (None, heads)):
             raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
                              f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "

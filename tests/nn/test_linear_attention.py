@@ -343,6 +343,8 @@ def test_wrong_arguments():
             nn.LinearAttention(*arguments)
     with pytest.raises(ValueError, match=r"x \(4, 8\) must be \(batch, time, dim\)"):
         nn.LinearAttention(8, 2)(np.zeros((4, 8)))
+    with pytest.raises(ValueError, match="window='linear' with causal=False: linear attention is causal"):
+        nn.TransformerBlock(8, 2, window="linear")
     with pytest.raises(ValueError, match="numbers of positions, all or linear"):
         read_windows("linear,none")
     assert read_windows("linear,4,all") == ("linear", 4, None) and as_text(("linear", 4, None)) == "linear,4,all"
