@@ -27,7 +27,7 @@ def Dual(learner, inputs, run):
             pair = (out.value, out.tangent) if isinstance(out, learner) else (out, "no Dual")
         except (TypeError, AttributeError, ValueError, RecursionError) as error:
             line = in_answer(error, run)
-            if line and not re.search("domain|recursion|'(int|float)' object has no", str(error)):
+            if line and not re.search("domain|positive input|recursion|'(int|float)' object has no", str(error)):
                 raise
             pair = (f"{type(error).__name__}: {error}" + (f", at your line {line}" if line else ""),) * 2
         found["value"][text], found["tangent"][text] = pair

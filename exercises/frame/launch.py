@@ -210,7 +210,9 @@ def _no_ranks(run, n):
 
 
 def _not_ours(stderr):
-    """The lines of it, but for those of a stack that are of this folder's files."""
+    """The lines of it, but for those of a stack that are of this folder's files, and for the C stack of a crash, which
+    Python prints since 3.14."""
+    stderr = re.sub(r"Current thread's C stack trace.*\n(  .*\n)*", "", stderr)
     return [line for line in stderr.strip().splitlines() if os.path.dirname(CHILD) + os.sep not in line]
 
 

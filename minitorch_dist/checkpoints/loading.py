@@ -83,11 +83,11 @@ def few(names):
 
 def check_file(path, facts):
     """CheckpointError unless the file is what was written."""
-    crc, count = 0, 0
+    crc, count, block = 0, 0, memoryview(bytearray(1 << 18))
     try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 18):
-                crc, count = zlib.crc32(block, crc), count + len(block)
+        with open(path, "rb", buffering=0) as file:
+            while n := file.readinto(block):
+                crc, count = zlib.crc32(block[:n], crc), count + n
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
     if count != facts["bytes"]:

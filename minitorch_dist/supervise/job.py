@@ -45,6 +45,8 @@ class Job:
                                             stderr=ends[1], start_new_session=True)
         except OSError:
             self._dismiss_keeper()
+            for source in sources:
+                source.close()
             raise
         finally:
             for end in ends:
@@ -104,9 +106,10 @@ class Job:
 
 def _copy(source, target, tail):
     """Copy a stream line by line, as it is; one without an end in pieces."""
-    for line in iter(lambda: source.readline(LONGEST), b""):
-        tail.append(line.decode(errors="replace").rstrip())
-        write(target, line)
+    with source:
+        for line in iter(lambda: source.readline(LONGEST), b""):
+            tail.append(line.decode(errors="replace").rstrip())
+            write(target, line)
 
 
 def write(target, data):

@@ -311,14 +311,17 @@ def document(runs):
     return HEAD + "".join(table) + "".join(sections)
 
 
+C_STACK = ("Current thread's C stack", "  Binary file", "  <truncated")     # since Python 3.14, as are threads' names
+
+
 def shortened(lines):
     """What is said, less the frames of other files and of the program's frame, and less Python's underlining."""
     kept, skipping = [], False
     for line in lines:
         prefix, text = re.fullmatch(r"(\[rank \d of \d\] )?(.*)", line).groups(default="")
-        if re.fullmatch(r"[\s^~]*", text) or text.startswith(("Extension modules", "Thread 0x")):
+        if re.fullmatch(r"[\s^~]*", text) or text.startswith(("Extension modules", "Thread 0x", *C_STACK)):
             continue
-        text = re.sub(r"0x[0-9a-f]+ ", "", text)
+        text = re.sub(r"0x[0-9a-f]+ (\[python\] )?", "", text)
         if text.startswith("  File "):
             skipping = PROGRAM.name not in text or text.endswith(("in <module>", "in main"))
             if skipping and kept[-1] != prefix + "  …":
