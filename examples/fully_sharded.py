@@ -179,7 +179,8 @@ def train(args, world):
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
             "batch_size": loader.sampler.batch_size, "steps": steps}
         checks = Checks(args, world, model, steps)
-        run = training.Run(args.out, world, settings, args.resume, args.async_save)      # in another stage as well
+        # With --resume in another stage as well.
+        run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
         run.restore(model, optimizer, plan)
     stop = False
     lines = table(args, world, over, dataset)

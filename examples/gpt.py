@@ -253,7 +253,7 @@ def prepare(args, world):
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, warmup, final=0.1))
     checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
-    run = training.Run(args.out, world, settings, args.resume, args.async_save)
+    run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     run.restore(model, optimizer, schedule, scaler)
     return task, loader, model, optimizer, schedule, scaler, checks, run

@@ -177,7 +177,7 @@ def prepare(args, world):
     optimizer, schedule = optimizer_of(model, args, args.lr, args.steps, 0.0)
     checks = Checks(args, world, model, args.steps, updates=args.updates)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE}
-    run = training.Run(args.out, world, settings, args.resume, args.async_save)
+    run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     run.restore(model, optimizer, schedule)
     if run.resume:
         training.load_parameters(args.out / "reference.npz", reference)

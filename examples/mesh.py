@@ -268,7 +268,8 @@ def train(args, world):
         args.out = args.out or Path("runs") / f"mesh-{world.size}"
         checks = Checks(args, world, pipeline.chunks, args.steps, peers=mesh[REPLICAS])
         settings = {name: getattr(args, name) for name in SETTINGS} | {"data": task.name, "data_crc32": task.crc32}
-        run = training.Run(args.out, world, settings, args.resume, args.async_save)     # on another mesh as well
+        # With --resume on another mesh as well.
+        run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
         run.restore(pipeline.chunks, optimizer, rates)
     stop, lines, counts_at = False, None, run.step + 1      # not the first, which makes the optimizer's state
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:

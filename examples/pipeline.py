@@ -122,7 +122,8 @@ def train(args, world):
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
             "batch_size": loader.sampler.batch_size, "steps": steps}
         checks = Checks(args, world, pipeline.chunks, steps, peers=mesh["dp"])
-        run = training.Run(args.out, world, settings, args.resume, args.async_save)      # with another cut as well
+        # With --resume with another cut as well.
+        run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
         run.restore(pipeline.chunks, optimizer, plan)
     stop = False
     played = play(schedule)

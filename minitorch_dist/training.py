@@ -134,6 +134,7 @@ class Run:
     resume      go on from the newest checkpoint (see restore): another number of ranks, and another way of cutting the
                 model, is all right. "auto": where there is none, begin
     async_save  write checkpoints beside the training, see Checkpoints
+    saves       whether the run will save while it trains: then all ranks must see the folder
 
     Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
     the ledger counts, and no other run can have the folder; a training that diverges ends the program, with status 1,
@@ -142,7 +143,7 @@ class Run:
     and hasn't come to its end, or where another one is under way.
     """
 
-    def __init__(self, folder, world, settings=None, resume=False, async_save=False):
+    def __init__(self, folder, world, settings=None, resume=False, async_save=False, saves=False):
         self.folder, self.world, self.settings = Path(folder), world, json.loads(json.dumps(settings or {}))
         self.checkpoints = Checkpoints(self.folder / "checkpoints", world, async_op=async_save)
         if resume == "auto":
@@ -150,6 +151,8 @@ class Run:
         self.resume = resume        # whether it goes on
         if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
             raise error
+        if saves:
+            self.checkpoints.make_folder()
         self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
         self.sent_before = 0    # bytes, until resumed_at

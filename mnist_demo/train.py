@@ -189,7 +189,7 @@ def prepare(args, world, plugged):
         "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
         "batch_size": batch_size, "steps": steps}
     # Last: what doesn't fit leaves the files of an earlier run alone.
-    run = training.Run(args.out, world, settings, args.resume, args.async_save)
+    run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     run.restore(model, optimizer, schedule, scaler)
     if noise and "noise" in run.facts:
         noise.load_state_dict(run.facts["noise"])

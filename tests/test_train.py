@@ -322,6 +322,14 @@ def test_what_does_not_fit_is_said_once_by_two_ranks(tmp_path, earlier_run, flag
     assert run.stderr[1] == "" and contents(out) == before
 
 
+@pytest.mark.parametrize("nodes", ["1", "2", "3"])
+def test_ranks_that_share_no_memory_say_it_once_too(tmp_path, nodes):
+    run = ranks.launch([TRAIN, *SMALL, "--lr", "nan", "--out", tmp_path / "run"], n=3, limit=30,
+                       env={"MINITORCH_NODES": nodes})
+    assert not run.timed_out and run.returncode == 2, run.report()
+    assert "--lr nan" in run.stderr[0] and run.stderr[1:] == ["", ""] and "was called" not in run.stderr[0]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_folder_that_can_not_be_written(tmp_path, n, name):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import sys
 import threading
 import zlib
@@ -92,6 +93,7 @@ class Saving:
         return self._facts
 
     def _write(self):
+        check_seen(self._partial, self._rank)
         self._facts = write(self._partial / f"rank-{self._rank}.safetensors", blocks(self._pieces))
         self._pieces = None
 
@@ -159,6 +161,14 @@ def begin(path, partial):
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
+
+
+def check_seen(folder, rank):
+    """OSError where a rank has another folder there than rank 0, which has made it, or none."""
+    if not folder.is_dir():
+        raise OSError(errno.ENOENT, f"rank {rank} on {socket.gethostname()} doesn't see this folder, which rank 0 has "
+                                    "made: all ranks write into it, so it must be one that all machines share",
+                      str(folder))
 
 
 def there_already(path):

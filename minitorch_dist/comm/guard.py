@@ -5,7 +5,7 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
     the rank                              what the guard does
     raises, in any thread                 prints the traceback, ends the job
     ends by SystemExit(3), sys.exit(3)    prints where, ends the job with status 3 (status 0: see "leaves"); where all
-                                          ranks, on one node, end by the same one at one time, nothing is said
+                                          ranks end by the same one at one time, nothing is said
     calls os._exit                        prints where, ends the job, with a status other than 0
     leaves in the usual way               waits at the exit until all have left; a rank that waits for one that has
                                           left prints its own place and ends the job
@@ -50,8 +50,8 @@ STALL_SECONDS = 600   # unless the environment says something else
 JOIN_SECONDS = 5      # for the others to come to comm.world(), at least: a program takes its time to start
 
 # Words of a rank's line, which only it writes: it has left; its process and the table of processes that it stands in;
-# it has waited too long; it has said its part; it ends with this status, if not 0.
-GONE, PROCESS, TABLE, STALLED, SPOKEN, STATUS = range(6)
+# it has waited too long; it has said its part.
+GONE, PROCESS, TABLE, STALLED, SPOKEN = range(5)
 LINE_BYTES = 128
 
 
@@ -71,6 +71,7 @@ class Guard:
     """Hooks into every way in which a Python process ends.
 
     engine         the world's, from start() on
+    exits          another one of all ranks, on which those that are about to end by a status say so
     lines, mine    {world rank: its words} of this node's ranks, and this rank's own; none where they share no memory
     limit          seconds that a wait may take; None: no limit
     pid            of the process that is the rank: one that it has forked isn't guarded
@@ -85,7 +86,7 @@ class Guard:
     def __init__(self, rank, size, join):
         """join(): comm.world, which makes the engine and calls start(engine)."""
         self.rank, self.size, self.join = rank, size, join
-        self.engine, self.lines, self.mine, self.wakeup = None, {}, None, None
+        self.engine, self.exits, self.lines, self.mine, self.wakeup = None, None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
         self.next_look, self.seen_missing = 0.0, {}
         self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
@@ -126,6 +127,7 @@ class Guard:
             self.mine = self.lines[self.rank]
             self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
         self.meet_everybody(engine)
+        self.exits = engine.split(0, engine.rank)
         self.engine, state.look = engine, self.look
         remove_segment_names()
         threading.excepthook = self.on_thread_exception
@@ -241,7 +243,7 @@ class Guard:
         if self.exit_ends_job and (self.joined() or mpi.is_running()):
             code, message = self.exit_ends_job
             status = code & 0xFF if isinstance(code, int) else 1     # of larger numbers a process ends with 8 bits
-            if not self.all_end_by(status):
+            if not status or not self.all_end_by(status):
                 self.end_job(status or 1, message)
         elif self.shown_by_another_hook():
             self.end_job(1, "ends by this exception, which a sys.excepthook of the program has seen:\n" +
@@ -259,14 +261,11 @@ class Guard:
 
     def all_end_by(self, status):
         """Whether all ranks are about to end with this status, as after a command line that no rank can run."""
-        if not self.lines:
+        if self.exits is None:      # the program has come to mpi4py by itself
             return False
-        self.mine[STATUS] = status
-        limit = time.monotonic() + GRACE
-        while not self.all_lines(STATUS) and time.monotonic() < limit:
-            self.engine.make_progress()
-            time.sleep(0.002)
-        return self.all_lines(STATUS) and len({line[STATUS] for line in self.lines.values()}) == 1
+        found = np.empty(self.size, np.uint8)
+        told = self.exits.all_gather(found, np.array([status], np.uint8), async_op=True)
+        return told.wait(GRACE) and bool((found == status).all())
 
     # ------------------------------------------------------------ waiting
 

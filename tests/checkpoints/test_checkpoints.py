@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -233,6 +234,16 @@ def test_a_folder_that_not_all_ranks_share_is_refused(tmp_path):
     for text, kind in crews.call(CASES + "elsewhere", 2, args=(str(tmp_path / "mine"),)):
         assert kind == "OSError" and "rank-1.safetensors has None of" in text and "one that all nodes share" in text
     assert [p.name for p in tmp_path.iterdir()] == ["rank-1.safetensors"]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, async_op):
+    """Before training, where the run is known to save; and by a save, whose thread says it before the ranks do."""
+    for said in crews.call(CASES + "on_other_disks", 3, args=(str(tmp_path), async_op)):
+        names = [str(tmp_path / "1" / "run"), str(tmp_path / "1" / "run" / ".step-00000001.partial")]
+        text = f"rank 1 on {socket.gethostname()} doesn't see this folder, which rank 0 has made: all ranks write into "
+        assert said == [(f"{text}it, so it must be one that all machines share", name) for name in names]
+    assert list(tmp_path.iterdir()) == [tmp_path / "0"] and not any((tmp_path / "0" / "run").iterdir())
 
 
 def test_loading_into_a_run_that_is_under_way(one_process, written):
