@@ -67,6 +67,7 @@ RUNS = {    # as test_plan_ledger.py's, of three tokens
     "experts, 3": {"ep": 2, "stage": 3, "model": {"experts": 4, "predict": 2}},
     "by tiles": {"dp": 2, "stage": 3, "micro_batches": 2, "tiled_loss": True},
     "by tiles, checkpoints": {"checkpointing": True, "tiled_loss": True, "model": {"predict": 2, "tied": False}},
+    "single sequences": {"micro_batches": 12}, "single, checkpoints": {"batch": 1, "checkpointing": True},
     "by tiles, tensors": {"tp": 2, "tiled_loss": True, "model": {"vocabulary": 53}}}
 
 

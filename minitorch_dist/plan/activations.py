@@ -295,9 +295,11 @@ def depth(job, k, samples):
     window = alone.model.window_of(0)
     count = elements(alone, samples, window)
     whose = [Row("tokens, and whose row they are", "token", 9)] * (_ends(job) == "float32, divided")
+    # Of a single sequence the later labels lie one after another in those of the program.
+    output = [row for row in _output(job) if samples > 1 or row.what != "labels"]
     before = [*AHEAD[job.precision], *whose] if job.adapters is None else AHEAD_OF_ADAPTERS[job.precision]
     ahead, block, behind = (together(in_bytes(rows, count, job)) for rows in (
-        before, with_adapters(block_of(alone, window), alone, window=window), with_adapters(_output(job), alone)))
+        before, with_adapters(block_of(alone, window), alone, window=window), with_adapters(output, alone)))
     return Depth(ahead, count["whole"] * INPUT[job.precision], block, behind)
 
 
