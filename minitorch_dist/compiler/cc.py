@@ -24,8 +24,11 @@ class CompilerError(RuntimeError):
 @functools.cache
 def compiler():
     """(command of the C compiler: $CC, else cc, gcc or clang; what it says of itself), or None."""
-    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        first, *flags = shlex.split(name)       # CC="ccache gcc"
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        try:
+            first, *flags = shlex.split(name)       # CC="ccache gcc"
+        except ValueError:      # nothing, or a quotation without an end
+            continue
         if path := shutil.which(first):
             try:
                 said = subprocess.run([path, *flags, "--version"], capture_output=True, text=True)

@@ -72,6 +72,13 @@ def test_flags_with_CC(fresh, monkeypatch):
     holds(program(3), "c")
 
 
+@pytest.mark.parametrize("text", ["", " ", "gcc -DX='1"])
+def test_CC_without_a_program(fresh, monkeypatch, text):
+    """Nothing, or a quotation that doesn't end: the next one of the list is taken."""
+    monkeypatch.setenv("CC", text)
+    holds(program(3), "c")
+
+
 def test_a_compiler_that_fails(fresh, monkeypatch, tmp_path):
     """With emit="c" its words come out; without, the kernels run in tiles, and the answer is right."""
     monkeypatch.setenv("CC", script(
