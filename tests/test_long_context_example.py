@@ -10,9 +10,9 @@ from tests.crews import crews
 PROGRAM = Path(__file__).parents[1] / "examples" / "long_context.py"
 
 
-def run(*flags):
-    """[(exit status, stdout, stderr)] of the program on two ranks."""
-    return crews.call("tests.parallel.context_model_cases:program", 2, args=(str(PROGRAM), *flags), limit=60)
+def run(*flags, ranks=2):
+    """[(exit status, stdout, stderr)] of the program on some ranks."""
+    return crews.call("tests.parallel.context_model_cases:program", ranks, args=(str(PROGRAM), *flags), limit=60)
 
 
 def test_it_counts_and_trains(tmp_path):
@@ -50,3 +50,14 @@ def test_what_does_not_fit_is_said_once():
     said = [line for *_, err in found for line in err.splitlines() if line.startswith("long_context.py: ")]
     words = "2 ranks can't share 30 positions in layout='zigzag', which needs a multiple of 4: pad the sequences to 32"
     assert [status for status, *_ in found] == [2, 2] and len(said) == 1 and words in said[0], found
+
+
+def test_heads_are_shared_where_there_are_keys(tmp_path):
+    """States are those of all heads on each rank, and 3 ranks do; the all-to-all of keys is refused, by name."""
+    (tmp_path / "text").write_text("abcdefg " * 200)
+    flags = "--lengths", "24", "--steps", "1", "--text", str(tmp_path / "text"), "--window"
+    found = run(*flags, "linear", ranks=3)
+    assert [(status, err) for status, _, err in found] == [(0, "")] * 3, found
+    found = run(*flags, "linear,all", ranks=3)
+    said = "long_context.py: all-to-all, which is counted beside the ring: 3 ranks must divide the 4 heads"
+    assert [status for status, *_ in found] == [2] * 3 and said in found[0][2], found
