@@ -272,8 +272,8 @@ class _KeptState(_Places):
             raise ValueError(OF_ONE_DOCUMENT)
         past = self.cache.past
         start = self._at(past)
-        y, state = read_on(q, k, v, logs, start)
-        self.state, self.until = lower(state), past + q.shape[2]
+        y, self.state = self._read(q, k, v, logs, start)
+        self.until = past + q.shape[2]
         if self.cache.take_back:
             self.before = past, start, *(lower(x).copy() for x in (k, v, logs))      # they are views of more
         return y
@@ -288,7 +288,13 @@ class _KeptState(_Places):
                              "it takes to take back what the last read has brought, or less; past=0 begins anew")
         read, start, *came = self.before
         k, v, logs = (x[:, :, :past - read] for x in came)
-        return lower(read_on(k, k, v, logs, start)[1])
+        return self._read(k, k, v, logs, start)[1]
+
+    @staticmethod
+    def _read(q, k, v, logs, start):
+        """states.read_on's, the state as an array that holds nothing besides: at first it is a view of several."""
+        y, state = read_on(q, k, v, logs, start)
+        return y, lower(state) if start is not None else lower(state).copy()
 
 
 KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState}       # by an attention's `keeps`

@@ -236,6 +236,18 @@ def test_a_cache_keeps_a_state_whatever_the_length():
         model(tokens, np.zeros((3, 40), int))
 
 
+@pytest.mark.parametrize("take_back", [False, True])
+def test_a_cache_holds_nothing_besides(take_back):
+    """A state is a view of those of all stretches of a long beginning, which would stay as long as it."""
+    cache = KeyValueCache(gpt("linear").eval(), take_back=take_back)
+    cache.read(random(0).integers(0, 11, (3, 40)))
+    cache.past = 35 if take_back else 40
+    for _ in range(2):
+        held = [array for _, kept in cache.layers.values() for array in kept.arrays if array is not None]
+        assert sum((array if array.base is None else array.base).nbytes for array in held) == cache.nbytes
+        cache.read(np.zeros((3, 0), int))
+
+
 @pytest.mark.parametrize("window", ["linear", ("linear", 3), (None, "linear")])
 def test_it_writes_the_same_with_a_cache(window):
     """Also beyond the length, where what is left of the beginning is read anew."""
