@@ -19,6 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..autodiff import ops
+from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
 from ..backend import xp
 
@@ -131,8 +132,8 @@ def linear_attention(q, k, v, logs, documents=None):
     documents  None, or integers (batch, time): nothing is seen of another document
     """
     if documents is not None:
-        documents = lower(documents)
-        documents = xp.concatenate([documents[:, :1], documents], 1)
+        documents = numbered(documents, (q.shape[0], q.shape[2]))
+        documents = xp.concatenate([documents[:, :1], documents], 1) if documents.size else None
     return part_of(q, k, v, logs, documents, ends=False).y
 
 

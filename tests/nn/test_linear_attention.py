@@ -51,7 +51,7 @@ def numbers(time, batch=2):
 
 
 @pytest.mark.parametrize("documents", [None, numbers], ids=["one", "several"])
-@pytest.mark.parametrize("time", [1, 2, 4, 7, 12, 13])
+@pytest.mark.parametrize("time", [0, 1, 2, 4, 7, 12, 13])
 def test_in_stretches_it_is_the_recurrence(stretch, time, documents):
     given = arguments(time)
     rows = None if documents is None else documents(time)
@@ -355,6 +355,11 @@ def test_wrong_arguments():
             nn.LinearAttention(*arguments)
     with pytest.raises(ValueError, match=r"x \(4, 8\) must be \(batch, time, dim\)"):
         nn.LinearAttention(8, 2)(np.zeros((4, 8)))
+    for documents in (np.zeros((1, 3), int), np.zeros((2, 4), int)):        # not of each row, not of each position
+        with pytest.raises(ValueError, match=r"documents \(\d, \d\) must be \(batch, time\), here \(2, 3\)"):
+            nn.LinearAttention(8, 2)(np.zeros((2, 3, 8)), documents)
+    with pytest.raises(TypeError, match="documents of dtype float64; they must be integers"):
+        nn.LinearAttention(8, 2)(np.zeros((2, 3, 8)), np.zeros((2, 3)))
     with pytest.raises(ValueError, match="window='linear' with causal=False: linear attention is causal"):
         nn.TransformerBlock(8, 2, window="linear")
     with pytest.raises(ValueError, match="numbers of positions, all or linear"):

@@ -86,5 +86,6 @@ def test_it_writes_what_the_whole_model_writes():
 
 
 def test_parts_that_do_not_fit():
-    for said in crews.call(CASES + "errors", 2):
-        assert "3 positions on each of 2 ranks are no 2 equal chunks; layout='zigzag'" in said
+    for parts, rows in crews.call(CASES + "errors", 2):
+        assert "3 positions on each of 2 ranks are no 2 equal chunks; layout='zigzag'" in parts
+        assert "documents (2, 12) must be (batch, time), here (2, 24): a number for each position" in rows
