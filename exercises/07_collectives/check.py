@@ -125,9 +125,11 @@ class Broadcast(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [[{"x": rng.standard_normal(shape).astype(dtype), "src": src} for _ in range(ranks)]
-                for shape, src, dtype in (((3, 5), 0, np.float64), (SOME, ranks - 1, np.float64),
-                                          ((2, 3), ranks // 2, np.float32), ((0, 4), 0, np.float64))]
+        found = [[{"x": rng.standard_normal(shape).astype(dtype), "src": src} for _ in range(ranks)]
+                 for shape, src, dtype in (((3, 5), 0, np.float64), (SOME, ranks - 1, np.float64),
+                                           ((2, 3), ranks // 2, np.float32), ((0, 4), 0, np.float64))]
+        # Of as many bytes as floats, which hold only the first 53 bits of them.
+        return [*found, [{"x": rng.integers(1 << 62, size=6), "src": 0} for _ in range(ranks)]]
 
     def truth(self, case):
         return [{"x": case[case[0]["src"]]["x"]}] * len(case)
@@ -177,6 +179,14 @@ def doubled_without_end(case):
     return [{"x": x} for x in have]
 
 
+def odd_one_folded(case):
+    """The same, if of an odd number of ranks the last one has given its array to rank 0, and gets that one's sum."""
+    if len(case) < 3 or len(case) % 2 == 0:
+        return None
+    found = doubled_without_end([{"x": case[0]["x"] + case[-1]["x"]}, *case[1:-1]])
+    return [*found, found[0]]
+
+
 def up_the_tree(add):
     """What rank 0 has at the end, if who receives makes add(own, received) of it."""
     def found(case):
@@ -212,8 +222,8 @@ class AllReduce(Check):
               same_everywhere(own_arrays_sent)),
         gives("arrays are counted more than once: if sums go round the ring, and not single arrays, what a rank "
               "receives has parts in it that it has already added", pascal),
-        gives("on {ranks} ranks some have no partner in rank XOR distance, and the ranks end with different sums: "
-              "{ranks} is no power of two", doubled_without_end),
+        *(gives("on {ranks} ranks some have no partner in rank XOR distance, and the ranks end with different sums: "
+                "{ranks} is no power of two", way) for way in (doubled_without_end, odd_one_folded)),
         gives("on {ranks} ranks the last ones are left out: {ranks} is no power of two, and log₂N is rounded up",
               same_everywhere(lambda case: np.sum([rank["x"] for rank in case[:1 << len(case).bit_length() - 1]], 0))),
         gives("the sum of ranks 0 and 1 alone: that is step 1, and partial sums go on to be added, until the distance "
@@ -337,8 +347,11 @@ class AllGather(Check):
 
     def cases(self, rng, ranks):
         lengths = [[5, 2, 7, 3], [SOME, SOME - 4, SOME + 9, SOME + 2], [0, 6, 1, 0]]
-        return [[{"x": rng.standard_normal(n).astype(dtype)} for n in row[:ranks]]
-                for row, dtype in zip(lengths, (np.float64, np.float64, np.float32), strict=True)]
+        found = [[{"x": rng.standard_normal(n).astype(dtype)} for n in row[:ranks]]
+                 for row, dtype in zip(lengths, (np.float64, np.float64, np.float32), strict=True)]
+        if ranks == 3:      # in a byte, or two, there is no room for the length; others' mistakes are known by now
+            found.append([{"x": rng.integers(256, size=n).astype(np.uint8)} for n in (70_000, 300, 2)])
+        return found
 
     def truth(self, case):
         return [{"result": parts(case)}] * len(case)
