@@ -6,6 +6,19 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
+from .regression import (
+    INPUTS,
+    OUTPUTS,
+    STEPS,
+    differences_stay,
+    everybody_on_everything,
+    nobody_averages,
+    not_moved,
+    own_losses,
+    together,
+    weighed,
+)
+
 # ---------------------------------------------------------------- 08.1
 
 SIZES, EPOCHS = (1, 2, 3, 4), (0, 1)
@@ -38,6 +51,16 @@ def same_when_repeated(case, got):
 def rows_held(case, got, size):
     """The rows that the ranks hold together in an epoch."""
     return sum(len(part) for parts in batches(case, got, size) for part in parts)
+
+
+def lengths(case, got):
+    """Of the global batches."""
+    return list(map(len, united(case, got, 1)))
+
+
+def full(case, got):
+    return lengths(case, got) == [len(batch) for batch in np.split(
+        np.arange(case["n"]), range(case["batch_size"], case["n"], case["batch_size"]))]
 
 
 def divided(case, got):
@@ -131,6 +154,8 @@ class Shard(Check):
                "so that some samples come twice and others never", complete),
         demand("the global batches are others on several ranks than on one: cut the order into global batches first, "
                "and only then each batch into parts", the_batches_of_one_rank),
+        demand(lambda case, got: f"the global batches of {case['n']} samples have {lengths(case, got)}: each has "
+                                 f"{case['batch_size']}, and the last one what remains", full),
         demand("the parts are uneven: within a batch no rank may hold two samples more than another", balanced),
         demand("every epoch has the same order: the epoch doesn't enter into it",
                lambda case, got: not several(case) or united(case, got, 1, 0) != united(case, got, 1, 1)),
@@ -188,7 +213,7 @@ class BroadcastParameters(Check):
                       lambda case, got: all(len(g.calls) <= len(SHAPES) for g in got))]
 
     def cases(self, rng, ranks):
-        return [[{"parameters": arrays(rng)} for _ in range(ranks)]]
+        return [[{"parameters": arrays(rng)} for _ in range(ranks)] for _ in range(2)]
 
     def truth(self, case):
         return [{"parameters": case[0]["parameters"]}] * len(case)
@@ -252,95 +277,6 @@ class AverageGradients(Check):
 
 # ---------------------------------------------------------------- 08.4
 
-STEPS, INPUTS, OUTPUTS = 12, 5, 2
-
-
-def gradients(w, b, x, y):
-    """By the sum, in float64: (½Σ|error|², its gradient by w, by b)."""
-    error = x @ w + b - y
-    return 0.5 * (error ** 2).sum(), np.einsum("ni,no->io", x, error), error.sum(0)
-
-
-def together(case, steps=None, lr=1.0, after=False):
-    """One process that trains on all ranks' rows, from the parameters of rank 0. Losses of before each step, or after.
-    """
-    w, b = (p.copy() for p in case[0]["parameters"])
-    losses = []
-    for step in range(STEPS if steps is None else steps):
-        rows = np.concatenate([r["rows"][step % STEPS] for r in case])
-        value, by_w, by_b = gradients(w, b, case[0]["x"][rows], case[0]["y"][rows])
-        losses += [] if after else [value / len(rows)]
-        w -= lr * case[0]["lr"] * by_w / len(rows)
-        b -= lr * case[0]["lr"] * by_b / len(rows)
-        losses += [gradients(w, b, case[0]["x"][rows], case[0]["y"][rows])[0] / len(rows)] if after else []
-    return {"parameters": [w, b], "result": losses}
-
-
-def alone(inputs, start):
-    """One rank that trains on its own rows. Its losses are of these."""
-    return together([inputs | {"parameters": start}])
-
-
-def averaged_losses(case, parts):
-    """The global loss at each step, of ranks that each have parameters of their own."""
-    sizes = np.array([[len(rows) for rows in r["rows"]] for r in case])
-    own = np.array([part["result"] for part in parts])
-    return list((np.where(sizes, own, 0) * sizes).sum(0) / sizes.sum(0))
-
-
-def own_losses(case):
-    """The right training, where each rank returns the losses of its own rows."""
-    found = []
-    for r in case:
-        losses = []
-        for step in range(STEPS):
-            w, b = together(case, step)["parameters"]
-            mine = r["rows"][step]
-            losses.append(gradients(w, b, r["x"][mine], r["y"][mine])[0] / max(len(mine), 1))
-        found.append(together(case) | {"result": losses})
-    return found
-
-
-def differences_stay(case, got):
-    """Every rank has moved by the same amount, and they are as far apart as they were."""
-    moved = [np.asarray(g["parameters"][0]) - r["parameters"][0] for g, r in zip(got, case, strict=True)]
-    return len(case) > 1 and all(np.allclose(move, moved[0]) for move in moved)
-
-
-def not_moved(case, got):
-    """All ranks have rank 0's initial parameters, still."""
-    return all(np.array_equal(mine, first) for g in got
-               for mine, first in zip(g["parameters"], case[0]["parameters"], strict=True))
-
-
-def nobody_averages(case, losses):
-    """Every rank trains alone, from one start. losses: "own" or "averaged"."""
-    if any(len(rows) == 0 for r in case for rows in r["rows"]):
-        return None
-    parts = [alone(r, case[0]["parameters"]) for r in case]
-    return [part | ({"result": averaged_losses(case, parts)} if losses == "averaged" else {}) for part in parts]
-
-
-def weighed_by_the_first(case):
-    """Every rank's gradients weigh as much as its rows of the first step did."""
-    w, b = (p.copy() for p in case[0]["parameters"])
-    losses = []
-    for step in range(STEPS):
-        mine = [gradients(w, b, r["x"][r["rows"][step]], r["y"][r["rows"][step]]) for r in case]
-        losses.append(sum(value for value, *_ in mine) / sum(len(r["rows"][step]) for r in case))
-        share = [len(r["rows"][0]) / max(len(r["rows"][step]), 1) / sum(len(r["rows"][0]) for r in case) for r in case]
-        w -= case[0]["lr"] * sum(part * by_w for part, (_, by_w, _) in zip(share, mine, strict=True))
-        b -= case[0]["lr"] * sum(part * by_b for part, (*_, by_b) in zip(share, mine, strict=True))
-    return [{"parameters": [w, b], "result": losses}] * len(case)
-
-
-def everybody_on_everything(case):
-    """No shards: every rank takes the rows of the whole data set."""
-    everything = np.arange(len(case[0]["x"]))
-    found = together([case[0] | {"rows": [everything] * STEPS}])
-    return [found] * len(case)
-
-
 class Train(Check):
     exercise = "08.4"
     tolerance = 1e-10
@@ -361,7 +297,9 @@ class Train(Check):
         gives("the steps are {ranks} times too short: the gradients were averaged already",
               lambda case: [together(case, lr=1 / len(case))] * len(case)),
         gives("the rows of the first step are counted in all steps, but not every batch is as long as the first",
-              weighed_by_the_first),
+              weighed(lambda r, step: len(r["rows"][0]))),
+        gives("mean of means: the ranks' gradients weigh the same. average_gradients is told of how many rows each is "
+              "the mean: this rank's, in this step", weighed(lambda r, step: 1)),
         gives("the training is right, but each rank returns the loss of its own rows, not of the global batch",
               lambda case: own_losses(case)),
         gives("the training is right, but the loss is a mean of the ranks' means: weigh it by their rows",
