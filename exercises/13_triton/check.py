@@ -180,6 +180,8 @@ class Softmax(Check):
         when(lambda case: f"a row has {case['x'].shape[1]} elements, and only its beginning is worked on: BLOCK is the "
                           "next power of 2 of its length, whatever that is", cut_at_a_block),
         when("the grid has a program per column; a program does one row, so x.shape[0] of them", program_per_column),
+        when("rows may run backwards in memory: strides[0] is negative then, and all rows but the first lie before it",
+             both(lambda case, got: case["steps"][0] < 0, is_out("out", first_row))),
         when("out's rows are written as far apart as x's: each array has strides[0] of its own",
              is_out("out", rows_of_out_at(lambda case: case["steps"][0]))),
         when("out's rows are written right behind each other: they are out.strides[0] apart, which may be more than "
@@ -216,12 +218,13 @@ class Softmax(Check):
         for rows, columns, step, shift, apart, unit in (
                 (5, 7, 7, 0, 2, 1), (3, 16, 16, 0, 2, 1), (4, 33, 40, 0, 2, 1), (3, 5, 8, -130, 2, 1),
                 (3, 6, 6, 120, 2, 1), (2, 1, 1, 3, 2, 1), (3, 4, 4, -200, 200, 1), (2, 1100, 1100, 0, 1, 1),
-                (3, 6, 6, -200, 2, 1e36)):      # far below whatever padding one may think of
+                (3, 6, 6, -200, 2, 1e36),       # far below whatever padding one may think of
+                (4, 6, -8, 0, 2, 1)):
             x = unit * (rng.standard_normal((rows, columns)) * 3 + shift + apart * np.arange(rows)[:, None])
             if columns == 33:
                 x[1, 4:9] = -np.inf
             found.append({"x": x.astype(np.float32), "out": np.full((rows, columns), np.nan, np.float32),
-                          "steps": (step, columns + 3 * (step > columns))})
+                          "steps": (step, step if step < 0 else columns + 3 * (step > columns))})
         return found
 
     def truth(self, case):

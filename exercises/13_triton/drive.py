@@ -160,7 +160,7 @@ def spaced(values, step):
         return np.broadcast_to(spaced(values[:1], 1), values.shape, subok=True)
     size = values.shape[0] * abs(step)
     base = np.full(2 * GUARD + size, np.nan, values.dtype)[GUARD:GUARD + size]
-    view = base[::step] if values.ndim == 1 else base.reshape(-1, step)[:, :values.shape[1]]
+    view = base[::step] if values.ndim == 1 else base.reshape(-1, abs(step))[::np.sign(step), :values.shape[1]]
     view[...] = values
     return view.view(OnDevice)
 

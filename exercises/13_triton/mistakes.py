@@ -117,8 +117,9 @@ def tight_rows(case):
     (rows, columns), step = case["x"].shape, case["steps"][0]
     if step == columns:
         return None
-    memory = np.full((rows, step), np.nan)
-    memory[:, :columns] = case["x"]
+    memory = np.full((rows, abs(step)), np.nan)
+    reach = rows if step > 0 else 1     # of the first row on; the others may lie before it
+    memory[:reach, :columns] = case["x"][:reach]
     return softmax(memory.ravel()[:rows * columns].reshape(rows, columns))
 
 
@@ -166,6 +167,8 @@ def rows_of_out_at(step_of):
         (rows, columns), step, theirs = case["x"].shape, case["steps"][1], step_of(case)
         if step == theirs:
             return None
+        if step < 0:
+            return first_row(case)
         memory = np.full(rows * step, np.nan)
         for row, values in enumerate(right_softmax(case)):
             here = memory[row * theirs:row * theirs + columns]

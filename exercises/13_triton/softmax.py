@@ -24,6 +24,7 @@ def softmax_kernel(x, out, columns, step_x, step_out, BLOCK: tl.constexpr):
 def softmax(x, out):
     """Write the softmax of each row of x into out: float32, shape (rows, columns), columns ≥ 1.
 
-    Elements of a row are neighbours in memory (strides[1] is 4 bytes); rows may be any distance apart.
+    Elements of a row are neighbours in memory (strides[1] is 4 bytes); rows may be any distance apart, and run
+    backwards.
     """
     raise NotImplementedError("begin with the grid, a program per row; triton.next_power_of_2 gives the block")

@@ -1,0 +1,18 @@
+# 13.2: rows may run backwards in memory
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_kernel(x, out, columns, step_x, step_out, BLOCK: tl.constexpr):
+    row, places = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = places < columns
+    z = tl.load(x + row * step_x + places, mask=inside, other=-float("inf"))
+    e = tl.exp(z - tl.max(z))
+    tl.store(out + row * step_out + places, e / tl.sum(e), mask=inside)
+
+
+def softmax(x, out):
+    rows, columns = x.shape
+    block = triton.next_power_of_2(columns)
+    softmax_kernel[(rows,)](x, out, columns, x.strides[0] // x.itemsize, abs(out.strides[0]) // out.itemsize, BLOCK=block)
