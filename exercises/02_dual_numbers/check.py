@@ -176,10 +176,15 @@ class Dual(Check):
 
 # ---------------------------------------------------------------- 02.2
 
+def constant(case):
+    """The output that doesn't depend on x."""
+    return 2 if len(case["w"]) == 2 else 0.5
+
+
 def network(case, x):
-    """y = u·tanh(w·x) + x₀·xₙ₋₁, and a last output that is always 0.5; x may be complex, or several as columns."""
+    """y = u·tanh(w·x) + x₀·xₙ₋₁, and a last output that is always the same; x may be complex, or several as columns."""
     y = case["u"] @ np.tanh(case["w"] @ x) + x[0] * x[-1]
-    return np.concatenate([y, np.full_like(y[:1], 0.5)])
+    return np.concatenate([y, np.full_like(y[:1], constant(case))])
 
 
 def jacobian(case):
@@ -251,8 +256,8 @@ class JacobianByColumns(Check):
             but(y=lambda case, J: J @ case["v"], tangent=lambda case, J: network(case, case["x"]),
                 columns=lambda case, J: np.repeat(network(case, case["x"])[:, None], len(J[0]), 1)))],
         gives("an output that is a plain number doesn't depend on x: its tangent is 0, not the number",
-              but(tangent=lambda case, J: J @ case["v"] + last(J, 0.5),
-                  columns=lambda case, J: J + last(J, 0.5)[:, None])),
+              but(tangent=lambda case, J: J @ case["v"] + last(J, constant(case)),
+                  columns=lambda case, J: J + last(J, constant(case))[:, None])),
         gives("jvp gives J without the direction: v must go in as the tangents, and J·v has one number per output",
               but(tangent=lambda case, J: J)),
         gives("by columns, the Jacobian is transposed: J·e is a column, so J[:, j] belongs to the input j",

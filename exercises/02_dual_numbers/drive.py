@@ -46,10 +46,11 @@ def bools(x, y):
 def network(w, u):
     """y = u·tanh(w·x) + x₀·xₙ₋₁, as a function of a list of numbers or Duals; the last output doesn't depend on x."""
     w, u = np.asarray(w).tolist(), np.asarray(u).tolist()
+    constant = 2 if len(w) == 2 else 0.5      # a plain number may be an int
 
     def f(x):
         hidden = [tanh(sum(wij * xj for wij, xj in zip(row, x, strict=True))) for row in w]
-        return [sum(uij * h for uij, h in zip(row, hidden, strict=True)) + x[0] * x[-1] for row in u] + [0.5]
+        return [sum(uij * h for uij, h in zip(row, hidden, strict=True)) + x[0] * x[-1] for row in u] + [constant]
 
     def tanh(x):
         return x.tanh() if hasattr(x, "tanh") else math.tanh(x)
@@ -69,7 +70,7 @@ def jacobian_by_columns(learner, inputs, run):
         u = np.asarray(u, dtype=float)
         if u.shape != (m,):
             raise ValueError(f"vjp(u) was given a u of shape {list(u.shape)}; it takes one number per output, {m}")
-        passes.append(u)
+        passes.append(u.copy())     # the caller may write the next direction into it
         w, slope = inputs["w"], 1 - np.tanh(inputs["w"] @ point) ** 2
         both = np.zeros(len(point))
         both[0] += u[:-1].sum() * point[-1]
