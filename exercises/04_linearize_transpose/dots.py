@@ -11,6 +11,9 @@ BAD = {
     "number in all of u, their order makes no difference. Draw every element at random",
     "the inputs in another order": "dot_test doesn't see that the inputs' cotangents are mixed up: with the same "
     "number in all of v, their order makes no difference. Draw every element at random",
+    **{f"{which} cotangents in each other's place": f"dot_test doesn't see that {which} cotangents have changed "
+       f"places: {array} for one is drawn as for the other. Draw each array anew"
+       for which, array in (("the inputs'", "v"), ("the outputs'", "u"))},
     "the second input's cotangent is zero": "dot_test doesn't see that the second input's cotangent is wrong: ⟨Jᵀu, v⟩ "
     "sums over all inputs",
     "the second output is forgotten": "dot_test doesn't see that the transpose forgets the second output: ⟨u, Jv⟩ sums "
@@ -20,5 +23,5 @@ BAD = {
     "a cotangent of nothing": "dot_test doesn't see a cotangent where the output is always zero: with J·v for u, u is "
     "zero there as well. Draw u by itself, whatever v is",
     "2 times too large, of small numbers": "dot_test doesn't see a factor of 2 where the numbers are small, about "
-    "1e-9: the difference must be divided by the larger of the two",
+    "1e-30: the difference must be divided by the larger of the two",
 }

@@ -165,10 +165,14 @@ def pairs(rng, n, m):
         "elements in another order": (scaled(r), scaled(r[::-1].copy())),
         **{f"the {which} in another order": (vector(["matvec", [0], W]), vector(["matvec", [0], mixed], shapes=((m,),)))
            for which, mixed in (("outputs", W[::-1].T), ("inputs", W.T[::-1]))},
+        "the inputs' cotangents in each other's place": (two, vector(["scale", [0], q], ["scale", [0], r],
+                                                                     outputs=[1, 2])),
+        "the outputs' cotangents in each other's place": (wide, vector(
+            ["scale", [0], q], ["scale", [1], r], ["add", [2, 3], None], shapes=((n,), (n,)))),
         "the second input's cotangent is zero": (two, two_back("zero", [], [n])),
         "the second output is forgotten": (wide, wide_back(0.0)),
         "the sign": (scaled(r), scaled(-r)),
         "all cotangents are zero": (scaled(r), vector(["zero", [], [n]])),
         "a cotangent of nothing": (zeros, vector(["matvec", [0], W.T], shapes=((m,),))),
-        "2 times too large, of small numbers": (scaled(1e-9 * r), scaled(2e-9 * r)),
+        "2 times too large, of small numbers": (scaled(1e-30 * r), scaled(2e-30 * r)),
     }
