@@ -51,7 +51,7 @@ def cases(rng):
     some = runs(rng, law, 0.002, (1.1,), 3, 3)
     for theta in (near_law(rng, law, 0.004), near_law(rng, law, 0.5), near_law(rng, law, 0.001),
                   np.array([800.0, 5.0, 0.5, 0.3, 0.3]), np.array([-900.0, -800.0, -750.0, 0.2, 0.1]),
-                  np.array([7.0, 5.0, 0.5, -60.0, 0.3])):
+                  np.array([7.0, 5.0, 0.5, -120.0, 0.3])):
         found.append({"what": "objective", "theta": theta} | some)
     found += [{"what": "loss", "law": law, "n": n, "d": d} for n, d in ((some["n"], some["d"]), (3e7, 2e9))]
     for other in (law, drawn_law(rng), HOFFMANN):

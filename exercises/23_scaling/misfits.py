@@ -97,8 +97,8 @@ def not_finite(case, got):
 
 
 OBJECTIVE = [
-    when("objective: inf or nan where exponentials overflow, or all are 0. Take the largest exponent away from all "
-         "three, and add it to the logarithm (logsumexp)", not_finite),
+    when("objective: inf or nan where exponentials overflow, or all are 0. Take each run's largest exponent "
+         "away from its three, and add it to the logarithm (logsumexp)", not_finite),
     o("the gradient's sign: r grows with a", change=lambda case, value, gradient: (value, -gradient)),
     o("the gradient is that of squares: beyond DELTA, Huber's slope is DELTA or -DELTA",
       **slopes(lambda slope, shares, n, d, r: gradient(r, shares, n, d))),
