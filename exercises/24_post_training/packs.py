@@ -23,7 +23,7 @@ def cases(rng):
                for each, length in zip(lengths, (5, 8), strict=True)]
     of_text += [{"documents": documents(rng, each), "length": length} for each, length in (
         ([4, 1, 3, 2], 1), ([], 4), ([1, 0], 4), (rng.integers(2, 30, 40).tolist(), 13))]
-    of_text[2]["documents"] = [each.astype(np.uint16) for each in of_text[2]["documents"]]     # as GPT-2's files
+    of_text[2]["documents"] = [(65535 - each).astype(np.uint16) for each in of_text[2]["documents"]]     # as GPT-2's
     found = [{"what": "pieces", **case} for case in of_text]
     sizes = [[3, 5, 1, 4, 2, 2, 5, 3], [2, 4, 6, 4, 7, 3, 5, 3, 6, 1, 1], [4, 4, 4], [10, 1, 12, 9], [16, 14, 9, 1],
              rng.integers(1, 21, 150).tolist(), rng.integers(1, 9, 30).tolist(), []]
