@@ -53,14 +53,12 @@ def rows_held(case, got, size):
     return sum(len(part) for parts in batches(case, got, size) for part in parts)
 
 
-def lengths(case, got):
-    """Of the global batches."""
-    return list(map(len, united(case, got, 1)))
-
-
-def full(case, got):
-    return lengths(case, got) == [len(batch) for batch in np.split(
-        np.arange(case["n"]), range(case["batch_size"], case["n"], case["batch_size"]))]
+def wrong_lengths(case, got):
+    """Those of some epoch's global batches, or None."""
+    steps = range(case["batch_size"], case["n"], case["batch_size"])
+    right = [len(batch) for batch in np.split(np.arange(case["n"]), steps)]
+    found = (list(map(len, united(case, got, 1, epoch, seed))) for seed, epoch in pairs(case["seed"], case["n"]))
+    return next((lengths for lengths in found if lengths != right), None)
 
 
 def divided(case, got):
@@ -154,8 +152,9 @@ class Shard(Check):
                "so that some samples come twice and others never", complete),
         demand("the global batches are others on several ranks than on one: cut the order into global batches first, "
                "and only then each batch into parts", the_batches_of_one_rank),
-        demand(lambda case, got: f"the global batches of {case['n']} samples have {lengths(case, got)}: each has "
-                                 f"{case['batch_size']}, and the last one what remains", full),
+        demand(lambda case, got: f"the global batches of {case['n']} samples have {wrong_lengths(case, got)}: each "
+                                 f"has {case['batch_size']}, and the last one what remains",
+               lambda case, got: wrong_lengths(case, got) is None),
         demand("the parts are uneven: within a batch no rank may hold two samples more than another", balanced),
         demand("every epoch has the same order: the epoch doesn't enter into it",
                lambda case, got: not several(case) or united(case, got, 1, 0) != united(case, got, 1, 1)),
