@@ -279,6 +279,9 @@ def padding_before(found):
 
 
 SIGNATURES = [
+    when("pack: tokens below 0: 16 bits with a sign end at 32,767, without one, as files have them, at 65,535",
+         lambda case, got: case["what"] == "pack" and case["documents"][0].dtype == np.uint16 and np.min(
+             got["tokens"]) < 0),
     when("the documents aren't what they were before the call",
          lambda case, got: got.get("changed", False)),
     p("a document of n tokens is n - 1 pairs: the last token has no next one, and belongs to no piece", cut=of_tokens),

@@ -1,4 +1,4 @@
-# 24.1: tokens[
+# 24.1: pack: tokens below 0
 from typing import NamedTuple
 
 import numpy as np
