@@ -5,9 +5,11 @@ MINITORCH_SUPERVISED   the file; where it is set, a program's --resume is auto
 MINITORCH_RESTARTS     how often the job was started before: 0, 1, …
 
 The supervisor knows nothing else of the program, which has to go on by itself from what it has saved. From the steps
-that it notes, it is told where it failed and what was lost; training.Run notes them.
+that it notes, it is told where it failed and what was lost; training.Run notes them. Beside the file of steps lies
+another while the run is under way: Open MPI's mpirun may end with status 0 where a machine is lost in mid-run.
 """
 
+import contextlib
 import errno
 import os
 import sys
@@ -37,10 +39,11 @@ class StepLog:
     """
 
     def __init__(self, first):
-        path, self.file = os.environ.get(SUPERVISED), None
-        if path:
+        self.path, self.file = os.environ.get(SUPERVISED), None
+        if self.path:
             try:
-                self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                open(under_way(self.path), "w").close()
             except OSError as error:
                 _untold(error)
         self._write(f"from {first}\n")
@@ -52,6 +55,13 @@ class StepLog:
     def saved(self):
         """A checkpoint has been written of where it stands."""
         self._write("saved\n")
+
+    def ended(self):
+        """The run has come to its end, or was ended by its own program."""
+        if self.path:
+            with contextlib.suppress(OSError):      # it was never there
+                os.unlink(under_way(self.path))
+        self.close()
 
     def close(self):
         if self.file is not None:
@@ -68,6 +78,11 @@ class StepLog:
                 _untold(error)
 
 
+def under_way(path):
+    """The file beside that of steps. (None of its lines: these may be missing on a disk that is full.)"""
+    return f"{path}.under-way"
+
+
 def _untold(error):
     print(f"the supervisor isn't told of further steps, and will take failures for such without progress: {error}",
           file=sys.stderr, flush=True)
@@ -79,11 +94,13 @@ class Steps(NamedTuple):
     first       the step that the run went on from; None where no run has begun
     durations   seconds of each step since
     saved       the last step of which a checkpoint was written since, or None
+    under_way   whether a run has begun and, as far as it tells, not ended
     """
 
     first: int | None
     durations: list
     saved: int | None = None
+    under_way: bool = False
 
 
 def read_steps(path):
@@ -102,4 +119,4 @@ def read_steps(path):
             saved = first + len(durations)
         else:
             durations.append(float(line))
-    return Steps(first, durations, saved)
+    return Steps(first, durations, saved, os.path.exists(under_way(path)))

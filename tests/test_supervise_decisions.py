@@ -99,22 +99,22 @@ def test_goodput_counts_each_step_once():
 
 def test_steps_are_noted(tmp_path, monkeypatch):
     path = tmp_path / "steps"
-    assert attempt.read_steps(path) == (None, [], None)
+    assert attempt.read_steps(path) == (None, [], None, False)
     monkeypatch.setenv(attempt.SUPERVISED, str(path))
     log = attempt.StepLog(20)
-    assert attempt.read_steps(path) == (20, [], None)
+    assert attempt.read_steps(path) == (20, [], None, True)
     log.done(0.25)
     log.saved()
     log.done(1.5)
-    log.close()
     with path.open("a") as file:
         file.write("0.1")       # a line that was cut off
-    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21)
+    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21, True)
+    log.ended()
     monkeypatch.delenv(attempt.SUPERVISED)
     log = attempt.StepLog(0)
     log.done(1.0)
-    log.close()
-    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21)
+    log.ended()
+    assert attempt.read_steps(path) == (20, [0.25, 1.5], 21, False)
 
 
 @pytest.mark.parametrize("path, why", [("/dev/full", "No space left"), ("/no-such-folder/steps", "No such file")])
@@ -137,7 +137,7 @@ def test_a_disk_that_becomes_full_in_a_line(tmp_path, monkeypatch, capsys):
     log.done(0.25)
     monkeypatch.setattr(os, "write", write)
     log.done(0.25)
-    assert attempt.read_steps(path) == (0, [], None) and "No space left" in capsys.readouterr().err
+    assert attempt.read_steps(path) == (0, [], None, True) and "No space left" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- faults
