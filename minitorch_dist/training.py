@@ -320,6 +320,7 @@ class Run:
         self.checkpoints.wait()
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
+                   "products_made_by": backend.products_made_by(),
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
                    "final_loss": self.loss, "bytes_sent_per_rank": self.sent,
                    "peak_memory_bytes": peak_memory_bytes()}
@@ -419,8 +420,13 @@ def peak_memory_bytes():
 
 
 def prepare_exact(world, micro_shards=8):
-    """Exact mode's conditions: the tree fits the ranks (else ValueError), and BLAS has one thread, because a product
-    that is split over threads adds up in another order."""
+    """Exact mode's conditions: the tree fits the ranks, and all make products by the same code (else ValueError); BLAS
+    has one thread, because a product that is split over threads adds up in another order. Collective."""
     from threadpoolctl import threadpool_limits
     check_shape(micro_shards, world.size)
+    made_by = world.all_gather_object(backend.products_made_by())
+    if other := [rank for rank, code in enumerate(made_by) if code != made_by[0]]:
+        raise ValueError(f"exact: products come of {made_by[0]} on rank 0, and of {made_by[other[0]]} on rank "
+                         f"{other[0]}: their last bits differ. Install the same on all machines, and where processors "
+                         "differ let all take the same kernels, say export OPENBLAS_CORETYPE=Haswell")
     threadpool_limits(1)

@@ -131,6 +131,10 @@ def test_exact_runs_that_are_not_identical_are_named(write):
     here, there = (write(name, losses, exact=True, device=device) for name, losses, device in (
         ("c", LOSSES, "cpu"), ("d", near, "cuda:0")))
     assert "--exact" not in judge(TOLERANCE, here, there).text      # a GPU has an exp and an order of its own
+    ours, alike, unlike = (write(name, losses, exact=True, products_made_by=code) for name, losses, code in (
+        ("e", LOSSES, "blas for A"), ("f", near, "blas for A"), ("g", near, "blas for B")))
+    assert "should be identical" in judge(TOLERANCE, ours, alike).text
+    assert "--exact, but products came of blas for A, and of blas for B" in judge(TOLERANCE, ours, unlike).text
 
 
 @pytest.mark.parametrize("key, value", [("data", "mnist"), ("seed", 1)])

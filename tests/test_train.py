@@ -19,7 +19,7 @@ TRAIN = Path(__file__).parents[1] / "mnist_demo" / "train.py"
 SMALL = ["--data", "digits", "--hidden", "33,17", "--batch-size", "13"]     # 1,437 = 110 · 13 + 7: uneven
 FIELDS = {      # what a summary must hold, and of which kind
     "ranks": int, "data": str, "test_accuracy": float, "parameters_sha256": str, "samples_per_second": float,
-    "bytes_sent_per_rank": int, "peak_memory_bytes": int,
+    "bytes_sent_per_rank": int, "peak_memory_bytes": int, "products_made_by": str,
 }
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

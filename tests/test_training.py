@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim, program, training
+from minitorch_dist import backend, comm, ledger, nn, optim, program, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.testing import ranks
@@ -213,6 +214,26 @@ def differing():
 
 def test_ranks_that_differ_by_a_bit_are_found():
     assert all("different parameters" in said for said in ranks.call("tests.test_training:differing", 2))
+
+
+def on_unlike_processors():
+    """prepare_exact where rank 1's products come of another code: the error."""
+    if comm.world().rank == 1:
+        backend.products_made_by = lambda: "numpy 9.9.9, anotherblas 1.2 for Frobwell"
+    try:
+        training.prepare_exact(comm.world())
+    except ValueError as error:
+        return str(error)
+
+
+def test_exact_mode_refuses_ranks_whose_products_differ():
+    here = backend.products_made_by()
+    assert here.startswith(f"numpy {np.__version__}")
+    for pool in threadpool_info():
+        assert pool["user_api"] != "blas" or f"{pool['internal_api']} {pool['version']}" in here
+        assert pool["internal_api"] != "openblas" or f"for {pool['architecture']}" in here
+    for said in ranks.call("tests.test_training:on_unlike_processors", 2):
+        assert f"products come of {here} on rank 0, and of numpy 9.9.9, anotherblas 1.2 for Frobwell on rank 1" in said
 
 
 # ---------------------------------------------------------------- Ctrl-C, SIGTERM

@@ -58,7 +58,7 @@ from .dtypes import (
 from .graphs import Recording, assign, recording, refuse_in_graph
 from .orders import argsort
 from .passes import TILE, by_tiles, choose
-from .products import add_up, adds_in_float32, in_float32, is_half, matmul, to_half
+from .products import add_up, adds_in_float32, in_float32, is_half, matmul, products_made_by, to_half
 from .streams import (
     Draw,
     RandomState,
@@ -84,8 +84,8 @@ __all__ = [
     "add_up", "adds_in_float32", "argsort", "as_dtype", "assign", "byte_range", "check_devices", "device_name",
     "device_of", "dtype_code", "finfo", "finish", "generator", "in_float32", "is_array", "is_bfloat16", "is_floating",
     "is_half", "is_short", "keep_freed_memory", "load_bfloat16", "load_cupy", "manual_seed", "matmul", "memory_info",
-    "module_of", "module_on", "names_device", "next_stream", "of_one_dtype", "on", "on_as_here", "on_host", "put_off",
-    "random_by_sample", "random_draws", "random_restore", "random_rows", "random_scope", "random_snapshot",
-    "random_state", "recording", "refuse", "refuse_in_graph", "result_type", "settle", "stream", "stream_key", "to",
-    "to_device_of", "to_half", "uniform_of_draws", "use", "weak", "xp", "zeros", "zeros_like",
+    "module_of", "module_on", "names_device", "next_stream", "of_one_dtype", "on", "on_as_here", "on_host",
+    "products_made_by", "put_off", "random_by_sample", "random_draws", "random_restore", "random_rows", "random_scope",
+    "random_snapshot", "random_state", "recording", "refuse", "refuse_in_graph", "result_type", "settle", "stream",
+    "stream_key", "to", "to_device_of", "to_half", "uniform_of_draws", "use", "weak", "xp", "zeros", "zeros_like",
 ]

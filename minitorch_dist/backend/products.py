@@ -36,6 +36,17 @@ def _matmul_in_float32(x, y, out):
     return out
 
 
+def products_made_by():
+    """What the last bits of products depend on, on this host: "numpy 2.4.6, openblas 0.3.31 for Haswell"."""
+    from threadpoolctl import threadpool_info
+    found = [f"numpy {xp.__version__}"]
+    for pool in threadpool_info():
+        if pool["user_api"] == "blas":      # which OpenBLAS chooses by the processor, or by OPENBLAS_CORETYPE
+            kernels = f" for {pool['architecture']}" if pool.get("architecture") else ""
+            found.append(f"{pool['internal_api']} {pool['version'] or '?'}{kernels}")
+    return ", ".join(dict.fromkeys(found))
+
+
 # ---------------------------------------------------------------- floats of 16 bits
 
 def is_half(array):

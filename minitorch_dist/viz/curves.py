@@ -144,7 +144,9 @@ def _compare(reference, run, tolerance):
     if largest == 0:
         bits = "; but not to the bit: parameters sha256 " + ("missing" if None in hashes else "differ")
     elif reference.summary.get("exact") and run.summary.get("exact") and not _settings(reference, run):
-        bits = "; but both runs are --exact and should be identical to the bit"
+        ours, theirs = (r.summary.get("products_made_by") for r in (reference, run))
+        bits = (f"; both runs are --exact, but products came of {ours}, and of {theirs}" if ours and theirs != ours else
+                "; but both runs are --exact and should be identical to the bit")
     return Verdict("within", largest, None, f"WITHIN TOLERANCE: max |Δloss| = {_number(largest)} {count}, "
                    f"tolerance {_number(tolerance)}{bits}{diverged}")
 
