@@ -123,6 +123,15 @@ def part_of(q, k, v, logs, documents=None, ends=True):
     return Part(y, reads, state, ops.sum(logs, -1) if ends else None)
 
 
+def in_order(documents, shape):
+    """int64 of this shape, (batch, time): documents numbered as they come. (A number that comes again is another
+    document: what was forgotten between the two doesn't come back.)"""
+    documents = numbered(documents, shape)
+    new = xp.zeros_like(documents)
+    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return xp.cumsum(new, 1)
+
+
 def linear_attention(q, k, v, logs, documents=None):
     """y (batch, heads, time, out).
 
@@ -132,7 +141,7 @@ def linear_attention(q, k, v, logs, documents=None):
     documents  None, or integers (batch, time): nothing is seen of another document
     """
     if documents is not None:
-        documents = numbered(documents, (q.shape[0], q.shape[2]))
+        documents = in_order(documents, (q.shape[0], q.shape[2]))
         documents = xp.concatenate([documents[:, :1], documents], 1) if documents.size else None
     return part_of(q, k, v, logs, documents, ends=False).y
 

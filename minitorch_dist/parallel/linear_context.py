@@ -17,10 +17,9 @@ Sources: Sun et al. 2024, "Linear attention sequence parallelism"; Sun et al. 20
 """
 
 from ..autodiff import ops
-from ..autodiff.ops.attention import numbered
 from ..autodiff.ops.shape import inverse
 from ..backend import xp
-from ..nn.states import carried, part_of
+from ..nn.states import carried, in_order, part_of
 from .collectives import all_gather
 from .ring_attention import TIME, chunks, positions
 
@@ -37,7 +36,7 @@ def linear_attention(q, k, v, logs, comm, layout="contiguous", documents=None):
     if odd:
         positions(q.shape[TIME], comm.rank, ranks, layout)      # says why not
     if documents is not None:
-        documents = numbered(documents, (q.shape[0], ranks * q.shape[TIME]))
+        documents = in_order(documents, (q.shape[0], ranks * q.shape[TIME]))
     pieces = zip(*(ops.split(x, len(own), TIME) for x in (q, k, v, logs)), strict=True)
     parts = [part_of(*piece, _numbers(documents, chunk * time, time)) for chunk, piece in zip(own, pieces, strict=True)]
     states, logs = _in_order([_row(part) for part in parts], comm, layout, parts[0].state.shape)

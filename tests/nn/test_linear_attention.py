@@ -50,7 +50,12 @@ def numbers(time, batch=2):
     return np.stack([np.cumsum(random(7 + row).random(time) < 0.4) for row in range(batch)])
 
 
-@pytest.mark.parametrize("documents", [None, numbers], ids=["one", "several"])
+def come_again(time):
+    """Two numbers by turns."""
+    return numbers(time) % 2
+
+
+@pytest.mark.parametrize("documents", [None, numbers, come_again], ids=["one", "several", "by turns"])
 @pytest.mark.parametrize("time", [0, 1, 2, 4, 7, 12, 13])
 def test_in_stretches_it_is_the_recurrence(stretch, time, documents):
     given = arguments(time)
