@@ -14,8 +14,8 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
     waits too long                        all ranks print where they are, and the job ends
 
 How long is too long: MINITORCH_STALL_SECONDS, 600 unless set, 0 for ever. Every message is one write to stderr, each
-line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks; one
-that waits for a rank of another node that has left ends by the stall limit. docs/faults.md shows all of it.
+line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks; to
+those of other nodes it sends a word when it leaves. docs/faults.md shows all of it.
 
 The guard begins when minitorch_dist.comm is imported. Before comm.world() a rank has no way to end the others, who may
 be waiting for it in MPI_Init: one that fails says why, comes to comm.world() itself, and then ends the job. One that
@@ -53,6 +53,8 @@ JOIN_SECONDS = 5      # for the others to come to comm.world(), at least: a prog
 # it has waited too long; it has said its part.
 GONE, PROCESS, TABLE, STALLED, SPOKEN = range(5)
 LINE_BYTES = 128
+LEFT = 1              # the tag of the word, of no bytes, that a rank has left
+WORD = np.empty(0, np.uint8)
 
 
 def stall_seconds():
@@ -71,7 +73,8 @@ class Guard:
     """Hooks into every way in which a Python process ends.
 
     engine         the world's, from start() on
-    exits          another one of all ranks, on which those that are about to end by a status say so
+    exits          another one of all ranks, on which they say that they leave, or are about to end by a status
+    elsewhere      world ranks that can't see this one's line; left: those whose word has come
     lines, mine    {world rank: its words} of this node's ranks, and this rank's own; none where they share no memory
     limit          seconds that a wait may take; None: no limit
     pid            of the process that is the rank: one that it has forked isn't guarded
@@ -89,6 +92,7 @@ class Guard:
         self.engine, self.exits, self.lines, self.mine, self.wakeup = None, None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
         self.next_look, self.seen_missing = 0.0, {}
+        self.elsewhere, self.left, self.hearing = frozenset(), set(), threading.Lock()
         self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
 
     def begin(self):
@@ -128,6 +132,7 @@ class Guard:
             self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
         self.meet_everybody(engine)
         self.exits = engine.split(0, engine.rank)
+        self.elsewhere = frozenset(range(self.size)) - {self.rank, *self.lines}
         self.engine, state.look = engine, self.look
         remove_segment_names()
         threading.excepthook = self.on_thread_exception
@@ -248,12 +253,30 @@ class Guard:
         elif self.shown_by_another_hook():
             self.end_job(1, "ends by this exception, which a sys.excepthook of the program has seen:\n" +
                          "".join(traceback.format_exception_only(sys.last_value)))
+        if self.engine is not None:
+            self.leave()
+        mpi.outlive_python(GRACE)
+
+    def leave(self):
+        """Say so, and wait until all have left: MPI_Finalize would, too, but not with a word to those who wait."""
         if self.lines:
             self.mine[GONE] = 1
-        while not all(line[GONE] for line in self.lines.values()):
+        words = [self.exits.send(WORD, rank, LEFT, async_op=True) for rank in self.elsewhere]
+        while not all(line[GONE] for line in self.lines.values()) or not self.elsewhere <= self.left:
+            self.hear()
             self.engine.make_progress()
             time.sleep(0.002)
-        mpi.outlive_python(GRACE)
+        for word in words:
+            word.wait()
+        with self.hearing:      # MPI is finalised soon, and the watchdog's thread goes on
+            self.elsewhere = frozenset()
+
+    def hear(self):
+        """Note which ranks of other nodes have left. From any thread, but while MPI waits only if it allows that."""
+        with self.hearing:
+            while not self.elsewhere <= self.left and (word := self.exits.probe(LEFT)) is not None:
+                self.exits.recv(WORD, word[0], LEFT)
+                self.left.add(word[0])
 
     def shown_by_another_hook(self):
         """Whether the program has ended by an exception, of which on_exception wasn't told."""
@@ -270,13 +293,16 @@ class Guard:
     # ------------------------------------------------------------ waiting
 
     def watch(self):
-        """The watchdog's thread. No MPI call here, except the abort."""
+        """The watchdog's thread. No MPI call here, except the abort, and to hear of other nodes."""
         calls, since = 0, time.monotonic()
         while not self.lines or not self.mine[GONE]:
             self.sleep_unless_interrupted()
             if state.calls != calls or state.call is None:
                 calls, since = state.calls, time.monotonic()
-            stalled = self.limit is not None and time.monotonic() - since > self.limit
+            waited = time.monotonic() - since
+            stalled = self.limit is not None and waited > self.limit
+            if waited > GRACE and state.call is not None and self.elsewhere and mpi.allows_threads():
+                self.hear()
             if stalled or self.others_stalled():
                 self.stall(stalled)
             if self.missing(state.call):
@@ -302,11 +328,9 @@ class Guard:
         found = {}
         for rank in () if call is None else call.waits_for():
             line = self.lines.get(rank)
-            if line is None:
-                continue   # on another node
-            if line[GONE]:
+            if rank in self.left or line is not None and line[GONE]:
                 found[rank] = "has left the program"
-            elif line[TABLE] == self.mine[TABLE] and _is_dead(line[PROCESS]):
+            elif line is not None and line[TABLE] == self.mine[TABLE] and _is_dead(line[PROCESS]):
                 found[rank] = "has died without a word: killed by a signal?"
         return found
 
@@ -316,6 +340,7 @@ class Guard:
         if now < self.next_look:
             return
         self.next_look = now + LOOK_EVERY
+        self.hear()
         missing = self.missing(call)
         if any(now - self.seen_missing.setdefault(rank, now) > GRACE for rank in missing):
             raise RuntimeError(f"this rank looks in {call} for " + told(missing))

@@ -45,6 +45,12 @@ def is_running():
     return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
 
 
+def allows_threads():
+    """Whether one thread may call MPI while another waits in it, as mpi4py asks for."""
+    MPI = sys.modules["mpi4py.MPI"]
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
 def abort(status):
     """End all ranks of the job; nothing, where MPI isn't initialised."""
     if is_running():

@@ -109,9 +109,11 @@ rpc.shutdown()
 """
 
 
-def test_who_waits_for_a_rank_that_has_left_ends_with_a_message(tmp_path):
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_who_waits_for_a_rank_that_has_left_ends_with_a_message(tmp_path, nodes):
     (tmp_path / "program.py").write_text(LEAVES)
-    run = ranks.launch([tmp_path / "program.py"], 2, limit=20, env={"PYTHONPATH": str(ROOT)})
+    run = ranks.launch([tmp_path / "program.py"], 2, limit=20,
+                       env={"PYTHONPATH": str(ROOT), "MINITORCH_NODES": nodes})
     assert not run.timed_out and run.returncode not in (0, None) and run.seconds < 10, run.report()
     assert run.stdout[0].count("looks in recv_any() on 'rpc' for rank 1, which has left the program") == 2, run.report()
     assert re.search(r"\[rank 0 of 2\] waits in recv_any\(\) on 'rpc' for rank 1, which has left(.|\n)*"
