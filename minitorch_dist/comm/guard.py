@@ -261,6 +261,8 @@ class Guard:
         """Say so, and wait until all have left: MPI_Finalize would, too, but not with a word to those who wait."""
         if self.lines:
             self.mine[GONE] = 1
+        if not mpi.is_running():        # the program has finalised it
+            return
         words = [self.exits.send(WORD, rank, LEFT, async_op=True) for rank in self.elsewhere]
         while not all(line[GONE] for line in self.lines.values()) or not self.elsewhere <= self.left:
             self.hear()

@@ -24,6 +24,7 @@ from minitorch_dist.launch_env import launched_rank
 rank = launched_rank()
 """
 MEET = "\ncomm.world().barrier()\nprint('went on')\n"
+FINALISES = "\nfrom mpi4py import MPI" + MEET + "MPI.Finalize()\ntime.sleep(0.3 * rank)"
 HOOK = "sys.excepthook = lambda *error: print('a hook of the program')\n"
 # A thread forks processes until the ranks have met: they hold the pipe open by which a rank tells that they have, and
 # live longer than the limit of 8 s at which a rank that hasn't told it is killed.
@@ -136,6 +137,8 @@ PROGRAMS = {
                                          "'soon' must be a number"),
     "gets a message while MPI is finalised": (IN_FINALIZE, 0, "went on", ""),
     "gets a message of a group that it has forgotten": (IN_A_GROUP, 0, "went on", ""),
+    "finalises MPI": (FINALISES, 0, "went on", ""),
+    "finalises MPI, on nodes": ("os.environ['MINITORCH_NODES'] = '2'" + FINALISES, 0, "went on", ""),
     "trains in a forked child": (IN_A_CHILD, 1, "", "os._exit(1) was called"),
 }
 
