@@ -127,9 +127,7 @@ def in_order(documents, shape):
     """int64 of this shape, (batch, time): documents numbered as they come. (A number that comes again is another
     document: what was forgotten between the two doesn't come back.)"""
     documents = numbered(documents, shape)
-    new = xp.zeros_like(documents)
-    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return xp.cumsum(new, 1)
+    return xp.concatenate([documents[:, :1] * 0, xp.cumsum(documents[:, 1:] != documents[:, :-1], 1)], 1)
 
 
 def linear_attention(q, k, v, logs, documents=None):
