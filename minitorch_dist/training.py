@@ -23,6 +23,8 @@ from .autodiff.primitive import lower
 from .backend import xp
 from .checkpoints import CheckpointError, Checkpoints
 from .checkpoints.npz import read_npz
+from .checkpoints.writing import check_seen
+from .comm.together import together
 from .data.loader import cut
 from .parallel import BinaryCounter, same_bits
 from .parallel.exact import check_shape
@@ -151,8 +153,8 @@ class Run:
         self.resume = resume        # whether it goes on
         if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
             raise error
-        if saves:
-            self.checkpoints.make_folder()
+        if saves:       # before hours of training, none of which could be saved
+            together(world, lambda: check_seen(self.folder, world.rank))
         self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
         self.sent_before = 0    # bytes, until resumed_at

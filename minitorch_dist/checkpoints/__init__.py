@@ -33,7 +33,7 @@ from ..comm.together import together
 from .index import INDEX, CheckpointError, Index
 from .loading import StoredValues, index_of, load
 from .saving import of_group, save
-from .writing import Saving, check_seen, is_being_written
+from .writing import Saving, is_being_written
 
 __all__ = ["CheckpointError", "Checkpoints", "Index", "Saving", "StoredValues", "load", "save"]
 
@@ -68,12 +68,6 @@ class Checkpoints:
     def path(self, step):
         """Where the checkpoint of a step lies."""
         return self.folder / f"step-{step:08d}"
-
-    def make_folder(self):
-        """Make the folder, and see that all ranks see it: before hours of training, none of which could be saved.
-        Collective. OSError on all ranks where that can't be, or isn't so."""
-        together(self.comm, lambda: self.folder.mkdir(parents=True, exist_ok=True) if self._first else None)
-        together(self.comm, lambda: check_seen(self.folder, self.comm.rank if self.comm else 0))
 
     def save(self, step, model, optimizer=None, **facts):
         """Write the checkpoint of a step, then delete those that are one too many. See save, the function. ValueError
