@@ -43,9 +43,10 @@ class StepLog:
         if self.path:
             try:
                 self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                open(under_way(self.path), "w").close()
             except OSError as error:
                 _untold(error)
+            with contextlib.suppress(OSError):      # then a status of 0 is believed
+                open(under_way(self.path), "w").close()
         self._write(f"from {first}\n")
 
     def done(self, seconds):
@@ -56,16 +57,17 @@ class StepLog:
         """A checkpoint has been written of where it stands."""
         self._write("saved\n")
 
-    def ended(self):
-        """The run has come to its end, or was ended by its own program."""
+    def close(self):
+        """The run has ended, well or by an error, and not by being lost."""
         if self.path:
             with contextlib.suppress(OSError):      # it was never there
                 os.unlink(under_way(self.path))
-        self.close()
+        self._close_file()
 
-    def close(self):
+    def _close_file(self):
         if self.file is not None:
             os.close(self.file)
+            self.file = None
 
     def _write(self, line):
         if self.file is not None:
@@ -73,8 +75,7 @@ class StepLog:
                 if os.write(self.file, line.encode()) < len(line):      # the disk has become full by it
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self.close()
-                self.file = None
+                self._close_file()
                 _untold(error)
 
 

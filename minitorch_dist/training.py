@@ -283,7 +283,7 @@ class Run:
         finally:
             if self.history:
                 self.history.close()
-                self.step_log.ended() if kind in (None, SystemExit) else self.step_log.close()
+                self.step_log.close()
                 os.close(self.lock)
 
     def _end_diverged(self, error):

@@ -35,12 +35,16 @@ exec nsenter --target "$first" %s --uts --ipc --mount --pid -- sh -c "cd '$PWD';
 """
 
 
+class NoMachines(Exception):
+    """What the system says of it."""
+
+
 class Machines:
     """Machines of these names, each with `slots` ranks; ranks of small numbers are on the first ones.
 
     disk  a folder, of which each machine has another by the same name; what is there now is hidden from all
 
-    environment  for mpirun, Open MPI's too. OSError where the system doesn't let this user have namespaces.
+    environment  for mpirun, Open MPI's too. NoMachines where the system doesn't let this user have namespaces.
     """
 
     def __init__(self, names, disk, slots=2):
@@ -54,7 +58,7 @@ class Machines:
         try:
             for name in self.names:
                 self._begin(name, own)
-        except OSError:
+        except Exception:
             self.__exit__()
             raise
         enter, hosts, slots = (self.folder / name for name in ("enter", "hosts", "slots"))
@@ -73,7 +77,7 @@ class Machines:
              "sh", "-c", FIRST, name, self.disk], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True)
         if process.stdout.readline() != "begun\n":
-            raise OSError(f"machine {name} doesn't begin: {process.stderr.read().strip()}")
+            raise NoMachines(process.stderr.read().strip())
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         (self.folder / name).write_text(children[0])
 

@@ -80,23 +80,19 @@ def test_a_job_that_has_saved_nothing_begins_anew(tmp_path, monkeypatch, capsys)
     assert len((tmp_path / "on" / "history.jsonl").read_text().splitlines()) == 9
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_launcher_that_says_0_in_mid_run_is_not_believed(tmp_path, capsys, silent):
-    """As Open MPI's mpirun does where a machine is lost: in a step, and before the run has begun again."""
-    (tmp_path / "program.py").write_text(f"""
-import os
+def test_a_launcher_that_says_0_in_mid_run_is_not_believed(tmp_path, capsys):
+    """As Open MPI's mpirun does where a machine is lost."""
+    (tmp_path / "program.py").write_text("""
 from minitorch_dist import attempt
-if attempt.restarts() != 1 or not {silent}:
-    log = attempt.StepLog(attempt.restarts())
-    log.done(0.1)
-    if attempt.restarts() == 2:
-        log.ended()
+log = attempt.StepLog(attempt.restarts())
+log.done(0.1)
+if attempt.restarts() == 2:
+    log.close()
 """)
     assert supervise("--", tmp_path / "program.py") == 0
     told = [line for line in events(capsys) if not line.startswith(("start", "goes on", "goodput"))]
     lie = "mpirun has ended with status 0, and the run has not come to its end: it counts as 1"
-    where = "ended before a step was noted" if silent else "ended in step 3"
-    assert told == [lie, "ended in step 2 by status 1", lie, f"{where} by status 1", "done: 3 steps"]
+    assert told == [lie, "ended in step 2 by status 1", lie, "ended in step 3 by status 1", "done: 3 steps"]
 
 
 def test_a_crash_loop_ends(tmp_path, monkeypatch, capfd):

@@ -109,11 +109,11 @@ def test_steps_are_noted(tmp_path, monkeypatch):
     with path.open("a") as file:
         file.write("0.1")       # a line that was cut off
     assert attempt.read_steps(path) == (20, [0.25, 1.5], 21, True)
-    log.ended()
+    log.close()
     monkeypatch.delenv(attempt.SUPERVISED)
     log = attempt.StepLog(0)
     log.done(1.0)
-    log.ended()
+    log.close()
     assert attempt.read_steps(path) == (20, [0.25, 1.5], 21, False)
 
 

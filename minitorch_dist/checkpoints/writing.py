@@ -164,7 +164,8 @@ def begin(path, partial):
 
 
 def check_seen(folder, rank):
-    """OSError where a rank has another folder there than rank 0, which has made it, or none."""
+    """OSError where this rank doesn't see a folder that rank 0 has made. (One of another disk, by the same name, is
+    found by publish.)"""
     if not folder.is_dir():
         raise OSError(errno.ENOENT, f"rank {rank} on {socket.gethostname()} doesn't see this folder, which rank 0 has "
                                     "made: all ranks write into it, so it must be one that all machines share",

@@ -185,8 +185,7 @@ class _Supervisor:
             self.signals.take(None)
         attempt.said = job.said()
         attempt.first, attempt.durations, attempt.saved, under_way = read_steps(steps)
-        silent = attempt.first is None and any(before.first is not None for before in self.attempts)
-        if attempt.status == 0 and (under_way or silent):
+        if attempt.status == 0 and under_way:
             self.say("mpirun has ended with status 0, and the run has not come to its end: it counts as 1")
             attempt.status = 1      # Open MPI's, where a machine is lost
         if attempt.status == 1 and self.signals.handed_on and attempt.ends_saved:
