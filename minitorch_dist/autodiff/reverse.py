@@ -38,6 +38,7 @@ residual, multiplying by it the LinearOp's transpose.
 
 from ..backend import DEVICE_ARRAYS, check_devices, device_of, module_of, xp
 from ..ledger import NOTHING, keep, now, open_ledgers, span
+from .hooks import RemovableHandle, without
 from .ops.elementwise import astype
 from .ops.reduction import unbroadcast
 from .primitive import TRACED, Into, Primitive, lower, mode, place, state
@@ -288,14 +289,14 @@ def accumulate(leaf, tensor, ct, owned):
 
 
 def add_hook(node, hook):
-    """Put a hook on the gradient of a node's tensor; returns a function that removes it."""
+    """Put a hook on the gradient of a node's tensor. Returns a RemovableHandle."""
     global hooked
     hooked = True
     node.grad_hooks = (*getattr(node, "grad_hooks", ()), hook)
 
-    def remove():
-        node.grad_hooks = tuple(h for h in node.grad_hooks if h is not hook)
-    return remove
+    def take_away():
+        node.grad_hooks = without(node.grad_hooks, hook)
+    return RemovableHandle(take_away)
 
 
 def run_hooks(node, ct):

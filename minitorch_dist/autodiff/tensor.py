@@ -7,6 +7,7 @@ import weakref
 from .. import backend
 from ..backend import ARRAY_TYPES, module_of, recording, to, to_device_of, xp
 from ..ledger import keep
+from .hooks import RemovableHandle, without
 from .primitive import GENERAL, TRACED, Traced, aux_of, bind, lower, run_forward, state
 from .saved import Packed
 from .writes import tick, wrote
@@ -150,20 +151,20 @@ class Tensor(Traced):
     def register_post_accumulate_grad_hook(self, hook):
         """Call hook(self) whenever a backward pass has added its last contribution to self.grad.
 
-        This is how buckets learn that a gradient is ready. Returns a function that removes the hook.
+        This is how buckets learn that a gradient is ready. Returns a RemovableHandle.
         """
         if not self.is_leaf or self.node is None:
             raise RuntimeError("only a leaf that requires grad can have a post-accumulate-grad hook")
         self.node.hooks = (self.node.hooks or ()) + (hook,)
 
-        def remove(leaf=self.node):
-            leaf.hooks = tuple(h for h in leaf.hooks if h is not hook)
-        return remove
+        def take_away(leaf=self.node):
+            leaf.hooks = without(leaf.hooks, hook)
+        return RemovableHandle(take_away)
 
     def register_hook(self, hook):
         """Call hook(gradient) when the gradient of this tensor, leaf or not, is complete in a backward pass. What it
         returns, a tensor of the same shape and dtype, takes the gradient's place; None leaves it.
-        Returns a function that removes the hook."""
+        Returns a RemovableHandle."""
         from .reverse import add_hook
         if self.node is None:
             raise RuntimeError("register_hook: no gradient reaches this tensor")

@@ -164,8 +164,8 @@ def replaced(model, found, sequential=None):
 def calibrated(model, layers, batches, scheme):
     """{path: QuantParams of the layer's input}, from what the model is called with."""
     observers = {path: OBSERVERS[scheme.observer](scheme.activation_bits) for path in layers}
-    removers = [layer.register_forward_pre_hook(lambda _, inputs, o=observers[path]: o.observe(inputs[0]))
-                for path, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(lambda _, inputs, o=observers[path]: o.observe(inputs[0]))
+               for path, layer in layers.items()]
     count = 0
     try:
         with no_grad():
@@ -173,8 +173,8 @@ def calibrated(model, layers, batches, scheme):
                 model(*batch)
                 count += 1
     finally:
-        for remove in removers:
-            remove()
+        for handle in handles:
+            handle.remove()
     if not count:
         raise ValueError("'integer' needs calibration: some batches like those that the model will see, to choose the "
                          "ranges of activations from; a few hundred samples will do")

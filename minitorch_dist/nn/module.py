@@ -1,6 +1,7 @@
 """Module: a tree of layers with named parameters."""
 
 from .. import backend
+from ..autodiff.hooks import RemovableHandle, without
 from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
@@ -151,13 +152,13 @@ class Module:
 
     def register_forward_pre_hook(self, hook):
         """Call hook(module, inputs) before each forward. What it returns, a tuple or one value, takes the inputs'
-        place; None leaves them. Returns a function that removes the hook."""
+        place; None leaves them. Returns a RemovableHandle: its remove() takes the hook away again."""
         return self._add_hook(0, hook)
 
     def register_forward_hook(self, hook, always_call=False):
         """Call hook(module, inputs, output) after each forward. What it returns takes the output's place; None leaves
-        it. always_call: after a forward or another hook that raises too, with None for the output. Returns a function
-        that removes the hook."""
+        it. always_call: after a forward or another hook that raises too, with None for the output. Returns a
+        RemovableHandle."""
         return self._add_hook(1, hook, always_call)
 
     def _add_hook(self, which, hook, always_call=False):
@@ -168,7 +169,7 @@ class Module:
             hooks[which] = change(hooks[which])
             object.__setattr__(self, "_hooks", tuple(hooks) if any(hooks) else None)
         put(lambda entries: (*entries, entry))
-        return lambda: put(lambda entries: tuple(e for e in entries if e is not entry))
+        return RemovableHandle(lambda: put(lambda entries: without(entries, entry)))
 
     def _forward_with_hooks(self, inputs, options):
         before, after = self._hooks

@@ -116,7 +116,7 @@ def summary(model, *inputs):
     function with a rule by hand counts as its `flops` says (custom_vjp). A layer without parameters, FLOPs or layers in
     it has a row too. Raises RuntimeError under no_grad().
     """
-    calls, removers, frozen = [], [], []        # calls: (first date, last date, module, outputs)
+    calls, handles, frozen = [], [], []        # calls: (first date, last date, module, outputs)
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module in model.modules():
@@ -131,12 +131,12 @@ def summary(model, *inputs):
             def ends(module, _, output, starts=starts, own=own):
                 calls.append((starts.pop(), tick(), module, output))
                 _want_gradients(own, False)
-            removers += [module.register_forward_pre_hook(begins), module.register_forward_hook(ends)]
+            handles += [module.register_forward_pre_hook(begins), module.register_forward_hook(ends)]
         out = model.eval()(*inputs)
     finally:
         _want_gradients(frozen, False)
-        for remove in removers:
-            remove()
+        for handle in handles:
+            handle.remove()
         for module, training in modes:
             module.training = training
     if any(True for _ in model.parameters()) and all(o.node is None for *_, output in calls for o in _tensors(output)):

@@ -77,7 +77,7 @@ class GradientNoiseScale:
         params = self._trained()
         check_known(list(params.values()), "GradientNoiseScale")
         self.sharers = {key: others(p) for key, p in params.items()}
-        self._remove = [p.register_hook(partial(self._see, key)) for key, p in params.items()]
+        self._handles = [p.register_hook(partial(self._see, key)) for key, p in params.items()]
         self.steps, self.trace_sum, self.square_sum = 0, 0.0, 0.0
         self.forget()
 
@@ -100,8 +100,8 @@ class GradientNoiseScale:
 
     def remove(self):
         """Look at no more gradients."""
-        for remove in self._remove:
-            remove()
+        for handle in self._handles:
+            handle.remove()
 
     def after_backward(self, samples):
         """The backward pass that has just ended was of so many samples: 0 for one that had none."""

@@ -202,7 +202,7 @@ class Chains:
     def backward(self, stage, k):
         """Around a stage's backward of micro-batch k, or W: [(leaf, what the stages behind have of its gradient)]. What
         it has when it is complete goes on to the stage ahead."""
-        before, removes, posted = [], [], set()
+        before, handles, posted = [], [], set()
         for leaf, number, ahead, behind in self.own[stage]:
             if behind is not None:
                 before.append((leaf, self._take(leaf, number, stage, behind[1], k)))
@@ -210,12 +210,12 @@ class Chains:
                 def on(ct, number=number, ahead=ahead):
                     posted.add(number)
                     self._post(module_of(lower(ct)).array(lower(ct), order="C"), number, *ahead, k)
-                removes.append(add_hook(leaf, on))
+                handles.append(add_hook(leaf, on))
         try:
             yield before
         finally:
-            for remove in removes:
-                remove()
+            for handle in handles:
+                handle.remove()
         for leaf, number, ahead, _ in self.own[stage]:
             if ahead is not None and number not in posted:      # unused: + -0.0 leaves every number as it is
                 self._post(to(xp.full(leaf.shape, -0.0, leaf.dtype), self.device), number, *ahead, k)

@@ -106,20 +106,32 @@ def test_modes_and_levels_are_per_thread():
 
 # ---------------------------------------------------------------- hooks on gradients
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_is_there_twice_is_taken_away_once(register):
+    x, calls = leaf(1.0), []
+    first, second = getattr(x, register)(calls.append), getattr(x, register)(calls.append)
+    for handle, left in ((None, 2), (second, 1), (second, 1), (first, 0)):
+        if handle is not None:
+            handle.remove()
+        calls.clear()
+        (x * 2.0).sum().backward()
+        assert len(calls) == left
+
+
 def test_a_hook_sees_the_complete_gradient_and_may_replace_it():
     x = leaf(1.0, 2.0)
     h = x * 3.0
     seen = []
     h.register_hook(lambda g: seen.append(g.numpy().copy()))
-    remove = h.register_hook(lambda g: g * 100.0)
+    handle = h.register_hook(lambda g: g * 100.0)
     x.register_hook(lambda g: g + 1.0)
     ((h * 2.0).sum() + h.sum()).backward()
     np.testing.assert_array_equal(seen, [[3.0, 3.0]])
     np.testing.assert_array_equal(x.grad.numpy(), [901.0, 901.0])
-    remove()
+    handle.remove()
     h2 = x * 3.0
-    remove2 = h2.register_hook(lambda g: g * 0.0)
-    remove2()
+    handle2 = h2.register_hook(lambda g: g * 0.0)
+    handle2.remove()
     x.grad = None
     h2.sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), [4.0, 4.0])

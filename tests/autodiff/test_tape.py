@@ -168,13 +168,13 @@ def test_hooks_run_while_backward_is_still_under_way_last_layer_first():
 def test_a_removed_hook_is_silent_and_callbacks_run_at_the_end():
     x = leaf(2)
     events = []
-    remove = x.register_post_accumulate_grad_hook(lambda t: events.append("hook"))
+    handle = x.register_post_accumulate_grad_hook(lambda t: events.append("hook"))
     x.register_post_accumulate_grad_hook(lambda t: mt.at_end_of_backward(end))
 
     def end():
         events.append("end")
     (x * 1.0).sum().backward()
-    remove()
+    handle.remove()
     (x * 1.0).sum().backward()
     assert events == ["hook", "end", "end"]
     with pytest.raises(RuntimeError, match="outside of a backward"):
@@ -237,7 +237,7 @@ def test_the_graph_is_freed_by_reference_counting(no_gc):
 
 def test_an_exception_in_backward_frees_and_leaves_the_engine_usable(no_gc):
     x = leaf(3)
-    remove = x.register_post_accumulate_grad_hook(lambda t: 1 / 0)
+    handle = x.register_post_accumulate_grad_hook(lambda t: 1 / 0)
     y = (x * x).sum()
     node = weakref.ref(y.node)
     try:
@@ -248,7 +248,7 @@ def test_an_exception_in_backward_frees_and_leaves_the_engine_usable(no_gc):
         pytest.fail("the hook's error was swallowed")
     del y
     assert node() is None
-    remove()
+    handle.remove()
     x.grad = None
     (x * x).sum().backward()
     np.testing.assert_allclose(x.grad.numpy(), 2 * x.numpy())

@@ -308,11 +308,11 @@ def hooks_of_modules(wrap):
     model = net()
     f, results = wrap(model), []
     results += grad(f, X)
-    remove = model[0].register_forward_hook(lambda module, inputs, output: output * 3.0)
+    handle = model[0].register_forward_hook(lambda module, inputs, output: output * 3.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # it may run uncompiled
         results += grad(f, X)
-    remove()
+    handle.remove()
     return results + [*grad(f, X)]
 
 

@@ -192,13 +192,13 @@ def hooks_come_and_go(wrap):
         return y
     for step in range(20):
         if step == 4:
-            remove = model.weight.register_hook(lambda g: g * 2)
+            handle = model.weight.register_hook(lambda g: g * 2)
         if step == 8:
-            remove()
+            handle.remove()
         if step == 12:
-            remove = model.register_forward_hook(lambda module, inputs, output: output * 3)
+            handle = model.register_forward_hook(lambda module, inputs, output: output * 3)
         if step == 16:
-            remove()
+            handle.remove()
 
             def halve(p):
                 p.grad = p.grad * 0.5

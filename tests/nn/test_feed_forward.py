@@ -102,16 +102,16 @@ def test_hooks_on_the_layers_run_and_may_change_what_passes(layer, before):
     x, ct = random(1).standard_normal((2, 5, 6)).astype("f4")
     seen, plain = [], steps(mlp, x, ct)
     register = getattr(mlp[layer], "register_forward_pre_hook" if before else "register_forward_hook")
-    remove = register(lambda module, *values: seen.append(values))
+    handle = register(lambda module, *values: seen.append(values))
     looked_at = steps(mlp, x, ct)
-    remove()
+    handle.remove()
     assert looked_at[0] == APART and steps(mlp, x, ct)[0] == FUSED
     same_bits(looked_at[1], plain[1])
     (inputs, *_), = seen
     assert inputs[0].shape == ((5, 6) if layer == 0 else (5, 24))
-    remove = register(lambda module, *values: values[-1][0] * 2 if before else values[-1] * 2)
+    handle = register(lambda module, *values: values[-1][0] * 2 if before else values[-1] * 2)
     assert not np.array_equal(steps(mlp, x, ct)[1][0], plain[1][0])
-    remove()
+    handle.remove()
 
 
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])

@@ -201,7 +201,7 @@ def test_hooks_see_and_replace():
     layer, seen = nn.Linear(2, 3, dtype=np.float64), []
     x = mt.tensor(np.ones((4, 2)))
     plain = layer(x).numpy().copy()
-    removers = [
+    handles = [
         layer.register_forward_pre_hook(lambda module, inputs: seen.append(("before", module, inputs))),
         layer.register_forward_pre_hook(lambda module, inputs: inputs[0] * 2.0),
         layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3.0,)),
@@ -215,11 +215,20 @@ def test_hooks_see_and_replace():
     assert (name, module) == ("after", layer)
     np.testing.assert_allclose(inputs[0].numpy(), 6.0)
     np.testing.assert_allclose(output.numpy(), (plain - bias) * 6 + bias)
-    for remove in removers:
-        remove()
-        remove()        # a second time does nothing
+    for handle in handles:
+        handle.remove()
+        handle.remove()        # a second time does nothing
     np.testing.assert_array_equal(layer(x).numpy(), plain)
     assert len(seen) == 2 and layer._hooks is None
+
+
+def test_a_hook_is_there_for_a_block():
+    layer, calls = nn.ReLU(), []
+    with layer.register_forward_hook(lambda module, inputs, output: calls.append(output)) as handle:
+        layer(mt.tensor([1.0]))
+    layer(mt.tensor([1.0]))
+    handle.remove()
+    assert len(calls) == 1
 
 
 def test_the_same_hook_twice_is_two_hooks():
@@ -229,7 +238,7 @@ def test_the_same_hook_twice_is_two_hooks():
         calls.append(output)
     first, _ = layer.register_forward_hook(hook), layer.register_forward_hook(hook)
     layer(mt.tensor([1.0]))
-    first()
+    first.remove()
     layer(mt.tensor([1.0]))
     assert len(calls) == 3
 

@@ -158,11 +158,11 @@ WATCHED = "0", "2", "blocks.0.attention", "blocks.0"
 def activations(model, inputs):
     """What the layers that are watched give, and the model."""
     seen = []
-    removers = [m.register_forward_hook(lambda m, x, y: seen.append(y.numpy().copy()))
-                for path, m in model.named_modules() if path in WATCHED]
+    handles = [m.register_forward_hook(lambda m, x, y: seen.append(y.numpy().copy()))
+               for path, m in model.named_modules() if path in WATCHED]
     seen.append(model(inputs).numpy())
-    for remove in removers:
-        remove()
+    for handle in handles:
+        handle.remove()
     return seen
 
 

@@ -202,7 +202,7 @@ def gradient_cases():
     # A backward that breaks off half-way, after some buckets were posted; then one that doesn't.
     model = DistributedDataParallel(small_model(), world, **bucketed)
     first = model.module[0]
-    remove = first.weight.register_post_accumulate_grad_hook(_refuse)
+    handle = first.weight.register_post_accumulate_grad_hook(_refuse)
     for quiet in (False, True):
         model.zero_grad()
         try:
@@ -213,7 +213,7 @@ def gradient_cases():
                 add_gradient(model, range(7), 7, world)
         except ZeroDivisionError:
             seen["broken off", quiet] = [p.grad is not None for p in model.parameters()]
-    remove()
+    handle.remove()
     model.zero_grad()
     with ledger.record() as book:
         add_gradient(model, range(13), 13, world)

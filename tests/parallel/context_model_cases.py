@@ -222,11 +222,11 @@ def composed():
     found["checkpointed"] = right(checkpointed)
     found["compiled"] = right(compiled)
     model, called = gpt("learned"), []
-    forget = model.dropout.register_forward_hook(lambda *args: called.append(args))
+    handle = model.dropout.register_forward_hook(lambda *args: called.append(args))
     cp.context_parallel(model, axis)
     with mt.no_grad():
         model(part)
-        forget()
+        handle.remove()
         model(part)
     found["hooks"] = len(called) == 1
     found["names"] = list(model.state_dict()) == list(whole.state_dict())

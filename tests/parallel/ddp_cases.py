@@ -327,13 +327,13 @@ def after_a_pass_that_raised(exact):
     for attempt in range(4):
         model.zero_grad()
         if attempt == 1:
-            remove = model.module.trunk.weight.register_hook(refuse)
+            handle = model.module.trunk.weight.register_hook(refuse)
         try:
             for _ in range(2 if exact else 1):
                 heads_step(model, world)
             found.append(grads_of(model))
         except ZeroDivisionError:
-            remove()
+            handle.remove()
     return found
 
 

@@ -211,9 +211,9 @@ def raising():
     for stage in (1, 3):
         model = hybrid(mesh_of(2), stage)(Maybe())
         x, ct = batch(comm.world().rank)
-        off = model.module.layers[0].bias.register_hook(refuse)
+        handle = model.module.layers[0].bias.register_hook(refuse)
         error = said(lambda model=model, x=x, ct=ct: (model(x, True) * ct).sum().backward())
-        off()
+        handle.remove()
         model.zero_grad()
         (model(x, True) * ct).sum().backward()
         found[stage] = error, grads(model)

@@ -198,11 +198,11 @@ def one_rank_raises():
     model = wrapped(bucket_cap_mb=1e-6)
     for step in range(2):
         model.zero_grad()
-        remove = model.module[0].bias.register_hook(_refuse) if world.rank == 1 and not step else None
+        handle = model.module[0].bias.register_hook(_refuse) if world.rank == 1 and not step else None
         try:
             backward(model, world.rank)
         except ZeroDivisionError:
-            remove()
+            handle.remove()
 
 
 def _refuse(gradient):

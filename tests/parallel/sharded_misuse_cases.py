@@ -244,30 +244,30 @@ def raising():
             model = fully_shard(net(), world, stage)
             backward(model)     # so that orders are known, and units gathered ahead
             model.zero_grad()
-            remove = {"forward": lambda m=model: m.module[2].register_forward_pre_hook(refuse),
+            broken = {"forward": lambda m=model: m.module[2].register_forward_pre_hook(refuse),
                       "backward": lambda m=model: m.module[0].bias.register_post_accumulate_grad_hook(refuse),
                       "first gradient": lambda m=model: m.module[2].bias.register_hook(refuse)}
             errors = []
             if where == "forward in no_sync":
                 with model.no_sync():
                     backward(model)
-                off = remove["forward"]()
+                handle = broken["forward"]()
                 errors.append(said(lambda m=model: backward(m, 1)))
-                off()
+                handle.remove()
             elif where == "no_sync":
                 with model.no_sync():
                     backward(model)
-                    off = remove["backward"]()
+                    handle = broken["backward"]()
                     errors.append(said(lambda m=model: backward(m, 1)))
-                    off()
+                    handle.remove()
                 errors.append(said(lambda m=model: backward(m, 2)))
                 model.zero_grad()
                 with model.no_sync():
                     backward(model)
             else:
-                off = remove[where]()
+                handle = broken[where]()
                 errors.append(said(lambda m=model: backward(m, 1)))
-                off()
+                handle.remove()
                 model.zero_grad()
                 with model.no_sync():
                     backward(model)

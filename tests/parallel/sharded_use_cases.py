@@ -62,9 +62,9 @@ def current_values():
         other = {name: value + 1 for name, value in net().state_dict().items()}
         model.load_state_dict(other)
         found["loaded", kept] = whole(model), other
-        off = model.module[2].register_forward_pre_hook(refuse)
+        handle = model.module[2].register_forward_pre_hook(refuse)
         said(lambda m=model, x=x: m(x))
-        off()
+        handle.remove()
         optimizer.step()
         found["raised", kept] = whole(model), full_state_dict(model)
 

@@ -326,12 +326,12 @@ def test_a_forward_that_raises_leaves_nothing_open(tmp_path):
     model = gpt()
     stream_from_disk(model, tmp_path)
     wanted = outputs(model)
-    remove = model.blocks[1].mlp.register_forward_pre_hook(lambda m, inputs: 1 / 0)
+    handle = model.blocks[1].mlp.register_forward_pre_hook(lambda m, inputs: 1 / 0)
     for use in (lambda: outputs(model), lambda: model.blocks[1](mt.tensor(np.ones((1, 3, 20), "f4")))):
         with pytest.raises(ZeroDivisionError), mt.no_grad():
             use()
         assert all_absent(model, ("norm.", "embed.", "position."))
-    remove()
+    handle.remove()
     with ThreadPoolExecutor(1) as other:        # nor to the thread that raised
         assert other.submit(outputs, model).result() == wanted
     assert all_absent(model, ("norm.", "embed.", "position."))
@@ -342,10 +342,10 @@ def test_one_thread_at_a_time(tmp_path):
     model, refused = stream_from_disk(net(), tmp_path), []
 
     def meanwhile(m, inputs):
-        remove()
+        handle.remove()
         with ThreadPoolExecutor(1) as other:
             refused.extend(other.submit(run, x).exception() for run in (outputs, model[2], model[3]) for x in [model])
-    remove = model[2].register_forward_pre_hook(meanwhile)
+    handle = model[2].register_forward_pre_hook(meanwhile)
     assert outputs(model) == outputs(net())
     assert [type(error) for error in refused] == [RuntimeError] * 3 and "another thread" in str(refused[0])
     with ThreadPoolExecutor(1) as other:
