@@ -4,7 +4,8 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import Placeholder, on_host
+from ..backend import Placeholder, on_host, to_device_of
+from ..backend.tiled_cross_entropy import counted_labels
 
 IGNORED = -100      # ignore_index, as in torch
 EMPTY = "the mean loss of an empty batch, or where all labels are ignored, is undefined; use reduction='sum'"
@@ -23,28 +24,59 @@ def _reduced(losses, reduction):
     return total / losses.size
 
 
-def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED):
+def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0):
     """-log softmax(logits)[label]: logits (…, classes), labels (…) integers.
 
     reduction     "mean" over the labels that count, "sum", or "none" -> (…), 0 where ignored.
                   In data-parallel training take the sum and divide by the GLOBAL count: the mean of
                   ranks' means is wrong as soon as the ranks hold different numbers of samples.
     ignore_index  labels with this number count for nothing
+    label_smoothing  from 0 to 1: this part of each label is spread evenly over all classes (Szegedy et al. 2016), and
+                  the loss is -Σ target · log softmax(logits) of such targets
     Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
     shapes or labels don't fit.
     """
-    return by_labels(ops.softmax_cross_entropy, logits, labels, reduction, ignore_index,
-                      lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
+    def ahead(x, labels):
+        return ops.take_along_axis(x, labels[:, None], 1)[:, 0] - ops.mean(x, 1)
+    losses = smoothed(ops.softmax_cross_entropy, ahead, smoothing(label_smoothing))
+    return by_labels(losses, logits, labels, reduction, ignore_index,
+                     lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
 
 
-def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED):
+def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0):
     """cross_entropy(linear(x, weight), labels), the logits of which never exist as a whole: x (…, in), weight (classes,
     in), labels (…) integers; see ops.linear_cross_entropy for what it keeps and costs, and cross_entropy for the rest.
     """
     def losses(x, labels, ignore=None):
         return ops.linear_cross_entropy(x, weight, labels, ignore)
+
+    def ahead(x, labels):
+        return ops.sum(x * (weight[labels] - ops.mean(weight, 0)), 1)
+    losses = smoothed(losses, ahead, smoothing(label_smoothing))
     return by_labels(losses, x, labels, reduction, ignore_index, lambda shapes: f"linear_cross_entropy: x {shapes}, "
-                      f"weight {tuple(weight.shape)}: they must be (…, in), (…), (classes, in)")
+                     f"weight {tuple(weight.shape)}: they must be (…, in), (…), (classes, in)")
+
+
+def smoothing(part):
+    """A loss's label_smoothing as a float. ValueError unless it is from 0 to 1."""
+    if not 0.0 <= part <= 1.0:
+        raise ValueError(f"label_smoothing={part}: it is the part of each label that is spread over all classes, from "
+                         "0 to 1")
+    return float(part)
+
+
+def smoothed(losses_of, ahead, part):
+    """losses_of where this part of each label is spread over all classes: ahead(x, labels) (n,) is how far the label's
+    logit is ahead of the mean of its row, and by this part of it the loss is larger."""
+    if not part:
+        return losses_of
+
+    def losses(x, labels, ignore=None):
+        sharp = losses_of(x, labels, ignore)        # first: it looks at what the labels are
+        counted, labels = counted_labels(to_device_of(labels, lower(x)), ignore)
+        more = ahead(x, labels) * part
+        return sharp + (more if counted is None else ops.where(counted, more, 0.0))
+    return losses
 
 
 def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):

@@ -94,6 +94,26 @@ def test_training_is_the_same_to_the_last_bit(name, forget, graphs):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_smoothed_loss_of_labels_some_of_which_are_ignored():
+    random = np.random.default_rng(3)
+    weight, z, labels = random.standard_normal((5, 5)), random.standard_normal((6, 5)), random.integers(0, 5, 6)
+    labels[2] = -100
+    found = []
+    for graphed in (False, True):
+        w = mt.tensor(weight, requires_grad=True, device="cuda")
+
+        def passes(x, labels, w=w):
+            w.grad = None
+            loss = nn.cross_entropy(x @ w, labels, label_smoothing=0.2)
+            loss.backward()
+            return loss
+        passes = mt.cuda_graph(passes) if graphed else passes
+        losses = [passes(on_gpu(z * scale), on_gpu(labels)).item() for scale in (1.0, 2.0, 3.0)]
+        found.append((losses, w.grad.cpu().numpy()))
+    assert passes.graphs == 1 and found[0][0] == found[1][0] and len(set(losses)) == 3
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
 def linear(graphed=True):
     """(a layer on the GPU, its passes, [how often Python ran them])."""
     mt.manual_seed(1)

@@ -250,13 +250,14 @@ def test_several_tokens_are_predicted_and_guessed():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", [0.0, 0.4])
-def test_losses(reduction, ignored):
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_losses(reduction, ignored, smoothing):
     rng = np.random.default_rng(2)
     logits, (_, labels) = rng.standard_normal((BATCH * STEPS, 7, 11)), text(ignored)
     results = []
     for device, where_labels in (("cpu", "cpu"), ("cuda", "cuda"), ("cuda", "cpu")):
         z = mt.tensor(logits, requires_grad=True, device=device)
-        loss = nn.cross_entropy(z, backend.to(labels, where_labels), reduction)
+        loss = nn.cross_entropy(z, backend.to(labels, where_labels), reduction, label_smoothing=smoothing)
         loss.sum().backward()
         p, t = mt.tensor(logits, device=device), mt.tensor(logits[::-1], device=device)
         results.append((loss.cpu().numpy(), z.grad.cpu().numpy(), nn.mse_loss(p, t, reduction).cpu().numpy()))

@@ -42,6 +42,62 @@ def test_cross_entropy(reduction, scale, dtype):
     np.testing.assert_allclose(logits.grad.numpy(), grads * weights, atol=200 * eps)
 
 
+def smooth(z, labels, part):
+    """closed() towards labels of which a part is spread over all classes."""
+    each = [closed(z, np.full(len(z), c)) for c in range(z.shape[1])]
+    losses, grads = closed(z, labels)
+    return ((1 - part) * losses + part * np.mean([losses for losses, _ in each], 0),
+            (1 - part) * grads + part * np.mean([grads for _, grads in each], 0))
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("ignored", [0, 2])
+@pytest.mark.parametrize("make", [nn.cross_entropy, nn.linear_cross_entropy])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_label_smoothing(part, ignored, make, dtype):
+    random = np.random.default_rng(0)
+    x, weight, labels = random.standard_normal((7, 3)), random.standard_normal((5, 3)), random.integers(0, 5, 7)
+    x, weight = (mt.tensor(a.astype(dtype), requires_grad=True) for a in (x, weight))
+    losses, slopes = smooth(x.numpy().astype(float) @ weight.numpy().astype(float).T, labels, part)
+    counted, ct = np.arange(7) >= ignored, random.standard_normal(7)
+    given = np.where(counted, labels, -100)
+    of = (x @ weight.T,) if make is nn.cross_entropy else (x, weight)
+    eps = np.finfo(dtype).eps
+    found = make(*of, given, "none", label_smoothing=part)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.numpy(), losses * counted, rtol=50 * eps, atol=50 * eps)
+    assert abs(make(*of, given, label_smoothing=part).item() - losses[counted].mean()) < 50 * eps
+    found.backward(mt.tensor(ct.astype(dtype)))
+    slopes *= (ct * counted)[:, None]
+    np.testing.assert_allclose(x.grad.numpy(), slopes @ weight.numpy(), atol=100 * eps)
+    np.testing.assert_allclose(weight.grad.numpy(), slopes.T @ x.numpy(), atol=100 * eps)
+
+
+def test_smoothed_losses_compiled_and_in_16_bits():
+    z, labels = sample(9, 5)
+    wanted, slopes = smooth(z, labels, 0.2)
+
+    def mean(logits, labels):
+        return nn.cross_entropy(logits, labels, label_smoothing=0.2)
+    logits = mt.tensor(z, requires_grad=True)
+    loss = mt.compile(mean)(logits, mt.tensor(labels))
+    loss.backward()
+    assert abs(loss.item() - wanted.mean()) < 1e-14
+    np.testing.assert_allclose(logits.grad.numpy(), slopes / 9, atol=1e-15)
+    with mt.autocast("bfloat16"):
+        short = mean(mt.tensor(z.astype(np.float32)).to("bfloat16"), labels)
+    assert short.dtype == np.float32 and abs(short.item() - wanted.mean()) < 0.01
+
+
+@pytest.mark.parametrize("part", [-0.1, 1.5, float("nan")])
+def test_parts_of_labels_that_cannot_be(part):
+    z, labels = sample(7, 5)
+    with pytest.raises(ValueError, match=f"label_smoothing={part}"):
+        nn.cross_entropy(mt.tensor(z), labels, label_smoothing=part)
+    with pytest.raises(ValueError, match=f"label_smoothing={part}"):
+        nn.linear_cross_entropy(mt.tensor(z), mt.tensor(z), labels, label_smoothing=part)
+
+
 def test_gradient_is_that_of_central_differences():
     z, labels = sample(4, 3, seed=5)
     logits = mt.tensor(z, requires_grad=True)

@@ -37,16 +37,18 @@ def test_layers_that_are_cut_are_whole_layers(n):
 
 
 @pytest.mark.parametrize("n, shift", [(1, 0.0), (2, 1e4), (3, 0.0)])
-def test_the_loss_of_divided_logits(n, shift):
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_loss_of_divided_logits(n, shift, smoothing):
     x, u = values((4, 3, 11), 4) * 3 + shift, values((4, 3), 6)
     labels = np.random.default_rng(5).integers(0, 11, (4, 3))
     counted = np.ones((4, 3))
     counted[2, 1] = 0       # is ignored
     z = x - x.max(-1, keepdims=True)
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
-    losses = -np.log(np.take_along_axis(p, labels[..., None], -1))[..., 0] * counted
-    slope = (p - np.eye(11)[labels]) * (u * counted)[..., None]
-    found = crews.call(CASES + "loss_of_parts", n, args=(shift,))
+    wanted = (1 - smoothing) * np.eye(11)[labels] + smoothing / 11
+    losses = -(wanted * np.log(p)).sum(-1) * counted
+    slope = (p - wanted) * (u * counted)[..., None]
+    found = crews.call(CASES + "loss_of_parts", n, args=(shift, smoothing))
     for mean, each, _ in found:
         np.testing.assert_allclose(each, losses, rtol=1e-10, atol=1e-10)
         assert abs(mean - losses.sum() / 11) < 1e-10
