@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist.autodiff.primitive import lower
 
 rng = np.random.default_rng(9)
 
@@ -134,6 +135,28 @@ def test_what_a_reduction_makes_of_integers_and_of_too_few():
     with np.errstate(all="ignore"):     # as NumPy's
         assert np.isnan(mt.var(np.zeros(0), correction=1)) and np.isnan(mt.var(np.ones(1), correction=2))
         assert mt.var(np.arange(3.0), correction=5) == np.inf
+
+
+@pytest.mark.parametrize("kind", [bool, np.int8, np.uint8, np.int64])
+@pytest.mark.parametrize("raw", [True, False])
+def test_integers_in_fused_ops_are_their_floats(kind, raw):
+    x = rng.integers(0, 2 if kind is bool else 5, (2, 3, 6, 4)).astype(kind)
+    flat, labels = x.reshape(-1, 4), rng.integers(0, 4, 36)
+    for f, a in ((mt.softmax, x), (mt.log_softmax, x), (lambda a: mt.softmax_cross_entropy(a, labels), flat),
+                 (lambda a: mt.avg_pool2d(a, 3, padding=1), x), (lambda a: mt.avg_pool1d(a, 2), x[0]),
+                 (lambda a: mt.scaled_dot_product_attention(a, a[:, :1], a[:, :1], is_causal=True), x)):
+        found, wanted = lower(f(a if raw else mt.tensor(a))), f(a.astype(float))
+        assert found.dtype == wanted.dtype == np.float64
+        np.testing.assert_array_equal(found, wanted)
+    for padding in (0, 1):
+        for f in (mt.max_pool2d, mt.compile(mt.max_pool2d)):
+            found = lower(f((x if raw else mt.tensor(x)) * kind(1), 3, padding=padding))
+            wanted = mt.max_pool2d(x.astype(float), 3, padding=padding)
+            assert found.dtype == kind
+            np.testing.assert_array_equal(found, wanted)
+    if kind in (np.int8, np.int64):     # less than the zeros around
+        np.testing.assert_array_equal(lower(mt.max_pool1d((x[0] - 7).astype(kind), 3, padding=1)),
+                                      mt.max_pool1d(x[0] - 7.0, 3, padding=1))
 
 
 def test_chunks_of_an_empty_axis():

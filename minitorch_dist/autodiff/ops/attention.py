@@ -26,7 +26,7 @@ import operator
 from ... import backend
 from ...backend import check_devices, finfo, module_of, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
-from .elementwise import where
+from .elementwise import floats, where
 from .fused import softmax
 from .linalg import matmul
 from .shape import reshape, swap_last
@@ -201,6 +201,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     causal and from FEWEST on; 4·window - 3 both ways); on a GPU, without attn_mask, a kernel that makes them twice
     instead (kernels/flash_attention.py), and leaves out blocks of which nothing is seen.
     """
+    query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[:3] != v[:3] or q[3] != k[3] \
             or not k[1] or q[1] % k[1]:

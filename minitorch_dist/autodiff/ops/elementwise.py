@@ -208,6 +208,11 @@ def astype(x, dtype):
     return bind(_cast, (x,), (x.dtype, dtype))
 
 
+def floats(x):
+    """x; in float64 where it has integers or bools, as NumPy's functions take them."""
+    return astype(x, xp.float64) if x.dtype.kind in "iub" else x
+
+
 def constant(array, like):
     """A raw result of a non-differentiable op: as a tensor where what it was made of was traced."""
     from ..tensor import Tensor

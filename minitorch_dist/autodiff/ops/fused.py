@@ -10,7 +10,7 @@ import math
 from ...backend import add_up, by_tiles, choose, is_short, tiled_cross_entropy, to_device_of, xp
 from ...backend.tiled_cross_entropy import counted_labels
 from ..primitive import Primitive, bind, lower, state
-from .elementwise import astype, erf, exp, raw_sigmoid, sigmoid, tanh, where
+from .elementwise import astype, erf, exp, floats, raw_sigmoid, sigmoid, tanh, where
 from .indexing import check_numbers, getitem, numbers_in
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import largest, logsumexp, normal_axes, sum
@@ -65,7 +65,7 @@ def softmax_cross_entropy(logits, labels, ignore_index=None):
         raise ValueError(f"softmax_cross_entropy: logits {logits.shape} and labels {labels.shape}: "
                          "they must be (n, classes) and (n,)")
     check_numbers("softmax_cross_entropy", labels, logits.shape[1], "labels", "classes", ignore_index)
-    return bind(_xent, (logits,), (to_device_of(labels, lower(logits)), ignore_index))
+    return bind(_xent, (floats(logits),), (to_device_of(labels, lower(logits)), ignore_index))
 
 
 # ---------------------------------------------------------------- the same of x Wᵀ, by tiles
@@ -131,7 +131,7 @@ _softmax = Primitive("softmax", _softmax_forward, "x", "axis",
 
 def softmax(x, axis=-1):
     """exp(x) / Σ exp(x) along `axis`, without overflow."""
-    return bind(_softmax, (x,), (normal_axes(axis, len(x.shape)),))
+    return bind(_softmax, (floats(x),), (normal_axes(axis, len(x.shape)),))
 
 
 def _log_softmax_forward(x, axis):
@@ -153,7 +153,7 @@ _log_softmax = Primitive(
 
 def log_softmax(x, axis=-1):
     """log of softmax(x) along `axis`, without overflow."""
-    return bind(_log_softmax, (x,), (normal_axes(axis, len(x.shape)),))
+    return bind(_log_softmax, (floats(x),), (normal_axes(axis, len(x.shape)),))
 
 
 # ---------------------------------------------------------------- gelu

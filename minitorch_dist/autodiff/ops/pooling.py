@@ -3,10 +3,11 @@ nothing as large as all windows is ever made (4 to 9 times the input)."""
 
 import math
 
-from ...backend import xp
+from ...backend import is_floating, xp
 from ..primitive import Primitive, bind, lower
 from .arrange import pad
 from .convolution import inside, padded
+from .elementwise import floats
 from .reduction import max, sum
 from .windows import add_windows, per_axis, shifts, view, windows
 
@@ -21,13 +22,19 @@ def _last(n):
 
 # ---------------------------------------------------------------- maxima
 
+def _least(dtype):
+    """What is no larger than any other number of this dtype."""
+    return -xp.inf if is_floating(dtype) else xp.iinfo(dtype).min if dtype.kind in "iu" else False
+
+
 def _max_definition(x, kernel, stride, padding, dilation):
-    parts = windows(pad(x, _around(padding), constant_values=-xp.inf if any(padding) else 0), kernel, stride, dilation)
+    wide = pad(x, _around(padding), constant_values=_least(x.dtype) if any(padding) else 0)
+    parts = windows(wide, kernel, stride, dilation)
     return max(parts, _last(len(kernel)))
 
 
 def _max_forward(x, kernel, stride, padding, dilation):
-    x = padded(x, padding, -xp.inf)
+    x = padded(x, padding, _least(x.dtype))
     n = len(kernel)
     counts = view(x, kernel, stride, dilation).shape[2:2 + n]
     out = None
@@ -37,7 +44,7 @@ def _max_forward(x, kernel, stride, padding, dilation):
 
 
 def _max_pullback(ct, wanted, ans, x, kernel, stride, padding, dilation):
-    wide, counts = padded(x, padding, -xp.inf), ans.shape[2:]
+    wide, counts = padded(x, padding, _least(x.dtype)), ans.shape[2:]
     largest = [part == ans for _, part in shifts(wide, counts, kernel, stride, dilation)]
     ties = largest[0].astype(xp.int32 if len(largest) > 255 else xp.uint8)
     for mask in largest[1:]:
@@ -114,18 +121,19 @@ def max_pool1d(x, kernel_size, stride=None, padding=0, dilation=1):
 
 def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1):
     """The largest element of each window of x (n, channels, height, width); stride defaults to kernel_size, padding is
-    -inf. Elements of a window that tie share its gradient equally (torch: the first gets all)."""
+    -inf, of integers the least. Elements of a window that tie share its gradient equally (torch: the first gets
+    all)."""
     return bind(_max_pool, (x,), _arguments("max_pool2d", 2, x, kernel_size, stride, padding, dilation))
 
 
 def avg_pool1d(x, kernel_size, stride=None, padding=0, count_include_pad=True):
     """As avg_pool2d, over the last axis of x (n, channels, length)."""
-    return bind(_avg_pool, (x,), (*_arguments("avg_pool1d", 1, x, kernel_size, stride, padding)[:3],
-                                  bool(count_include_pad)))
+    return bind(_avg_pool, (floats(x),), (*_arguments("avg_pool1d", 1, x, kernel_size, stride, padding)[:3],
+                                          bool(count_include_pad)))
 
 
 def avg_pool2d(x, kernel_size, stride=None, padding=0, count_include_pad=True):
     """The mean of each window of x (n, channels, height, width); stride defaults to kernel_size; padding counts as
     zeros, or not at all with count_include_pad=False."""
-    return bind(_avg_pool, (x,), (*_arguments("avg_pool2d", 2, x, kernel_size, stride, padding)[:3],
-                                  bool(count_include_pad)))
+    return bind(_avg_pool, (floats(x),), (*_arguments("avg_pool2d", 2, x, kernel_size, stride, padding)[:3],
+                                          bool(count_include_pad)))
