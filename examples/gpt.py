@@ -31,12 +31,14 @@ SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads"
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
 OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
-           "temperature", *program.CHECKS)
+           "temperature", "top_k", "top_p", *program.CHECKS)
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "save_every"),
+    program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "top_k",
+                         "save_every"),
     program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "seed"),
     (f"0, or at least {COLDEST}, and finite", lambda value: value == 0 or COLDEST <= value < float("inf")):
         ("temperature",),
+    ("above 0, up to 1", lambda value: 0 < value <= 1): ("top_p",),
     program.PROBABILITY: ("dropout",),
 }
 
@@ -88,7 +90,8 @@ class TextTask:
         """A passage that the model writes."""
         start = xp.zeros((1, 1), xp.int64) if "\n" not in self.vocabulary.numbers else \
             self.vocabulary.encode("\n")[None]
-        tokens = model.module.generate(start, args.sample, args.temperature, backend.stream("sample", args.seed))
+        tokens = model.module.generate(start, args.sample, args.temperature, backend.stream("sample", args.seed),
+                                       top_k=args.top_k, top_p=args.top_p)
         return {}, self.vocabulary.decode(backend.to(tokens[0], "cpu"))
 
 
@@ -180,6 +183,8 @@ def parse(argv):
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
     p.add_argument("--sample", type=int, default=400, help="characters to write at the end, with --text")
     p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
+    p.add_argument("--top-k", type=int, help="draw its characters from so many, the likeliest")
+    p.add_argument("--top-p", type=float, help="draw them from the likeliest that together are so probable")
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")

@@ -19,8 +19,9 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.ops.attention import ALL, band_of, banded_attention, part_of_band
+from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import is_array, module_of, to_device_of, xp
+from ..backend import is_array, is_whole, module_of, to_device_of, xp
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
@@ -129,7 +130,10 @@ class KeyValueCache:
     def reading(self, tokens):
         """Inside, the model, or what it is made of, works on these tokens (batch, time), and keeps what is theirs. Who
         takes some back makes `past` smaller."""
-        tokens = lower(tokens)
+        tokens = numbers_in(tokens)
+        if tokens.ndim != 2:
+            raise ValueError(f"KeyValueCache: tokens {tuple(tokens.shape)} must be (batch, time); of one sequence, (1, "
+                             "time): tokens[None]")
         if self.past + tokens.shape[1] > self.length:
             raise ValueError(f"KeyValueCache of length {self.length} was given {self.past + tokens.shape[1]} tokens: "
                              "make one with more room, if the model has it")
@@ -300,13 +304,16 @@ class _KeptState(_Places):
 KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState}       # by an attention's `keeps`
 
 
-def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
+def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):
     """GPT.generate, which see."""
     if model.context is not None:
         raise ValueError(f"generate: each rank has a part of the sequences ({model.context}), and a new token would "
                          "move them: load the state_dict into a GPT that is not divided")
     if not (temperature == 0 or temperature >= COLDEST):
         raise ValueError(f"generate: temperature={temperature}: 0, which takes the likeliest, or {COLDEST} or more")
+    if top_k is not None and not (is_whole(top_k) and top_k >= 1) or top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"generate: top_k={top_k}, top_p={top_p}: a number of tokens, 1 or more, and a probability "
+                         "above 0, up to 1; None leaves all of them")
     tokens = beginning("generate", model, tokens, count)
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
@@ -320,7 +327,8 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
             else:
                 # Gumbel's trick: the argmax of logits plus this noise is a sample of the softmax.
                 noise = to_device_of(stream.gumbel(size=logits.shape), logits)
-                new = (logits.astype(xp.float64) / temperature + noise).argmax(1)   # in float16 perhaps inf
+                logits = likeliest(logits.astype(xp.float64) / temperature, top_k, top_p)   # in float16 perhaps inf
+                new = (logits + noise).argmax(1)
             if ended is not None:
                 new = xp.where(ended, end, new)
             tokens = xp.concatenate([tokens, new[:, None]], 1)
@@ -329,6 +337,20 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
                 if not together and bool(ended.all()):
                     break
     return tokens
+
+
+def likeliest(logits, top_k=None, top_p=None):
+    """logits (batch, vocabulary), float64, with -inf for all but the likeliest: top_k of them, then those whose
+    probabilities come together to top_p. Ties with the last of them stay."""
+    if top_k is not None and top_k < logits.shape[1]:
+        logits = xp.where(logits < xp.sort(logits, 1)[:, -top_k, None], -xp.inf, logits)
+    if top_p is not None:
+        falling = -xp.sort(-logits, 1)
+        shares = xp.exp(falling - falling[:, :1])
+        before = shares.cumsum(1) - shares
+        least = xp.where(before < top_p * shares.sum(1, keepdims=True), falling, xp.inf).min(1, keepdims=True)
+        logits = xp.where(logits < least, -xp.inf, logits)
+    return logits
 
 
 def beginning(who, model, tokens, count):

@@ -5,6 +5,7 @@ import math
 
 from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
+from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
 from . import decoding, init
@@ -246,6 +247,7 @@ class GPT(Module):
     def embedded(self, tokens, documents=None):
         """What the first block takes: x (batch, time, dim), and a tuple of what else, the documents, if there are any:
         integers (batch, time), of whole sequences."""
+        tokens = tokens if hasattr(tokens, "shape") else numbers_in(tokens)
         if len(tokens.shape) != 2:
             raise ValueError(f"GPT: tokens {tuple(tokens.shape)} must be (batch, time); of packed rows, (batch, time, "
                              "2), the documents are an argument of their own: model(*packing.apart(rows))")
@@ -280,10 +282,13 @@ class GPT(Module):
         x = x if self.output_multiplier is None else self.output_multiplier * x
         return layer.losses(x, targets)
 
-    def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None):
+    def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.
 
         temperature  0 takes the likeliest; else decoding.COLDEST or more
+        top_k        draw from so many tokens, the likeliest (Fan et al. 2018), and those as likely as the last of them
+        top_p        of these from the likeliest that together have a probability of top_p or more at this temperature,
+                     and those as likely as the last of them (Holtzman et al. 2019, "nucleus sampling")
         stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
         end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
                      does the result, shorter; but not of divided experts, whose ranks have rows of their own, and go
@@ -292,4 +297,4 @@ class GPT(Module):
                      decoding.uncacheable(self) is None; True: ValueError elsewhere; False: work on all tokens anew for
                      each. The tokens are the same, but for rounding
         """
-        return decoding.generate(self, tokens, count, temperature, stream, end, cache)
+        return decoding.generate(self, tokens, count, temperature, stream, end, cache, top_k, top_p)

@@ -220,11 +220,13 @@ def test_generation_and_attention_weights(kind):
     mt.manual_seed(0)
     net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", **kind)
     tokens, x = text()[0][:2, :3], np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
-    expected = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)], net.blocks[0].attention.weights(x)
+    ways = {"temperature": 0}, {}, {"top_k": 5, "top_p": 0.8}
+    expected = [net.generate(tokens, 4, stream=backend.stream("g"), **way) for way in ways]
+    expected.append(net.blocks[0].attention.weights(x))
     net.to("cuda")
-    found = [net.generate(tokens, 4, t, backend.stream("g")) for t in (0, 1.0)]
+    found = [net.generate(tokens, 4, stream=backend.stream("g"), **way) for way in ways]
     weights = net.blocks[0].attention.weights(backend.to(x, "cuda"))
-    for f, e in zip((*found, weights), (*expected[0], expected[1]), strict=True):
+    for f, e in zip((*found, weights), expected, strict=True):
         np.testing.assert_array_equal(backend.to(f, "cpu"), e)
 
 

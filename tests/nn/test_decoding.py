@@ -10,7 +10,7 @@ from minitorch_dist.autodiff.ops.attention import ALL, banded_attention
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
 from minitorch_dist.nn import decoding
-from minitorch_dist.nn.decoding import KeyValueCache, uncacheable
+from minitorch_dist.nn.decoding import KeyValueCache, likeliest, uncacheable
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import tensor_parallel as tp
 
@@ -208,6 +208,54 @@ def test_no_such_temperature(temperature):
         gpt().generate(tokens_of(2, 3), 2, temperature)
 
 
+def stay(row, top_k, top_p):
+    """Which of one row's logits may be drawn, one after the other."""
+    order, kept, p = sorted(range(len(row)), key=lambda i: -row[i]), [], np.exp(row - row.max())
+    for i in order[:top_k]:
+        kept.append(i)
+        if top_p is not None and p[kept].sum() >= top_p * p[order[:top_k]].sum():
+            break
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3, 12, 40])
+@pytest.mark.parametrize("top_p", [None, 1e-9, 0.3, 0.9, 1.0])
+def test_what_may_be_drawn(top_k, top_p):
+    logits = np.random.default_rng(3).standard_normal((50, 12)) * 2
+    found = likeliest(logits, top_k, top_p)
+    for row, left in zip(logits, found, strict=True):
+        assert np.flatnonzero(left > -np.inf).tolist() == stay(row, top_k, top_p)
+    np.testing.assert_array_equal(np.where(found > -np.inf, logits, -np.inf), found)
+
+
+def test_ties_with_the_last_that_may_be_drawn():
+    logits = np.log([[0.4, 0.2, 0.2, 0.1, 0.1]])
+    for settings, count in (((2, None), 3), ((None, 0.5), 3), ((None, 0.61), 3), ((None, 0.85), 5), ((3, 0.4), 1)):
+        assert (likeliest(logits, *settings) > -np.inf).sum() == count
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_drawn_from_the_likeliest(cache):
+    model, tokens = gpt(), np.repeat(tokens_of(1, 3), 4000, 0)
+    logits = anew(model, tokens[:1])[0, -1]
+    np.testing.assert_array_equal(model.generate(tokens[:5], 4, 1.0, top_k=1), model.generate(tokens[:5], 4, 0))
+    for top_k, top_p, temperature in ((3, None, 1.0), (None, 0.5, 0.7), (6, 0.8, 2.0)):
+        drawn = model.generate(tokens, 1, temperature, backend.stream("t"), None, cache, top_k, top_p)[:, -1]
+        kept = stay(logits / temperature, top_k, top_p)
+        p = np.exp(logits[kept] / temperature)
+        counts = np.bincount(drawn, minlength=len(logits))
+        assert counts[kept].sum() == 4000
+        expected = 4000 * p / p.sum()
+        assert (np.abs(counts[kept] - expected) < 5 * np.sqrt(expected) + 1).all()
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": 1.5}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_p": np.nan}])
+def test_no_such_part_of_the_likeliest(settings):
+    (name, value), = settings.items()
+    with pytest.raises(ValueError, match=f"generate: .*{name}={value}.*1 or more.*above 0, up to 1"):
+        gpt().generate(tokens_of(2, 3), 2, **settings)
+
+
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("tokens, count, words", [
     (np.zeros((2, 0), int), 3, r"tokens \(2, 0\), count=3: give \(batch, 1 or more\)"), ([[]], 0, r"tokens \(1, 0\)"),
@@ -217,8 +265,10 @@ def test_nothing_to_begin_with(tokens, count, words, cache):
         gpt().generate(tokens, count, cache=cache)
 
 
-def test_tokens_may_be_a_tensor():
-    model, tokens = gpt(), tokens_of(2, 3)
+def test_tokens_may_be_a_tensor_or_lists():
+    model, tokens = gpt().eval(), tokens_of(2, 3)
+    for read in (model, KeyValueCache(model).read):
+        np.testing.assert_array_equal(read(tokens.tolist()).numpy(), anew(model, tokens))
     np.testing.assert_array_equal(model.generate(mt.tensor(tokens), 3, 0), model.generate(tokens, 3, 0))
 
 
@@ -328,6 +378,9 @@ def test_a_cache_with_little_room_and_other_rows():
         KeyValueCache(gpt(), 0)
     cache = KeyValueCache(gpt().eval(), 4)
     cache.read(tokens_of(2, 3))
+    for tokens in (np.zeros(3, int), [1, 2, 3]):
+        with pytest.raises(ValueError, match=r"tokens \(3,\) must be \(batch, time\)"):
+            cache.read(tokens)
     with pytest.raises(ValueError, match="KeyValueCache of length 4 was given 5 tokens"):
         cache.read(tokens_of(2, 2))
     with pytest.raises(ValueError, match="1 rows of tokens, where 2 have been read"):   # would be broadcast
