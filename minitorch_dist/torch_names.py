@@ -57,7 +57,6 @@ NAMES = {
         "MultiheadAttention": "nn.MultiHeadAttention",
         **dict.fromkeys(("TransformerEncoderLayer", "TransformerDecoderLayer"), "nn.TransformerBlock"),
         **dict.fromkeys(("RNN", "LSTM", "GRU"), NONE.format("a Module of one's own that loops over time")),
-        "GroupNorm": NONE.format("nn.LayerNorm after reshape"),
         "DataParallel": "mt.parallel.DistributedDataParallel",
     },
     "minitorch_dist.nn.init": {

@@ -13,17 +13,17 @@ from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
 from .multi_token import MultiTokenPrediction, multi_token_loss
-from .norm import BatchNorm, LayerNorm, RMSNorm
+from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .positions import Rotary
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, TransformerBlock
 
 __getattr__ = of_module(__name__)
 __all__ = [
-    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "Identity",
-    "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "LinearAttention", "MaxPool2d",
-    "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU",
-    "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock",
-    "cross_entropy", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary",
-    "without_values",
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "Dropout", "Embedding", "Flatten", "GroupNorm",
+    "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "LinearAttention",
+    "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter",
+    "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh",
+    "TransformerBlock", "cross_entropy", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss",
+    "multi_token_loss", "summary", "without_values",
 ]

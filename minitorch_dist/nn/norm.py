@@ -1,11 +1,13 @@
 """Normalisation layers."""
 
+import math
+
 from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
 from ..backend import as_dtype, assign, is_short, weak, whole, wholes, xp
-from .module import Module, Parameter
+from .module import Module, Parameter, at_least_1
 
 
 class LayerNorm(Module):
@@ -39,6 +41,36 @@ class RMSNorm(Module):
 
     def extra_repr(self):
         return ", ".join(map(str, self.normalized_shape))
+
+
+class GroupNorm(Module):
+    """Normalise each sample over groups of its channels, then scale and shift each channel: (n, channels) or (n,
+    channels, …). No sample looks at another, so that a batch can be cut over ranks with no word between them.
+
+    num_groups groups of num_channels / num_groups channels in order, each with all places of them. ValueError unless
+    they are equally large. Source: Wu & He 2018.
+    """
+
+    def __init__(self, num_groups, num_channels, eps=1e-5, dtype=xp.float32):
+        super().__init__()
+        num_groups, num_channels = at_least_1("GroupNorm", num_groups=num_groups, num_channels=num_channels)
+        if num_channels % num_groups:
+            raise ValueError(f"GroupNorm: {num_groups} groups must divide {num_channels} channels")
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight = Parameter(xp.ones(num_channels, as_dtype(dtype)))
+        self.bias = Parameter(xp.zeros(num_channels, as_dtype(dtype)))
+
+    def forward(self, x):
+        if len(x.shape) < 2 or x.shape[1] != self.num_channels:
+            raise ValueError(f"GroupNorm of {self.num_channels} channels was given an input of shape {tuple(x.shape)}: "
+                             "channels are the second axis")
+        size = self.num_channels // self.num_groups * math.prod(x.shape[2:])
+        y = ops.layer_norm(ops.reshape(x, (x.shape[0], self.num_groups, size)), size, eps=self.eps)
+        column = (-1,) + (1,) * (len(x.shape) - 2)
+        return ops.reshape(y, x.shape) * self.weight.reshape(column) + self.bias.reshape(column)
+
+    def extra_repr(self):
+        return f"{self.num_groups}, {self.num_channels}"
 
 
 class BatchNorm(Module):

@@ -46,6 +46,8 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "mlp with dropout": (lambda: nn.mlp((16, 12), dropout=0.3), images, 2),
     "lenet": (nn.lenet, images, 0),
     "residual": (residual, images, 0),
+    "groups": (lambda: nn.Sequential(nn.Reshape(1, 28, 28), nn.AvgPool2d(4), nn.Conv2d(1, 6, 3), nn.GroupNorm(2, 6),
+                                     nn.ReLU(), nn.Flatten(), nn.Linear(150, 10)), images, 0),
     "image transformer": (lambda: nn.ImageTransformer(layers=1, dim=8, heads=2), images, 0),
     "gpt": (lambda: nn.GPT(11, 7, layers=2, heads=2, dim=8), text, 0),
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",

@@ -35,6 +35,10 @@ CASES = {
             lambda x, w: x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + 1e-6) * w),
     "rms, two axes": (lambda: nn.RMSNorm((3, 5), eps=0.2, dtype=np.float64),
                       lambda x, w: x / np.sqrt((x ** 2).mean(axis=(-2, -1), keepdims=True) + 0.2) * w),
+    "group, all channels": (lambda: nn.GroupNorm(1, 3, dtype=np.float64),
+                            lambda x, w, b: layer_norm(x, w[:, None], b[:, None], (1, 2), 1e-5)),
+    "group, one channel": (lambda: nn.GroupNorm(3, 3, eps=0.1, dtype=np.float64),
+                           lambda x, w, b: layer_norm(x, w[:, None], b[:, None], 2, 0.1)),
     "batch": (lambda: nn.BatchNorm(3, dtype=np.float64),
               lambda x, w, b: layer_norm(x, w[:, None], b[:, None], (0, 2), 1e-5)),
 }
@@ -58,7 +62,8 @@ def test_values_and_gradients(name):
         np.testing.assert_allclose(p.grad.numpy(), slopes(f, weights[i], ct), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.BatchNorm(4)])
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.BatchNorm(4),
+                                  lambda: nn.GroupNorm(2, 4)])
 def test_float32_stays_float32(make):
     layer = make()
     x = mt.tensor(random(0).standard_normal((6, 4)).astype(np.float32), requires_grad=True)
@@ -68,7 +73,33 @@ def test_float32_stays_float32(make):
     assert layer.eval()(x).dtype == np.float32
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (5, 6, 3), (2, 6, 3, 5), (0, 6, 2)], ids=str)
+def test_groups_of_channels(shape):
+    layer = draw(nn.GroupNorm(3, 6, dtype=np.float64))
+    w, b = (p.numpy() for p in layer.parameters())
+    x = random(0).standard_normal(shape) * 3 + 1
+    pairs = np.stack([x[:, 0::2], x[:, 1::2]])      # channels 0 and 1, 2 and 3, 4 and 5
+    axes = (0, *range(3, len(shape) + 1))
+    y = (pairs - pairs.mean(axes, keepdims=True)) / np.sqrt(pairs.var(axes, keepdims=True) + 1e-5)
+    column = (-1, *(1,) * (len(shape) - 2))
+    wanted = np.empty(shape)
+    wanted[:, 0::2], wanted[:, 1::2] = y
+    wanted = wanted * w.reshape(column) + b.reshape(column)
+    for f in (layer, mt.compile(layer)):
+        np.testing.assert_allclose(f(mt.tensor(x)).numpy(), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("act, words", [
+    (lambda: nn.GroupNorm(4, 6), "4 groups must divide 6 channels"), (lambda: nn.GroupNorm(0, 6), "num_groups=0"),
+    (lambda: nn.GroupNorm(2, 6)(mt.ones(4, 5, 6)), r"of 6 channels was given an input of shape \(4, 5, 6\)"),
+    (lambda: nn.GroupNorm(2, 6)(mt.ones(6)), r"of shape \(6,\)")], ids=["groups", "none", "channels", "axes"])
+def test_groups_that_cannot_be(act, words):
+    with pytest.raises(ValueError, match=words):
+        act()
+
+
 def test_what_is_printed():
+    assert repr(nn.GroupNorm(2, 6)) == "GroupNorm(2, 6)"
     assert repr(nn.LayerNorm((3, 5))) == "LayerNorm(3, 5)" and repr(nn.BatchNorm(7)) == "BatchNorm(7)"
 
 
