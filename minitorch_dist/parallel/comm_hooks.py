@@ -9,8 +9,13 @@ sum over all ranks in `bucket.grads`, with the same bits on every rank.
 
                     bytes that a rank sends for M bytes of float32, N ranks
     all_reduce      2(N-1)/N · M
-    fp16_compress    (N-1)/N · M
+    fp16_compress   2(N-1)/N · M/2
     PowerSGD(r)     2(N-1)/N · 4·r·(n + m) for each n × m matrix that this makes smaller
+    OneBit          (N-1) · (M/32 + 4 for each parameter)
+    TopK(share)     (N-1) · 2·share·M
+
+Sums of signs are no signs, and of a few elements more than these: the last two are sent by everybody to everybody, and
+grow with N.
 """
 
 import math
@@ -49,7 +54,33 @@ def fp16_compress(comm, bucket):
     return finish
 
 
-class PowerSGD:
+class ErrorFeedback:
+    """What a rank has left out of its gradients, by parameter, and adds to the next ones: nothing is lost, but late.
+
+    scaler  the GradScaler that scales the loss, where there is one: what is kept must follow when its factor changes
+    """
+
+    def __init__(self, scaler=None):
+        self.scaler, self.left_out = scaler, {}     # what was left out here, divided by the scaler's factor
+
+    @property
+    def factor(self):
+        """Of the loss, and so of the gradients."""
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    def wanted(self, grads, s, factor):
+        """The gradient of a segment and what was left out before, (n,), a new array."""
+        own, left_out = grads[s.start:s.stop], self.left_out.get(id(s.tensor))
+        return own.copy() if left_out is None else own + left_out * factor
+
+    def leave_out(self, s, rest, finite, factor):
+        """Keep what wasn't sent, (n,). Where the step isn't `finite`, a 0-d bool that is alike on all ranks, what was
+        left out before stays."""
+        before = self.left_out.get(id(s.tensor), 0.0)
+        self.left_out[id(s.tensor)] = module_of(rest).where(finite, rest * (1 / factor), before).astype(rest.dtype)
+
+
+class PowerSGD(ErrorFeedback):
     """Send each matrix of gradients as the product of two thin ones, found by one step of power iteration.
 
     For the n × m gradient M_w of rank w, with what was left out last time added to it:
@@ -59,7 +90,7 @@ class PowerSGD:
         Σ_w M_w ≈ P Qᵀ        on all ranks, and  M_w - P Pᵀ M_w  is kept for the next step (error feedback)
 
     rank    r. Vectors, and matrices that would not become smaller, are summed as they are
-    scaler  the GradScaler that scales the loss, where there is one: what is kept must follow when its factor changes
+    scaler  see ErrorFeedback
 
     A step whose gradient is inf or NaN on some rank leaves what is kept as it was. Source: Vogels et al. 2019,
     "PowerSGD: practical low-rank gradient compression for distributed optimization".
@@ -68,10 +99,9 @@ class PowerSGD:
     def __init__(self, rank=1, seed=0, scaler=None):
         if rank < 1:
             raise ValueError(f"PowerSGD: rank={rank} must be at least 1")
-        self.rank, self.seed, self.scaler = rank, seed, scaler
-        # By parameter: the next step's Q, what the last step left out here (divided by the scaler's factor), and how
-        # many Qs were drawn.
-        self.q, self.left_out, self.steps = {}, {}, {}
+        super().__init__(scaler)
+        self.rank, self.seed = rank, seed
+        self.q, self.steps = {}, {}     # by parameter: the next step's Q, and how many were drawn
 
     def __call__(self, comm, bucket):
         xp, thin, rest, end = module_of(bucket.grads), [], [], 0
@@ -82,8 +112,8 @@ class PowerSGD:
                 rest.append(slice(end, s.start))
                 end = s.stop
         rest.append(slice(end, bucket.grads.size))
-        factor = 1.0 if self.scaler is None else self.scaler.get_scale()
-        matrices = [self._with_left_out(bucket.grads, s, shape, factor) for s, shape in thin]
+        factor = self.factor
+        matrices = [self.wanted(bucket.grads, s, factor).reshape(shape) for s, shape in thin]
         ps = [m @ self._q(s, m) for (s, _), m in zip(thin, matrices, strict=True)]
         plain = [bucket.grads[part] for part in rest]
         posted = [*_all_reduce_together(comm, plain), *_all_reduce_together(comm, ps)]
@@ -99,11 +129,11 @@ class PowerSGD:
             own = [p @ q.T for p, q in zip(ps, qs, strict=True)]
             for work in _all_reduce_together(comm, qs):
                 work.wait()
-            used = {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users > 0}
+            used = _used(bucket)
             for (s, _), m, p, q, sent in zip(thin, matrices, ps, qs, own, strict=True):
-                if id(s.tensor) in used:        # otherwise nobody gets this gradient, or not all have sent theirs
-                    finite, before = xp.isfinite(q).all(), self.left_out.get(id(s.tensor), 0.0)     # alike on all ranks
-                    self.left_out[id(s.tensor)] = xp.where(finite, (m - sent) * (1 / factor), before).astype(m.dtype)
+                if id(s.tensor) in used:
+                    finite = xp.isfinite(q).all()
+                    self.leave_out(s, (m - sent).reshape(-1), finite, factor)
                     self.q[id(s.tensor)] = xp.where(finite, self._alive(s, q), self.q[id(s.tensor)])
                     bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
         return finish
@@ -119,15 +149,104 @@ class PowerSGD:
         draw = np.random.default_rng([self.seed, s.start, like.shape[0], step])
         return to(draw.standard_normal((like.shape[0], self.rank)).astype(like.dtype), device_of(like))
 
-    def _with_left_out(self, grads, s, shape, factor):
-        matrix = grads[s.start:s.stop].reshape(shape)
-        left_out = self.left_out.get(id(s.tensor))
-        return matrix.copy() if left_out is None else matrix + left_out * factor
-
     def _q(self, s, m):
         if id(s.tensor) not in self.q:
             self.q[id(s.tensor)] = self._draw(s, m.T, 0)
         return self.q[id(s.tensor)]
+
+
+class Gathered(ErrorFeedback):
+    """A hook whose messages can't be summed on the way: everybody's go to everybody, and are added up in the order of
+    ranks. A subclass says what stands for the gradients of several parameters, arrays (n₀,), (n₁,), …
+
+    pack(parts)             a few arrays, of the same shapes on all ranks: the message
+    unpack(message, sizes)  the gradients that it stands for, (n₀ + n₁ + …,)
+    """
+
+    def __call__(self, comm, bucket):
+        xp, grads, factor = module_of(bucket.grads), bucket.grads, self.factor
+        segments = sorted((s for s in bucket.segments if s.stop > s.start), key=lambda s: s.start)
+        parts = [self.wanted(grads, s, factor) for s in segments]
+        sizes = [part.size for part in parts]
+        message = self.pack(parts) if parts else ()
+        everybodys = [xp.empty((comm.size, *a.shape), a.dtype) for a in message]
+        rest = grads[segments[-1].stop if segments else 0:]       # who has used what, and padding
+        posted = [comm.all_gather(out, a, async_op=True) for out, a in zip(everybodys, message, strict=True)]
+        posted.append(comm.all_reduce(rest, async_op=True))
+
+        def finish():
+            for work in posted:
+                work.wait()
+            total = sum(self.unpack(sent, sizes) for sent in zip(*everybodys, strict=True)) if parts else ()
+            left, used, at = self.unpack(message, sizes) if parts else (), _used(bucket), 0
+            for s, part in zip(segments, parts, strict=True):
+                here = slice(at, at := at + part.size)
+                if id(s.tensor) in used:
+                    grads[s.start:s.stop] = total[here]
+                    self.leave_out(s, part - left[here], xp.isfinite(total[here]).all(), factor)
+        return finish
+
+
+class OneBit(Gathered):
+    """Send each number's sign, one bit, and the mean of |v| of each parameter's numbers: ±mean with these signs is
+    nearest to v by the sum of squares. What that leaves out is most of it, and is added to the next gradient.
+
+    scaler  see ErrorFeedback
+
+    A step whose gradient is inf or NaN on some rank is NaN on all, and leaves what is kept as it was. Sources: Seide et
+    al. 2014, "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
+    DNNs"; Karimireddy et al. 2019, "Error feedback fixes SignSGD" (the scale).
+    """
+
+    def pack(self, parts):
+        xp = module_of(parts[0])
+        return xp.stack([xp.absolute(part).mean() for part in parts]), xp.packbits(xp.concatenate(parts) >= 0)
+
+    def unpack(self, message, sizes):
+        scales, bits = message
+        xp = module_of(scales)
+        scales = xp.repeat(scales, sizes)
+        return xp.where(xp.unpackbits(bits)[:scales.size] != 0, scales, -scales)
+
+
+class TopK(Gathered):
+    """Send the elements of each parameter's gradient that are largest in magnitude, with their places; the others wait,
+    and grow, until their turn comes.
+
+    share   how many of a parameter's elements: above 0, up to 1; one at least
+    scaler  see ErrorFeedback
+
+    A step whose gradient is inf or NaN on some rank is so on all, and leaves what is kept as it was. Sources: Aji &
+    Heafield 2017, "Sparse communication for distributed gradient descent"; Stich et al. 2018, "Sparsified SGD with
+    memory"; Lin et al. 2018, "Deep gradient compression", which has momentum's part in it, too.
+    """
+
+    def __init__(self, share=0.01, scaler=None):
+        if not 0 < share <= 1:
+            raise ValueError(f"TopK: share={share} must be above 0, and 1 at most")
+        super().__init__(scaler)
+        self.share = share
+
+    def pack(self, parts):
+        xp, places, at = module_of(parts[0]), [], 0
+        for part in parts:
+            least = part.size - math.ceil(self.share * part.size)       # so many of them stay
+            places.append(at + xp.argpartition(xp.absolute(part), least)[least:])        # NaN counts as the largest
+            at += part.size
+        places = xp.concatenate(places)
+        return xp.concatenate(parts)[places], places.astype(np.int32 if at < 2 ** 31 else np.int64)
+
+    def unpack(self, message, sizes):
+        values, places = message
+        found = module_of(values).zeros(sum(sizes), values.dtype)
+        found[places] = values
+        return found
+
+
+def _used(bucket):
+    """The ids of the parameters that some rank has used, once the counts are summed. Of others nobody gets a gradient,
+    or not all have sent theirs."""
+    return {id(s.tensor) for s, users in zip(bucket.segments, bucket.users(), strict=True) if users > 0}
 
 
 def _matrix(shape):

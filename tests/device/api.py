@@ -14,9 +14,9 @@ from pathlib import Path
 FILE = Path(__file__).parent / "cupy_api.json"
 
 FUNCTIONS = """
-    all any arange argsort array asarray ascontiguousarray asnumpy broadcast_to concatenate copyto cumprod einsum empty
-    empty_like eye flip full get_array_module get_default_memory_pool may_share_memory ones ones_like result_type
-    searchsorted sort split stack sum take_along_axis tri where zeros zeros_like
+    all any arange argpartition argsort array asarray ascontiguousarray asnumpy broadcast_to concatenate copyto cumprod
+    einsum empty empty_like eye flip full get_array_module get_default_memory_pool may_share_memory ones ones_like
+    packbits repeat result_type searchsorted sort split stack sum take_along_axis tri unpackbits where zeros zeros_like
 """.split()
 UFUNCS = """
     absolute add bitwise_and bitwise_or bitwise_xor ceil copysign cos divide equal exp expm1 floor floor_divide greater

@@ -235,7 +235,8 @@ def copies_of_sums():
 def compressed(path, name):
     """Two steps by a comm hook: the parameters on the host, and those on the GPU."""
     from minitorch_dist.parallel import comm_hooks
-    hook = {"fp16": lambda: comm_hooks.fp16_compress, "PowerSGD": lambda: comm_hooks.PowerSGD(2)}[name]
+    hook = {"fp16": lambda: comm_hooks.fp16_compress, "PowerSGD": lambda: comm_hooks.PowerSGD(2),
+            "OneBit": comm_hooks.OneBit, "TopK": lambda: comm_hooks.TopK(0.2)}[name]
     world = comm.world()
     x = values(world.rank, 20, "f4").reshape(4, 5)
     results = []

@@ -60,7 +60,7 @@ def test_sums_that_are_ours_are_added_up_on_the_host():
         assert counts == [[0, 2], [0, 1 + (rank == 1)], [0, 2], [2, 2]]
 
 
-@pytest.mark.parametrize("hook", ["fp16", "PowerSGD"])
+@pytest.mark.parametrize("hook", ["fp16", "PowerSGD", "OneBit", "TopK"])
 def test_compressed_gradients_are_those_of_the_host(hook):
     both = ranks.call(CASES + "compressed", 2, ("staged", hook))
     for host, gpu in both:

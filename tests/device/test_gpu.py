@@ -229,7 +229,7 @@ def test_two_ranks_share_a_gpu():
 
 
 @pytest.mark.skipif(not can_start_ranks(), reason="no mpirun: pip install mpich")
-@pytest.mark.parametrize("hook", ["fp16", "PowerSGD"])
+@pytest.mark.parametrize("hook", ["fp16", "PowerSGD", "OneBit", "TopK"])
 def test_compressed_gradients_are_those_of_the_host(hook):
     both = ranks.call("tests.device.cases:compressed", 2, ("real", hook), limit=200)
     for host, gpu in both:

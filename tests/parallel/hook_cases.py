@@ -5,7 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.comm_hooks import PowerSGD, fp16_compress
+from minitorch_dist.parallel.comm_hooks import OneBit, PowerSGD, TopK, fp16_compress
 
 from .ddp_cases import digest, grads_of
 
@@ -66,13 +66,18 @@ def comm_hooks():
         return hook_cotangents("thin", rank, step)
     return {"none": hooked(None, full), "fp16": hooked(fp16_compress, full),
             "power, thin": hooked(PowerSGD(rank=2), thin), "power, constant": hooked(PowerSGD(rank=2), constant, 40),
+            "one bit": hooked(OneBit(), full, 4), "top": hooked(TopK(0.1), full, 4),
             "fp16 overflow": hooked(fp16_compress, lambda step: {k: v * 1e6 for k, v in full(step).items()})}
 
 
-def power_with_gaps():
-    """PowerSGD where a matrix is unused in some steps, and its first gradient is zeros, then never in row 0:
+HOOKS = {"power": lambda scaler=None: PowerSGD(rank=2, scaler=scaler),
+         "one bit": lambda scaler=None: OneBit(scaler), "top": lambda scaler=None: TopK(0.3, scaler)}
+
+
+def with_gaps(name):
+    """A hook where a matrix is unused in some steps, and its first gradient is zeros, then never in row 0:
     (what was handed out in all, what is left out here, the gradients of this rank in all)."""
-    world, hook = comm.world(), PowerSGD(rank=1)
+    world, hook = comm.world(), HOOKS[name]()
     model = DistributedDataParallel(Bag(), world)
     model.register_comm_hook(hook)
     handed, own = np.zeros(SHAPES["a"]), np.zeros(SHAPES["a"])
@@ -88,7 +93,7 @@ def power_with_gaps():
         own += cts.get("a", 0)
         if model.module.a.grad is not None:
             handed += model.module.a.grad.numpy()
-    return handed, hook.left_out[id(model.module.a)], own
+    return handed, hook.left_out[id(model.module.a)].reshape(own.shape), own
 
 
 def hooked_training(hook):
@@ -97,7 +102,7 @@ def hooked_training(hook):
     mt.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10)), world)
     if hook is not None:
-        model.register_comm_hook({"fp16": fp16_compress, "power": PowerSGD(rank=2)}[hook])
+        model.register_comm_hook(fp16_compress if hook == "fp16" else HOOKS[hook]())
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     random = np.random.default_rng(world.rank)
     teacher = np.random.default_rng(99).standard_normal((20, 10)).astype(np.float32)
@@ -116,13 +121,13 @@ def hooked_training(hook):
     return losses, digests
 
 
-def power_with_a_step_skipped(steps):
-    """PowerSGD's sums of the steps of these numbers; in step 2 the last rank's backward raises, and all skip it."""
+def with_a_step_skipped(name, steps):
+    """A hook's sums of the steps of these numbers; in step 2 the last rank's backward raises, and all skip it."""
     world, sums = comm.world(), []
     mt.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8, dtype=np.float64), nn.Linear(8, 8, dtype=np.float64)),
                                     world)
-    model.register_comm_hook(PowerSGD(rank=1))
+    model.register_comm_hook(HOOKS[name]())
     for step in steps:
         model.zero_grad()
         between = model.module[0](mt.tensor(np.random.default_rng([step, world.rank]).standard_normal((5, 8))))

@@ -10,11 +10,11 @@ from minitorch_dist import comm, data, divergence, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel import moe as ep
 from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.comm_hooks import PowerSGD
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedules import one_forward_one_backward, placement_of, schedule_of
 
 from . import plain
+from .hook_cases import HOOKS
 
 VOCABULARY, LENGTH, BATCH, SEED = 13, 6, 16, 3
 
@@ -127,13 +127,13 @@ def pipelined_in_both_precisions():
     return found
 
 
-def thin(scale, growth_interval, bad=()):
-    """(losses, steps that were left out, parameters) of PowerSGD with a factor of `scale` (None: without a scaler); in
-    steps `bad` a sample of rank 1 is NaN."""
+def compressed(hook, scale, growth_interval, bad=()):
+    """(losses, steps that were left out, parameters) of a hook that compresses, with a factor of `scale` (None: without
+    a scaler); in steps `bad` a sample of rank 1 is NaN."""
     world, losses, left_out = comm.world(), [], []
     scaler = optim.GradScaler(scale or 1.0, growth_interval=growth_interval, enabled=scale is not None)
     model = DistributedDataParallel(mlp().eval(), world)
-    model.register_comm_hook(PowerSGD(rank=2, scaler=scaler))
+    model.register_comm_hook(HOOKS[hook](scaler))
     optimizer = optim.SGD(model.parameters(), lr=0.05)
     for step, batch in batches(images(world), 10):
         inputs = batch.inputs.copy()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minitorch_dist.parallel.comm_hooks import TopK
 from tests.crews import crews
 
 from . import hook_cases
@@ -84,28 +85,70 @@ def test_power_sgd_makes_up_for_what_it_left_out(results):
         assert relative(step["b"], wanted["b"]) < 1e-6 and relative(step["c"], wanted["c"]) < 1e-6
 
 
+def one_bit(v):
+    return np.where(v >= 0, 1, -1) * np.abs(v).mean()
+
+
+def top(v):
+    sent, largest = np.zeros_like(v), np.argsort(-np.abs(v), axis=None)[:-(-v.size // 10)]
+    sent.flat[largest] = v.flat[largest]
+    return sent
+
+
+@pytest.mark.parametrize("name, send", [("one bit", one_bit), ("top", top)])
+def test_what_is_left_out_is_added_to_the_next_gradient(results, name, send):
+    """All steps, by the definition in float64, parameter by parameter."""
+    n, everyone = results
+    steps, sent, calls = everyone[0][name]
+    left = [dict.fromkeys(SHAPES, 0.0) for _ in range(n)]
+    for step, got in enumerate(steps):
+        for k in SHAPES:
+            total = 0.0
+            for rank in range(n):
+                v = hook_cases.hook_cotangents("full", rank, step)[k].astype(np.float64) + left[rank][k]
+                left[rank][k] = v - send(v)
+                total = total + send(v)
+            assert relative(got[k], total) < 1e-5, (step, k)
+    sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
+    if name == "one bit":
+        message = -(-sum(sizes) // 8) + 4 * len(sizes)
+    else:
+        message = sum(-(-size // 10) for size in sizes) * 8
+    assert sent["all_gather"] == (n - 1) * message and calls["world", "all_gather"] == 2
+    # The counts of who has used what, and the padding to a whole bucket.
+    assert sum(seen[name][1]["all_reduce"] for seen in everyone) < 2 * (n - 1) * 4 * (PADDED - sum(sizes))
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, np.nan])
+def test_no_such_share(share):
+    with pytest.raises(ValueError, match=f"TopK: share={share} must be above 0"):
+        TopK(share)
+
+
 def test_training_goes_on_much_the_same():
-    plain, half, power = (crews.call(CASES + "hooked_training", 2, (hook,)) for hook in (None, "fp16", "power"))
-    for everyone in (plain, half, power):
-        assert everyone[0] == everyone[1]
-    final = {name: np.mean(run[0][0][-10:]) for name, run in (("plain", plain), ("fp16", half), ("power", power))}
-    assert final["plain"] < 0.6 * plain[0][0][0]
-    assert abs(final["fp16"] - final["plain"]) < 0.02
-    assert final["power"] < 1.15 * final["plain"] + 0.05
+    runs = {hook: crews.call(CASES + "hooked_training", 2, (hook,)) for hook in (None, "fp16", *hook_cases.HOOKS)}
+    assert all(everyone[0] == everyone[1] for everyone in runs.values())
+    final = {hook: np.mean(run[0][0][-10:]) for hook, run in runs.items()}
+    assert final[None] < 0.6 * runs[None][0][0][0]
+    assert abs(final["fp16"] - final[None]) < 0.02
+    for hook in hook_cases.HOOKS:
+        assert final[hook] < 1.15 * final[None] + 0.05, hook
 
 
+@pytest.mark.parametrize("name", hook_cases.HOOKS)
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_power_sgd_loses_nothing_where_a_matrix_is_unused_or_zero(n):
+def test_nothing_is_lost_where_a_matrix_is_unused_or_zero(n, name):
     """What was handed out and what is still left out make up all gradients."""
-    everyone = crews.call(CASES + "power_with_gaps", n)
+    everyone = crews.call(CASES + "with_gaps", n, (name,))
     handed, left_out = everyone[0][0], sum(left for _, left, _ in everyone)
     true = sum(own for _, _, own in everyone)
     assert relative(handed + left_out, true) < 1e-4
     assert np.linalg.norm(handed) > 0.3 * np.linalg.norm(true)
 
 
-def test_power_sgd_keeps_nothing_of_a_step_that_is_skipped():
-    with_it, without = (crews.call(CASES + "power_with_a_step_skipped", 2, (steps,)) for steps in ([1, 2, 3], [1, 3]))
+@pytest.mark.parametrize("name", hook_cases.HOOKS)
+def test_nothing_is_kept_of_a_step_that_is_skipped(name):
+    with_it, without = (crews.call(CASES + "with_a_step_skipped", 2, (name, steps)) for steps in ([1, 2, 3], [1, 3]))
     for sums, wanted in zip(with_it, without, strict=True):
         assert len(sums) == len(wanted) == 2
         for name, gradient in wanted[1].items():

@@ -13,6 +13,7 @@ from minitorch_dist.flat import BLOCK
 from tests.crews import crews, threads
 
 from . import mixed_cases as cases
+from .hook_cases import HOOKS
 
 CASES = "tests.parallel.mixed_cases:"
 EPS = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
@@ -78,8 +79,9 @@ def test_a_pipeline_changes_its_precision_between_runs():
         assert first == last != mixed == pytest.approx(first, rel=0.01)
 
 
-def test_powersgd_s_memory_follows_the_factor_and_outlives_a_step_with_nan():
-    plain, bits, after = (crews.call(CASES + "thin", 2, args)[0]
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_is_left_out_follows_the_factor_and_outlives_a_step_with_nan(hook):
+    plain, bits, after = (crews.call(CASES + "compressed", 2, (hook, *args))[0]
                           for args in ((None, 1), (2.0 ** 10, 1), (2.0 ** 10, 1000, (3,))))
     assert bits[0] == plain[0] and all(np.array_equal(a, b) for a, b in zip(bits[2], plain[2], strict=True))
     assert after[1] == [3] and after[0][:3] == plain[0][:3] and all(np.isfinite(a).all() for a in after[2])
