@@ -106,13 +106,16 @@ class Index:
             if not covers([piece["box"] for piece in array["pieces"]], array["shape"]):
                 raise ValueError(f"the pieces of {name} are not each of its elements once")
             as_dtype(array["dtype"])
-        for file in self.files.values():
-            int(file["bytes"]), int(file["crc32"])
+        for name, file in self.files.items():
+            if not (isinstance(file["bytes"], int) and isinstance(file["crc32"], int)):
+                raise ValueError(f"the bytes and the crc32 of {name} are no whole numbers")
+        if self.optimizer is not None and not isinstance(self.optimizer["class"], str):
+            raise ValueError(f"it has state of {self.optimizer['class']!r}, which is no optimizer's name")
         for group in self.optimizer["groups"] if self.optimizer is not None else ():
             if unknown := [name for name in group["names"] if not isinstance(self.optimizer["steps"][name], int)]:
                 raise ValueError(f"how often {unknown[0]} was updated is no number")
-            dict(group["settings"])
-        dict(self.facts)
+            group["settings"].items()
+        self.facts.items()
         self.crc32 = crc32
         return self
 

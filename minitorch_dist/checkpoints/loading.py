@@ -38,11 +38,13 @@ def load(path, model, optimizer=None, comm=None, verify=True):
         mine = list(index.files.items())[rank::ranks]
         together(comm, lambda: [check_file(path / name, facts) for name, facts in mine])
     values = together(comm, lambda: read_all(path, index, arrays))
+    saved = None if optimizer is None else saved_state(optimizer_names(model, optimizer), index, values)
+    together(comm, lambda: check_state(path, optimizer, saved))
     for chunk in chunks_of(model):
         (chunk.forget_step if getattr(chunk, "done", 0) else chunk.zero_grad)()
     write_model(model, values)
     if optimizer is not None:
-        write_optimizer(optimizer, optimizer_names(model, optimizer), index, values)
+        optimizer.load_state_dict(saved)
     return index.facts
 
 
@@ -74,6 +76,15 @@ def check_fit(path, index, arrays, about):
     for number, (group, names) in enumerate(zip(about["groups"], theirs, strict=True)):
         if strangers := [name for name in group["names"] if name not in names]:
             raise CheckpointError(f"{path}: {few(strangers)} of the optimizer's group {number} is in another one there")
+
+
+def check_state(path, optimizer, saved):
+    """CheckpointError for settings that the optimizer can't have."""
+    try:
+        if optimizer is not None:
+            optimizer.check_state(saved)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def few(names):
@@ -191,8 +202,9 @@ def write_model(model, values):
             chunk.stale = True      # stages 1 and 2: what was gathered from the other ranks
 
 
-def write_optimizer(optimizer, groups, index, values):
-    """Write the settings, the counts of updates, and {optimizer.state.name: this rank's part}."""
+def saved_state(groups, index, values):
+    """What optimizer.load_state_dict takes: the settings, the counts of updates, and {optimizer.state.name: this rank's
+    part}. groups: the parameters' names."""
     names = [name for group in groups for name in group]
     state = {name: {} for name in names}
     for entry, array in values.items():
@@ -200,12 +212,12 @@ def write_optimizer(optimizer, groups, index, values):
         if what == "optimizer":
             kind, _, name = rest.partition(".")
             state[name][kind] = array
-    optimizer.load_state_dict({
+    return {
         "class": index.optimizer["class"], "sizes": [len(group) for group in groups],
         "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group["settings"].items()}
                    for group in index.optimizer["groups"]],
         "steps": [index.optimizer["steps"][name] for name in names],
-        "state": [state[name] for name in names]})
+        "state": [state[name] for name in names]}
 
 
 def index_of(comm, path):
