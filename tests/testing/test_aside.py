@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minitorch_dist.testing import ranks
+from tests.aside import NICE
 
 CONFTEST = """
 from pathlib import Path
@@ -33,7 +34,7 @@ def process(record_property):
 def broken():
     raise KeyError("of the fixture")
 @pytest.mark.parametrize("text", ["a", "b\\nc", "ö"])
-def test_right(text): assert os.nice(0) in (0, 5)
+def test_right(text): assert os.nice(0) in NICENESS
 def test_wrong():
     print("what it printed")
     assert [1, 2] == [1, 3]
@@ -48,7 +49,8 @@ def test_warns(): warnings.warn("a word of warning")
 @pytest.fixture
 def project(tmp_path):
     """start(how many tests make a second pytest worth it, …): a pytest of the tests above."""
-    for name, text in {"near": NEAR, "far": FAR}.items():
+    far = FAR.replace("NICENESS", str((os.nice(0), min(19, os.nice(0) + NICE))))    # this pytest may be nice itself
+    for name, text in {"near": NEAR, "far": far}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\n")
