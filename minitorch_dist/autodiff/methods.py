@@ -4,7 +4,7 @@ Functions are NumPy's; methods are torch's where the two differ. `dim` and
 `keepdim` may also be called `axis` and `keepdims`. On purpose otherwise than in
 torch: x.max(dim), x.min(dim) and x.sort(dim) give the values alone (the places
 are x.argmax(dim), x.argmin(dim), x.argsort(dim)); x.size and x.T are NumPy's;
-x += y makes a new x, but for a parameter under no_grad, which is written.
+x += y makes a new x, but for a parameter: under no_grad it is written, else it is refused.
 """
 
 import math
@@ -29,11 +29,17 @@ def _swapped(op):
 
 
 def _parameter_in_place(op):
-    """p -= lr · p.grad under no_grad writes into a leaf, as in torch. All else is rebound, values of transforms too, as
-    their memory is the caller's: NotImplemented is Python's word for x = x + y."""
+    """p -= lr · p.grad under no_grad writes into a leaf, as in torch; outside of it RuntimeError, as the name would be
+    bound to another tensor, and the parameter stay as it was. All else is rebound, values of transforms too, as their
+    memory is the caller's: NotImplemented is Python's word for x = x + y."""
     def method(x, y):
-        if is_grad_enabled() or x.level or getattr(x, "leaf", None) is None:
+        if x.level or getattr(x, "leaf", None) is None:
             return NotImplemented
+        if is_grad_enabled():
+            if not x.requires_grad:
+                return NotImplemented
+            raise RuntimeError(f"{op.__name__} in place, of a leaf that requires grad: to write into it, do it under "
+                               "no_grad(); for a new tensor write x = x + y")
         x[...] = op(x, y)
         return x
     return method

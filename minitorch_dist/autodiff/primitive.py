@@ -26,7 +26,7 @@ import threading
 from contextlib import contextmanager
 
 from .. import kernels
-from ..backend import check_devices, device_of, in_float32, is_half, recording, to, xp
+from ..backend import check_devices, device_of, in_float32, is_floating, is_half, recording, to, xp
 
 OPS = {}      # name -> Primitive: every op there is
 LINEAR = {}   # name -> LinearOp: every linear map there is, each with its transpose
@@ -350,6 +350,7 @@ class Traced:
         return bool(self._number())
 
     def __float__(self):
+        self._may_leave("float()")
         return float(self._number())
 
     def __int__(self):
@@ -364,6 +365,38 @@ class Traced:
         self._asked()
         array = to(lower(self), "cpu")
         return array.reshape(()) if array.shape and array.size == 1 else array
+
+    def item(self):
+        """The value of a one-element tensor as a Python number; from a GPU it is waited for."""
+        self._may_leave("item()")
+        self._asked()
+        return to(lower(self), "cpu").item()
+
+    def tolist(self):
+        """The values as nested Python lists; from a GPU they are waited for."""
+        self._may_leave("tolist()")
+        self._asked()
+        return to(lower(self), "cpu").tolist()
+
+    def __format__(self, spec):
+        """f"{loss:.3f}" is that of the number, inside a transform too: it is to be looked at. Without a spec it is
+        repr's."""
+        if not spec:
+            return repr(self)
+        self._asked()
+        return format(to(lower(self), "cpu").item(), spec)
+
+    def numpy(self):
+        """The values as a NumPy array; TypeError inside a transform."""
+        self._may_leave("numpy()", True)
+        return lower(self)
+
+    def _may_leave(self, what, always=False):
+        """TypeError for a floating value inside a transform: what comes out would have no derivative."""
+        if self.level and (always or is_floating(self.dtype)):
+            raise TypeError(f"{what}: a value inside a transform (grad, vjp, jvp, …) has no fixed numbers to hand out, "
+                            "they would be a constant: work with it as it is, and return it from the function; where "
+                            "a constant is meant, take mt.stop_gradient(x)")
 
     def _asked(self):
         if recording.graph is not None:

@@ -199,16 +199,6 @@ class Tensor(Traced):
         view.flags.writeable = False
         return view
 
-    def item(self):
-        """The value of a one-element tensor as a Python number; from a GPU it is waited for."""
-        self._asked()
-        return to(self.data, "cpu").item()
-
-    def tolist(self):
-        """The values as nested Python lists; from a GPU they are waited for."""
-        self._asked()
-        return to(self.data, "cpu").tolist()
-
     def __setitem__(self, index, value):
         """Write in place; only outside recording. While recording, x.at[i].set(v) gives a new tensor."""
         if state.off < 0 and (self.node is not None or getattr(value, "node", None) is not None):
@@ -228,10 +218,6 @@ class Tensor(Traced):
             index = tuple(map(lower, index))
         self.data[index] = to_device_of(lower(value), self.data)
         wrote(self.data, "in-place assignment")
-
-    def __format__(self, spec):
-        """f"{loss:.3f}" is that of the number; without a spec it is repr's."""
-        return format(self.item(), spec) if spec else repr(self)
 
     def __repr__(self):
         array = xp.asarray(to(self.data, "cpu"))
@@ -281,9 +267,7 @@ class Lifted(Tensor):
     def __init__(self, data, node, level):
         self.data, self.node, self.level = data, node, level
 
-    def numpy(self):
-        raise TypeError("a value inside a transform (grad, vjp, …) has no fixed numbers to hand out; "
-                        "return it from the function instead")
+    numpy = Traced.numpy
 
     def __repr__(self):
         return f"Lifted({self.data!r}, level={self.level})"
@@ -302,7 +286,11 @@ def tensor(values, dtype=None, requires_grad=False, device=None):
 
     dtype   given, or the array's own; Python floats become float32, Python ints int64 (torch's defaults)
     device  where it shall live ("cpu", "cuda", "cuda:1"); default: where `values` are
+
+    TypeError for a value inside a transform, whose derivative would be lost.
     """
+    if values.__class__ in TRACED:
+        values._may_leave("tensor(), a copy without a tape")
     values = lower(values)
     if dtype is None and not hasattr(values, "dtype"):
         dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)

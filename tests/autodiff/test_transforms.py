@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist import nn
 
 one = np.float64(1.0)
 
@@ -125,3 +126,49 @@ def test_what_is_detached_is_constant_on_all_levels():
     assert mt.grad(lambda x: mt.sum(mt.grad(f)(x)))(x).tolist() == (2 * x).tolist()
     assert mt.jvp(f, (x,), (np.ones(3),))[1].item() == (2 * x * x).sum()
     assert mt.hvp(f, x, np.ones(3)).tolist() == (2 * x).tolist()
+
+
+OUT = {     # how numbers could leave a function that is differentiated, without their derivatives
+    "tensor": lambda q: mt.sum(mt.tensor(q) ** 2), "Parameter": lambda q: mt.sum(nn.Parameter(q) ** 2),
+    "float": lambda q: mt.sum(q) * 0 + float(q[0]), "item": lambda q: mt.sum(q) * 0 + q[0].item(),
+    "tolist": lambda q: mt.sum(q) * 0 + q.tolist()[0], "numpy": lambda q: mt.sum(q) * 0 + q.numpy()[0],
+    "eps": lambda q: mt.sum(mt.square(mt.layer_norm(np.arange(4.0), 4, eps=q[0]))),
+    "p": lambda q: mt.sum(mt.dropout(np.arange(4.0), q[0] * 0.5)),
+}
+WAYS = {"grad": lambda f, x: mt.grad(f)(x), "jvp": lambda f, x: mt.jvp(f, (x,), (np.ones(2),)),
+        "linearize": mt.linearize, "jacrev": lambda f, x: mt.jacrev(f)(x), "hvp": lambda f, x: mt.hvp(f, x, np.ones(2))}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("out", OUT)
+def test_no_number_leaves_without_its_derivative(way, out):
+    with pytest.raises(TypeError, match=r"a value inside a transform .* no fixed numbers .*mt.stop_gradient\(x\)"):
+        WAYS[way](OUT[out], np.array([1.0, 0.5]))
+
+
+@pytest.mark.parametrize("way", ["grad", "jvp"])
+def test_an_array_that_is_filled_does_not_take_them_either(way):
+    def f(q):
+        out = np.zeros(2)
+        for i in range(2):
+            out[i] = q[i] ** 2
+        return mt.sum(out) + 0 * mt.sum(q)
+    with pytest.raises((TypeError, ValueError)):
+        WAYS[way](f, np.ones(2))
+
+
+@pytest.mark.parametrize("way", ["grad", "jvp"])
+def test_numbers_that_are_meant_to_be_constants_or_to_be_looked_at(way, capsys):
+    def f(q):
+        total = mt.sum(q * q)
+        print(f"{total:.2f}")
+        if total > 1.0 and int(total) == 1:
+            return total * float(mt.stop_gradient(total)) * total.detach().item()
+    x = np.array([1.0, 0.5])
+    found = WAYS[way](f, x)
+    total = (x * x).sum()
+    if way == "grad":
+        np.testing.assert_allclose(found, 2 * x * total ** 2)
+    else:
+        np.testing.assert_allclose(found, (total ** 3, 2 * x.sum() * total ** 2))
+    assert capsys.readouterr().out == "1.25\n"

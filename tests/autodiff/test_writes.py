@@ -1,5 +1,7 @@
 """Writes in place: what backward needs is never overwritten unseen, and nothing that is another's is written."""
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -58,9 +60,22 @@ def test_in_place_assignment_while_recording_points_to_at():
     with mt.no_grad():
         x[0] = 1.0
     assert x.numpy()[0] == 1.0
-    y = x
+    y = h = x * 1.0
     y += 1.0
-    assert y is not x and x.numpy()[0] == 1.0     # += rebinds
+    assert y is not h and h.numpy()[0] == 1.0     # += rebinds
+
+
+@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
+def test_a_parameter_is_not_bound_to_another_tensor_unasked(write):
+    """p -= lr · p.grad outside of no_grad would train nothing."""
+    p, x = leaf(3), mt.tensor([1.0])
+    with pytest.raises(RuntimeError, match=r"in place, of a leaf that requires grad: .*no_grad\(\); for a new tensor"):
+        write(p, 2.0)
+    with mt.no_grad():
+        before = p.numpy().copy()
+        assert write(p, 2.0) is p and (p.numpy() != before).any()
+    write(p.requires_grad_(False), 2.0), write(x, 2.0)
+    mt.grad(lambda q: mt.sum(write(q, 2.0)))(np.ones(3))
 
 
 def test_write_log_against_a_plain_array_of_dates():
