@@ -59,6 +59,10 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     if accumulate > 1 and model.exact:
         raise ValueError(f"accumulate={accumulate} in exact mode, which runs one micro-shard at a time by itself: "
                          "raise micro_shards instead")
+    if model.exact and len(batch.shards) != model.passes:
+        raise ValueError(f"train_step: exact mode runs {model.passes} micro-shards on each of these ranks, and the "
+                         f"batch has {len(batch.shards)}: give the Loader rank=comm.rank, size=comm.size, and "
+                         "micro_shards as the model has it")
     scaler = optim.GradScaler(enabled=False) if scaler is None else scaler
     with autocast(amp) if amp else nullcontext(), divergence.quiet():
         for shard in batch.shards:      # one per rank; in exact mode, this rank's micro-shards

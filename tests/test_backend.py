@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.backend import byte_range, random_rows, random_scope, random_state, stream
 from minitorch_dist.backend.orders import counted_order
@@ -92,6 +93,32 @@ def test_the_union_over_ranks_is_what_one_rank_draws(count, positions, micro_sha
         parts = [draw(count, (lo, hi), ((hi - lo) * positions, 6), micro_shards=micro_shards)
                  for lo, hi in cuts(count, ranks) if hi > lo]
         assert (np.concatenate(parts) == whole).all(), ranks
+
+
+@pytest.mark.parametrize("make", [mt.rand, mt.randn, lambda *shape: mt.dropout(mt.ones(*shape), 0.5)])
+def test_what_a_model_draws_belongs_to_the_samples(make):
+    def drawn(count, rows, *shape):
+        random_state.path = ("net",)
+        with random_scope(3, 11, count, rows):
+            return make(*shape).numpy()
+    whole = drawn(13, (0, 13), 13, 6)
+    assert len(np.unique(whole)) == 2 or len(np.unique(whole)) == whole.size
+    for ranks in (2, 3, 4):
+        parts = [drawn(13, (lo, hi), hi - lo, 6) for lo, hi in cuts(13, ranks)]
+        assert (np.concatenate(parts) == whole).all(), ranks
+    assert (drawn(13, (0, 7), 4, 5) == drawn(13, (7, 13), 4, 5)).all()      # of no samples: the same on all ranks
+
+
+def test_normal_numbers_are_normal_and_those_of_numpy():
+    draw(13, (0, 13), (13,))        # sets the path
+    with random_scope(0, 0, 8, (0, 8)):
+        many = mt.randn(8, 50_000).numpy().astype(float)
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        assert abs((many ** power).mean() - moment) < 0.05
+    mt.manual_seed(4)
+    found = mt.randn(3, 5).numpy()
+    mt.manual_seed(4)
+    np.testing.assert_array_equal(found, backend.next_stream().standard_normal((3, 5), np.float32))
 
 
 def test_micro_shards_one_at_a_time_are_what_one_rank_draws():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,6 +45,16 @@ def by_hand(x, labels, weight, bias, units):
     return -np.log(p[np.arange(COUNT), labels]).sum() / (COUNT * units), [d.T @ x, d.sum(axis=0)]
 
 
+def one_step_of_all_rows_on_each():
+    """What a Loader that is told of no ranks leads to in exact mode."""
+    world = comm.world()
+    _, _, batch, model = setting(True)
+    model = DistributedDataParallel(model, world, exact=True)
+    with pytest.raises(ValueError) as error:
+        training.train_step(model, optim.SGD(model.parameters(), lr=0.5), batch, loss_sum, world, seed=0, step=0)
+    return str(error.value)
+
+
 def one_step(exact=False, units=1, clip=None, stop_on=(), accumulate=1):
     """On every rank: (loss, stop, weight and bias after a step of SGD at 0.5)."""
     world = comm.world()
@@ -58,6 +69,49 @@ def one_step(exact=False, units=1, clip=None, stop_on=(), accumulate=1):
     return loss, stop, [p.numpy().copy() for p in ddp.parameters()]
 
 
+class Noisy(nn.Module):
+    """A linear layer of inputs with noise, as a variational autoencoder's or a diffusion model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES, dtype=np.float64)
+
+    def forward(self, x):
+        return self.linear(x + mt.randn(*x.shape, dtype=x.dtype) * mt.rand(x.shape[0], 1, dtype=x.dtype))
+
+
+def noisy(exact):
+    """(losses of 3 steps, what is said of a forward outside of a scope)."""
+    world = comm.world()
+    _, _, batch, _ = setting(exact, world.rank, world.size)
+    mt.manual_seed(2)
+    model = DistributedDataParallel(Noisy(), world, exact=exact)
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    losses = [training.train_step(model, optimizer, batch, loss_sum, world, seed=0, step=step)[0] for step in range(3)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            model(batch.inputs)
+        except RuntimeError as error:
+            return losses, str(error)
+        model.eval()(batch.inputs)
+    return losses, [str(warning.message) for warning in said]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_noise_belongs_to_the_samples(exact):
+    (alone, said), = [noisy(exact)]
+    assert "random_scope" in said if exact else said == []
+    for n in (2, 4):
+        for rank, (losses, said) in enumerate(ranks.call("tests.test_training:noisy", n, (exact,))):
+            assert losses == alone if exact else losses == pytest.approx(alone, rel=1e-12)
+            if exact:
+                assert "these random numbers would depend on the number of ranks" in said
+            else:       # of both draws of a forward, by one rank, and in training only
+                assert len(said) == 2 * (rank == 0)
+                assert all("the same on all ranks" in text and "random_scope(seed, step" in text for text in said)
+
+
 @pytest.mark.parametrize("accumulate", [2, 3, 16])
 def test_accumulation_is_the_same_step_with_one_set_of_reductions(accumulate):
     """16 pieces of 13 rows, or of a rank's 6: some are empty."""
@@ -67,6 +121,11 @@ def test_accumulation_is_the_same_step_with_one_set_of_reductions(accumulate):
         assert loss == pytest.approx(once[0], rel=1e-14)
         for got, wanted in zip(weights, once[2], strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_a_loader_that_was_not_told_of_the_ranks():
+    for text in ranks.call("tests.test_training:one_step_of_all_rows_on_each", 2):
+        assert "4 micro-shards on each of these ranks, and the batch has 8: give the Loader rank=" in text
 
 
 def test_accumulation_in_exact_mode_is_refused():

@@ -3,10 +3,12 @@
     mt.zeros(2, 3)        mt.arange(5, device="cuda")        mt.randn(64, 10, requires_grad=True)
 
 dtype is float32 unless given (arange of ints: int64); device a name, see backend. The random ones draw from the
-library's default stream (manual_seed), on the host: the same numbers on every device.
+library's default stream (manual_seed), on the host: the same numbers on every device, and on every rank. Inside of a
+random_scope, as training steps are, those whose first axis runs over the samples here (or a multiple of them) belong to
+the samples, whatever the number of ranks; others are the same on all ranks.
 """
 
-from ..backend import as_dtype, is_whole, module_on, next_stream, on, to, wholes, xp
+from ..backend import as_dtype, is_whole, module_on, normal_rows, on, random_rows, to, wholes, xp
 from .primitive import lower
 from .tensor import Tensor
 
@@ -64,10 +66,9 @@ def arange(*bounds, dtype=None, device="cpu", requires_grad=False):
 
 def rand(*shape, dtype=xp.float32, device="cpu", requires_grad=False):
     """Uniform in [0, 1)."""
-    return _made(next_stream().random(_shape(shape), xp.float32).astype(as_dtype(dtype)), device, requires_grad)
+    return _made(random_rows(_shape(shape)).astype(as_dtype(dtype)), device, requires_grad)
 
 
 def randn(*shape, dtype=xp.float32, device="cpu", requires_grad=False):
     """The standard normal distribution."""
-    values = next_stream().standard_normal(_shape(shape), xp.float32)
-    return _made(values.astype(as_dtype(dtype)), device, requires_grad)
+    return _made(normal_rows(_shape(shape)).astype(as_dtype(dtype)), device, requires_grad)

@@ -4,6 +4,7 @@ import hashlib
 import math
 import operator
 import threading
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class RandomState(threading.local):
     draws = 0           # how many draws were made outside of any scope
     scope = None        # the step now running
     path = ()           # the module now running, kept by nn.Module
-    by_sample = False   # whether draws outside of any scope are refused
+    by_sample = None    # what becomes of draws outside of any scope: None, they are made; "warn" and "refuse"
 
 
 random_state = RandomState()
@@ -75,10 +76,14 @@ def next_stream():
 
 def _next_key():
     refuse_in_graph("drawing random numbers")
-    if random_state.by_sample:
+    if random_state.by_sample == "warn":
+        warnings.warn("random numbers of this forward are the same on all ranks, which have other samples: run it "
+                      "inside `with mt.backend.random_scope(seed, step, batch.count, shard.rows):`, where they belong "
+                      "to the samples, whatever the number of ranks", stacklevel=2)
+    elif random_state.by_sample:
         raise RuntimeError("exact mode: these random numbers would depend on the number of ranks. Run forward inside "
-                           "`with mt.backend.random_scope(seed, step, batch.count, shard.rows):`, and draw by dropout "
-                           "or mt.backend.random_rows(shape), whose numbers there belong to the sample")
+                           "`with mt.backend.random_scope(seed, step, batch.count, shard.rows):`, and draw by dropout, "
+                           "mt.rand or mt.randn, whose numbers there belong to the sample")
     random_state.draws += 1
     return stream_key("default", random_state.seed, random_state.draws)
 
@@ -105,9 +110,10 @@ def random_scope(seed, step, count, rows, micro_shards=8):
 
 
 @contextmanager
-def random_by_sample():
-    """Refuse, by RuntimeError, draws that no random_scope keys: ranks would draw others than one process does."""
-    outer, random_state.by_sample = random_state.by_sample, True
+def random_by_sample(how="refuse"):
+    """Refuse, by RuntimeError, draws that no random_scope keys, or "warn" of them: they are the same on all ranks, and
+    others than those of one process."""
+    outer, random_state.by_sample = random_state.by_sample, how
     try:
         yield
     finally:
@@ -139,13 +145,22 @@ def random_rows(shape, like=None):
     return to_device_of(uniform_of_draws(random_draws(shape), shape), like)
 
 
+def normal_rows(shape):
+    """As random_rows, of the standard normal distribution; on the host."""
+    return _of_draws(random_draws(shape), shape, xp.random.Generator.standard_normal)
+
+
 def uniform_of_draws(draws, shape):
     """The numbers that random_draws(shape) has found keys for, uniform float32 in [0, 1), on the host."""
+    return _of_draws(draws, shape, xp.random.Generator.random)
+
+
+def _of_draws(draws, shape, numbers):
     if len(draws) == 1 and not draws[0].first:
-        return generator(draws[0].key).random(shape, xp.float32)
+        return numbers(generator(draws[0].key), shape, xp.float32)
     out = xp.empty(math.prod(shape), xp.float32)
     for draw in draws:      # drawn from the start, then cut: the same numbers, whoever holds a part of the shard
-        drawn = generator(draw.key).random(draw.first + draw.count, xp.float32)
+        drawn = numbers(generator(draw.key), draw.first + draw.count, xp.float32)
         out[draw.at:draw.at + draw.count] = drawn[draw.first:]
     return out.reshape(shape)
 

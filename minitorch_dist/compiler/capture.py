@@ -345,7 +345,7 @@ class Capture:
             outer = backend.random_state.path
             backend.random_state.path = (*outer, *inside)
             try:
-                with backend.random_by_sample() if inner else nullcontext():
+                with backend.random_by_sample(inner) if inner else nullcontext():
                     return random_rows(shape, device)
             finally:
                 backend.random_state.path = outer

@@ -73,7 +73,8 @@ class Loader:
 
     images, labels   arrays with one sample per first index, equally many
     batch_size       samples per GLOBAL batch
-    rank, size       of this process among all that share a batch
+    rank, size       of this process among all that share a batch. Data parallel ranks that aren't told apart have all
+                     rows each, and sums over the ranks count each row N times
     micro_shards     1: a rank's rows are one shard, with the rank's number. V, a multiple of size: the global batch is
                      cut into V shards, the same ones for every size, of which each rank has V/size (see exact mode)
     seed, shuffle, drop_last   see Sampler

@@ -310,7 +310,7 @@ def no_modes():
     """Inside, no mode of recording is on, and no scope of random numbers: a message may come in anywhere."""
     modes, random = dict(vars(state)), (random_state.scope, random_state.path, random_state.by_sample)
     vars(state).clear()
-    random_state.scope, random_state.path, random_state.by_sample = None, (), False
+    random_state.scope, random_state.path, random_state.by_sample = None, (), None
     try:
         yield
     finally:

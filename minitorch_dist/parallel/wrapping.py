@@ -79,7 +79,8 @@ class ReducingModule(Module):
         return self._modules[""]
 
     def __call__(self, *inputs, **options):
-        with backend.random_by_sample() if self.exact and self.training else nullcontext():
+        drawn = self.training and ("refuse" if self.exact else "warn" if self.comm.size > 1 > self.comm.rank else None)
+        with backend.random_by_sample(drawn) if drawn else nullcontext():
             return super().__call__(*inputs, **options)
 
     def _forward_begins(self):

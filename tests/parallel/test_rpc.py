@@ -20,7 +20,7 @@ def test_all_ranks_call_each_other_at_once(n):
         assert seen.pop("all") == [(to, (to,), {}) for to in range(n)]
         assert seen.pop("nested") == [after, rank] * 3
         # not those in which the call was waited for
-        assert seen.pop("modes") == ((True, False, False), (False, True, True))
+        assert seen.pop("modes") == ((True, False, None), (False, True, "refuse"))
         assert seen.pop("large") == (1 << 19) * (rank + 1)
         assert len(seen) == 7 and all(all(checks) for checks in seen.values()), seen
 
