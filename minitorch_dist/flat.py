@@ -8,6 +8,7 @@ used to be a loop over parameters is one operation over one array.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from .autodiff.tensor import Tensor
 from .autodiff.writes import wrote
@@ -155,3 +156,28 @@ def flat_buffers(tensors):
     for group in homeless.values():
         FlatBuffer(group)
     return list({id(t.leaf.flat): t.leaf.flat for t in tensors}.values())
+
+
+def boxes_of(shape, start, stop):
+    """[box] of the elements start to stop of an array in C order: each a range itself, at most 2d - 1 for d axes.
+
+        . . . .
+        . . a a        the end of a row
+        b b b b        whole rows
+        c . . .        the beginning of one
+    """
+    if (start, stop) == (0, prod(shape)):
+        return [tuple((0, extent) for extent in shape)]
+    if start == stop:
+        return []
+    size = prod(shape[1:])
+    first, last = -(-start // size), stop // size       # whole rows
+    if first > last:
+        return _in_row(shape, last, start - last * size, stop - last * size)
+    head = _in_row(shape, first - 1, start - (first - 1) * size, size) if start < first * size else []
+    rows = [((first, last), *((0, extent) for extent in shape[1:]))] if first < last else []
+    return head + rows + _in_row(shape, last, 0, stop - last * size)
+
+
+def _in_row(shape, row, start, stop):
+    return [((row, row + 1), *box) for box in boxes_of(shape[1:], start, stop)]

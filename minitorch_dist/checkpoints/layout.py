@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..autodiff.primitive import lower
+from ..flat import boxes_of
 from ..nn.module import Module
 from ..parallel.fully_sharded import FullySharded
 from ..parallel.tied import name_of, tie_of
@@ -126,31 +127,6 @@ def common(own, side):
             found.append(((start - at + lo, start - at + hi), slice(lo, hi)))
         at += stop - start
     return found
-
-
-def boxes_of(shape, start, stop):
-    """[box] of the elements start to stop of an array in C order: each a range itself, at most 2d - 1 for d axes.
-
-        . . . .
-        . . a a        the end of a row
-        b b b b        whole rows
-        c . . .        the beginning of one
-    """
-    if (start, stop) == (0, prod(shape)):
-        return [tuple((0, extent) for extent in shape)]
-    if start == stop:
-        return []
-    size = prod(shape[1:])
-    first, last = -(-start // size), stop // size       # whole rows
-    if first > last:
-        return _in_row(shape, last, start - last * size, stop - last * size)
-    head = _in_row(shape, first - 1, start - (first - 1) * size, size) if start < first * size else []
-    rows = [((first, last), *((0, extent) for extent in shape[1:]))] if first < last else []
-    return head + rows + _in_row(shape, last, 0, stop - last * size)
-
-
-def _in_row(shape, row, start, stop):
-    return [((row, row + 1), *box) for box in boxes_of(shape[1:], start, stop)]
 
 
 def chunks_of(model):

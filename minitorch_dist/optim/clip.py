@@ -55,10 +55,9 @@ class Table:
                                   for parts in (source, places, shared))
         return cls(slice(len(source)) if len(segments) == len(flat.segments) else source, places, rows, shared)
 
-    def filled(self, grads):
-        """The table of flat gradients: float64 (rows, SUMS)."""
-        sums = xp.multiply(grads, grads, dtype=np.float64).reshape(-1, ALIGN).sum(axis=1)
-        table = module_of(grads).zeros((self.rows[-1][1] if self.rows else 0, SUMS))
+    def filled(self, sums):
+        """The table of a flat array's squares_by_16: float64 (rows, SUMS)."""
+        table = module_of(sums).zeros((self.rows[-1][1] if self.rows else 0, SUMS))
         table.reshape(-1)[self.places] = sums[self.source]
         return table
 
@@ -75,12 +74,17 @@ def tables(flats, chosen):
     return found
 
 
-def block_sums(tabled, arrays=None):
-    """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}. arrays: {id of a
-    flat buffer: what is squared, instead of its gradients; zeros in the padding}."""
+def squares_by_16(x):
+    """Σ x² of every 16 elements of a flat array, float64; zeros in the padding."""
+    return xp.multiply(x, x, dtype=np.float64).reshape(-1, ALIGN).sum(axis=1)
+
+
+def block_sums(tabled, by_16=None):
+    """{id of a tensor: Σ g² per block of 4,096 elements of its whole parameter, float64 on the host}. by_16: {id of a
+    flat buffer: squares_by_16 of what lies as its gradients do, and is meant instead of them}."""
     found, by_comm = {}, {}     # by_comm: {who has the rest: [(segments, table, its sums, its shared rows)]}
     for flat, segments, table in tabled:
-        filled = table.filled(flat.grads if arrays is None else arrays[id(flat)])
+        filled = table.filled(squares_by_16(flat.grads) if by_16 is None else by_16[id(flat)])
         sums = filled.sum(axis=1)
         comms = tuple(comm for comm in (flat.unit and flat.unit.comm, flat.over) if comm is not None)
         if not comms:
@@ -113,6 +117,24 @@ def tree_sum(values):
     while len(values) > 1:
         values = [a + b for a, b in zip(values[::2], values[1::2], strict=False)] + values[len(values) & ~1:]
     return values[0] if values else 0.0
+
+
+def whole_squares(flats, params, *by_16):
+    """{id of a tensor: Σ x² of its whole parameter, float64 (len(by_16),)}, of each x whose squares are given as
+    block_sums takes them; of parts by tensor parallelism what other ranks have is added. Collective where parameters
+    are cut."""
+    tabled = tables(list({id(flat): flat for flat in flats}.values()), {id(p) for p in params})
+    by_block = [block_sums(tabled, each) for each in by_16]
+    sums = {id(p): np.array([tree_sum(each[id(p)]) for each in by_block], np.float64) for p in params}
+    shares = {}         # id of a Communicator -> (it, the parameters of which its other ranks have parts)
+    for p in params:
+        shares.setdefault(id(summing(p)), (summing(p), []))[1].append(p)
+    for comm, theirs in shares.values():
+        if comm is not None:
+            together = np.stack([sums[id(p)] for p in theirs])
+            comm.all_reduce(together)
+            sums |= {id(p): row for p, row in zip(theirs, together, strict=True)}
+    return sums
 
 
 def squares(params, sums):

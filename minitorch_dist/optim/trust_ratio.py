@@ -15,11 +15,9 @@ You, Gitman & Ginsburg 2017, "Large batch training of convolutional networks", a
 
 from math import sqrt
 
-import numpy as np
-
 from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
-from .clip import block_sums, check_known, summing, tables, tree_sum
+from .clip import check_known, squares_by_16, whole_squares
 from .optimizer import Optimizer, runs
 from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps
 
@@ -73,17 +71,8 @@ class TrustRatio(Optimizer):
     def ratios(self, vectors):
         """{id of a tensor: ratio}, of whole parameters. Collective where they are cut."""
         params = [p for group in self.param_groups for p in group["params"]]
-        tabled = tables(list({id(flat): flat for flat in self.flats}.values()), {id(p) for p in params})
-        squares = [block_sums(tabled, {key: both[k] for key, both in vectors.items()}) for k in (0, 1)]
-        sums = {id(p): np.array([tree_sum(each[id(p)]) for each in squares], np.float64) for p in params}
-        shares = {}         # id of a Communicator -> (it, the parameters of which its other ranks have parts)
-        for p in params:
-            shares.setdefault(id(summing(p)), (summing(p), []))[1].append(p)
-        for comm, theirs in shares.values():
-            if comm is not None:
-                both = np.stack([sums[id(p)] for p in theirs])
-                comm.all_reduce(both)
-                sums |= {id(p): row for p, row in zip(theirs, both, strict=True)}
+        sums = whole_squares(self.flats, params, *({key: squares_by_16(both[k]) for key, both in vectors.items()}
+                                                   for k in (0, 1)))
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         return {key: self.ratio(*map(sqrt, row), groups[key]) for key, row in sums.items()}
 

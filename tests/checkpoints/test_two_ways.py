@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from minitorch_dist.checkpoints.index import Index, covers
-from minitorch_dist.checkpoints.layout import boxes_of, parted, piece_of, ranged
+from minitorch_dist.checkpoints.layout import parted, piece_of, ranged
 from minitorch_dist.checkpoints.loading import Reader
+from minitorch_dist.flat import boxes_of
 from tests.crews import crews
 
 from . import two_ways_cases as cases
