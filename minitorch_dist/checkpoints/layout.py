@@ -165,11 +165,21 @@ def state_of(model, optimizer):
         return arrays, None
     groups, saved = optimizer_names(model, optimizer), optimizer.state_dict(copy=False)
     names = [name for group in groups for name in group]
-    for name, state in zip(names, saved["state"], strict=True):
-        arrays |= {f"optimizer.{kind}.{name}": (kinds[name], array) for kind, array in state.items()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, p, state, own in zip(names, params, saved["state"], optimizer.own_shapes(), strict=True):
+        arrays |= {f"optimizer.{kind}.{name}": (own_layout(p, own[kind]) if kind in own else kinds[name], array)
+                   for kind, array in state.items()}
     return arrays, {"class": saved["class"], "steps": dict(zip(names, saved["steps"], strict=True)),
                     "groups": [{"names": group, "settings": settings}
                                for group, settings in zip(groups, saved["groups"], strict=True)]}
+
+
+def own_layout(tensor, shape):
+    """The Layout of an optimizer's state of a shape of its own: whole, however its parameter's matrices are cut; of a
+    stack of which others have matrices as well, its own ones'."""
+    part = tensor.leaf.part
+    return whole(shape) if part is None or part.axis >= tensor.ndim - 2 else parted(
+        shape, part.axis, part.indices, part.extent)
 
 
 def piece_of(array, place):

@@ -1,6 +1,7 @@
 """Optimizers, schedules, clipping and loss scaling."""
 
 from ..torch_names import of_module
+from .adafactor import Adafactor
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
@@ -13,5 +14,5 @@ from .sgd import SGD
 from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
-__all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler", "LambdaLR", "Muon",
-           "Optimizer", "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]
+__all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler",
+           "LambdaLR", "Muon", "Optimizer", "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]

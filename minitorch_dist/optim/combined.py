@@ -33,6 +33,9 @@ class Combined(Optimizer):
         """The state arrays, in the order of `flats`."""
         return [arrays for o in self.optimizers for arrays in o.state]
 
+    def own_shapes(self):
+        return [shapes for o in self.optimizers for shapes in o.own_shapes()]
+
     def step(self, grad_scale=None, found_inf=None):
         for o in self.optimizers:
             o.step(grad_scale, found_inf)

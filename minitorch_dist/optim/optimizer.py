@@ -1,8 +1,8 @@
 """Optimizer: groups of parameters, run over flat storage in tiles that fit into the cache."""
 
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 from .. import ledger
 from ..autodiff.primitive import lower
@@ -13,26 +13,12 @@ from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
 from .settings import check_settings, holds
+from .slots import Slot, runs
 
 DEVICE_TILE = 1 << 22           # of packed state on a GPU, which is unpacked for no more elements than these at a time
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
 
 PLAIN = float, int, bool, str, type(None)       # of settings: nothing to make of them before a step
-
-
-@dataclass
-class Slot:
-    """One parameter's place: its segment of a flat buffer, its group, where its state begins, and how often it was
-    updated."""
-
-    segment: object
-    group: dict
-    at: int
-    steps: int = 0
-
-    def state(self, arrays):
-        """{name: its part of each state array}."""
-        return {name: a[self.at:self.at + self.segment.stop - self.segment.start] for name, a in arrays.items()}
 
 
 class Optimizer:
@@ -62,6 +48,10 @@ class Optimizer:
     groups keep theirs as they say, so norms or embeddings may have 32. How it is
     kept is no part of what is saved: state_dict has the values, which any such
     optimizer can go on from.
+
+    State may have a shape of its own: a vector per row, say, of a matrix
+    (`kinds_of_state`). Then every rank that has a piece of the matrix, or a
+    part, has all of that state, and a step leaves the same in it on each.
     """
 
     rules = {}              # {setting: rule}, of every group
@@ -120,31 +110,52 @@ class Optimizer:
         return value.item() if isinstance(value, (xp.generic, xp.ndarray)) and value.size == 1 else value
 
     def _settle(self):
-        """Make empty state where the parameters live now, an entry per flat buffer and state_bits; an exception changes
-        nothing."""
+        """Make empty state where the parameters live now, an entry per flat buffer, state_bits, and names of state; an
+        exception changes nothing."""
         group_of = {id(p): group for group in self.param_groups for p in group["params"]}
         flats, all_slots, states = [], [], []
         for flat in flat_buffers([p for group in self.param_groups for p in group["params"]]):
-            alike = {}      # state_bits -> the segments
+            alike = {}      # (state_bits, names) -> the segments, and the shapes of their own state
             for s in flat.live:
                 if id(s.tensor) in group_of:
-                    alike.setdefault(group_of[id(s.tensor)]["state_bits"], []).append(s)
-            for bits, mine in alike.items():
+                    names, own = self.kinds_of_state(s.tensor)
+                    alike.setdefault((group_of[id(s.tensor)]["state_bits"], names), []).append((s, own))
+            for (bits, names), both in alike.items():
+                mine, owns = zip(*both, strict=True)
                 ends = [0, *accumulate(s.end - s.start for s in mine)]
                 values = flat.params if len(mine) == len(flat.segments) else module_of(flat.params).concatenate(
                     [flat.params[s.start:s.end] for s in mine])
-                state = self.empty_state(values, bits)
+                state = self.empty_state(values, bits, names)
+                slots = [Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)]
+                state |= {name: self._own_state(name, slots, owns, values) for name in owns[0]}
                 flats.append(flat)
-                all_slots.append([Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)])
+                all_slots.append(slots)
                 states.append(state if self.home is None else self.home.move(state))
         self.flats, self.slots, self.state = flats, all_slots, states
 
-    def empty_state(self, values, bits=32):
+    def kinds_of_state(self, tensor):
+        """(names, {name: shape}) of a parameter's state: of the arrays that have an element for each of its elements,
+        and of those of a shape of their own; parameters of the same names have the latter's as well."""
+        return self.state_names, {}
+
+    def _own_state(self, name, slots, owns, values):
+        """A flat array of zeros for the state of a shape of its own, of which the slots learn their places."""
+        end = 0
+        for slot, own in zip(slots, owns, strict=True):
+            slot.own[name] = end, own[name]
+            end += prod(own[name])
+        return zeros_like(values, end, xp.promote_types(values.dtype, xp.float32))
+
+    def own_shapes(self):
+        """[{name: shape}] of the parameters' state that isn't of their shape, in the groups' order."""
+        return [{name: shape for name, (_, shape) in slot.own.items()} for slot, _ in self._in_order()]
+
+    def empty_state(self, values, bits, names):
         """The state arrays before the first step, {name: array as long as values, or a Packed for 8 bits}. values: the
         parameters' in one flat buffer, 1-d, with their padding."""
         exact = xp.promote_types(values.dtype, xp.float32)
         state = {} if exact == values.dtype else {"master": values.astype(exact)}
-        for name in self.state_names:
+        for name in names:
             first = self.initial.get(name, 0)
             if bits == 8:
                 state[name] = Packed.full(values.size, first, exact, device_of(values), name not in self.unsigned)
@@ -299,7 +310,7 @@ class Optimizer:
             "sizes": [len(group["params"]) for group in self.param_groups],
             "steps": [slot.steps for slot, _ in order],
             "state": [{name: (xp.array(to(values_of(part), "cpu")) if copy else values_of(part)).reshape(
-                slot.segment.tensor.shape) for name, part in slot.state(state).items()} for slot, state in order],
+                slot.shape(name)) for name, part in slot.state(state).items()} for slot, state in order],
         }
 
     def _in_order(self):
@@ -342,9 +353,10 @@ class Optimizer:
                 raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "
                                  f"{sorted(state)}: it comes from another optimizer")
             for name in state:
-                if arrays[name].shape != slot.segment.tensor.shape:
+                if arrays[name].shape != slot.shape(name):
                     raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "
-                                     f"{slot.segment.tensor.shape}")
+                                     f"{slot.segment.tensor.shape}"
+                                     + f", whose {name} is {slot.shape(name)}" * (name in slot.own))
 
     def load_state_dict(self, saved):
         """Restore what state_dict gave; ValueError where the parameters don't fit, and nothing is changed then."""
@@ -357,7 +369,7 @@ class Optimizer:
                 if isinstance(part, Packed):
                     part.pack(to_device_of(arrays[name].ravel(), part.codes))
                 else:
-                    part[...] = to_device_of(arrays[name].ravel(), part)
+                    part[...] = to_device_of(arrays[name].reshape(part.shape), part)
         self.loaded = True
 
 
@@ -369,35 +381,6 @@ def on_the_host(*values):
     arrays = [v.reshape(1) for v in values if hasattr(v, "reshape")]
     numbers = iter(to(module_of(arrays[0]).concatenate(arrays), "cpu").tolist() if arrays else ())
     return [next(numbers) if hasattr(v, "reshape") else v for v in values]
-
-
-def runs(slots):
-    """Neighbouring parameters that are updated alike, as (start, stop, where their state starts, group, step): each is
-    one update.
-
-    A run takes its parameters' padding along, unless the zeros there would become something else. Each parameter's step
-    is counted on.
-    """
-    joined = []
-    for slot in slots:
-        if slot.segment.tensor.grad is None:
-            continue
-        slot.steps += 1
-        s = slot.segment
-        if s.start == s.end:    # of a parameter that is cut over the ranks another one has it all
-            continue
-        end = s.end if leaves_zeros(slot.group) else s.stop
-        if joined and joined[-1][1] == s.start and joined[-1][3] is slot.group and joined[-1][4] == slot.steps:
-            joined[-1][1] = end
-        else:
-            joined.append([s.start, end, slot.at, slot.group, slot.steps])
-    return joined
-
-
-def leaves_zeros(group):
-    """Whether a step of a group leaves what is 0, with gradients of 0, at 0: where something is divided by eps, an eps
-    of 0 would make 0/0 = NaN of it."""
-    return group.get("eps", 1) > 1e-30      # in float32 it is more than 0 by any bias correction, too
 
 
 def _groups(params):

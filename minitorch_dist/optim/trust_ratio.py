@@ -18,8 +18,9 @@ from math import sqrt
 from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
 from .clip import check_known, squares_by_16, whole_squares
-from .optimizer import Optimizer, runs
+from .optimizer import Optimizer
 from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps
+from .slots import runs
 
 
 class TrustRatio(Optimizer):

@@ -300,6 +300,10 @@ class DiLoCo:
     def _mine(self):
         return f"worker-{self.comm.rank}-"
 
+    def own_shapes(self):
+        """None: its optimizers update elements by themselves."""
+        return [{} for group in self.param_groups for _ in group["params"]]
+
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
         (settings,), params = saved["groups"], self.param_groups[0]["params"]

@@ -69,6 +69,9 @@ def full_optimizer_state_dict(model, optimizer):
         whole = unit.collect(part)
         for parameter, i, _ in held if whole else ():
             saved["state"][i][name] = whole[parameter]
+    for i, name, grid in _own(model, optimizer):    # each rank has it, of its experts alone where these are divided
+        if grid.everyone.rank == 0 and (shares := grid.gather(saved["state"][i][name])) is not None:
+            saved["state"][i][name] = shares.reshape(grid.whole(shares.shape[1:]))
     return {} if model.comm.rank else saved
 
 
@@ -81,6 +84,8 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
              for s, piece in zip(unit.segments, unit.pieces, strict=True)}
     wanted = [{name: whole.get(id(p), p.shape) for name in arrays}
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
+    for i, name, grid in _own(model, optimizer):
+        wanted[i][name] = grid.whole(mine["state"][i][name].shape)
     problem = None
     if model.comm.rank == 0:
         problem = _misfit(optimizer, saved, wanted)
@@ -94,6 +99,11 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
         part = to(part, "cpu")
         for _, i, s in held:
             mine["state"][i][name] = part[s.start:s.stop].reshape(s.tensor.shape)
+    for i, name, grid in _own(model, optimizer):
+        array = mine["state"][i][name]
+        if grid.everyone.rank == 0:
+            grid.scatter(array, saved["state"][i][name].reshape(grid.shares, *array.shape) if saved else None)
+        grid.everyone.broadcast(array, src=0)
     optimizer.load_state_dict({**mine, "groups": groups, "steps": steps})
 
 
@@ -130,11 +140,21 @@ class _Piece(NamedTuple):
     segment: object
 
 
+def _own(model, optimizer):
+    """[(a parameter's number in the optimizer, name, the Grid of its ranks)] of state of a shape of its own."""
+    number, own = {id(p): i for i, p in enumerate(_parameters(optimizer))}, optimizer.own_shapes()
+    return [(i, name, unit.grid) for unit in model.trained for i in (number.get(id(p)) for p in unit.pieces)
+            if i is not None for name in own[i]]
+
+
 def _arrays(model, optimizer, saved):
-    """For each unit and each kind of state: (unit, its name, [_Piece] of the parameters that have it)."""
+    """For each unit and each kind of state that is of its parameters' shape: (unit, its name, [_Piece] of the
+    parameters that have it)."""
     number = {id(p): i for i, p in enumerate(_parameters(optimizer))}
+    own = optimizer.own_shapes()
     for unit in model.trained:
         pieces = [_Piece(name, number[id(s.tensor)], s) for name, s in zip(unit.names, unit.flat.segments, strict=True)
                   if id(s.tensor) in number]
-        for name in dict.fromkeys(name for piece in pieces for name in saved["state"][piece.number]):
+        for name in dict.fromkeys(name for piece in pieces for name in saved["state"][piece.number]
+                                  if name not in own[piece.number]):
             yield unit, name, [piece for piece in pieces if name in saved["state"][piece.number]]

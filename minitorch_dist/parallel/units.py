@@ -124,6 +124,10 @@ class Unit:
         ends = range(s.start // self.share + 1, -(-s.stop // self.share))
         return start, s.stop - s.start, [rank * self.share - s.start for rank in ends]
 
+    def shape_of(self, tensor):
+        """Of a piece: its parameter's shape."""
+        return self.found[id(tensor)][0].tensor.shape
+
     def count(self):
         """Tell the ledger what is held: pieces beside values of other dtypes are what the optimizer has for itself."""
         keep(self.part, "parameter" if self.values_dtype == self.part.dtype else "optimizer")
