@@ -201,6 +201,7 @@ BESIDES = {
     "Muon": Beside(optimizer=muon),
     "LAMB": Beside(optimizer=lambda named: optim.LAMB([p for _, p in named], lr=0.02)),
     "LARS": Beside(optimizer=lambda named: optim.LARS([p for _, p in named], lr=2.0, trust_coefficient=0.02)),
+    "Adafactor": Beside(optimizer=lambda named: optim.Adafactor([p for _, p in named], lr=0.02, eps=(1e-6, 1e-3))),
     "8-bit states": Beside(of_parts=5e-3, optimizer=lambda named: adamw(named, state_bits=8)),
     "offload_activations": Beside(around=activations_on_disk),
     "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
