@@ -23,10 +23,10 @@ the eps of torch.optim.Adafactor.
 from math import prod, sqrt
 
 from ..autodiff.writes import wrote
-from ..backend import TILE, module_of, on_host, xp, zeros_like
+from ..backend import module_of, on_host, xp, zeros_like
 from ..flat import ALIGN, round_up
 from .clip import check_known, squares_by_16, whole_squares
-from .mean_squares import Matrix, mean_squares, part_shape, whole_shape
+from .mean_squares import Matrix, mean_squares, part_shape, tile_of, whole_shape
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, check_settings
 
@@ -165,7 +165,7 @@ class Update:
         """[(slice, [Box])]; the boxes of a matrix alone."""
         if self.matrix is not None:
             return self.matrix.tiles()
-        length = TILE if on_host(self.low) else max(self.low.size, 1)
+        length = tile_of(self.low)
         return [(slice(at, min(at + length, self.low.size)), ()) for at in range(0, self.low.size, length)]
 
     def steps(self):

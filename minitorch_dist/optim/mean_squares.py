@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ..backend import TILE, module_of, on_host, to_device_of, xp, zeros_like
 from ..flat import boxes_of
+from .optimizer import DEVICE_TILE
 
 LEAST = -500        # of exponents: smaller numbers have a square that is 0, or nearly so, in float64
 SPOILT = 1025       # the exponent of inf and NaN, as a float64 has it; no number's
@@ -43,6 +44,8 @@ class Matrix:
     part    the same of what tensor parallelism has left here
     start, size  the stretch
     comms   over whose ranks the rest of it lies
+
+    Of a part collective, when it is made first: ValueError on all ranks whose parts aren't each row, or column, once.
     """
 
     def __init__(self, tensor):
@@ -54,8 +57,9 @@ class Matrix:
         self.name = leaf.piece_of, cut and cut.number, self.whole
         self.places = [slice(None), slice(None)]        # of the part's rows, and columns, in the whole
         if cut is not None:
+            cut.of_ranks()      # raises where two ranks have the same rows, which would count twice
             self.places[cut.axis - len(shape)] = to_device_of(cut.indices, tensor.data)
-        self.tile = TILE if on_host(tensor.data) else max(self.size, 1)
+        self.tile = tile_of(tensor.data)
 
     @property
     def vectors(self):
@@ -68,7 +72,7 @@ class Matrix:
         return rows[:, self.places[0]], columns[:, :, self.places[1]]
 
     def tiles(self):
-        """[(slice of the stretch, [Box])]: as long as fit into the cache, on a GPU all of it."""
+        """[(slice of the stretch, [Box])], each tile_of elements."""
         for at in range(0, self.size, self.tile):
             end, boxes, here = min(at + self.tile, self.size), [], 0
             for box in boxes_of(self.part, self.start + at, self.start + end):
@@ -93,6 +97,11 @@ class Vectors:
     def place(self, matrix, rows, columns):
         """Write what is the part's."""
         self.rows[:, matrix.places[0]], self.columns[:, :, matrix.places[1]] = rows, columns
+
+
+def tile_of(array):
+    """Elements that are worked on at a time: as many as fit into the cache; on a GPU so many that it has work."""
+    return TILE if on_host(array) else DEVICE_TILE
 
 
 def part_shape(tensor):

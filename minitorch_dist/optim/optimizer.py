@@ -15,7 +15,7 @@ from .packed import Packed, arrays_of, values_of
 from .settings import check_settings, holds
 from .slots import Slot, runs
 
-DEVICE_TILE = 1 << 22           # of packed state on a GPU, which is unpacked for no more elements than these at a time
+DEVICE_TILE = 1 << 22           # elements for which a GPU has temporary arrays at a time, of unpacked state say
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
 
 PLAIN = float, int, bool, str, type(None)       # of settings: nothing to make of them before a step
