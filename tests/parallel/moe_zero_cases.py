@@ -46,7 +46,8 @@ def muon(params):
                           optim.SGD([params[0]], lr=0.05))
 
 
-OPTIMIZERS = {"adamw": partial(optim.AdamW, lr=0.01, weight_decay=0.1), "muon": muon}
+OPTIMIZERS = {"adamw": partial(optim.AdamW, lr=0.01, weight_decay=0.1), "muon": muon,
+              "adafactor": partial(optim.Adafactor, lr=0.05, eps=(1e-6, 1e-3))}
 
 
 @dataclass(frozen=True)
