@@ -268,8 +268,9 @@ def test_what_it_refuses():
         with pytest.raises(ValueError, match="0.weight starts with"):
             mup.scale(model, base)
     model, widths = mup_cases.wide()
-    with pytest.raises(TypeError, match="rates of Muon"):
-        widths.optimizer(optim.Muon, model, 0.1)
+    for kind in (optim.Muon, optim.Adafactor):
+        with pytest.raises(TypeError, match=f"rates of {kind.__name__}"):
+            widths.optimizer(kind, model, 0.1)
     with pytest.raises(ValueError, match="take AdamW"):
         widths.optimizer(optim.Adam, model, 0.1, weight_decay=0.1)
     same = mup_cases.gpt(4)     # at base's width Adam's decay is base's

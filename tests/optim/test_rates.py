@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
 
-KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad
+KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)

@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "adam": lambda params: optim.Adam(params, lr=0.01),
     "adamw": lambda params: optim.AdamW(params, lr=0.01, amsgrad=True),
     "lamb": lambda params: optim.LAMB(params, lr=0.01),
+    "adafactor": lambda params: optim.Adafactor(params, lr=0.01),
     "adam, 8 bits": lambda params: optim.Adam(params, lr=0.01, state_bits=8),
 }
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -221,6 +221,7 @@ def misuse():
                                               sgd(0.1), world))
     attempt("no optimizer", lambda: ParameterServer(Vector(), sgd(-1.0), world))
     attempt("of norms", lambda: ParameterServer(Vector(), optim.LAMB, world))
+    attempt("of means", lambda: ParameterServer(Vector(), optim.Adafactor, world))
     other = ParameterServer(Vector(), sgd(0.1), world)
     with ParameterServer(Vector(), sgd(0.1), world, mode="async") as ps:
         attempt("another block", other.__enter__)

@@ -99,7 +99,8 @@ def refused():
     for how, copied in ("copied", copy.deepcopy), ("pickled", lambda pieces: pickle.loads(pickle.dumps(pieces))):
         for name, act in {
             "clip": lambda params: optim.clip_grad_norm_(params, 1.0), "LAMB": optim.LAMB, "LARS": optim.LARS,
-            "Muon": lambda params: optim.Muon(params[0]), "SGD": lambda params: optim.SGD(params).step(),
+            "Muon": lambda params: optim.Muon(params[0]), "Adafactor": optim.Adafactor,
+            "SGD": lambda params: optim.SGD(params).step(),
             "LAMB, laid out": lambda params: (optim.SGD(params), optim.LAMB(params)),
             "GradScaler": lambda params: optim.GradScaler().unscale_(optim.SGD(params)),
         }.items():

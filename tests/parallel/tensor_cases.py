@@ -235,7 +235,7 @@ def errors():
     attempt("reduction", lambda: tp.vocab_parallel_cross_entropy(values((1, 3), 9), np.array([5]), world, 6, "avg"))
     copied = pickle.loads(pickle.dumps(list(tp.ColumnParallelLinear(nn.Linear(3, 4), world).parameters())))
     attempt("norm", lambda: optim.clip_grad_norm_(copied, 1.0))
-    for kind in (optim.LAMB, optim.LARS):
+    for kind in (optim.LAMB, optim.LARS, optim.Adafactor):
         attempt(kind.__name__, lambda kind=kind: kind(copied, lr=0.1))
     attempt("scaler", lambda: optim.GradScaler().unscale_(optim.SGD(copied, lr=0.1)))
     frozen = nn.Linear(4, 3)

@@ -258,7 +258,7 @@ def test_what_is_refused(n):
     expected |= {(stage, name): words for stage in (1, 2, 3) for name, words in per_stage.items()}
     for how in ("copied", "pickled"):
         expected |= {(how, name): f"{name.partition(',')[0]}.*copies of this rank's pieces of 0.weight"
-                     for name in ("clip", "LAMB", "LAMB, laid out", "LARS", "Muon", "GradScaler")}
+                     for name in ("clip", "LAMB", "LAMB, laid out", "LARS", "Muon", "Adafactor", "GradScaler")}
         expected[how, "SGD"] = "nothing"
     expected[3, "module"] = "nothing"       # whose units gather their values themselves
     for found in crews.call(MISUSE + "refused", n):

@@ -218,7 +218,8 @@ def test_misuse_is_named_on_every_rank():
                 "n_push": ("n_push=0 must be at least 1",), "orders": ("2 orders for 1 servers",),
                 "too small": ("leave nothing for server",), "batch norm": ("1 BatchNorm", "LayerNorm"),
                 "dtypes": ("float32", "float64"), "no optimizer": ("lr is -1.0",),
-                "of norms": ("ParameterServer: LAMB makes an element's step of all of its parameter",)}.items():
+                "of norms": ("ParameterServer: LAMB makes an element's step of all of its parameter",),
+                "of means": ("ParameterServer: Adafactor makes an element's step of all of its parameter",)}.items():
             assert said[name].startswith("ValueError: ") and all(word in said[name] for word in words), said[name]
         assert "in another one's block" in said["another block"]
         if rank == 0:

@@ -161,7 +161,7 @@ def test_errors_say_what_to_do():
         "label": ("ValueError", "there are 6 classes"), "reduction": ("ValueError", "'avg': use"),
         "norm": ("ValueError", "(2, 3) of (4, 3), (2,) of (4,) …) and don't say which ranks have the others"),
         **{kind: ("ValueError", f"{kind}: 2 of these parameters are this rank's parts of larger ones")
-           for kind in ("LAMB", "LARS")},
+           for kind in ("LAMB", "LARS", "Adafactor")},
         "scaler": ("ValueError", "GradScaler: 2 of these parameters are this rank's parts of larger ones"),
     }
     for found in crews.call(CASES + "errors", 2):
