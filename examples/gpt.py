@@ -68,7 +68,12 @@ def muon(model, args):
         optim.AdamW(training.decay_groups(others, args.weight_decay), lr=args.lr, betas=(0.9, 0.99)))
 
 
-OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon}
+def adafactor(model, args):
+    """Adafactor for all parameters."""
+    return optim.Adafactor(training.decay_groups(model, args.weight_decay), lr=args.lr)
+
+
+OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "adafactor": adafactor}
 
 
 class TextTask:
@@ -172,7 +177,7 @@ def parse(argv):
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
-                   "rest by AdamW")
+                   "rest by AdamW; adafactor: all, by rates in proportion to the parameters, say --lr 0.03")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine", help="of the learning rate, after "
                    "the warmup, to a tenth; wsd: it stays, and falls over the last fifth")
