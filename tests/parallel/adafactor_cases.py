@@ -60,14 +60,22 @@ def resumed(path, way, name):
         run = eight_bit_cases.begin(way, name).run(2)      # for its place in the data
         if whole:
             other = eight_bit_cases.begin(way, name).run(2)
+            spoil(other.optimizer)
             load_full_optimizer_state_dict(other.model, other.optimizer, eight_bit_cases.whole_state(run))
             run = other
         else:
             for p in run.model.parameters():
                 p.data[...] = np.nan
+            spoil(run.optimizer)
             checkpoints.load(path, run.model, run.optimizer, comm=run.on)
         found.append(eight_bit_cases.bits_of(run.run(2)))
     return found
+
+
+def spoil(optimizer):
+    """Let its state be nobody's."""
+    for array in (array for arrays in optimizer.state for array in arrays.values()):
+        array[...] = np.nan
 
 
 # ---------------------------------------------------------------- parameters of all shapes
@@ -119,6 +127,28 @@ def curves(ways):
             optimizer.step()
         held = sum(a.nbytes for arrays in optimizer.state for a in arrays.values())
         found[way] = values, state, dict(book.calls), dict(book.bytes_sent), held, piece_sizes(model)
+    return found
+
+
+def of_given_gradients(ways):
+    """{way: digest of parameters and state} after three steps of float64, along gradients that are the same to the bit:
+    so that these are, too, only what the steps add up can have other ones."""
+    world, found = comm.world(), {}
+    for way in ways:
+        model = Odd()
+        whole = {name: p.shape for name, p in model.named_parameters()}
+        model = DistributedDataParallel(model, world) if way is None else fully_shard(model, world, way, units=[])
+        optimizer = optim.Adafactor(model.parameters(), 0.05)
+        for step in range(3):
+            for k, (name, p) in enumerate(model.named_parameters()):
+                g = np.random.default_rng([step, k]).standard_normal(whole[name]) * 10.0 ** (step - k)
+                start = 0 if way is None else p.leaf.flat.unit.piece(p)[0]
+                p.grad = mt.tensor(g.reshape(-1)[start:start + p.size].reshape(p.shape))
+            optimizer.step()
+        state = optimizer.state_dict() if way is None else full_optimizer_state_dict(model, optimizer)
+        values = model.state_dict() if way is None else full_state_dict(model)
+        arrays = {f"{k} {name}": a for k, each in enumerate(state.get("state", ())) for name, a in each.items()}
+        found[way] = sharded_cases.digest(values | arrays)
     return found
 
 

@@ -67,6 +67,14 @@ def test_one_curve_and_its_bytes(n):
     assert sent.pop(None) == 0 and set(sent.values()) == {2 * (n - 1) * (12 * lines + 16 * squares(n))}
 
 
+def test_the_same_gradients_give_the_same_bits_in_any_cut():
+    """In float64, on three ranks too."""
+    wanted = cases.of_given_gradients([None])[None]
+    for n in range(1, 5):
+        first, *_ = crews.call(CASES + "of_given_gradients", n, ([None, 1, 3],))
+        assert set(first.values()) == {wanted}, n
+
+
 def squares(n):
     """How many are all-reduced of n ranks' pieces: one per 4,096 elements of each parameter, and one per 16 of those
     blocks that two ranks have."""
