@@ -34,9 +34,10 @@ from .settings import AT_LEAST_0, check_settings
 class Adafactor(Optimizer):
     """The optimizer above, with torch's settings and defaults.
 
-    lr            the most that a parameter changes in a step, relative to its RMS
+    lr            a step's RMS beside the parameter's, 1/√t at most
     beta2_decay   at step t, r += t^beta2_decay · (the new means - r): the first is all of it; at most 0
-    eps           (the least √v: None for the dtype's own, float32's at least; the least RMS that lr' is made of)
+    eps           (the least √v, None: the dtype's own, float32's at least; the least RMS(p) in lr'). By None even what
+                  is rounding alone makes steps, as the gradient of the biases of attention's keys is
     d             at least 1
     weight_decay  decoupled: p shrinks by lr · weight_decay before the step
     maximize      goes up the gradient
@@ -48,7 +49,7 @@ class Adafactor(Optimizer):
     Pieces of a fully_shard model, and parts of one that parallelize_module has cut, take the steps that the whole
     parameters would: step() is collective then, and all ranks give the same parameters in the same order, with
     gradients for the same ones (else MismatchError on all of them). A gradient that is inf or NaN makes all of its
-    matrix that. A GPU is waited for. ValueError for parts of matrices that don't say which ranks have the others, those
+    matrix NaN. A GPU is waited for. ValueError for parts of matrices that don't say which ranks have the others, those
     of annotations; for groups with state_bits=8; for an eps whose square is 0 in the dtype of the state.
     """
 
@@ -96,8 +97,8 @@ class Adafactor(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         updates = [u for u in (Update(self, *places[id(p)]) for p in params if p.grad is not None) if u.count]
         self.average(updates)
-        by_16 = [{id(flat): zeros_like(flat.params, flat.params.size // ALIGN, xp.float64) for flat in self.flats}
-                 for _ in ("p", "u")]
+        flats = {id(flat): flat.params for flat in self.flats}
+        by_16 = [{key: zeros_like(x, x.size // ALIGN, xp.float64) for key, x in flats.items()} for _ in ("p", "u")]
         for u in updates:
             for tile, step in u.steps():
                 place = slice((u.start + tile.start) // ALIGN, round_up(u.start + tile.stop, ALIGN) // ALIGN)
@@ -174,8 +175,8 @@ class Update:
         if self.matrix is not None:
             rows, columns = (self.state[name].reshape(vector) for name, vector in
                              zip(("row_var", "col_var"), self.matrix.vectors, strict=True))
-            mean = rows.mean(axis=1, keepdims=True)
-            rows, columns = self.matrix.of_part(rows / xp.maximum(mean, least), columns)
+            mean = xp.maximum(rows.mean(axis=1, keepdims=True, dtype=xp.float64), least).astype(rows.dtype)
+            rows, columns = self.matrix.of_part(rows / mean, columns)
         for tile, boxes in self.tiles():
             u = self.optimizer.scratch(self.exact[tile])
             for box in boxes:

@@ -102,7 +102,8 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     for i, name, grid in _own(model, optimizer):
         array = mine["state"][i][name]
         if grid.everyone.rank == 0:
-            grid.scatter(array, saved["state"][i][name].reshape(grid.shares, *array.shape) if saved else None)
+            shares = saved["state"][i][name].reshape(grid.shares, *array.shape) if saved else None
+            grid.scatter(array, shares if shares is None else shares.astype(array.dtype))
         grid.everyone.broadcast(array, src=0)
     optimizer.load_state_dict({**mine, "groups": groups, "steps": steps})
 
