@@ -37,9 +37,9 @@ class Adam(Optimizer):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
                                   "maximize": maximize, "state_bits": state_bits})
 
-    def empty_state(self, values, bits, names):
+    def empty_state(self, parts, bits, names):
         self.fused = None       # kernels.adam.Update per kind, with the slots it updates; made at the first step
-        return super().empty_state(values, bits, names)
+        return super().empty_state(parts, bits, names)
 
     def apply(self, grad_scale, found_inf):
         if self.home is None and all(kernels.usable(flat.params) and flat.dtype != xp.float64 for flat in self.flats):

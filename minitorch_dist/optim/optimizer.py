@@ -123,11 +123,10 @@ class Optimizer:
             for (bits, names), both in alike.items():
                 mine, owns = zip(*both, strict=True)
                 ends = [0, *accumulate(s.end - s.start for s in mine)]
-                values = flat.params if len(mine) == len(flat.segments) else module_of(flat.params).concatenate(
-                    [flat.params[s.start:s.end] for s in mine])
-                state = self.empty_state(values, bits, names)
+                parts = [flat.params] if len(mine) == len(flat.segments) else [flat.params[s.start:s.end] for s in mine]
+                state = self.empty_state(parts, bits, names)
                 slots = [Slot(s, group_of[id(s.tensor)], at) for s, at in zip(mine, ends, strict=False)]
-                state |= {name: self._own_state(name, slots, owns, values) for name in owns[0]}
+                state |= {name: self._own_state(name, slots, owns, flat.params) for name in owns[0]}
                 flats.append(flat)
                 all_slots.append(slots)
                 states.append(state if self.home is None else self.home.move(state))
@@ -138,29 +137,33 @@ class Optimizer:
         and of those of a shape of their own; parameters of the same names have the latter's as well."""
         return self.state_names, {}
 
-    def _own_state(self, name, slots, owns, values):
+    def _own_state(self, name, slots, owns, like):
         """A flat array of zeros for the state of a shape of its own, of which the slots learn their places."""
         end = 0
         for slot, own in zip(slots, owns, strict=True):
             slot.own[name] = end, own[name]
             end += prod(own[name])
-        return zeros_like(values, end, xp.promote_types(values.dtype, xp.float32))
+        return zeros_like(like, end, xp.promote_types(like.dtype, xp.float32))
 
     def own_shapes(self):
         """[{name: shape}] of the parameters' state that isn't of their shape, in the groups' order."""
         return [{name: shape for name, (_, shape) in slot.own.items()} for slot, _ in self._in_order()]
 
-    def empty_state(self, values, bits, names):
-        """The state arrays before the first step, {name: array as long as values, or a Packed for 8 bits}. values: the
-        parameters' in one flat buffer, 1-d, with their padding."""
-        exact = xp.promote_types(values.dtype, xp.float32)
-        state = {} if exact == values.dtype else {"master": values.astype(exact)}
+    def empty_state(self, parts, bits, names):
+        """The state arrays before the first step, {name: array as long as all parts, or a Packed for 8 bits}. parts:
+        the parameters' of one flat buffer, 1-d, with their padding."""
+        size, dtype = sum(part.size for part in parts), parts[0].dtype
+        exact = xp.promote_types(dtype, xp.float32)
+        state = {}
+        if exact != dtype:
+            whole = parts[0] if len(parts) == 1 else module_of(parts[0]).concatenate(parts)
+            state["master"] = whole.astype(exact)
         for name in names:
             first = self.initial.get(name, 0)
             if bits == 8:
-                state[name] = Packed.full(values.size, first, exact, device_of(values), name not in self.unsigned)
+                state[name] = Packed.full(size, first, exact, device_of(parts[0]), name not in self.unsigned)
             else:
-                state[name] = zeros_like(values, dtype=exact)
+                state[name] = zeros_like(parts[0], size, exact)
                 if first:
                     state[name][...] = first
         return state
