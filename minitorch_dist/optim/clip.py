@@ -13,7 +13,7 @@ import numpy as np
 
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, to, xp
-from ..divergence import Diverged
+from ..divergence import Diverged, quiet
 from ..flat import ALIGN, BLOCK, flat_buffers, round_up
 from .optimizer import tensors
 
@@ -183,28 +183,32 @@ def check_known(params, what):
                          "the parameters of the model that was cut")
 
 
-def clip_grad_norm_(params, max_norm):
+def clip_grad_norm_(params, max_norm, error_if_nonfinite=True):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
     params: tensors, or one, or (name, tensor) pairs, as an optimizer's.
     Gradients must be complete (after backward, all-reduced); parameters without one, and frozen ones, count as zero.
     Where ranks have parts of parameters (by fully_shard, tensor parallelism, annotations, experts that are divided) the
-    norm is that of the whole gradient, the same on all ranks; then collective. Raises ValueError (Diverged) for a norm
-    that is not finite, and changes nothing then; and for parts that don't say which ranks have the others. (A
-    pipeline's stages are whole parameters: take Pipeline.clip_grad_norm_.)
+    norm is that of the whole gradient, the same on all ranks; then collective. A norm that is not finite is a
+    ValueError (Diverged; in torch this has to be asked for), or, with error_if_nonfinite=False, returned, and changes
+    nothing: beside a GradScaler, which leaves such a step out. ValueError for parts that don't say which ranks have the
+    others. (A pipeline's stages are whole parameters: take Pipeline.clip_grad_norm_.)
     """
-    return clip_stages({0: params}, max_norm)
+    return clip_stages({0: params}, max_norm, error_if_nonfinite=error_if_nonfinite)
 
 
-def clip_stages(stages, max_norm, comm=None):
+def clip_stages(stages, max_norm, comm=None, error_if_nonfinite=True):
     """clip_grad_norm_ of {number of a stage: its parameters}, those of this rank; the other ranks of comm have other
     stages of the same model. Collective over comm."""
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
-    norm, tabled = measured(stages, comm)
+    with quiet():       # it is told here
+        norm, tabled = measured(stages, comm)
     if not xp.isfinite(norm):
-        raise Diverged(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN")
-    if norm > max_norm:
+        if error_if_nonfinite:
+            raise Diverged(f"clip_grad_norm_: the norm of the gradients is {norm}: some gradient is inf or NaN (where "
+                           "that is a GradScaler's to see to, which leaves the step out: error_if_nonfinite=False)")
+    elif norm > max_norm:
         for flat, segments, _ in tabled:
             whole = len(segments) == len(flat.segments)
             for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:

@@ -9,7 +9,7 @@
         loss = …
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)                          # where somebody looks at gradients before the step
-    optim.clip_grad_norm_(model.parameters(), 1.0)
+    optim.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=False)
     scaler.step(optimizer)                              # or not, where a gradient is inf or NaN
     scaler.update()
 

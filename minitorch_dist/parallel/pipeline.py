@@ -300,12 +300,12 @@ class Pipeline:
             over.all_reduce(total, exact=self.exact)
         return float(total[0]) * self.scale
 
-    def clip_grad_norm_(self, max_norm):
+    def clip_grad_norm_(self, max_norm, error_if_nonfinite=True):
         """optim.clip_grad_norm_ of the whole model, after run(): of all ranks' stages. Returns the norm before; in
         exact mode it has the bits of one process. Collective."""
         mine = {stage: self.chunks[chunk].parameters() for stage, (rank, chunk) in self.places.items()
                 if rank == self.comm.rank}
-        return clip_stages(mine, max_norm, self.comm)
+        return clip_stages(mine, max_norm, self.comm, error_if_nonfinite)
 
     def _forward(self, stage, chunk, k):
         shard, module, numbers = self.shards[k].to(self.device), self.chunks[chunk], None

@@ -422,3 +422,27 @@ def test_a_rank_may_have_nothing_to_update_in_several_models():
         assert not scaler.found_inf(None) and len(scaler._stages) == 2
         assert all(stage.stepped and stage.found is not None for stage in scaler._stages.values())
         scaler.update()
+
+
+def test_the_recipe_goes_on_after_steps_that_overflow():
+    """As its docstring has it, with clipping, from a factor that is much too large."""
+    mt.manual_seed(0)
+    model, x = nn.Linear(4, 3), rng.standard_normal((6, 4)).astype(np.float32)
+    optimizer, scaler = optim.SGD(model.parameters(), 0.1), optim.GradScaler(2.0 ** 40)
+    losses, moved, norms = [], [], []
+    for _ in range(60):
+        before = model.weight.numpy().copy()
+        optimizer.zero_grad()
+        with mt.autocast("float16"):
+            loss = nn.cross_entropy(model(mt.tensor(x)), np.arange(6) % 3)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norms.append(optim.clip_grad_norm_(model.parameters(), 0.3, error_if_nonfinite=False))
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        moved.append((model.weight.numpy() != before).any())
+    left_out = moved.index(True)
+    assert 5 < left_out < 40 and all(moved[left_out:]) and scaler.get_scale() == 2.0 ** (40 - left_out)
+    assert not np.isfinite(norms[:left_out]).any() and np.isfinite(norms[left_out:]).all()
+    assert losses[-1] < losses[0]
