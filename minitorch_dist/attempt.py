@@ -5,8 +5,9 @@ MINITORCH_SUPERVISED   the file; where it is set, a program's --resume is auto
 MINITORCH_RESTARTS     how often the job was started before: 0, 1, …
 
 The supervisor knows nothing else of the program, which has to go on by itself from what it has saved. From the steps
-that it notes, it is told where it failed and what was lost; training.Run notes them. Beside the file of steps lies
-another while the run is under way: Open MPI's mpirun may end with status 0 where a machine is lost in mid-run.
+that it notes, it is told where it failed and what was lost; training.Run notes them. Of a program without a Run it
+learns the steps of its checkpoints, from Checkpoints: whether it gets further. Beside the file of steps lies another
+while a run is under way: Open MPI's mpirun may end with status 0 where a machine is lost in mid-run.
 """
 
 import contextlib
@@ -35,16 +36,16 @@ class StepLog:
     first   the step that the run goes on from; 0: it begins
 
     Where it can't be written (the disk is full; the rank's machine is another one than the supervisor's), the job says
-    so on stderr and goes on: it is noted no further.
+    so on stderr and goes on: it is noted no further. StepLog.current is the one that is open.
     """
+
+    current = None
 
     def __init__(self, first):
         self.path, self.file = os.environ.get(SUPERVISED), None
+        StepLog.current = self
         if self.path:
-            try:
-                self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            except OSError as error:
-                _untold(error)
+            self.file = _opened(self.path)
             with contextlib.suppress(OSError):      # then a status of 0 is believed
                 open(under_way(self.path), "w").close()
         self._write(f"from {first}\n")
@@ -59,6 +60,7 @@ class StepLog:
 
     def close(self):
         """The run has ended, well or by an error, and not by being lost."""
+        StepLog.current = None
         if self.path:
             with contextlib.suppress(OSError):      # it was never there
                 os.unlink(under_way(self.path))
@@ -70,13 +72,34 @@ class StepLog:
             self.file = None
 
     def _write(self, line):
-        if self.file is not None:
-            try:
-                if os.write(self.file, line.encode()) < len(line):      # the disk has become full by it
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
-                self._close_file()
-                _untold(error)
+        if self.file is not None and not _written(self.file, line):
+            self._close_file()
+
+
+def checkpoint_written(step):
+    """A checkpoint of so many steps is on disk. Noted where no StepLog is open, which knows more."""
+    if is_supervised() and StepLog.current is None and (file := _opened(os.environ[SUPERVISED])) is not None:
+        _written(file, f"saved {step}\n")
+        os.close(file)
+
+
+def _opened(path):
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        _untold(error)
+        return None
+
+
+def _written(file, line):
+    """Whether the line is in the file; if not, stderr is told why."""
+    try:
+        if os.write(file, line.encode()) < len(line):       # the disk has become full by it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return True
+    except OSError as error:
+        _untold(error)
+        return False
 
 
 def under_way(path):
@@ -112,12 +135,12 @@ def read_steps(path):
     except FileNotFoundError:
         lines = []
     begun = [i for i, line in enumerate(lines) if line.startswith("from ")]
-    if not begun:
-        return Steps(None, [])
-    first, durations, saved = int(lines[begun[-1]].split()[1]), [], None
-    for line in lines[begun[-1] + 1:]:
-        if line == "saved":
-            saved = first + len(durations)
+    first, durations, saved = int(lines[begun[-1]].split()[1]) if begun else None, [], None
+    for line in lines[begun[-1] + 1 if begun else 0:]:
+        if line.startswith("saved"):
+            saved = int(line.split()[1]) if " " in line else first + len(durations)
         else:
             durations.append(float(line))
+    if first is None:
+        return Steps(None, [], saved)
     return Steps(first, durations, saved, os.path.exists(under_way(path)))

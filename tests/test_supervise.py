@@ -95,6 +95,27 @@ if attempt.restarts() == 2:
     assert told == [lie, "ended in step 2 by status 1", lie, "ended in step 3 by status 1", "done: 3 steps"]
 
 
+def test_a_program_of_ones_own_that_gets_further_is_no_crash_loop(tmp_path, monkeypatch, capsys):
+    """It saves by Checkpoints, fails three steps behind each start, and has no Run."""
+    (tmp_path / "program.py").write_text("""
+from minitorch_dist import nn, optim
+from minitorch_dist.checkpoints import Checkpoints
+model = nn.Linear(2, 2)
+optimizer, saves = optim.SGD(model.parameters(), 0.1), Checkpoints("saves")
+first = saves.load(model, optimizer)[0] if saves.steps() else 0
+for step in range(first, 12):
+    if step == first + 3:
+        raise RuntimeError("three steps are done")
+    if step % 2 == 1:
+        saves.save(step + 1, model, optimizer)
+""")
+    monkeypatch.chdir(tmp_path)
+    assert supervise("--max-restarts", "1", "--", tmp_path / "program.py") == 0
+    told = [line for line in events(capsys) if line.startswith(("ended", "done", "goodput"))]
+    assert told == [f"ended after the checkpoint of step {step} by status 1" for step in (2, 4, 6, 8, 10)] + [
+        "done: 12 steps"]
+
+
 def test_a_crash_loop_ends(tmp_path, monkeypatch, capfd):
     """The same error at the same step, each time."""
     monkeypatch.setenv(faults.VARIABLE, "fail rank=1 step=12")

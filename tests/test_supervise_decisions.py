@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from minitorch_dist import attempt, faults
+from minitorch_dist import attempt, faults, nn
+from minitorch_dist.checkpoints import Checkpoints
 from minitorch_dist.supervise import Attempt, Rule, goodput, next_start
 from minitorch_dist.supervise.attempts import End, Start, without_progress
 
@@ -115,6 +116,34 @@ def test_steps_are_noted(tmp_path, monkeypatch):
     log.done(1.0)
     log.close()
     assert attempt.read_steps(path) == (20, [0.25, 1.5], 21, False)
+
+
+def test_the_checkpoints_of_a_program_without_a_run_are_noted(tmp_path, monkeypatch):
+    path, model = tmp_path / "steps", nn.Linear(2, 2)
+    monkeypatch.setenv(attempt.SUPERVISED, str(path))
+    for async_op in (False, True):
+        saves = Checkpoints(tmp_path / str(async_op), async_op=async_op)
+        for step in (3, 5):
+            saves.save(step, model)
+        saves.wait()
+        assert attempt.read_steps(path) == (None, [], 5, False)
+        assert path.read_text() == "saved 3\nsaved 5\n"
+        path.unlink()
+    log = attempt.StepLog(5)
+    log.done(0.5)
+    saves.save(6, model)
+    saves.wait()
+    assert attempt.read_steps(path) == (5, [0.5], None, True)       # the run says itself what it has saved
+    log.close()
+    saves.save(7, model)
+    saves.wait()
+    assert attempt.read_steps(path) == (5, [0.5], 7, False)
+    assert Attempt(1, 1, saved=5).last == 5 and Attempt(1, 1, saved=5).place == "after the checkpoint of step 5"
+    path.unlink()
+    monkeypatch.delenv(attempt.SUPERVISED)
+    saves.save(8, model)
+    saves.wait()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("path, why", [("/dev/full", "No space left"), ("/no-such-folder/steps", "No such file")])

@@ -29,6 +29,7 @@ import re
 import shutil
 from pathlib import Path
 
+from .. import attempt
 from ..comm.together import together
 from .index import INDEX, CheckpointError, Index
 from .loading import StoredValues, index_of, load
@@ -78,7 +79,7 @@ class Checkpoints:
         together(self.comm, lambda: self._tidy(step) if self._first else None)
         self._under_way = save(self.path(step), model, optimizer, {**facts, "step": step}, self.comm, self.async_op)
         if not self.async_op:
-            self._delete()
+            self._written()
 
     def wait(self):
         """Return when the checkpoint that is being written is there, if one is. Collective. OSError on all ranks where
@@ -91,7 +92,7 @@ class Checkpoints:
             self._under_way = None
             raise
         self._under_way = None      # (not where Ctrl-C ends the wait: it is still being written)
-        self._delete()
+        self._written()
 
     def _tidy(self, step):
         """Take away what saves of this group's have left that were broken off, and what is one too many."""
@@ -104,8 +105,10 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
         self._keep_newest()     # of what was written beside the training, and another Checkpoints didn't wait for
 
-    def _delete(self):
-        """Keep the newest alone. Collective."""
+    def _written(self):
+        """One more is there: note it, and keep the newest alone. Collective."""
+        if self._first:
+            attempt.checkpoint_written(self.steps()[-1])
         together(self.comm, lambda: self._keep_newest() if self._first else None)
 
     def _keep_newest(self):

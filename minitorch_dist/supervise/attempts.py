@@ -48,8 +48,8 @@ class Attempt:
 
     @property
     def last(self):
-        """The last step that was done; None as `first`."""
-        return None if self.first is None else self.first + len(self.durations)
+        """The last step that was done, as far as it tells; None: it doesn't."""
+        return self.saved if self.first is None else self.first + len(self.durations)
 
     @property
     def ends_saved(self):
@@ -61,6 +61,8 @@ class Attempt:
         """Where it ended, in words."""
         if self.last is None:
             return "before a step was noted"
+        if self.first is None:
+            return f"after the checkpoint of step {self.last:,}"
         return f"after step {self.last:,}" if self.status in INTERRUPTED else f"in step {self.last + 1:,}"
 
 
