@@ -30,6 +30,7 @@ NAMES = {
         "cuda": "a device is a string: x.to(\"cuda\"); `python -m minitorch_dist doctor` says what there is",
         "distributed": "mt.comm.world() has rank, size and the collectives; mpirun starts the ranks",
         "autograd": "mt.grad, mt.vjp, mt.jvp, y.backward(create_graph=True); a rule of one's own: mt.custom_vjp",
+        "functional_call": "mt.nn.functional_call(model, values, x)",
         "func": "mt.grad, mt.vjp, mt.jvp, mt.jacrev, mt.jacfwd, mt.hessian, mt.hvp",
         "vmap": NONE.format("ops take leading axes; gradients of single samples: backward() for each"),
         "amp": "mt.autocast(\"bfloat16\"), mt.optim.GradScaler",

@@ -160,7 +160,8 @@ class custom_vjp(Custom):
         f.defvjp(forward, backward)
 
     forward(*args) -> (f(*args), residuals); backward(residuals, cotangent) -> a tuple with one cotangent per
-    argument, None for arguments that get none. Forward mode raises: give a rule for it with custom_jvp. Residuals and
+    argument, None for arguments that get none. All of them are given the arrays under tensors, whose methods are
+    NumPy's: x.std() is not a Tensor's; functions, mt.std(x), are the same on both. Forward mode raises: give a rule for it with custom_jvp. Residuals and
     arguments are kept as any op's, by way of saved_tensors_hooks. f.flops, if set to a function of the arguments, says
     how many floating-point operations nn.summary is to count.
     """
@@ -215,8 +216,8 @@ class custom_jvp(Custom):
         def f(x): …
         f.defjvp(rule)
 
-    rule(primals, tangents) -> (f(*primals), tangent of the output), linear in the tangents; both tuples. Arguments
-    that are not being differentiated, integers among them, come with a tangent of zeros.
+    rule(primals, tangents) -> (f(*primals), tangent of the output), linear in the tangents; both tuples, of arrays as
+    custom_vjp's. Arguments that are not being differentiated, integers among them, come with a tangent of zeros.
     """
 
     _rule = None

@@ -5,6 +5,7 @@ from . import init
 from .absent import without_values
 from .attention import MultiHeadAttention
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
+from .functional_call import functional_call
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .linear_attention import LinearAttention
@@ -24,6 +25,6 @@ __all__ = [
     "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "LinearAttention",
     "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter",
     "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh",
-    "TransformerBlock", "cross_entropy", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss",
-    "multi_token_loss", "summary", "without_values",
+    "TransformerBlock", "cross_entropy", "functional_call", "init", "lenet", "linear_cross_entropy", "mlp",
+    "mse_loss", "multi_token_loss", "summary", "without_values",
 ]
