@@ -6,6 +6,8 @@
     x.grad                          # tensor([2., 4.])
 """
 
+from importlib import import_module
+
 from . import launch_env
 
 launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads the setting once
@@ -23,17 +25,20 @@ from .timeline import trace  # noqa: E402
 from .torch_names import of_module  # noqa: E402
 
 _elsewhere = of_module(__name__)
+LATER = ("compress", "plan", "supervise", "training")
 
 
 def __getattr__(name):
-    """bfloat16 as np.float32 is float32; ml_dtypes is imported by the first who asks."""
+    """bfloat16 as np.float32 is float32; ml_dtypes, and LATER, are imported by the first who asks."""
     if name == "bfloat16":
         return backend.load_bfloat16()
+    if name in LATER:
+        return import_module(f"{__name__}.{name}")
     return _elsewhere(name)
 
 
 def __dir__():
-    return [*globals(), "bfloat16"]
+    return [*globals(), "bfloat16", *LATER]
 
 
 __version__ = "0.1.0"

@@ -34,6 +34,19 @@ def test_a_name_that_is_not_here_says_what_to_take_and_that_is_here(table, name)
             value = getattr(value, attribute)
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "std", "var", "prod", "cumsum", "any"])
+def test_numpys_reductions_are_not_tensors(name):
+    with pytest.raises(TypeError, match="NumPy was handed a Tensor" if name == "cumsum" else
+                       f"out= and dtype= are NumPy's: call mt.{name}\\(x\\)"):
+        getattr(np, name)(mt.ones(2, 3))
+
+
+def test_parts_that_are_imported_when_they_are_asked_for():
+    assert mt.training.train_step and mt.compress and "training" in dir(mt)
+    with pytest.raises(TypeError, match="step takes no closure"):
+        OWNERS["Optimizer"]().step(lambda: 0.0)
+
+
 def test_other_names_that_are_missing_get_pythons_own_words():
     with pytest.raises(AttributeError, match="has no attribute 'catt'$"):
         mt.catt         # noqa: B018

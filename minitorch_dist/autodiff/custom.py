@@ -161,9 +161,9 @@ class custom_vjp(Custom):
 
     forward(*args) -> (f(*args), residuals); backward(residuals, cotangent) -> a tuple with one cotangent per
     argument, None for arguments that get none. All of them are given the arrays under tensors, whose methods are
-    NumPy's: x.std() is not a Tensor's; functions, mt.std(x), are the same on both. Forward mode raises: give a rule for it with custom_jvp. Residuals and
-    arguments are kept as any op's, by way of saved_tensors_hooks. f.flops, if set to a function of the arguments, says
-    how many floating-point operations nn.summary is to count.
+    NumPy's: x.std() is not a Tensor's; functions, mt.std(x), are the same on both. Forward mode raises: give a rule for
+    it with custom_jvp. Residuals and arguments are kept as any op's, by way of saved_tensors_hooks. f.flops, if set to
+    a function of the arguments, says how many floating-point operations nn.summary is to count.
     """
 
     _forward = None

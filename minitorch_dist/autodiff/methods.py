@@ -49,6 +49,10 @@ def _with_dims(function):
     """The function as a method that knows torch's names of its arguments, too."""
     def method(x, *args, **named):
         if named:
+            if "out" in named or "dtype" in named:      # as np.sum(x) has them
+                raise TypeError(f"{function.__name__}: out= and dtype= are NumPy's: call mt.{function.__name__}(x) or "
+                                f"x.{function.__name__}(), whose derivatives are known, in place of NumPy's function; "
+                                "for another dtype x.to(dtype)")
             named = {NUMPY_NAMES.get(name, name): value for name, value in named.items()}
         return function(x, *args, **named)
     method.__name__, method.__doc__ = function.__name__, function.__doc__

@@ -200,8 +200,8 @@ class CompiledModule(Module):
     def state_dict(self):
         return self._modules[""].state_dict()
 
-    def load_state_dict(self, state):
-        return self._modules[""].load_state_dict(state)
+    def load_state_dict(self, state, strict=True):
+        return self._modules[""].load_state_dict(state, strict)
 
     def __setattr__(self, name, value):
         if name == "training" or "compiled" not in vars(self):

@@ -9,7 +9,7 @@ from .functional_call import functional_call
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .linear_attention import LinearAttention
-from .loss import cross_entropy, linear_cross_entropy, mse_loss
+from .loss import binary_cross_entropy_with_logits, cross_entropy, linear_cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
 from .module import Module, ModuleList, Parameter, Sequential
 from .moe import MoE
@@ -25,6 +25,6 @@ __all__ = [
     "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear", "LinearAttention",
     "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction", "Parameter",
     "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh",
-    "TransformerBlock", "cross_entropy", "functional_call", "init", "lenet", "linear_cross_entropy", "mlp",
-    "mse_loss", "multi_token_loss", "summary", "without_values",
+    "TransformerBlock", "binary_cross_entropy_with_logits", "cross_entropy", "functional_call", "init", "lenet",
+    "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
 ]

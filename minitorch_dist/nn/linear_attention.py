@@ -21,8 +21,8 @@ from . import init
 from .attention import MultiHeadAttention, unit_values
 from .decoding import by_position
 from .layers import Linear
+from .loss import log_sigmoid
 from .module import Module, Parameter, at_least_1
-from .moe import log_sigmoid
 from .norm import RMSNorm
 from .states import linear_attention
 

@@ -109,6 +109,22 @@ def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
     return _reduced(losses, reduction)
 
 
+def log_sigmoid(x):
+    """log(1 / (1 + exp(-x))), which doesn't underflow; at 0, where a router of zeros is, with all its derivatives."""
+    positive = ops.greater_equal(x, 0.0)
+    return ops.where(positive, 0.0, x) - ops.log1p(ops.exp(ops.where(positive, -x, x)))
+
+
+def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
+    """-(t · log σ(z) + (1 - t) · log(1 - σ(z))) over logits z and targets t from 0 to 1, arrays of one shape; reduction
+    as in cross_entropy. Stable for logits of any finite size."""
+    if logits.shape != lower(targets).shape:
+        raise ValueError(f"binary_cross_entropy_with_logits: logits {tuple(logits.shape)} and targets "
+                         f"{tuple(lower(targets).shape)} must have one shape: broadcasting would pair the wrong ones")
+    targets = ops.astype(targets, logits.dtype)
+    return _reduced(logits * (1.0 - targets) - log_sigmoid(logits), reduction)
+
+
 def mse_loss(prediction, target, reduction="mean"):
     """(prediction - target)² over arrays of one shape; reduction as in cross_entropy."""
     if prediction.shape != lower(target).shape:

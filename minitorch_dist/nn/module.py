@@ -268,12 +268,17 @@ class Module:
         return {name: backend.xp.array(backend.to(_array(value), "cpu"))
                 for name, value in (*self.named_parameters(), *self.named_buffers())}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, strict=True):
         """Write {name: array}, from any device, into parameters and buffers; nothing is written unless everything fits.
+        strict=False: what the state hasn't stays as it is, and what the model hasn't is passed over. Returns the names
+        of both, (missing, unexpected), as torch.
 
         What is shared may stand there under any of its names, or under several with the same values. Raises KeyError
         for missing or unknown names, ValueError for another shape or dtype, and for different values of one parameter.
         """
+        missing, unexpected = (), ()
+        if not strict:
+            state, missing, unexpected = self._known(state)
         targets, values = self.fitting(state)
         for target in targets.values():
             if isinstance(target, Absent):
@@ -283,6 +288,14 @@ class Module:
                 with backend.on(backend.device_of(target)):
                     target[...] = backend.to_device_of(values[name], target)
                 wrote(target, "load_state_dict")
+        return list(missing), list(unexpected)
+
+    def _known(self, state):
+        """(the state with this model's values for what it hasn't, without what the model hasn't; the names of both)."""
+        own = {name: _array(value) for name, value in (*self.named_parameters(), *self.named_buffers())}
+        state = self._by_first_names(state)
+        return ({name: state.get(name, value) for name, value in own.items()}, sorted(own.keys() - state.keys()),
+                sorted(state.keys() - own.keys()))
 
     def fitting(self, state, shapes=None):
         """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not.
@@ -292,7 +305,7 @@ class Module:
         state = state if state.keys() == targets.keys() else self._by_first_names(state)
         if missing := sorted(set(targets) - set(state)):
             raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: "
-                           "{**model.state_dict(), **state}")
+                           "strict=False")
         if unknown := sorted(set(state) - set(targets)):
             raise KeyError(f"load_state_dict: the model has no {unknown}; it has {sorted(targets)}")
         values = {name: _array(state[name]) for name in targets}
@@ -429,6 +442,10 @@ class ModuleList(Module):
     def __getitem__(self, i):
         """A module; for a slice a list of them."""
         return list(self._modules.values())[i]
+
+    def __setitem__(self, i, module):
+        """Put another module in the place of one. Before the model is wrapped, and its optimizer made."""
+        self.add_module(list(self._modules)[i], module)
 
 
 class Sequential(ModuleList):

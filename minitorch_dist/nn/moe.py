@@ -35,6 +35,7 @@ from ..autodiff.primitive import lower
 from ..backend import assign, is_whole, module_of, to_device_of, whole, wholes, xp, zeros_like
 from . import init
 from .layers import Linear
+from .loss import log_sigmoid
 from .module import Module, Parameter, at_least_1
 
 
@@ -132,12 +133,6 @@ def capacity_of(tokens, experts, k, capacity_factor):
     if capacity_factor is None:
         return None
     return min(tokens, math.ceil(Fraction(str(capacity_factor)) * k * tokens / experts))
-
-
-def log_sigmoid(x):
-    """log(1 / (1 + exp(-x))), which doesn't underflow; at 0, where a router of zeros is, with all its derivatives."""
-    positive = ops.greater_equal(x, 0.0)
-    return ops.where(positive, 0.0, x) - ops.log1p(ops.exp(ops.where(positive, -x, x)))
 
 
 # How logits become scores: (the scores; their logarithms, or what differs from these by a number per token).

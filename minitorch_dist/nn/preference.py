@@ -17,8 +17,7 @@ Rafailov et al. 2023, "Direct preference optimization".
 from ..autodiff import ops
 from ..autodiff.primitive import lower
 from ..backend import module_of, xp
-from .loss import _reduced, cross_entropy
-from .moe import log_sigmoid
+from .loss import _reduced, cross_entropy, log_sigmoid
 
 EPSILON = 1e-4      # added to a group's standard deviation, as TRL does
 

@@ -218,6 +218,8 @@ class Optimizer:
         kernel.
         """
         refuse_in_graph(f"{type(self).__name__}.step")
+        if callable(grad_scale):
+            raise TypeError(f"{type(self).__name__}.step takes no closure: forward and loss.backward() come before it")
         for group in self.param_groups:     # which schedules write into
             self._as_numbers(group)
         begin = ledger.now() if ledger.open_ledgers else None

@@ -171,6 +171,37 @@ def test_mse(reduction):
     np.testing.assert_allclose(t.grad.numpy(), -slope, rtol=1e-13)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_binary_cross_entropy(reduction, dtype, scale):
+    random = np.random.default_rng(1)
+    z, t = (random.standard_normal((4, 5)) * scale).astype(dtype), random.integers(0, 2, (4, 5))
+    t = t * 0.9 + 0.05 if scale == 1 else t     # labels may be soft, and integers
+    z[0, :2] = 0.0
+    wide = z.astype(np.longdouble)
+    s = 1 / (1 + np.exp(-wide))
+    losses = np.logaddexp(0, wide) - t * wide
+    wanted = np.asarray({"mean": losses.mean(), "sum": losses.sum(), "none": losses}[reduction], float)
+    logits, ct = mt.tensor(z, requires_grad=True), random.standard_normal(wanted.shape).astype(dtype)
+    found = nn.binary_cross_entropy_with_logits(logits, t, reduction)
+    eps = np.finfo(dtype).eps
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=50 * eps, atol=50 * eps * scale)
+    found.backward(mt.tensor(ct))
+    np.testing.assert_allclose(logits.grad.numpy(), ((s - t) * ct / (20 if reduction == "mean" else 1)).astype(float),
+                               rtol=1e-5, atol=50 * eps)
+
+
+def test_binary_cross_entropy_to_second_order_and_misfits():
+    z, t = np.array([0.0, -0.7, 2.0]), np.array([1.0, 0.0, 0.3])
+    second = mt.hessian(lambda z: nn.binary_cross_entropy_with_logits(z, t, "sum"))(z)
+    s = 1 / (1 + np.exp(-z))
+    np.testing.assert_allclose(second, np.diag(s * (1 - s)), rtol=1e-12, atol=1e-15)
+    with pytest.raises(ValueError, match=r"logits \(3,\) and targets \(3, 1\) must have one shape"):
+        nn.binary_cross_entropy_with_logits(z, t[:, None])
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 1), (1, 3), (3, 7), ()])
 def test_mse_never_broadcasts(shape):
     a, _ = sample(7, 3)

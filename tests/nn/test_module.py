@@ -43,6 +43,35 @@ def test_names_are_paths_parents_first():
     assert len(model) == 3 and list(model)[1] is model[1]
 
 
+def test_a_module_may_take_the_place_of_another():
+    model = net()
+    head = nn.Linear(3, 7)
+    model[-1] = head
+    assert model[2] is head and [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "2.weight",
+                                                                                   "2.bias"]
+    assert model(mt.ones(2, 5)).shape == (2, 7)
+    with pytest.raises(TypeError, match="must be a Module, got int"):
+        model[0] = 3
+    with pytest.raises(IndexError):
+        model[3] = head
+
+
+def test_loading_what_fits():
+    model, other = net(), nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2))
+    before, state = model.state_dict(), other.state_dict()
+    with pytest.raises(KeyError, match=r"no values for \['2.down.weight', .*strict=False"):
+        model.load_state_dict(state)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["2.down.weight", "2.mean", "2.scale", "2.up.bias", "2.up.weight"]
+    assert unexpected == ["2.bias", "2.weight"]
+    after = model.state_dict()
+    for name in before:
+        np.testing.assert_array_equal(after[name], state[name] if name in state else before[name])
+    assert model.load_state_dict(before) == ([], [])
+    with pytest.raises(ValueError, match="0.weight has shape"):
+        model.load_state_dict({"0.weight": np.ones((3, 4), np.float32)}, strict=False)
+
+
 def test_the_empty_name_is_transparent():
     class Wrapper(nn.Module):
         def __init__(self, module):
