@@ -79,16 +79,9 @@ def load_full_optimizer_state_dict(model, optimizer, saved):
     """Write what full_optimizer_state_dict has given, or an optimizer of the unwrapped model: rank 0's counts.
     ValueError on all ranks where it doesn't fit."""
     _check(model, "load_full_optimizer_state_dict")
-    mine = optimizer.state_dict()
-    whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
-             for s, piece in zip(unit.segments, unit.pieces, strict=True)}
-    wanted = [{name: whole.get(id(p), p.shape) for name in arrays}
-              for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
-    for i, name, grid in _own(model, optimizer):
-        wanted[i][name] = grid.whole(mine["state"][i][name].shape)
-    problem = None
+    mine, problem = optimizer.state_dict(), None
     if model.comm.rank == 0:
-        problem = _misfit(optimizer, saved, wanted)
+        problem = _misfit(model, optimizer, saved, mine)
     settings = (None, None) if problem or model.comm.rank else (saved["groups"], saved["steps"])
     problem, (groups, steps) = model.comm.broadcast_object((problem, settings))
     if problem:
@@ -115,12 +108,18 @@ def _check(model, call):
                         "model takes state_dict() and load_state_dict(), the model's and its optimizer's")
 
 
-def _misfit(optimizer, saved, wanted):
-    """What is wrong with saved state, or None. wanted: [{name of an array: its whole shape}] by parameter."""
+def _misfit(model, optimizer, saved, mine):
+    """What is wrong with saved state, or None. mine: this rank's state_dict."""
     try:
         optimizer.check_kind(saved)
     except Exception as error:      # whatever it is, the other ranks must hear of it
         return f"{type(optimizer).__name__}: {error}"
+    whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
+             for s, piece in zip(unit.segments, unit.pieces, strict=True)}
+    wanted = [{name: whole.get(id(p), p.shape) for name in arrays}      # by parameter
+              for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
+    for i, name, grid in _own(model, optimizer):
+        wanted[i][name] = grid.whole(mine["state"][i][name].shape)
     found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
     for i in range(max(len(found), len(wanted))):
         if found[i:i + 1] != wanted[i:i + 1]:
