@@ -298,7 +298,7 @@ MISTAKES = {
     "--devices 2 --generate 2x8 --pp 2 --untied " + MODEL: "the library writes with whole layers: take --pp 1",
     "--devices 2 --meshes --batch 4 --generate 2x8 " + MODEL: "leave --generate out",
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",
-    "--devices 1 --window 4,,all " + MODEL: "--window '4,,all': numbers of positions, all or linear, separated",
+    "--devices 1 --window 4,,all " + MODEL: "--window '4,,all': numbers of positions, linear, delta or all, separated",
     "--devices 1 --window 4,0 " + MODEL: "--window '4,0': one sees 1 position or more, itself",
     "--devices 1 --window 4,all --family deepseek " + MODEL: "window=4,all of a deepseek: attention by latents has",
     "--devices 1 --qk-norm --family deepseek " + MODEL: "qk_norm=True of a deepseek: latents have norms of their own",

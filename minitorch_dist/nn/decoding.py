@@ -26,7 +26,6 @@ from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, S
 from .module import Module, Sequential, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
-from .states import read_on
 
 OF_ONE_DOCUMENT = "a cache of keys and values is of one document per row; it was given documents"
 COLDEST = 1e-200    # of temperatures above 0: a float32's logits over it are finite in float64
@@ -258,31 +257,32 @@ class _KeptLatents(_Kept):
 
 
 class _KeptState(_Places):
-    """Of a LinearAttention: one array (batch, heads, size, size), what all positions read so far have left behind; and,
-    where the cache may be taken back, that of before the last read, and what the read has brought."""
+    """Of a LinearAttention or a DeltaAttention: one array (batch, heads, size, size), what all positions read so far
+    have left behind; and, where the cache may be taken back, that of before the last read, and what the read has
+    brought."""
 
     state = None
     until = 0       # how many positions these are
-    before = None   # (how many had been read, the state then, keys, values and logs that came)
+    before = None   # (how many had been read, the state then, keys, values and whatever else came of each position)
 
     @property
     def arrays(self):
         """The state, None for what there isn't; and what is kept for taking back."""
         return (self.state, *(self.before or ())[1:])
 
-    def linear(self, q, k, v, logs, documents=None):
-        """states.linear_attention of the new positions; the state becomes that behind them."""
+    def states(self, recurrence, parts, documents=None):
+        """recurrence.attention of the new positions' parts (q, k, v, …); the state becomes that behind them."""
         if documents is not None:
             raise ValueError(OF_ONE_DOCUMENT)
         past = self.cache.past
-        start = self._at(past)
-        y, self.state = self._read(q, k, v, logs, start)
-        self.until = past + q.shape[2]
+        start = self._at(past, recurrence)
+        y, self.state = self._read(recurrence, parts, start)
+        self.until = past + parts[0].shape[2]
         if self.cache.take_back:
-            self.before = past, start, *(lower(x).copy() for x in (k, v, logs))      # they are views of more
+            self.before = past, start, *(lower(x).copy() for x in parts[1:])      # they are views of more
         return y
 
-    def _at(self, past):
+    def _at(self, past, recurrence):
         """The state behind so many positions; None: nothing is before them."""
         if past in (0, self.until):
             return self.state if past else None
@@ -291,13 +291,13 @@ class _KeptState(_Places):
                              f"{past}: what was added can't be taken out. KeyValueCache(…, take_back=True) keeps what "
                              "it takes to take back what the last read has brought, or less; past=0 begins anew")
         read, start, *came = self.before
-        k, v, logs = (x[:, :, :past - read] for x in came)
-        return self._read(k, k, v, logs, start)[1]
+        k, *others = (x[:, :, :past - read] for x in came)
+        return self._read(recurrence, (k, k, *others), start)[1]
 
     @staticmethod
-    def _read(q, k, v, logs, start):
-        """states.read_on's, the state as an array that holds nothing besides: at first it is a view of several."""
-        y, state = read_on(q, k, v, logs, start)
+    def _read(recurrence, parts, start):
+        """recurrence.read_on's, the state as an array that holds nothing besides: at first it is a view of several."""
+        y, state = recurrence.read_on(*parts, start)
         return y, lower(state) if start is not None else lower(state).copy()
 
 

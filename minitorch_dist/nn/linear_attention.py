@@ -1,4 +1,4 @@
-"""Gated linear attention: all that was read is one matrix of each head, however much it was.
+"""Attention by states: all that was read is one matrix of each head, however much it was. Linear attention adds:
 
     S_t = a_t S_{t-1} + k_t v_tᵀ        a_t, from 0 to 1: what the head keeps of what it knows, at this position
     y_t = S_tᵀ q_t / √size
@@ -10,7 +10,8 @@ up can't be looked at one by one, and size positions fill a state of size² numb
 Sources: Katharopoulos et al. 2020, "Transformers are RNNs" (no softmax); Sun et al. 2023, "Retentive network" (what is
 kept, norm and gate of each head's result); Yang et al. 2023, "Gated linear attention transformers with
 hardware-efficient training" (what is kept depends on x); Dao & Gu 2024, "Transformers are SSMs" (one number of each
-head). Blocks of both kinds in one model: MiniMax 2025, "MiniMax-01".
+head); Yang, Kautz, Hatamizadeh 2024, "Gated delta networks" (the delta rule with a_t). Blocks of both kinds in one
+model: MiniMax 2025, "MiniMax-01"; Qwen Team 2025, "Qwen3-Next", and Kimi Team 2025, "Kimi Linear" (the delta rule).
 """
 
 from ..autodiff import ops
@@ -20,13 +21,16 @@ from ..backend import xp
 from . import init
 from .attention import MultiHeadAttention, unit_values
 from .decoding import by_position
+from .delta_rule import DELTA_RULE
 from .layers import Linear
 from .loss import log_sigmoid
 from .module import Module, Parameter, at_least_1
 from .norm import RMSNorm
-from .states import linear_attention
+from .states import LINEAR_ATTENTION
+from .windows import DELTA, LINEAR
 
 LONGEST = 8         # log2 of how many positions the head with the longest memory has at first
+SHORTEST = 1e-6     # square of a key's root mean square that is brought to unit length
 
 
 class Decay(Module):
@@ -65,47 +69,69 @@ class LinearAttention(MultiHeadAttention):
     """
 
     keeps = "state"         # in a KeyValueCache
+    recurrence = LINEAR_ATTENTION
+    numbers = 1     # of each head and position, besides features: what is kept
 
     def __init__(self, dim, heads, dtype=xp.float32, std=0.02, bias=True, qk_norm=False):
         Module.__init__(self)
-        dim, heads = at_least_1("LinearAttention", dim=dim, heads=heads)
+        name = type(self).__name__
+        dim, heads = at_least_1(name, dim=dim, heads=heads)
         if dim % heads:
-            raise ValueError(f"LinearAttention: {heads} heads must divide dim {dim}")
+            raise ValueError(f"{name}: {heads} heads must divide dim {dim}")
         self.heads, self.kv_heads, self.size, self.causal, self.rotary = heads, heads, dim // heads, True, None
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
-        self.project = Linear(dim, 4 * dim + heads, bias, dtype, weights)
+        self.project = Linear(dim, 4 * dim + self.numbers * heads, bias, dtype, weights)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
         self.decay, self.norm = Decay(heads, dtype), RMSNorm(self.size, dtype=dtype)
         self.out = Linear(dim, dim, bias, dtype, weights)
 
     def _parts(self, x):
-        """(queries, scaled, keys, values (batch, heads, time, size), logs (batch, heads, time), gates (batch, time,
-        heads · size))."""
+        """([queries, scaled, keys, values (batch, heads, time, size), logs (batch, heads, time), …], gates (batch,
+        time, heads · size)): what the recurrence takes, and what its result is gated by."""
         self._check(x)
         h = self.project(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
         width = self.heads * self.size
-        *parts, gates, decays = h.split((*[width] * 4, self.heads), 2)
+        q, k, v, gates, decays, *more = h.split((*[width] * 4, *[self.heads] * self.numbers), 2)
         q, k, v = (ops.transpose(ops.reshape(part, (*part.shape[:2], self.heads, self.size)), (0, 2, 1, 3))
-                   for part in parts)
+                   for part in (q, k, v))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return q * self._scale(), k, v, self.decay(decays), gates
+        return (q * self._scale(), k, v, self.decay(decays), *more), gates
 
     def weights(self, x):
         """How much of each position's value is in each position's result, before its norm: (batch, heads, time, time),
         of either sign; to be looked at."""
         self._check_whole("weights")
         with no_grad():
-            q, k, _, logs, _ = self._parts(x)
-            return lower(linear_attention(q, k, unit_values(x, k), logs))
+            (q, k, _, *others), _ = self._parts(x)
+            return lower(self.recurrence.attention(q, k, unit_values(x, k), *others))
 
     @by_position
     def forward(self, x, documents=None):
-        *parts, gates = self._parts(x)
-        attend = linear_attention if self.context is None else self.context.linear
-        y = attend(*parts, documents)
+        parts, gates = self._parts(x)
+        if self.context is None:
+            y = self.recurrence.attention(*parts, documents=documents)
+        else:
+            y = self.context.states(self.recurrence, parts, documents)
         y = ops.transpose(self.norm(y), (0, 2, 1, 3))
         return self.out(ops.swiglu(gates, ops.reshape(y, gates.shape)))
+
+
+class DeltaAttention(LinearAttention):
+    """LinearAttention whose states follow the delta rule: keys are brought to unit length, and what a head replaces is
+    one more number of each position, sigmoid(x). It is Gated DeltaNet's (Sources: above) without the convolutions of
+    neighbouring positions; queries need no unit length, for `norm` divides by it."""
+
+    recurrence = DELTA_RULE
+    numbers = 2
+
+    def _parts(self, x):
+        (q, k, v, logs, rates), gates = super()._parts(x)
+        k = ops.rms_norm(k, k.shape[-1:], eps=SHORTEST) * k.shape[-1] ** -0.5
+        return (q, k, v, logs, ops.transpose(ops.sigmoid(rates), (0, 2, 1))), gates
+
+
+OF_STATES = {LINEAR: LinearAttention, DELTA: DeltaAttention}        # by a GPT's window

@@ -11,10 +11,12 @@ D_ts = a_{s+1} · … · a_t:
     to those behind       S' = D_{end,before} S + (K ∘ D_{end,·})ᵀ V
 
 Stretches are to each other what positions are, and so are the parts of a sequence that ranks have
-(parallel/linear_context.py): `left` makes the table of each, `carried` is for the latter two. Source: Dao & Gu 2024,
+(parallel/linear_context.py): `left` makes the table of each, `carried` is for the latter two. Another rule by which
+states go on is in delta_rule.py: a Recurrence is what layers, caches and ranks know of a rule. Source: Dao & Gu 2024,
 "Transformers are SSMs", 6.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
@@ -34,6 +36,23 @@ def stretches(time, size):
     """
     count = max(1, -(-time // max(size, SHORTEST)))
     return count, max(1, -(-time // count))
+
+
+def in_stretches(x, count, length):
+    """(batch, heads, time, …) -> (batch, heads, count, length, …); what the last one wants is 0, which keeps all, and
+    adds nothing."""
+    missing = count * length - x.shape[2]
+    x = ops.pad(x, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 3)]) if missing else x
+    return ops.reshape(x, (*x.shape[:2], count, length, *x.shape[3:]))
+
+
+def numbers_in_stretches(documents, count, length):
+    """Numbers (batch, time + 1), of the position before and of these, as (batch, 1, count, length + 1), of the one
+    before each stretch and of its own; None: None."""
+    if documents is None:
+        return None
+    index = xp.arange(count, like=documents)[:, None] * length + xp.arange(length + 1, like=documents)
+    return documents[:, xp.minimum(index, documents.shape[1] - 1)][:, None]
 
 
 def left(logs, documents=None):
@@ -75,20 +94,31 @@ class Part(NamedTuple):
     y      (batch, heads, time, out): what its queries find in it
     reads  (batch, heads, time, size): its queries, for what stands before it, S: then y + reads @ S is all they find
     state  (batch, heads, size, out): what it leaves behind
-    log    (batch, heads): the log of what it leaves of S, where no document ends in it
+    kept   (batch, heads): the log of what it leaves of S, where no document ends in it; (batch, heads, size, size) of
+           the delta rule: the matrix that S is multiplied by
     """
 
     y: object
     reads: object
     state: object
-    log: object
+    kept: object
 
-    def behind(self, state):
-        """(y, the state at its end) with a state before it; None: with nothing."""
-        if state is None:
-            return self.y, self.state
-        kept = ops.reshape(ops.exp(self.log), (*self.log.shape, 1, 1))
-        return self.y + ops.matmul(self.reads, state), self.state + kept * state
+
+class Recurrence(NamedTuple):
+    """How states go on; `given` are q, k, v, logs, and what else the rule takes of each position and head.
+
+    attention  (*given, documents=None) -> y, of whole sequences
+    read_on    (*given, state=None) -> (y, the state behind them), with such a state before them
+    part_of    (*given, documents=None) -> Part, with nothing before it; documents: numbers (batch, time + 1)
+    before     (states, kept, documents=None) -> what stands before each of n Parts in a row, (batch, heads, n or more,
+               size, out): of their states (batch, heads, n, size, out), and of what they keep, (batch, heads, n, …);
+               documents as `carried` has them
+    """
+
+    attention: Callable
+    read_on: Callable
+    part_of: Callable
+    before: Callable
 
 
 def part_of(q, k, v, logs, documents=None, ends=True):
@@ -98,14 +128,8 @@ def part_of(q, k, v, logs, documents=None, ends=True):
     batch, heads, time, size = q.shape
     count, length = stretches(time, size)
 
-    def cut(x):     # what is missing from the last one keeps all, and adds nothing
-        missing = count * length - time
-        x = ops.pad(x, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 3)]) if missing else x
-        return ops.reshape(x, (batch, heads, count, length, *x.shape[3:]))
-    q, k, v, logs = map(cut, (q, k, v, logs))
-    if documents is not None:
-        index = xp.arange(count, like=documents)[:, None] * length + xp.arange(length + 1, like=documents)
-        documents = documents[:, xp.minimum(index, time)][:, None]
+    q, k, v, logs = (in_stretches(x, count, length) for x in (q, k, v, logs))
+    documents = numbers_in_stretches(documents, count, length)
     table = left(logs, documents)
     y = ops.matmul(ops.matmul(q, ops.swapaxes(k, -1, -2)) * table[..., 1:], v)
     state = reads = None
@@ -130,6 +154,15 @@ def in_order(documents, shape):
     return xp.concatenate([documents[:, :1] * 0, xp.cumsum(documents[:, 1:] != documents[:, :-1], 1)], 1)
 
 
+def with_before(documents, shape):
+    """in_order's numbers (batch, time + 1) of whole sequences: before the first position stands its own. Of none None.
+    """
+    if documents is None:
+        return None
+    documents = in_order(documents, shape)
+    return xp.concatenate([documents[:, :1], documents], 1) if documents.size else None
+
+
 def linear_attention(q, k, v, logs, documents=None):
     """y (batch, heads, time, out).
 
@@ -138,13 +171,22 @@ def linear_attention(q, k, v, logs, documents=None):
     logs       (batch, heads, time), 0 or less: the log of what each position keeps of what was there before it
     documents  None, or integers (batch, time): nothing is seen of another document
     """
-    if documents is not None:
-        documents = in_order(documents, (q.shape[0], q.shape[2]))
-        documents = xp.concatenate([documents[:, :1], documents], 1) if documents.size else None
-    return part_of(q, k, v, logs, documents, ends=False).y
+    return part_of(q, k, v, logs, with_before(documents, (q.shape[0], q.shape[2])), ends=False).y
 
 
 def read_on(q, k, v, logs, state=None):
     """(y, the state (batch, heads, size, out) at the end), with such a state before the first position, or (None) with
     nothing."""
-    return part_of(q, k, v, logs).behind(state)
+    part = part_of(q, k, v, logs)
+    if state is None:
+        return part.y, part.state
+    kept = ops.reshape(ops.exp(part.kept), (*part.kept.shape, 1, 1))
+    return part.y + ops.matmul(part.reads, state), part.state + kept * state
+
+
+def before(states, kept, documents=None):
+    """See Recurrence."""
+    return carried(states, kept, documents)[0]
+
+
+LINEAR_ATTENTION = Recurrence(linear_attention, read_on, part_of, before)

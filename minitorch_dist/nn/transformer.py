@@ -13,13 +13,13 @@ from .attention import MultiHeadAttention
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
-from .linear_attention import LinearAttention
+from .linear_attention import OF_STATES
 from .loss import linear_cross_entropy
 from .module import Module, Parameter, Sequential, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 from .positions import Rotary, places
-from .windows import LINEAR, window_of, windows_of
+from .windows import window_of, windows_of
 
 
 class Embedding(Module):
@@ -114,8 +114,8 @@ class TransformerBlock(Module):
             the sum of the auxiliary losses so far; the next block takes it as its input
     latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
     rotary, qk_norm, window  MultiHeadAttention's
-    window  also "linear": attention is LinearAttention, which is causal (else ValueError), and has neither kv_heads,
-            rotary positions nor latents
+    window  also "linear" or "delta": attention is LinearAttention or DeltaAttention, which is causal (else ValueError),
+            and has neither kv_heads, rotary positions nor latents
     """
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
@@ -126,20 +126,20 @@ class TransformerBlock(Module):
         hidden = 4 * dim if hidden is None else hidden
         if norm not in NORMS:
             raise ValueError(f"TransformerBlock: norm={norm!r}; use {' or '.join(map(repr, NORMS))}")
-        linear = window == LINEAR
-        if linear and not causal:
-            raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}: linear attention is causal: "
-                             "say so, or take another window")
+        of_states = OF_STATES.get(window)
+        if of_states and not causal:
+            raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}: {of_states.__name__} is "
+                             "causal: say so, or take another window")
         if latent is not None and (not rotary or kv_heads not in (None, heads)):
             raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
                              f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
                              "positions=\"rotary\"")
-        if latent is not None and not linear and (window is not None or qk_norm):
+        if latent is not None and not of_states and (window is not None or qk_norm):
             raise ValueError("TransformerBlock: latent attention has norms of its own, and no window, not "
                              f"qk_norm={qk_norm}, window={window}: leave these out")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
-        if linear:
-            self.attention = LinearAttention(dim, heads, dtype, std, bias, qk_norm)
+        if of_states:
+            self.attention = of_states(dim, heads, dtype, std, bias, qk_norm)
         elif latent is not None:
             self.attention = LatentAttention(dim, heads, causal, dtype, std, bias, rotary=rotary, **latent)
         else:
@@ -189,7 +189,8 @@ class GPT(Module):
     mlp, hidden, bias, latent, qk_norm  the blocks'; see TransformerBlock
     window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
                 blocks: (1024,) * 5 + (None,) for five that see near positions and one that sees all, as in Gemma 3;
-                ("linear",) * 3 + (None,) for three that keep what they have read as a state, and one with keys
+                ("linear",) * 3 + (None,), or ("delta",) * 3 + (None,) as in Qwen3-Next, for three that keep what they
+                have read as a state, and one with keys
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention

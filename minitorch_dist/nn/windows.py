@@ -5,9 +5,12 @@
     nn.GPT(…, window=(1024, 1024, None))    1,024 in two blocks, all in the third, and again from the first
     --window 1024,1024,all                  the same on a command line
     nn.GPT(…, window=("linear", None))      in every other block all, but as a state of fixed size (linear_attention.py)
+    nn.GPT(…, window=("delta", None))       the same, but a state in which what stands under a key is replaced
 """
 
-ALL, LINEAR = "all", "linear"
+ALL, LINEAR, DELTA = "all", "linear", "delta"
+STATES = LINEAR, DELTA      # of the blocks that keep states
+WORDS = {ALL: None, LINEAR: LINEAR, DELTA: DELTA}
 
 
 def windows_of(window):
@@ -29,12 +32,11 @@ def read_windows(text):
     if text is None:
         return None
     try:
-        windows = tuple({ALL: None, LINEAR: LINEAR}[each] if each in (ALL, LINEAR) else int(each)
-                        for each in text.split(","))
+        windows = tuple(WORDS[each] if each in WORDS else int(each) for each in text.split(","))
     except ValueError:
-        raise ValueError(f"--window {text!r}: numbers of positions, {ALL} or {LINEAR}, separated by commas, like "
-                         f"16,16,{ALL}") from None
-    if min((each for each in windows if each not in (None, LINEAR)), default=1) < 1:
+        raise ValueError(f"--window {text!r}: numbers of positions, {', '.join(STATES)} or {ALL}, separated by "
+                         f"commas, like 16,16,{ALL}") from None
+    if min((each for each in windows if each not in (None, *STATES)), default=1) < 1:
         raise ValueError(f"--window {text!r}: one sees 1 position or more, itself")
     return windows
 

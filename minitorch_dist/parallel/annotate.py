@@ -336,7 +336,7 @@ def megatron(model, axis="tp"):
             found |= {f"{prefix}q.weight": [axis, -1], f"{prefix}kv.weight": [axis, -1],
                       f"{prefix}out.weight": [-1, axis]}
         elif isinstance(module, LinearAttention):
-            sections = (module.heads * module.size,) * 4 + (module.heads,)
+            sections = (module.heads * module.size,) * 4 + (module.heads,) * module.numbers
             found |= _columns(f"{prefix}project", module.project, (axis, sections)) | {
                 f"{prefix}decay.bias": [axis], f"{prefix}out.weight": [-1, axis]}
         elif isinstance(module, MultiHeadAttention):

@@ -44,7 +44,7 @@ from ..nn.moe import MoE
 from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
 from .collectives import all_gather, all_to_all
-from .linear_context import linear_attention
+from .linear_context import attention
 from .positions import check_dropout, of_part
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 from .wrapping import check_not_annotated, check_summed
@@ -183,9 +183,9 @@ class Context(Module):
         check_summed(self, y)
         return y
 
-    def linear(self, q, k, v, logs, documents=None):
+    def states(self, recurrence, parts, documents=None):
         """nn.LinearAttention's, of this rank's positions: states of all ranks, however other blocks attend."""
-        y = linear_attention(q, k, v, logs, self.comm, self.layout, documents)
+        y = attention(recurrence, parts, self.comm, self.layout, documents)
         check_summed(self, y)
         return y
 

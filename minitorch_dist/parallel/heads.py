@@ -60,8 +60,8 @@ def _norms(attention, comm):
 def _of_states(attention, comm, **options):
     heads, size = attention.heads, attention.size
     rows = [_features(comm, size, heads, i * heads) for i in range(4)]      # of queries, keys, values, gates
-    decays = _features(comm, 1, heads, 4 * heads * size)
-    return {"project": ColumnParallelLinear(attention.project, comm, np.concatenate([*rows, decays]), **options),
+    rows += [_features(comm, 1, heads, (4 * size + i) * heads) for i in range(attention.numbers)]
+    return {"project": ColumnParallelLinear(attention.project, comm, np.concatenate(rows), **options),
             "decay": DecayOfHeads(attention.decay, comm), **_norms(attention, comm),
             "out": RowParallelLinear(attention.out, comm, rows[0], **options)}
 
