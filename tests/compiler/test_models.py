@@ -43,6 +43,7 @@ MODELS = {      # name -> (model, its inputs, number of classes)
     "gpt, rotary, grouped, rms": (gpt(positions="rotary", kv_heads=2, norm="rms", dropout=0.1), TOKENS, 11),
     "gpt, stretched": (gpt(positions=nn.Rotary(100, 4, 2)), TOKENS, 11),
     "gpt, linear": (gpt(window=("linear", None), dropout=0.1), TOKENS, 11),
+    "gpt, delta": (gpt(window=("delta", None), dropout=0.1), TOKENS, 11),
     "gpt, untied": (gpt(tied=False, layers=1), TOKENS, 11),
 }
 STEPS = 10

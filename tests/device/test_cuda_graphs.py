@@ -33,6 +33,8 @@ MODELS = {
                        lambda rng: rng.integers(0, 11, (2, 3, 7))),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"),
                     lambda rng: rng.integers(0, 11, (2, 3, 7))),
+    "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"),
+                   lambda rng: rng.integers(0, 11, (2, 3, 7))),
 }
 
 

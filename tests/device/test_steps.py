@@ -54,6 +54,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
                                    tied=False, dropout=0.2), text, 3),
     "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)), text, 0),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
+    "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"), text, 0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
     "gpt of experts without a capacity": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={
@@ -219,7 +220,7 @@ def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
     assert adam.state_dict()["steps"] == [2]
 
 
-@pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}, {"window": "delta"}], ids=str)
 def test_generation_and_attention_weights(kind):
     mt.manual_seed(0)
     net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", **kind)

@@ -19,7 +19,7 @@ ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "share
 KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
     "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
-    "windows": {"window": (2, None)}, "states": {"window": ("linear", None)},
+    "windows": {"window": (2, None)}, "states": {"window": ("linear", None, "delta")},
     "qwen": {**FAMILIES["llama"], "kv_heads": 2, "window": 3, "qk_norm": True},
     "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
@@ -161,7 +161,7 @@ def test_a_cache_of_windows_takes_back_what_the_last_read_brought():
 
 
 @pytest.mark.parametrize("cuts", [[1, 8], [2, 6, 1], [1, 1, 7], [0, 3, 0, 6], [1, 0, 8]])
-@pytest.mark.parametrize("window", [1, 2, 3, 8, 10 ** 30, (None, 2), (2, "linear")])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 10 ** 30, (None, 2), (2, "linear"), ("delta", 2)])
 def test_a_window_may_be_read_in_any_pieces(window, cuts):
     """Of a first that is shorter than the window, and of no tokens at all."""
     model, tokens = gpt(window=window), tokens_of(2, 9)
@@ -182,7 +182,7 @@ def test_norms_of_keys_keep_no_more_under_autocast(positions):
 
 
 @pytest.mark.parametrize("kind", [
-    {"window": 2}, {"window": ("linear", 2)}, {"positions": "rotary", "latent": {}},
+    {"window": 2}, {"window": ("linear", 2)}, {"window": "delta"}, {"positions": "rotary", "latent": {}},
     {"positions": nn.Rotary(100, 3, 3)}, {"positions": nn.Rotary(100, 3, 3), "latent": {}}])
 def test_a_cache_may_begin_anew_with_other_rows(kind):
     model = gpt(**kind)

@@ -11,7 +11,8 @@ from minitorch_dist.nn.transformer import FAMILIES
 
 VOCABULARY, LENGTH = 11, 12
 OPTIONS = {"gpt": {}, "llama": FAMILIES["llama"] | {"kv_heads": 2, "tied": False, "hidden": 5},
-           "hybrid": FAMILIES["llama"] | {"window": ("linear", None)}}
+           "hybrid": FAMILIES["llama"] | {"window": ("linear", None)},
+           "delta": FAMILIES["llama"] | {"window": ("delta", None)}}
 
 
 def texts():

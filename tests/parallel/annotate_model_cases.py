@@ -129,6 +129,9 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
     "linear gpt": (lambda: gpt(1, window="linear", dropout=0.2), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
         "megatron, batch": (a.megatron(gpt(1, window="linear")), ["dp", -1])}),
+    "delta gpt": (lambda: gpt(1, window="delta", dropout=0.2), lambda rng: (
+        rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
+        "megatron, batch": (a.megatron(gpt(1, window="delta")), ["dp", -1])}),
 }
 
 

@@ -28,6 +28,7 @@ SETTINGS = {        # GPT's arguments
     "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
     "stretched": {"positions": nn.Rotary(100, 4, 4), "tied": False, "norm": "rms"},
     "linear": {"window": ("linear", None), "dropout": 0.2, "qk_norm": True},
+    "delta": {"window": ("delta", None), "dropout": 0.2, "qk_norm": True},
     "mixture": {"dropout": 0.2, "moe": {"experts": 4, "capacity_factor": None, "balance": 0, "z": 0.1, "std": 0.3}},
 }
 

@@ -18,6 +18,7 @@ SETTINGS = {        # GPT's arguments, and what the plan says of its output
     "rotary, untied": ({"positions": "rotary", "tied": False, "norm": "rms"}, None),
     "logits stay apart": ({"dropout": 0.1}, "vocabulary, not gathered"),
     "by tiles": ({"dropout": 0.1}, None), "linear": ({"window": ("linear", None), "dropout": 0.1}, None),
+    "delta": ({"window": ("delta", None), "dropout": 0.1}, None),
 }
 
 

@@ -106,6 +106,9 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "ring"), {"cp": 2, "tp": 2}, "states, compile"),
     (("tensor", "all-to-all"), {"cp": 2, "tp": 2}, "states, float8"),
     (("ring", "ZB-H1"), {"pp": 2, "dp": 1, "cp": 2}, "states, LoRA"),
+    (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "delta rule, recompute"),
+    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "delta rule, exact"),
+    (("sequence", "ring"), {"cp": 2, "tp": 2}, "delta rule, compile"),
     (("ring", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"), (("ZeRO 3",), {"dp": 4}, "neighbours, 8 bits, exact"),
     (("all-to-all", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"),
 ]
@@ -295,7 +298,8 @@ def test_the_training_says_something():
     (True, ["experts", "annotations", "1F1B", "sequence", "tensor", "ZeRO 3"], None),
     (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "Qwen3"),
     (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "latents"),
-    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "states")])
+    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "states"),
+    (False, ["tensor", "annotations", "ZeRO 3", "sequence"], "delta rule")])
 def test_each_form_goes_on_from_the_checkpoint_of_another(mixture, names, beside, tmp_path):
     whole = cases.build((), {}, EVERY.get(beside, USUAL), mixture)
     optimizer = adamw(list(whole.model.named_parameters()))

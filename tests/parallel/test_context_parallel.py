@@ -241,7 +241,9 @@ def furthest(got, wanted):
     ("linear", 4, {"cp": 4}, {}), ("linear", 4, {"cp": 4}, {"layout": "contiguous"}),
     ("linear", 4, {"cp": 2}, {"stage": 3, "how": "all_to_all"}),
     ("linear", 4, {"cp": 2, "tp": 2}, {"sequence": True, "overlap": True, "layout": "contiguous"}),
-    ("linear", 4, {"cp": 2, "tp": 2}, {"sequence": "regather", "tensor_first": False})], ids=str)
+    ("linear", 4, {"cp": 2, "tp": 2}, {"sequence": "regather", "tensor_first": False}),
+    ("delta", 4, {"cp": 4}, {"layout": "contiguous"}), ("delta", 4, {"cp": 2}, {"stage": 3, "how": "all_to_all"}),
+    ("delta", 4, {"cp": 2, "tp": 2}, {"sequence": True, "tensor_first": False})], ids=str)
 def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
     """AdamW, dropout, clipping, float64, unequal batches along dp: within 1e-10 of one process, on every rank."""
     losses, wanted = one_process[setting]
