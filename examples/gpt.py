@@ -162,7 +162,7 @@ def parse(argv):
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
                    "several, by commas, for one block after another, and again from the first: 16,16,all; "
-                   "linear: all, kept as a state of fixed size")
+                   "linear: all, kept as a state of fixed size; delta: the same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "

@@ -3,7 +3,7 @@
     mpirun -n 4 python examples/long_context.py
     mpirun -n 4 python examples/long_context.py --lengths 1024,2048,4096 --how all_to_all --text play.txt
     mpirun -n 4 python examples/long_context.py --window 64 --layout contiguous
-    mpirun -n 4 python examples/long_context.py --window linear --layout contiguous
+    mpirun -n 4 python examples/long_context.py --window linear --layout contiguous     # or delta
 
 For each length T it runs forward and backward of a small GPT on one sequence:
 whole, as a ring, and by all-to-all between sequence and heads. The ledger says
@@ -22,7 +22,7 @@ from minitorch_dist import comm, ledger, nn, optim, program, training
 from minitorch_dist.backend import manual_seed
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, read_text
-from minitorch_dist.nn.windows import LINEAR, window_of, windows_of
+from minitorch_dist.nn.windows import LINEAR, STATES, window_of, windows_of
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.context_parallel import HOW, check_heads, context_parallel, cut_sequence
 from minitorch_dist.parallel.ring_attention import chunks
@@ -38,8 +38,8 @@ def parse(argv):
     p.add_argument("--lengths", default="256,512,1024", help="positions per sequence, comma-separated")
     p.add_argument("--how", choices=list(HOW), default="ring", help="what trains")
     p.add_argument("--layout", choices=["zigzag", "contiguous"], default="zigzag", help="who has which positions")
-    p.add_argument("--window", metavar="N", help="positions that one sees at most (default: all before it), or linear, "
-                   "which keeps a state of them; several, by block: linear,all")
+    p.add_argument("--window", metavar="N", help="positions that one sees at most (default: all before it), or linear "
+                   "or delta, which keep a state of them; several, by block: linear,all")
     p.add_argument("--text", type=Path, default=README, help="a UTF-8 file to learn (default: this project's README)")
     p.add_argument("--steps", type=int, default=5, help="optimizer steps")
     p.add_argument("--batch-size", type=int, default=2, help="sequences per step")
@@ -79,9 +79,9 @@ def on_paper(how, length, n, args):
 
 def of_block(how, window, part, n, layout):
     """on_paper, of a block with such a window; part: positions of a rank."""
-    if window == LINEAR:        # a matrix of each head, and what is left of it, of each piece, to all and back
-        pieces = len(chunks(0, n, layout))
-        return 2 * (n - 1) * pieces * MODEL["heads"] * ((MODEL["dim"] // MODEL["heads"]) ** 2 + 1) * 4
+    if window in STATES:        # a matrix of each head, and what is left of one before, of each piece, to all and back
+        pieces, state = len(chunks(0, n, layout)), (MODEL["dim"] // MODEL["heads"]) ** 2
+        return 2 * (n - 1) * pieces * MODEL["heads"] * (state + (1 if window == LINEAR else state)) * 4
     once = 2 * part * MODEL["dim"] * 4      # this rank's keys and values
     hops = n - 1        # and with a window as far as it reaches, where neighbours in the sequence are so in the ring
     if window and (layout == "contiguous" or window == 1):
@@ -126,7 +126,7 @@ def train(args, text, ranks, divided):
 
 def check(args, text, world):
     """ValueError on all ranks for what can't be done."""
-    if set(args.window) != {LINEAR}:    # states are of all heads on each rank
+    if not set(args.window) <= set(STATES):     # states are of all heads on each rank
         check_heads("all-to-all, which is counted beside the ring", MODEL["heads"], MODEL["heads"], world)
     for length in args.lengths:
         Windows(text.train, length)

@@ -32,15 +32,16 @@ def test_it_counts_and_trains(tmp_path):
     assert float(losses[2][2]) < float(losses[0][2])
 
 
-def test_states_are_sent_whatever_the_length(tmp_path):
-    """Of two pieces of each of 4 heads, in both layers, to the other rank and back."""
+@pytest.mark.parametrize("window, left", [("linear", 1), ("delta", 16 * 16)])
+def test_states_are_sent_whatever_the_length(tmp_path, window, left):
+    """Of two pieces of each of 4 heads, in both layers, to the other rank and back; with what is left of one before."""
     (tmp_path / "text").write_text("abcdefg " * 200)
-    found = run("--lengths", "32,96", "--steps", "2", "--window", "linear", "--text", str(tmp_path / "text"))
+    found = run("--lengths", "32,96", "--steps", "2", "--window", window, "--text", str(tmp_path / "text"))
     assert [(status, err) for status, _, err in found] == [(0, "")] * 2, found
     lines = found[0][1].splitlines()
     for line in lines[2:4]:
         *_, ring, counted, paper, heads, counted_too, paper_too = map(float, re.findall(r"\d+\.?\d*", line))
-        assert {counted, paper, counted_too, paper_too} == {round(2 * 2 * 2 * 4 * (16 * 16 + 1) * 4 / 1e6, 3)}
+        assert {counted, paper, counted_too, paper_too} == {round(2 * 2 * 2 * 4 * (16 * 16 + left) * 4 / 1e6, 3)}
         assert ring == heads
     assert all(float(line.split()[3]) < 1e-10 for line in lines[-2:])
 
@@ -56,7 +57,7 @@ def test_heads_are_shared_where_there_are_keys(tmp_path):
     """States are those of all heads on each rank, and 3 ranks do; the all-to-all of keys is refused, by name."""
     (tmp_path / "text").write_text("abcdefg " * 200)
     flags = "--lengths", "24", "--steps", "1", "--text", str(tmp_path / "text"), "--window"
-    found = run(*flags, "linear", ranks=3)
+    found = run(*flags, "linear,delta", ranks=3)
     assert [(status, err) for status, _, err in found] == [(0, "")] * 3, found
     found = run(*flags, "linear,all", ranks=3)
     said = "long_context.py: all-to-all, which is counted beside the ring: 3 ranks must divide the 4 heads"

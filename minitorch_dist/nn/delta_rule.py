@@ -60,8 +60,8 @@ def _read(q, k, v, logs, rates, documents=None, state=None, ends=True):
     q, k, v, logs, rates = (in_stretches(x, count, length) for x in (q, k, v, logs, ops.expand_dims(rates, -1)))
     table = left(logs, numbers_in_stretches(documents, count, length))
     points, last = xp.arange(length, like=lower(logs)), count - 1 + ends
-    turned = ops.swapaxes(k, -1, -2)
-    n = ops.where(points[:, None] > points, ops.matmul(k * rates, turned) * table[..., 1:], 0.0)
+    turned, written = ops.swapaxes(k, -1, -2), k * rates
+    n = ops.where(points[:, None] > points, ops.matmul(written, turned) * table[..., 1:], 0.0)
     with autocast(enabled=False):       # 16 bits would be rounded log2(length) times
         solve = inverse(n)
     u = ops.matmul(solve, v * rates)
@@ -69,7 +69,7 @@ def _read(q, k, v, logs, rates, documents=None, state=None, ends=True):
         u = ops.pad(u, [*[(0, 0)] * 4, (more, 0)])
     before = []
     if last or state is not None:
-        w = ops.matmul(solve, k * (rates * table[..., :1]))
+        w = ops.matmul(solve, written * table[..., :1])
         behind = ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2)
         state = None if state is None else ops.expand_dims(state, 2)
         in_turn = zip(*(ops.split(x, count, 2) for x in (u, w, behind, table[..., -1:, :1])), strict=True)
