@@ -76,7 +76,8 @@ def _read(q, k, v, logs, rates, documents=None, state=None, ends=True):
         u = []
         for i, (new, taken, keys, kept) in enumerate(in_turn):
             before.append(state)
-            u.append(new if state is None else new - ops.matmul(taken, state))
+            # (For backward a view of one stretch would keep them all.)
+            u.append(new * 1.0 if state is None else new - ops.matmul(taken, state))
             if i < last:
                 added = ops.matmul(keys, u[-1])
                 state = added if state is None else kept * state + added

@@ -3,8 +3,7 @@ micro-batch, stage and schedule."""
 
 from typing import NamedTuple
 
-from ..nn.states import stretches
-from ..nn.windows import LINEAR
+from ..nn.windows import STATES
 from .adapters import flow
 from .kept import (
     AHEAD,
@@ -16,14 +15,13 @@ from .kept import (
     LATENTS,
     NORMED,
     OUTPUT,
-    PROJECTED,
     PROJECTION,
     QKV,
-    STATES,
     TURNED,
     Row,
 )
-from .model import pieces_of
+from .kept import OF_STATES as ROWS_OF_STATES
+from .states import elements as of_states
 
 
 def elements(job, samples, window=None):
@@ -40,7 +38,7 @@ def elements(job, samples, window=None):
     latent, latents, of latent …  of attention by latents: what x is brought down to, latents alone, their rows; what
                      is made of them
     head, key head   (tokens, heads), (tokens, heads of keys), of its share
-    projected        of linear attention: what x is projected to, of its share; see of_states
+    projected        of attention by states: what x is projected to, of its share; see states.elements
     score            (heads, time, time, or what a window leaves of it), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
@@ -60,12 +58,11 @@ def elements(job, samples, window=None):
              "again": tokens * model.width * (samples > 1 and job.sequence_parallel is True),
              **{name: tokens * count / tp for name, count in model.features.items()},
              "inner": tokens * model.inner / tp,
-             "projected": tokens * (4 * model.width + model.heads) / tp,
              "head": tokens * model.heads / tp, "key head": tokens * (model.kv_heads or model.heads) / tp,
              "turn": time * model.width // model.heads,
              "logit": tokens * -(-model.vocabulary // tp), "head weight": -(-model.vocabulary // tp) * model.width}
-    if window == LINEAR:
-        found |= of_states(job, samples)
+    if window in STATES:
+        found |= of_states(job, samples, window)
     else:       # by heads/cp if Ulysses, of the whole time
         found |= {"score": samples * model.heads / tp * time * model.scores(job.time, window)[1]}
     if (sizes := model.latent) is not None:
@@ -90,42 +87,6 @@ def elements(job, samples, window=None):
     return found
 
 
-def of_states(job, samples):
-    """`elements` of linear attention, of a rank's pieces of sequences, each in stretches (nn/states.py): its own kinds.
-
-    query, key, value, result  features of all heads, of its share, whatever other blocks have
-    padded, unpadded  the same, where the last stretch has fewer positions than the others; where it hasn't
-    found    the same, of what states give, in stretches, or of a sequence's pieces put together
-    behind   the same, in stretches, where anything is before or behind them
-    table, pairs  positions of a stretch by those before, and what was before it all; without that
-    state, states, between  of several stretches: what each leaves; what is before each and behind the last; what is
-             left of each behind another
-    mask     bytes that say which of stretches, of positions and of pieces comes first
-    ends, carried  where ranks have pieces: what is left, before each of several stretches, of what came before; queries
-             by it
-    parts, before, among, order  of all ranks' pieces: what each leaves, and its log; what is before each and behind the
-             last; what is left of each behind another; which is which
-    """
-    model, pieces = job.model, pieces_of(job.cp)
-    time, size, everyone = job.time // job.cp // pieces, model.width // model.heads, pieces * job.cp
-    count, length = stretches(time, size)
-    whole, several, divided = count * length == time, count > 1, job.cp > 1
-    once = samples * model.heads / job.tp       # of each head of a sequence
-    each = once * pieces
-    plain, full = each * time * size, each * count * length * size
-    return {
-        **dict.fromkeys(("query", "key", "value", "result"), plain), "unpadded": plain * whole,
-        "padded": full * (not whole), "found": plain if divided else full, "behind": full * (several or divided),
-        "table": each * count * length * (length + 1), "pairs": each * count * length ** 2,
-        "state": each * several * count * size ** 2, "states": each * several * (count + 1) * size ** 2,
-        "between": each * several * count * (count + 1),
-        "mask": 2 * (pieces * (length * (length + 1) + several * count * (count + 1))
-                     + divided * everyone * (everyone + 1)),
-        "ends": each * several * divided * (count + 1), "carried": full * several * divided,
-        "parts": once * divided * everyone * (size ** 2 + 1), "before": once * divided * (everyone + 1) * size ** 2,
-        "among": once * divided * everyone * (everyone + 1), "order": divided * everyone}
-
-
 def block_of(job, window):
     """The rows of one block with such a window, in the order of the ops."""
     model, precision = job.model, job.precision
@@ -142,8 +103,8 @@ def block_of(job, window):
     normed = NORMED[precision + ring * (not turned)] if model.qk_norm else []
     if normed and precision == "float32" and (ring or job.cp == 1):     # the values are those beside queries and keys
         attention = [row for row in attention if row.what != "values"]
-    if window == LINEAR:
-        first = [*PROJECTED[precision + ", normed" * model.qk_norm], *STATES[precision]]
+    if window in STATES:
+        first = ROWS_OF_STATES[window][precision + ", normed" * model.qk_norm]
     else:
         first = [*(LATENTS if latents else QKV)[precision], *normed, *turned, *attention]
     rows = [*first, *PROJECTION[precision],

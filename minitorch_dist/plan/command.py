@@ -67,8 +67,8 @@ def add_command(commands):
     p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
                    "nn/multi_token.py")
     p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
-                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear: "
-                   "attention by states")
+                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear, "
+                   "delta: attention by states")
     p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..nn.windows import LINEAR
+from ..nn.windows import STATES
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Generation:
 
     @property
     def per_token(self):
-        """The same in all layers that keep some: not in those of linear attention."""
-        return (self.job.model.layers - self.windows[LINEAR]) * self.per_layer
+        """The same in all layers that keep some: not in those that keep states."""
+        return (self.job.model.layers - self.of_states) * self.per_layer
 
     @property
     def windows(self):
@@ -103,17 +103,22 @@ class Generation:
         return Counter(map(self.job.model.window_of, range(self.job.model.layers)))
 
     @property
+    def of_states(self):
+        """How many layers keep states."""
+        return sum(self.windows[kind] for kind in STATES)
+
+    @property
     def states(self):
-        """Bytes of a sequence's states in all layers of linear attention, whatever its length."""
+        """Bytes of a sequence's states in all layers that keep some, whatever its length."""
         model = self.job.model
         each = model.width ** 2 // model.heads // self.job.tp * self.job.sizes["parameter"]
-        return self.windows[LINEAR] * each
+        return self.of_states * each
 
     def within(self, tokens, windows=1):
         """Bytes of a sequence's last tokens in all layers: of each so many as that many of its windows; and states."""
         sizes = self.windows
         return self.states + self.per_layer * sum(
-            count * min(tokens, windows * (size or tokens)) for size, count in sizes.items() if size != LINEAR)
+            count * min(tokens, windows * (size or tokens)) for size, count in sizes.items() if size not in STATES)
 
     def kept(self, tokens):
         """Bytes of a sequence of so many tokens, at most, while one is written after the other: of two windows. (All of

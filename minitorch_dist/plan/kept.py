@@ -13,6 +13,8 @@ bubble pipeline parallelism" (what W needs).
 
 from typing import NamedTuple
 
+from ..nn.windows import DELTA, LINEAR
+
 
 class Row(NamedTuple):
     """nbytes are kept by an op for each element of `per` (see activations.elements); `late` of them while only W is to
@@ -90,7 +92,7 @@ LATENTS = {
            Row("cotangent of keys and values", "up", 0, size, "attention.kv")]
     for kind, size, exact, first in (("mixed", 2, False, [Row("first norm: its input", "whole", 2)]),
                                      ("float32", 4, True, norm("first norm")))}
-# Linear attention up to its projection: what x is projected to, and norms of queries and keys; then states.
+# Attention by states up to its projection: what x is projected to, and norms of queries and keys; then states.
 PROJECTED = {
     "mixed": [Row("first norm: its input", "whole", 2),
               Row("queries, keys, values, gates: their input", "input", 2, 2, "attention.project"),
@@ -104,14 +106,15 @@ PROJECTED |= {      # norms of queries and keys keep what these are for W
     "mixed, normed": [*PROJECTED["mixed"], Row("queries and keys, normalised", "query", 4)],
     "float32, normed": [*(row._replace(late=4) if row.per == "projected" else row for row in PROJECTED["float32"]),
                         Row("queries, keys, normalised", "query", 8, 8), Row("1/rms", "head", 8, 8),
-                        Row("cotangent of queries", "query", 0, 4), Row("of keys", "found", 0, 4),
-                        Row("keys", "unpadded", 4)]}
-STATES = {
+                        Row("cotangent of queries", "query", 0, 4)]}
+RESULT = {"mixed": [Row("result, normalised", "result", 4)],
+          "float32": [Row("result", "found", 4, 4), Row("normalised", "query", 4, 4), Row("1/rms", "head", 4, 4),
+                      Row("its cotangent", "query", 0, 4), Row("to be gated", "result", 4)]}
+OF_LINEAR = {
     "mixed": [Row("decays", "head", 4), Row("what is left", "table", 2),
               Row("scores, and what is left of them", "pairs", 4), Row("keys, as they are left", "behind", 2),
               Row("queries, as they read", "behind", 2), Row("states, and put together", "states", 4),
-              Row("states of all pieces", "parts", 4), Row("put together", "before", 4),
-              Row("result, normalised", "result", 4)],
+              Row("states of all pieces", "parts", 4), Row("put together", "before", 4)],
     "float32": [Row("decays", "head", 5), Row("their cotangent", "head", 0, 4),
                 Row("queries, scaled", "unpadded", 4), Row("queries, keys, values, in stretches", "padded", 12),
                 Row("tables of what comes first", "mask", 1), Row("what is left", "table", 4),
@@ -120,10 +123,38 @@ STATES = {
                 Row("states", "state", 4), Row("states, put together", "states", 4),
                 Row("what is left between", "between", 4), Row("of what was before", "ends", 4),
                 Row("queries, as they read that", "carried", 4), Row("states of all pieces", "parts", 4),
-                Row("their order", "order", 8), Row("put together", "before", 4), Row("left between", "among", 4),
-                Row("result", "found", 4, 4), Row("normalised", "query", 4, 4), Row("1/rms", "head", 4, 4),
-                Row("its cotangent", "query", 0, 4), Row("to be gated", "result", 4)],
-}
+                Row("their order", "order", 8), Row("put together", "before", 4), Row("left between", "among", 4)]}
+OF_DELTA = {
+    "mixed": [Row("keys, normalised, of unit length", "query", 6), Row("decays, rates", "head", 6),
+              Row("what is left", "table", 2), Row("keys, values, by rates", "stretched", 4),
+              Row("keys with each other", "pairs", 2), Row("equations, and what solves them", "unsolved", 4),
+              Row("keys that take, by rates and as they do", "behind", 4), Row("keys, as they are left", "behind", 2),
+              Row("values that replace", "replacing", 2), Row("together", "wide", 2),
+              Row("scores, and what is left of them", "pairs", 4), Row("queries, as they read", "behind", 2),
+              Row("states, and put together", "states", 4), Row("queries, as they read what is before", "reads", 2),
+              Row("states of all pieces", "parts", 4), Row("put together", "before", 4)],
+    "float32": [Row("keys, normalised", "query", 4), Row("1/rms", "head", 4), Row("of unit length", "unpadded", 4),
+                Row("decays", "head", 5), Row("their cotangent", "head", 0, 4), Row("rates", "head", 4),
+                Row("queries, scaled", "unpadded", 4), Row("queries, keys, values, in stretches", "padded", 12),
+                Row("rates, in stretches", "rates", 4),
+                Row("tables of what comes first", "mask", 1), Row("what is left", "table", 4),
+                Row("keys, values, by rates", "stretched", 8), Row("keys with each other", "pairs", 4),
+                Row("equations, and what solves them", "unsolved", 4),
+                Row("keys that take, by rates and as they do", "behind", 8), Row("keys, as they are left", "behind", 4),
+                Row("values that replace", "replacing", 4), Row("together", "wide", 4),
+                Row("states", "state", 4), Row("what a piece begins with", "begun", 4),
+                Row("states, put together", "states", 4), Row("scores, and what is left of them", "pairs", 8),
+                Row("queries, as they read", "behind", 4), Row("queries of pieces, and what they find", "reads", 4),
+                Row("states of all pieces", "parts", 4), Row("their order", "order", 8),
+                Row("put together", "before", 4), Row("one after another", "between", 4)]}
+# What norms of keys keep besides, by what takes these.
+KEYS = {LINEAR: [Row("cotangent of keys", "found", 0, 4), Row("keys", "unpadded", 4)],
+        DELTA: [Row("cotangent of keys", "query", 0, 4), Row("keys", "query", 4)]}
+OF_STATES = {   # by window, by how they are made
+    kind: {precision + normed: [*PROJECTED[precision + normed], *KEYS[kind] * (precision + normed == "float32, normed"),
+                                *rows[precision], *RESULT[precision]]
+           for precision in rows for normed in ("", ", normed")}
+    for kind, rows in ((LINEAR, OF_LINEAR), (DELTA, OF_DELTA))}
 ATTENTION = {
     "mixed": [Row("queries", "query", 2), Row("keys", "key", 2), Row("softmax", "score", 2),
               Row("dropout of it: mask and result", "score", 3), Row("values", "value", 2)],

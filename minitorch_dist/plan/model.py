@@ -11,17 +11,13 @@ from math import inf, prod
 
 from ..autodiff.ops.attention import band_of, pieces
 from ..nn.latent import sizes_of
+from ..nn.linear_attention import OF_STATES
 from ..nn.moe import capacity_of
-from ..nn.states import stretches
 from ..nn.transformer import FAMILIES
-from ..nn.windows import LINEAR, as_text, window_of, windows_of
+from ..nn.windows import STATES, as_text, window_of, windows_of
+from . import states
 
 LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
-
-
-def pieces_of(cp):
-    """Into how many pieces ranks that share a sequence cut their part of it: a zigzag's two."""
-    return 1 if cp == 1 else 2
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,8 @@ class GPT:
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
-    window, qk_norm  nn.GPT's: positions that one sees at most, or "linear", in every block or by block; norms of
-              queries and keys
+    window, qk_norm  nn.GPT's: positions that one sees at most, "linear" or "delta", in every block or by block; norms
+              of queries and keys
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -134,13 +130,13 @@ class GPT:
                              f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
 
     def window_of(self, block):
-        """Positions that one sees at most in a block, of this number; None: all; "linear": all, by states."""
+        """Positions that one sees at most in a block, of this number; None: all; "linear", "delta": all, by states."""
         return window_of(self.window, block)
 
     @property
     def _windows(self):
         """Of the blocks with keys."""
-        return [window for window in windows_of(self.window) if window != LINEAR]
+        return [window for window in windows_of(self.window) if window not in STATES]
 
     @property
     def latent(self):
@@ -196,8 +192,9 @@ class GPT:
     def _attention(self, tp, window):
         h, count, sizes = self.width, self.features, self.latent
         norms = [(f"attention.{name}.weight", (h // self.heads,)) for name in ("q_norm", "k_norm")[:2 * self.qk_norm]]
-        if window == LINEAR:
-            return [*self._linear("attention.project", ((4 * h + self.heads) // tp, h)), *norms,
+        if window in STATES:
+            projected = 4 * h + OF_STATES[window].numbers * self.heads
+            return [*self._linear("attention.project", (projected // tp, h)), *norms,
                     ("attention.decay.bias", (self.heads // tp,)), ("attention.norm.weight", (h // self.heads,)),
                     *self._linear("attention.out", (h, h // tp))]
         out = self._linear("attention.out", (h, count["result"] // tp))
@@ -256,11 +253,10 @@ class GPT:
     def takes(self, window=None):
         """{product of a block with such a window: the products that its inputs are made of}, in their order, None for
         the block's own input. Attention's own take two: queries and keys; what is made of them, and values."""
-        keys = "attention.project" if window == LINEAR else "attention.qkv" if self.latent is None else "attention.kv"
+        keys = "attention.qkv" if self.latent is None else "attention.kv"
         more = {"attention.scores": (keys, keys), "attention.values": ("attention.scores", keys)}
-        if window == LINEAR:
-            more |= {"attention.states": (keys, keys), "attention.between": (keys, "attention.states"),
-                     "attention.reads": (keys, "attention.between"), "attention.out": ("attention.values",)}
+        if window in STATES:
+            more = states.takes(window)
         elif self.latent is not None:
             more |= {"attention.q": ("attention.down" if self.latent.q_rank else None,),
                      "attention.kv": ("attention.down",), "attention.scores": ("attention.q", keys)}
@@ -280,7 +276,7 @@ class GPT:
         h, found = self.width, {}
         for name, shape in self._attention(1, window):
             if name == "attention.out.weight":
-                found |= self._states_flops(tokens, time, cp) if window == LINEAR else \
+                found |= states.flops(self, window, tokens, time, cp) if window in STATES else \
                     self._scores_flops(tokens, time, window)
             if len(shape) == 2:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
@@ -295,18 +291,6 @@ class GPT:
         scores = tokens * self.scores(time, window)[0] // time
         return {"attention.scores": 2 * scores * self.features["query"],
                 "attention.values": 2 * scores * self.features["result"]}
-
-    def _states_flops(self, tokens, time, cp):
-        """Of stretches of each of a rank's pieces, and of the pieces of all ranks."""
-        pieces, size = pieces_of(cp), self.width // self.heads
-        count, length = stretches(time // (cp * pieces), size)
-        rows = tokens * cp * pieces / time * count * length     # those of the last stretch that are missing too
-        within, states = (2 * rows * each * self.width for each in (length, size))
-        several, divided = count > 1, cp > 1
-        between = several * rows / length * count + divided * tokens * cp / time * (cp * pieces) ** 2
-        return {"attention.scores": within, "attention.values": within,
-                "attention.states": (several or divided) * states,
-                "attention.between": 2 * between * size * self.width, "attention.reads": (several + divided) * states}
 
     @property
     def join_flops(self):

@@ -16,10 +16,10 @@ from ..parallel.zero import SENT, held
 from .activations import activations
 from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel, travelling
+from .states import DELTA_TAKES
 
 ALONE = (range(1), True, True)      # a model of one layer, as a stage
-# Products without a matrix.
-OWN = ("attention.scores", "attention.values", "attention.states", "attention.between", "attention.reads")
+OWN = DELTA_TAKES.keys() - {"attention.out"}     # products without a matrix: the delta rule has all there are
 
 
 class Piece(NamedTuple):

@@ -11,7 +11,7 @@ from ..autodiff.ops.attention import band_of
 from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
 from ..flat import BLOCK
-from ..nn.windows import LINEAR
+from ..nn.windows import DELTA, LINEAR, STATES
 from ..parallel.encodings import Blocks
 from ..parallel.few_bits import row_bytes
 from ..parallel.ring_attention import steps
@@ -128,7 +128,7 @@ def tensor_parallel(job, place, stages):
     taken, forward = (times * number_of(flows, names) for names in (COLUMNS, ROWS))
     entered = number_of(flows, COLUMNS, lambda inputs, _: inputs)       # whose input has a gradient
     left = number_of(flows, ROWS, lambda _, output: output)     # whose output has one
-    of_states = [(count, window, flow) for count, window, flow in flows if window == LINEAR]
+    of_states = [(count, window, flow) for count, window, flow in flows if window in STATES]
     of_latents = [each for each in flows if job.model.latent is not None and each not in of_states]
     if job.sequence_parallel:
         trained, gpt = adapters is None, job.model.family == "gpt"
@@ -226,7 +226,7 @@ def context_parallel(job, place, stages):
     size, again, features = job.sizes["parameter"], job.checkpointing, job.model.features
     query, key, value, result = (_tokens(job) * each / job.tp * size for each in features.values())
     flows = job.flows(stages)
-    of_keys, of_states = ([each for each in flows if (each[1] == LINEAR) == linear] for linear in (False, True))
+    of_keys, of_states = ([each for each in flows if (each[1] in STATES) == by_states] for by_states in (False, True))
     found = states(job, of_states) if of_states else []
     if job.cp_by == "ring":
         hops = sum(count * (1 + again + 2 * (flow["attention.values"][0] > 0)) * (
@@ -239,13 +239,15 @@ def context_parallel(job, place, stages):
 
 
 def states(job, flows):
-    """Of linear attention: a state of each head and what is left of it, of both pieces of a zigzag, in float32, to all,
-    and their gradients back. (parallel/linear_context.py)"""
-    size = job.model.width // job.model.heads
-    nbytes = 4 * 2 * job.cp * job.samples / job.micro_batches * job.model.heads / job.tp * (size * size + 1)
-    blocks, back = there_and_back(flows, "attention.values")
-    return [Collective("cp", job.cp, op, nbytes, count * job.micro_batches) for op, count in (
-        ("all_gather", (1 + job.checkpointing) * blocks), ("reduce_scatter", back))]
+    """Of attention by states: a state of each head and what is left of one, of both pieces of a zigzag, in float32, to
+    all, and their gradients back. (parallel/linear_context.py)"""
+    size, found = job.model.width // job.model.heads, []
+    for kind, numbers in ((LINEAR, size * size + 1), (DELTA, 2 * size * size)):
+        nbytes = 4 * 2 * job.cp * job.samples / job.micro_batches * job.model.heads / job.tp * numbers
+        blocks, back = there_and_back([each for each in flows if each[1] == kind], "attention.values")
+        found += [Collective("cp", job.cp, op, nbytes, count * job.micro_batches) for op, count in (
+            ("all_gather", (1 + job.checkpointing) * blocks), ("reduce_scatter", back)) if count]
+    return found
 
 
 def there_and_back(flows, product):
