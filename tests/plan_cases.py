@@ -131,6 +131,29 @@ def loss(sizes, model, x, y, group=None, tiled=False):
     return found if aux is None else found + y.size * aux
 
 
+def multiplied(job):
+    """FLOPs of the matrix products of a step of the real model, as NumPy does them, on this rank, which may have a part
+    of the sequences."""
+    flops, matmul = [], np.matmul
+
+    def counting(x, y, out=None):
+        z = matmul(x, y, out=out)
+        flops.append(2 * z.size * x.shape[-1])
+        return z
+    sizes = GPT(**job["model"])
+    module = adapt(job, gpt(sizes))
+    for block in [m for m in module.modules() if isinstance(m, nn.TransformerBlock)] if job["checkpointing"] else ():
+        block.forward = mt.checkpoint(block.forward)
+    pairs = tokens(sizes, job["batch"], job["time"])
+    if job["cp"] > 1:
+        ranks = comm.world()
+        context_parallel(module, ranks, job["cp_by"]).context.summed = True     # nobody steps
+        pairs = [cut_sequence(x, ranks) for x in pairs]
+    with patch.object(np, "matmul", counting):
+        loss(sizes, module, *pairs).backward()
+    return sum(flops)
+
+
 def step(job, folder=None):
     """What a training step holds, at its end and most, and sends on this rank, after one that isn't counted; and the
     bytes of the optimizer's state that lie in files, if it is to be in a folder."""

@@ -2,13 +2,10 @@
 
 from dataclasses import asdict, replace
 from math import prod
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-import minitorch_dist as mt
-from minitorch_dist import nn
 from minitorch_dist.compress import nf4
 from minitorch_dist.plan import GPT, Job, Parameters
 from minitorch_dist.plan.activations import activations
@@ -262,21 +259,8 @@ def test_what_offload_leaves(tmp_path):
 
 
 def multiplied(job):
-    """FLOPs of the matrix products of a step of the real model, as NumPy does them."""
-    flops, matmul = [], np.matmul
-
-    def counting(x, y, out=None):
-        z = matmul(x, y, out=out)
-        flops.append(2 * z.size * x.shape[-1])
-        return z
-    mt.manual_seed(0)
-    module = plan_cases.adapt(asdict(job), plan_cases.gpt(job.model))
-    for block in [m for m in module.modules() if isinstance(m, nn.TransformerBlock)] if job.checkpointing else ():
-        block.forward = mt.checkpoint(block.forward)
-    x, y = plan_cases.tokens(job.model, job.batch, job.time)
-    with patch.object(np, "matmul", counting):
-        plan_cases.loss(job.model, module, x, y).backward()
-    return sum(flops)
+    """FLOPs of the matrix products of a step of the real model."""
+    return plan_cases.multiplied(asdict(job))
 
 
 FLOPS = {"all is trained": {}, "4 bits": FOUR, "out": {"lora_rank": 3, "lora_targets": OUT},

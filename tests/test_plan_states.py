@@ -1,7 +1,8 @@
-"""Plans of models with blocks of linear attention: the ledger of small ones, their products, what is kept while they
-write."""
+"""Plans of models with blocks of attention by states: the ledger of small ones, their products, what is kept while
+they write."""
 
 from dataclasses import asdict, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from .plan_checks import V100, job_of, rank_of, sent
 from .test_plan_lora import multiplied
 from .test_plan_windows import CASES, QK, ZB, long
 
-L = "linear"
+L, D = "linear", "delta"
 BOTH = {"model": {"window": (L, None)}}
 
 
@@ -27,14 +28,14 @@ def test_parameters():
     own, usual = 4 * 6144 * 6144 + 64 * 6144 + 64 + 96 + 6144 ** 2, 4 * 6144 ** 2
     assert sizes.count == replace(sizes, window=None).count + 70 * (own - usual)
     for family in SIZES:
-        sizes = replace(SIZES[family], window=(None, L, L), predict=3, qk_norm=family != "deepseek")
+        sizes = replace(SIZES[family], window=(None, L, D), predict=3, qk_norm=family != "deepseek")
         assert sizes.count == sum(p.size for p in plan_cases.gpt(sizes).parameters())
 
 
 @pytest.mark.parametrize("family, n", [("gpt", 4), ("llama", 2), ("deepseek", 2)])
 def test_parts_are_the_cut_models(family, n):
     """What is kept is cut by heads; norms are whole on each rank."""
-    sizes = replace(SIZES[family], vocabulary=53, qk_norm=family != "deepseek", window=(L, None))
+    sizes = replace(SIZES[family], vocabulary=53, qk_norm=family != "deepseek", window=(L, None, D))
     blocks = [(f"blocks.{i}.{name}", shape) for i in range(3) for name, shape in
               sizes.block(n, window=sizes.window_of(i))]
     assert crews.call(CASES + "parts", n, (asdict(sizes),))[-1] == sizes.embedding(n) + blocks + sizes.output(n)
@@ -44,18 +45,27 @@ def test_parts_are_the_cut_models(family, n):
                                   {"lora_rank": 3, "tp": 2}], ids=str)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_the_order_of_gradients(family, more):
-    job = job_of(more | {"model": {"window": (L, None), "qk_norm": True}}, family)
+    job = job_of(more | {"model": {"window": (L, None, D), "qk_norm": True}}, family)
     assert crews.call(CASES + "arrivals", job.ranks, (asdict(job),))[-1] == \
         [p.shape for p in job.arrivals(job.stages_of(0)[0])]
 
 
 @pytest.mark.parametrize("more", [{}, {"checkpointing": True}, {"lora_rank": 3},
                                   {"lora_rank": 3, "lora_targets": ("*mlp.0",), "checkpointing": True}], ids=str)
+@pytest.mark.parametrize("kind", [L, D])
 @pytest.mark.parametrize("time", [16, 17, 48, 150])
-def test_flops_are_those_of_the_products(time, more):
+def test_flops_are_those_of_the_products(time, more, kind):
     """Of several stretches, the last of which may want some positions."""
-    job = job_of(long(time, L, None, predict=2) | more)
+    job = job_of(long(time, kind, None, predict=2) | more)
     assert rank_of(job).flops == multiplied(job)
+
+
+@pytest.mark.parametrize("kind", [L, D])
+@pytest.mark.parametrize("time, n", [(8, 2), (20, 2), (68, 2), (72, 4), (300, 2)])
+def test_flops_of_pieces_are_those_of_the_products(kind, time, n):
+    """Of one stretch each, of several, of which the last wants some positions; and of all pieces together."""
+    job = job_of(long(time, kind, layers=2) | {"cp": n, "batch": 2})
+    assert crews.call(CASES + "multiplied", n, (asdict(job),)) == [rank_of(job).flops] * n
 
 
 # ---------------------------------------------------------------- the ledger
@@ -82,9 +92,14 @@ RUNS = {    # as test_plan_ledger.py's
     "ahead": long(40, None, L, L, predict=3) | {"tp": 2, "dp": 2, "stage": 3},
     "without dropout": long(40, L, dropout=False, tied=False) | {"micro_batches": 4},
 }
+RUNS |= {f"delta, {name}": run | {"model": run["model"] | {
+    "window": tuple(D if window == L else window for window in run["model"]["window"])}} for name, run in RUNS.items()}
+RUNS |= {"short stretches": long(8, D) | {"cp": 2}, "an odd stretch": long(51, D), "both": long(40, L, D, None)}
 LLAMAS = ("two", "not full", "tensors", "sequences", "gathered again, by tiles", "pieces, not full", "pieces, tensors",
-          "adapters of both", "ahead")
-DEEPSEEKS = ("not full", "sequences", "pieces of stretches", "adapters of both", "ahead")
+          "adapters of both", "ahead", "delta, not full", "delta, sequences", "delta, pieces, tensors",
+          "delta, adapters of both")
+DEEPSEEKS = ("not full", "sequences", "pieces of stretches", "adapters of both", "ahead",
+             "delta, not full", "delta, pieces of stretches")
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),
@@ -108,6 +123,11 @@ PIPELINES = {
                                             "lora_targets": ("*project", "*mlp.2")}, [0, 2, 5]),
     "interleaved": (long(40, L, None) | {"pp": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2},
                     [0, 1, 2, 3, 5]),
+    "delta, zb-h1": (long(40, D, None) | ZB | {"pp": 2, "batch": 14, "micro_batches": 4}, [0, 2, 5]),
+    "delta, norms, zb-h1": (long(50, None, D, qk_norm=True) | ZB | {"pp": 2, "micro_batches": 4}, [0, 2, 5]),
+    "delta, pieces, zb-h1": (long(72, None, D) | ZB | {"pp": 2, "cp": 2, "micro_batches": 3}, [0, 2, 5]),
+    "delta, adapters, zb-h1": (long(40, D) | ZB | {"pp": 2, "micro_batches": 4, "lora_rank": 3,
+                                                   "lora_targets": ("*project", "*mlp.2")}, [0, 2, 5]),
 }
 
 
@@ -120,14 +140,15 @@ def test_what_a_pipeline_holds_and_sends(family, name):
 
 def test_what_is_sent_does_not_depend_on_the_length():
     """Of sequences as long as one likes: 2 pieces' states to 3 others, and back, in float32."""
-    for time in (64, 6400):
-        job = job_of(long(time, L, layers=2, heads=4) | {"cp": 4, "precision": "mixed"})
-        assert sent(rank_of(job), "cp") == 2 * 2 * 3 * 2 * 12 * 4 * (9 * 9 + 1) * 4
+    for time, (kind, left) in product((64, 6400), ((L, 1), (D, 9 * 9))):
+        job = job_of(long(time, kind, layers=2, heads=4) | {"cp": 4, "precision": "mixed"})
+        assert sent(rank_of(job), "cp") == 2 * 2 * 3 * 2 * 12 * 4 * (9 * 9 + left) * 4
 
 
 # ---------------------------------------------------------------- writing
 
-@pytest.mark.parametrize("family, window", [("gpt", L), ("llama", (L, None)), ("gpt", (L, 2)), ("deepseek", (L, None))])
+@pytest.mark.parametrize("family, window", [("gpt", L), ("llama", (D, None)), ("gpt", (L, 2)),
+                                            ("deepseek", (L, D, None))])
 @pytest.mark.parametrize("tokens", [5, 16])
 def test_states_are_kept_beside_keys(family, window, tokens):
     job = job_of({"model": {"window": window}}, family)
@@ -135,7 +156,7 @@ def test_states_are_kept_beside_keys(family, window, tokens):
     for position in np.random.default_rng(1).integers(0, 50, (tokens, 6, 1)):
         cache.read(position)
     assert cache.nbytes == it.cache
-    blocks = sum(job.model.window_of(i) == L for i in range(3))
+    blocks = sum(job.model.window_of(i) in (L, D) for i in range(3))
     assert it.states == blocks * job.model.width ** 2 // 4 * 4
     if window == L:
         assert it.per_token == 0 and it.cache == 6 * it.states

@@ -38,21 +38,20 @@ def flops(model, window, tokens, time, cp):
     rows = tokens * cp * pieces / time * count * length     # those of the last stretch that are missing too
     within, states = (2 * rows * each * model.width for each in (length, size))
     several, divided, sequences = count > 1, cp > 1, tokens * cp / time
+    wide = 1 + divided * (window == DELTA)      # with what a piece leaves of what is before it
+    reads = several * wide * states + divided * 2 * tokens * size * model.width
     found = {"scores": within, "values": within}
     if window == DELTA:
         known = divided * (cp * pieces - 2)     # pieces before which and behind which are others
-        wide = 1 + divided      # with what a piece leaves of what is before it
         inverse = rows / length * model.heads * inverse_flops(length)
         begun = divided * wide * states * (1 / count + (not several))
         found |= {"alike": within, "inverse": inverse, "written": within, "taken": (several or divided) * within,
                   "replaced": wide * states * (count - 1) / count, "begun": begun,
                   "states": wide * states * (count - 1 + divided) / count, "values": wide * within,
-                  "between": 2 * sequences * known * size ** 2 * model.width,
-                  "reads": several * wide * states + divided * 2 * tokens * size * model.width}
+                  "between": 2 * sequences * known * size ** 2 * model.width, "reads": reads}
     else:
         between = several * rows / length * count + divided * sequences * (cp * pieces) ** 2
-        found |= {"states": (several or divided) * states, "between": 2 * between * size * model.width,
-                  "reads": (several + divided) * states}
+        found |= {"states": (several or divided) * states, "between": 2 * between * size * model.width, "reads": reads}
     return {f"attention.{name}": number for name, number in found.items()}
 
 
@@ -110,6 +109,7 @@ def of_delta_rule(job, samples):
     stretched  features of all heads, in stretches
     rates     of each head and position, of its share, where the last stretch has fewer positions than the others
     unsolved  what is kept of each stretch's system of equations while its inverse is made, and the inverse
+    several   the same where there are several: of one before which a piece begins nothing is kept, it has no gradient
     wide, replacing  of the values' features, or of these and the keys', where ranks have pieces: of all stretches, of
               those that leave a state
     state, states, begun  of several stretches, of so many features: what is before each but the first; before each,
@@ -128,7 +128,8 @@ def of_delta_rule(job, samples):
     kept, result = unsolved(length)
     return {
         "rates": each * count * length * (not whole), "unsolved": each * count * (kept + result),
-        "stretched": each * count * length * size, "wide": each * count * length * wide,
+        "stretched": each * count * length * size, "several": each * count * length * size * several,
+        "wide": each * count * length * wide,
         "replacing": each * (count - 1 + divided) * length * wide,
         "state": each * (count - 1) * size * wide, "states": each * count * size * wide * (several or divided),
         "begun": pieces * divided * size * wide,
