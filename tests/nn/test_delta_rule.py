@@ -1,11 +1,11 @@
-"""The delta rule against its recurrence in plain NumPy, one position after the other; what it is good for. What its
-layer has in common with linear attention: test_linear_attention.py."""
+"""The delta rule against its recurrence in plain NumPy, one position after the other. What its
+layer has in common with linear attention: test_linear_attention.py; what it is good for: test_recall_example.py."""
 
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn, optim
+from minitorch_dist import nn
 from minitorch_dist.nn import states
 from minitorch_dist.nn.delta_rule import before, delta_rule, inverse, part_of, read_on
 
@@ -210,38 +210,3 @@ def test_it_forgets_the_one_value_that_is_replaced():
     np.testing.assert_allclose(state, [first[0], new, first[2], first[3]], rtol=0, atol=1e-14)
     added = states.read_on(*(x[None, None] for x in (k, k, v)), logs)[1][0, 0]
     np.testing.assert_allclose(added[1], first[1] + new, rtol=0, atol=1e-14)
-
-
-KEYS = VALUES = 4
-
-
-def written_and_asked(rng, rows, time):
-    """(tokens, targets) (rows, time): a token writes a value under a key, or asks for the last one under a key."""
-    tokens, targets = np.empty((rows, time), int), np.full((rows, time), -100)
-    row, memory = np.arange(rows), np.full((rows, KEYS), -1)
-    for t in range(time):
-        key, value = rng.integers(0, KEYS, rows), rng.integers(0, VALUES, rows)
-        ask = (rng.random(rows) < 0.5) & (memory[row, key] >= 0)
-        targets[ask, t] = memory[row, key][ask]
-        tokens[:, t] = np.where(ask, KEYS * VALUES + key, key * VALUES + value)
-        memory[row[~ask], key[~ask]] = value[~ask]
-    return tokens, targets
-
-
-def test_it_learns_to_recall_what_was_written_last():
-    """Under keys that are written again and again: one block answers nearly all; of linear attention, which forgets all
-    keys or none, it doesn't."""
-    right = {}
-    for kind in ("linear", "delta"):
-        mt.manual_seed(0)
-        model, rng = nn.GPT(KEYS * VALUES + KEYS, 32, 1, 2, 32, window=kind), random(0)
-        optimizer = optim.AdamW(model.parameters(), lr=1e-2)
-        for _ in range(300):
-            tokens, targets = written_and_asked(rng, 32, 32)
-            nn.cross_entropy(model(tokens).reshape((32 * 32, -1)), targets.reshape(-1), ignore_index=-100).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        tokens, targets = written_and_asked(random(9), 200, 32)
-        asked = targets >= 0
-        right[kind] = (model(tokens).numpy().argmax(2) == targets)[asked].mean()
-    assert right["delta"] > 0.95 and right["linear"] < 0.9, right
