@@ -341,3 +341,12 @@ def test_each_of_many_outputs_costs_a_step_and_no_more(again, monkeypatch):
         wanted[i] += 2 * weights[i]
     np.testing.assert_allclose(x.grad.numpy(), wanted, rtol=1e-15)
     assert sum(added) <= 2 * len(used)
+
+
+def test_each_of_many_arrays_that_are_joined_asks_for_its_piece_alone(monkeypatch):
+    """The joined cotangent isn't cut into all pieces for each."""
+    parts = [mt.tensor(np.ones((2, size)), requires_grad=True) for size in (3, 0, 1, 4) * 25]
+    joined, weights = mt.concatenate(parts, 1), np.random.default_rng(0).standard_normal((2, 200))
+    monkeypatch.setattr(np, "split", None)
+    joined.backward(weights)
+    np.testing.assert_array_equal(np.concatenate([part.grad.numpy() for part in parts], 1), weights)

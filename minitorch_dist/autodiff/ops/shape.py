@@ -11,7 +11,7 @@ reshaped = LinearOp("reshape", lambda t, r: _shaped(t, r[1]), lambda c, r: _shap
 permuted = LinearOp("transpose", lambda t, perm: transpose(t, perm), lambda c, perm: transpose(c, inverse(perm)),
                     fresh=False)
 placed = LinearOp("place", lambda t, r: concatenate(_among_zeros(t, r), r[2]),
-                  lambda c, r: cut_sizes(c, r[1], r[2])[r[0]], fresh=False)
+                  lambda c, r: _piece(c, *r), fresh=False)
 cut = LinearOp("cut", lambda t, r: cut_sizes(t, r[0], r[1]), lambda c, r: concatenate(c.filled(r[2], r[0], r[1]), r[1]))
 picked = LinearOp("pick", None, lambda c, r: Bundle.one(c, *r), fresh=False)
 
@@ -55,6 +55,14 @@ class Bundle:
         example = lower(next(iter(self.arrived.values())))
         return [p if p is not None else zeros_like(example, shape[:axis] + (size,) + shape[axis + 1:])
                 for p, size in zip(self.parts, sizes, strict=True)]
+
+
+def _piece(c, i, sizes, axis):
+    """Piece i of c, cut along an axis. Of an array no other is made: of n that were joined each asks for one."""
+    if c.__class__ in TRACED:
+        return cut_sizes(c, sizes, axis)[i]
+    start = sum(sizes[:i])
+    return c[(slice(None),) * axis + (slice(start, start + sizes[i]),)]
 
 
 def _among_zeros(t, r):
