@@ -23,7 +23,6 @@ Loan's WY); Yang, Kautz, Hatamizadeh 2024, "Gated delta networks" (with a_t).
 """
 
 from ..autodiff import ops
-from ..autodiff.autocast import autocast
 from ..autodiff.primitive import lower
 from ..backend import module_of, xp
 from .states import Part, Recurrence, in_stretches, left, numbers_in_stretches, stretches, with_before
@@ -48,8 +47,8 @@ def inverse(n):
     both = inverse(ops.concatenate([n[..., :half, :half], n[..., half:, half:]], -3))
     a, b = ops.split(both, 2, -3)
     corner = -ops.matmul(ops.matmul(b, n[..., half:, :half]), a)
-    above = ops.pad(a, [*[(0, 0)] * (len(n.shape) - 1), (0, half)])
-    return ops.concatenate([above, ops.concatenate([corner, b], -1)], -2)
+    top = ops.pad(a, [*[(0, 0)] * (len(n.shape) - 1), (0, half)])
+    return ops.concatenate([top, ops.concatenate([corner, b], -1)], -2)
 
 
 def _read(q, k, v, logs, rates, documents=None, state=None, ends=True):
@@ -59,44 +58,50 @@ def _read(q, k, v, logs, rates, documents=None, state=None, ends=True):
     count, length = stretches(time, size)
     q, k, v, logs, rates = (in_stretches(x, count, length) for x in (q, k, v, logs, ops.expand_dims(rates, -1)))
     table = left(logs, numbers_in_stretches(documents, count, length))
-    points, last = xp.arange(length, like=lower(logs)), count - 1 + ends
+    points = xp.arange(length, like=lower(logs))
     turned, written = ops.swapaxes(k, -1, -2), k * rates
     n = ops.where(points[:, None] > points, ops.matmul(written, turned) * table[..., 1:], 0.0)
-    with autocast(enabled=False):       # 16 bits would be rounded log2(length) times
-        solve = inverse(n)
-    u = ops.matmul(solve, v * rates)
-    if state is not None and (more := state.shape[-1] - v.shape[-1]):
-        u = ops.pad(u, [*[(0, 0)] * 4, (more, 0)])
-    before = []
-    if last or state is not None:
+    solve = inverse(n)
+    u, before = ops.matmul(solve, v * rates), None
+    if state is not None:
+        more = state.shape[-1] - v.shape[-1]
+        u = ops.pad(u, [*[(0, 0)] * 4, (more, 0)]) if more else u
+        state = ops.expand_dims(state, 2)
+    if state is not None or count > 1 or ends:
         w = ops.matmul(solve, written * table[..., :1])
         behind = ops.swapaxes(k * ops.expand_dims(table[..., -1, 1:], -1), -1, -2)
-        state = None if state is None else ops.expand_dims(state, 2)
-        in_turn = zip(*(ops.split(x, count, 2) for x in (u, w, behind, table[..., -1:, :1])), strict=True)
-        u = []
-        for i, (new, taken, keys, kept) in enumerate(in_turn):
-            before.append(state)
-            # (For backward a view of one stretch would keep them all.)
-            u.append(new * 1.0 if state is None else new - ops.matmul(taken, state))
-            if i < last:
-                added = ops.matmul(keys, u[-1])
-                state = added if state is None else kept * state + added
-        u = ops.concatenate(u, 2)
+        u, before, state = _in_turn(u, w, behind, table[..., -1:, :1], state, ends)
     y = ops.matmul(ops.matmul(q, turned) * table[..., 1:], u)
-    known = [each for each in before if each is not None]
-    if known:
-        before = ops.concatenate(known, 2)
-        nothing = count - len(known)        # before the first one
-        before = ops.pad(before, [(0, 0), (0, 0), (nothing, 0), (0, 0), (0, 0)]) if nothing else before
+    if before is not None:
         y = y + ops.matmul(q * table[..., :1], before)
     y = ops.reshape(y, (batch, heads, count * length, y.shape[-1]))[:, :, :time]
     return y, ops.squeeze(state, 2) if ends else None
 
 
+def _in_turn(u, w, behind, kept, state, ends):
+    """(U, the states (batch, heads, count, size, out) before the stretches, None if there was nothing before any; the
+    state at the end, if ends), of what the module's head calls U₀ and W, of keys as they are left at each stretch's
+    end, turned, and of what is left there of the state before it, (batch, heads, count, 1, 1)."""
+    found, before, last = [], [], u.shape[2] - 1
+    in_turn = zip(*(ops.split(x, last + 1, 2) for x in (u, w, behind, kept)), strict=True)
+    for i, (new, taken, keys, each) in enumerate(in_turn):
+        before.append(state)
+        # (For backward a view of one stretch would keep them all.)
+        found.append(new * 1.0 if state is None else new - ops.matmul(taken, state))
+        if i < last or ends:
+            added = ops.matmul(keys, found[-1])
+            state = added if state is None else each * state + added
+    if before[0] is not None:
+        before = ops.concatenate(before, 2)
+    else:
+        before = ops.pad(ops.concatenate(before[1:], 2), [(0, 0), (0, 0), (1, 0), (0, 0), (0, 0)]) if last else None
+    return ops.concatenate(found, 2), before, state
+
+
 def delta_rule(q, k, v, logs, rates, documents=None):
     """y (batch, heads, time, out).
 
-    q, k       (batch, heads, time, size); nothing is scaled here. k of unit length: of rates up to 2 a longer one's
+    q, k       (batch, heads, time, size); nothing is scaled here. k of unit length: where rate · |k|² is above 2 a
                state would grow
     v          (batch, heads, time, out)
     logs       (batch, heads, time), 0 or less: the log of what each position keeps of what was there before it, a

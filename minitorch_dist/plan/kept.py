@@ -127,7 +127,7 @@ OF_LINEAR = {
 OF_DELTA = {
     "mixed": [Row("keys, normalised, of unit length", "query", 6), Row("decays, rates", "head", 6),
               Row("what is left", "table", 2), Row("keys, values, by rates", "stretched", 4),
-              Row("keys with each other", "pairs", 2), Row("equations, and what solves them", "unsolved", 4),
+              Row("keys with each other", "pairs", 2), Row("equations, and what solves them", "unsolved", 2),
               Row("keys that take, by rates, and are left", "behind", 4), Row("as they take", "several", 2),
               Row("values that replace", "replacing", 2), Row("together", "wide", 2),
               Row("scores, and what is left of them", "pairs", 4), Row("queries, as they read", "several", 2),

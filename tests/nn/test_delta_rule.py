@@ -145,13 +145,15 @@ def test_what_is_forgotten_takes_no_digits_with_it():
     assert all(np.isfinite(x.grad.numpy()).all() for x in given)
 
 
-def test_under_autocast_a_system_of_equations_is_solved_in_float32():
-    """Products of 16 bits at its ends, no more: errors are those of one rounding."""
-    given = [x.astype(np.float32) for x in arguments(64, 16, 1, 2)]
+def test_under_autocast_rounding_does_not_add_up():
+    """Over 128 positions that replace most of what nearly equal keys have, of which bfloat16 has 8 bits: a per cent."""
+    q, k, v, logs, rates = arguments(128, 16, 1, 2)
+    k, rates = unit(k + 2 * k[:, :, :1]), rates ** 0.2
+    given = [x.astype(np.float32) for x in (q, k, v, logs * 0.01, rates)]
     wanted = recurrence(*(x.astype(np.float64) for x in given))[0]
     with mt.autocast("bfloat16"):
         found = delta_rule(*map(mt.tensor, given)).numpy()
-    assert 1e-4 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.01
+    assert 1e-3 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.02
 
 
 def attend(x, w, heads, qk_norm=False):
